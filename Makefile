@@ -1,0 +1,48 @@
+# make setup   .venv with everything, Horovod built once; does nothing the second time
+# make demo    two workers train on real handwritten digits
+# make test    all tests; make test-all: those that take minutes too
+# make lint, make types, make format
+
+SHELL := /bin/bash
+BIN := .venv/bin
+SUPPORTED := import ensurepip, sys, venv; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.10 python3; do \
+	$$p -c '$(SUPPORTED)' 2>/dev/null && echo $$p && break; done)
+
+.PHONY: setup demo test test-all lint types format clean
+
+setup: .venv/.ready
+
+.venv/.ready: setup.py constraints.txt tools/horovod_wheel.py
+	@test -n "$(PYTHON)" || { echo "make setup needs Python 3.10 to 3.13 with its venv module." \
+		"Received: none on the PATH. Install one, or name it: make setup PYTHON=..."; exit 2; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt pip setuptools wheel
+	$(BIN)/pip install --disable-pip-version-check --no-build-isolation -c constraints.txt \
+		-e ".[examples,test,lint]"
+	wheel=$$($(BIN)/python tools/horovod_wheel.py) && \
+		$(BIN)/pip install --disable-pip-version-check -c constraints.txt "$$wheel"
+	touch $@
+
+demo: setup
+	$(BIN)/tf-config run --workers 2 examples/digits.py
+
+test: setup
+	$(BIN)/python -m pytest
+
+test-all: setup
+	$(BIN)/python -m pytest -m ""
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: setup
+	$(BIN)/mypy
+
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf .venv build *.egg-info

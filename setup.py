@@ -1,0 +1,32 @@
+"""Installs the packages `strategies` and `tf_config`, and the command `tf-config`."""
+
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+setup(
+    name="keras-strategies",
+    version="0.1.0",
+    description="Trains Keras models on more than one device, process or machine",
+    long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    license_files=["LICENSE"],
+    python_requires=">=3.10,<3.14",
+    packages=find_packages(include=["strategies", "strategies.*", "tf_config", "tf_config.*"]),
+    install_requires=[
+        "absl-py",
+        "keras>=3,<4",
+        "numpy",
+        "rich",
+        "tensorflow>=2.18,<2.22",
+    ],
+    extras_require={
+        # No wheel of it is on the package index, and its build needs a flag: see BUILD.md.
+        "horovod": ["horovod==0.28.1"],
+        "examples": ["scikit-learn"],
+        "test": ["hypothesis", "psutil", "pytest", "scikit-learn", "tf_keras"],
+        "lint": ["mypy", "ruff"],
+    },
+    entry_points={"console_scripts": ["tf-config = tf_config.cli:main"]},
+)

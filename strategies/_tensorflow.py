@@ -1,0 +1,33 @@
+"""The only door to TensorFlow's private modules: each private name, imported here once.
+
+Checked on TensorFlow 2.21.0.
+"""
+
+from tensorflow.python.distribute.collective_all_reduce_strategy import (
+    CollectiveAllReduceExtended,
+)
+from tensorflow.python.distribute.device_util import canonicalize
+from tensorflow.python.distribute.distribute_utils import regroup
+from tensorflow.python.distribute.input_lib import DistributedDataset
+from tensorflow.python.distribute.input_lib import (
+    _create_distributed_tensor_spec as distributed_spec,
+)
+from tensorflow.python.distribute.input_lib import _dummy_tensor_fn as empty_batch
+from tensorflow.python.distribute.input_ops import auto_shard_dataset
+from tensorflow.python.distribute.values import DistributedValues, Mirrored
+from tensorflow.python.eager.context import global_seed
+from tensorflow.python.trackable.base import CheckpointInitialValue
+
+__all__ = [
+    "CheckpointInitialValue",
+    "CollectiveAllReduceExtended",
+    "DistributedDataset",
+    "DistributedValues",
+    "Mirrored",
+    "auto_shard_dataset",
+    "canonicalize",
+    "distributed_spec",
+    "empty_batch",
+    "global_seed",
+    "regroup",
+]

@@ -1,0 +1,5 @@
+"""What moves between workers."""
+
+from strategies.collectives.base import Collectives, LocalCollectives
+
+__all__ = ["Collectives", "LocalCollectives"]

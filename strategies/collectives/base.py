@@ -1,0 +1,67 @@
+"""What moves between workers: the contract, and the contract for one worker."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import tensorflow as tf
+
+
+class Collectives(Protocol):
+    """Operations that all workers call together, in the same order.
+
+    They work eagerly and inside `tf.function`. A worker that calls one alone waits for the
+    others.
+
+    Attributes:
+      rank: this worker's number, from 0.
+      size: how many workers there are.
+    """
+
+    rank: int
+    size: int
+
+    def all_reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Returns the sums over all workers, the same bits on each.
+
+        Args:
+          tensors: numeric tensors, each with the same shape and dtype on every worker.
+        """
+
+    def all_gather(self, tensor: tf.Tensor) -> tf.Tensor:
+        """Returns the workers' tensors joined along axis 0, by rank.
+
+        Args:
+          tensor: of rank 1 or more; only the first dimension may differ between workers.
+        """
+
+    def broadcast(self, tensor: tf.Tensor) -> tf.Tensor:
+        """Returns the first worker's tensor.
+
+        Args:
+          tensor: of the same shape and dtype on every worker.
+        """
+
+
+class LocalCollectives:
+    """The collectives of a single worker: each returns what it is given.
+
+    >>> LocalCollectives().all_gather(tf.constant([1, 2])).numpy().tolist()
+    [1, 2]
+    """
+
+    rank = 0
+    size = 1
+
+    def all_reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Returns the tensors."""
+        return list(tensors)
+
+    def all_gather(self, tensor: tf.Tensor) -> tf.Tensor:
+        """Returns the tensor."""
+        return tensor
+
+    def broadcast(self, tensor: tf.Tensor) -> tf.Tensor:
+        """Returns the tensor."""
+        return tensor

@@ -1,0 +1,235 @@
+"""Collectives over Horovod, started from TF_CONFIG alone. The only file that imports Horovod.
+
+Neither horovodrun nor mpirun nor ssh is needed: the cluster says who is who, and the first
+worker serves Horovod's rendezvous at its own address (Horovod's class `RendezvousHTTPServer`,
+github.com/horovod/horovod, horovod/runner/http/http_server.py). Horovod's operations between
+CPUs run on Gloo, between GPUs on NCCL where Horovod was built with it. Checked on 0.28.1.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+import tensorflow as tf
+
+from strategies.collectives.meeting import wait_for_all
+from tf_config import Address, ClusterConfigError, ClusterSpec, Task
+
+# Horovod sums these as they are; others travel in the type named beside them.
+_SUMMED_AS = {
+    tf.float16: tf.float16,
+    tf.float32: tf.float32,
+    tf.float64: tf.float64,
+    tf.int32: tf.int32,
+    tf.int64: tf.int64,
+    tf.bfloat16: tf.float32,
+    tf.int8: tf.int32,
+    tf.uint8: tf.int32,
+    tf.int16: tf.int32,
+    tf.uint16: tf.int32,
+    tf.uint32: tf.int64,
+    tf.uint64: tf.int64,
+}
+# What is only moved keeps its bits: a type that Horovod does not know goes as one of its size.
+_MOVED_AS = {
+    tf.bfloat16: tf.uint16,
+    tf.uint32: tf.int32,
+    tf.uint64: tf.int64,
+    tf.complex64: tf.int64,
+}
+
+
+class HorovodCollectives:
+    """Collectives among all workers of a cluster; made by `start`."""
+
+    def __init__(self, horovod: ModuleType):
+        self._horovod = horovod
+        self.rank: int = horovod.rank()
+        self.size: int = horovod.size()
+        with tf.device("/device:CPU:0"):
+            self._finished = tf.Variable(0, dtype=tf.int64, trainable=False)
+
+    @classmethod
+    def start(cls, cluster: ClusterSpec, task: Task, timeout: float) -> HorovodCollectives:
+        """Waits for all workers, then joins them in one Horovod job.
+
+        Args:
+          cluster: the workers; their order is the rank.
+          task: this one.
+          timeout: seconds to wait for the others.
+
+        Raises:
+          ImportError: if Horovod is not installed or not built for this TensorFlow.
+          TimeoutError: if a worker does not come in time; the message names it.
+          ClusterConfigError: if this worker's port is taken, or the workers' clusters differ.
+          RuntimeError: if Horovod was started before, for another job.
+        """
+        horovod = _import_horovod()
+        if horovod.is_initialized():
+            raise RuntimeError(
+                "A process joins one multi-worker job. Received: Horovod was started before in "
+                "this process. Create the strategy once, and do not call horovod.init()."
+            )
+        if task == cluster.training_tasks[0]:
+            _serve(cluster.addresses[task], task)
+        wait_for_all(cluster, task, timeout)
+        os.environ.update(_environment(cluster, task))
+        horovod.init()
+        return cls(horovod)
+
+    def all_reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Returns the sums over all workers; see `Collectives`."""
+        groups: dict[tf.DType, list[int]] = {}
+        for position, tensor in enumerate(tensors):
+            groups.setdefault(_summed_as(tensor.dtype), []).append(position)
+        sums: list[tf.Tensor] = list(tensors)
+        for dtype, positions in groups.items():
+            carried = [tf.cast(tensors[position], dtype) for position in positions]
+            reduced = self._named(
+                f"all_reduce_{dtype.name}",
+                self._horovod.grouped_allreduce,
+                carried,
+                op=self._horovod.Sum,
+            )
+            for position, total in zip(positions, reduced, strict=True):
+                sums[position] = tf.cast(total, tensors[position].dtype)
+        return sums
+
+    def all_gather(self, tensor: tf.Tensor) -> tf.Tensor:
+        """Returns the workers' tensors joined along axis 0; see `Collectives`."""
+        return self._moved("all_gather", self._horovod.allgather, tensor)
+
+    def broadcast(self, tensor: tf.Tensor) -> tf.Tensor:
+        """Returns the first worker's tensor; see `Collectives`."""
+        return self._moved("broadcast", self._horovod.broadcast, tensor, root_rank=0)
+
+    def _moved(
+        self, kind: str, operation: Callable[..., tf.Tensor], tensor: tf.Tensor, **options: Any
+    ) -> tf.Tensor:
+        """Runs an operation that only moves, in a type of the same bits that Horovod knows."""
+        carrier = _MOVED_AS.get(tensor.dtype)
+        if carrier is None:
+            return self._named(kind, operation, tensor, **options)
+        moved = self._named(kind, operation, tf.bitcast(tensor, carrier), **options)
+        return tf.bitcast(moved, tensor.dtype)
+
+    def _named(
+        self, kind: str, operation: Callable[..., Any], *arguments: Any, **options: Any
+    ) -> Any:
+        """Runs an operation under a name that is the same on all workers.
+
+        Horovod pairs operations of different workers by the name of their node. In a scope of
+        our own it does not depend on the names of layers, which differ where a worker has made
+        other models before. The name is in use until the operation has ended, so that in a
+        `tf.while_loop` the next round has to wait: the write to a variable makes it.
+        """
+        if tf.executing_eagerly():
+            return operation(*arguments, name=kind, **options)
+        with tf.name_scope("keras_strategies/"):
+            result = operation(*arguments, name=kind, **options)
+            with tf.control_dependencies(tf.nest.flatten(result)):
+                self._finished.assign_add(1, read_value=False)
+        return result
+
+
+def _import_horovod() -> ModuleType:
+    try:
+        import horovod.tensorflow as horovod
+    except Exception as error:  # Horovod raises its own, unrelated types for a wrong build
+        raise ImportError(
+            "Training on several workers needs Horovod 0.28.1, built for TensorFlow "
+            f"{tf.__version__}. Received: {type(error).__name__}: {error}. "
+            "BUILD.md says how to build it, in two to four minutes."
+        ) from error
+    return horovod
+
+
+def _serve(address: Address, task: Task) -> None:
+    """Serves Horovod's rendezvous at `address` until this process ends."""
+    from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
+
+    class Server(RendezvousHTTPServer):
+        daemon_threads = True
+        address_family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+
+    for host in (address.host, ""):
+        try:
+            server = Server((host, address.port), RendezvousHandler, 0)
+        except OSError as error:
+            # Behind address translation the name that others use is not one of this machine's.
+            if error.errno == errno.EADDRNOTAVAIL and host:
+                continue
+            raise ClusterConfigError(
+                f"The first worker listens at its own address. Received: {address} for {task}, "
+                f"but {error.strerror}. Choose a free port of this machine in TF_CONFIG."
+            ) from None
+        break
+    threading.Thread(target=server.serve_forever, name="rendezvous", daemon=True).start()
+
+
+def _environment(cluster: ClusterSpec, task: Task) -> dict[str, str]:
+    """Returns the variables from which Horovod learns its place; those set already stay.
+
+    >>> spec = ClusterSpec.from_dict({"worker": ["127.0.0.1:2222", "127.0.0.1:2223"]})
+    >>> variables = _environment(spec, Task("worker", 1))
+    >>> variables["HOROVOD_RANK"], variables["HOROVOD_LOCAL_RANK"], variables["HOROVOD_GLOO_IFACE"]
+    ('1', '1', 'lo')
+    """
+    tasks = cluster.training_tasks
+    hosts = [cluster.addresses[other].host for other in tasks]
+    rank = tasks.index(task)
+    local = [other for other, host in enumerate(hosts) if host == hosts[rank]]
+    local_rank = local.index(rank)
+    distinct = list(dict.fromkeys(hosts))
+    peers = [host for host in distinct if hosts.count(host) > local_rank]
+    first = cluster.addresses[tasks[0]]
+    variables = {
+        "HOROVOD_RANK": str(rank),
+        "HOROVOD_SIZE": str(len(tasks)),
+        "HOROVOD_LOCAL_RANK": str(local_rank),
+        "HOROVOD_LOCAL_SIZE": str(len(local)),
+        "HOROVOD_CROSS_RANK": str(peers.index(hosts[rank])),
+        "HOROVOD_CROSS_SIZE": str(len(peers)),
+        "HOROVOD_HOSTNAME": hosts[rank],
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": socket.gethostbyname(first.host),
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": str(first.port),
+    }
+    defaults = {
+        "HOROVOD_CONTROLLER": "gloo",
+        "HOROVOD_CPU_OPERATIONS": "gloo",
+        "HOROVOD_STALL_CHECK_TIME_SECONDS": "30",
+    }
+    interface = _interface(hosts[rank])
+    if interface is not None:
+        defaults["HOROVOD_GLOO_IFACE"] = interface
+    return {name: os.environ.get(name, value) for name, value in defaults.items()} | variables
+
+
+def _interface(host: str) -> str | None:
+    """Returns the network interface that has a host's address, None if none here has."""
+    import psutil  # a requirement of Horovod's
+
+    try:
+        addresses = {info[4][0] for info in socket.getaddrinfo(host, None)}
+    except OSError:
+        return None
+    for name, entries in psutil.net_if_addrs().items():
+        if addresses & {entry.address for entry in entries}:
+            return name
+    return None
+
+
+def _summed_as(dtype: tf.DType) -> tf.DType:
+    try:
+        return _SUMMED_AS[dtype]
+    except KeyError:
+        raise ValueError(
+            f"Sums over workers are of {', '.join(known.name for known in _SUMMED_AS)}. "
+            f"Received: {dtype.name}. Cast it to one of these."
+        ) from None

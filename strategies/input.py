@@ -1,0 +1,198 @@
+"""Each worker's part of a dataset: rows shared out evenly, the same number of steps for all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from strategies._tensorflow import (
+    DistributedDataset,
+    auto_shard_dataset,
+    distributed_spec,
+    empty_batch,
+)
+from strategies.collectives import Collectives
+
+_Policy = tf.data.experimental.AutoShardPolicy
+
+
+class WorkerDataset(DistributedDataset):
+    """A distributed dataset whose batches are this worker's parts of the global batches.
+
+    Its iterators are those of `tf.data`, and their elements plain tensors: all workers have the
+    same number of steps, so that none has to ask the others before each step whether they are
+    done, as stock's do.
+
+    Args:
+      dataset: this worker's batches.
+      strategy: the strategy that distributes them.
+    """
+
+    def __init__(self, dataset: tf.data.Dataset, strategy: tf.distribute.Strategy):
+        super().__init__(
+            strategy.extended._input_workers,
+            strategy,
+            components=[dataset],
+            element_spec=distributed_spec(strategy, dataset.element_spec),
+            enable_get_next_as_optional=False,
+        )
+        self._dataset = dataset
+
+    def __iter__(self) -> Iterator:
+        return iter(self._dataset)
+
+    @property
+    def element_spec(self) -> Any:
+        """The `tf.TypeSpec`s of this worker's batches."""
+        return self._dataset.element_spec
+
+
+def share(dataset: tf.data.Dataset, collectives: Collectives) -> tf.data.Dataset:
+    """Returns this worker's part of a dataset of global batches.
+
+    `AutoShardPolicy` AUTO and DATA cut each batch by rows: of n rows the first n mod N of N
+    workers take one more than the others, in order of rank. All workers so have equally many
+    steps, whatever the number of rows; a batch of fewer rows than workers leaves some with an
+    empty part. Every worker has to see the same batches in the same order. FILE and HINT share
+    out files as stock tf.distribute does; with OFF each worker's data are its own. Their
+    batches are cut to 1/N of the rows, and workers that run out early go on with empty batches.
+
+    Args:
+      dataset: batches whose components all have the same number of rows: tensors,
+        `tf.RaggedTensor` or `tf.sparse.SparseTensor`, in any structure.
+      collectives: the workers.
+
+    Raises:
+      ValueError: if the dataset is not batched.
+    """
+    if collectives.size == 1:
+        return dataset
+    policy = dataset.options().experimental_distribute.auto_shard_policy
+    _check_batched(dataset.element_spec)
+    if policy in (_Policy.AUTO, _Policy.DATA):
+        part = _cut_batches(dataset, collectives.rank, collectives.size)
+        # What ends when its source says so (a generator, a filter) ends where the last does.
+        known = dataset.cardinality() != tf.data.UNKNOWN_CARDINALITY
+        return part if known else equal_steps(part, collectives)
+    if policy != _Policy.OFF:
+        dataset = auto_shard_dataset(dataset, collectives.size, collectives.rank, collectives.size)
+    return equal_steps(_split_batches(dataset, collectives.size), collectives)
+
+
+def equal_steps(dataset: tf.data.Dataset, collectives: Collectives) -> tf.data.Dataset:
+    """Returns a worker's own batches, followed by empty ones until the last worker is done.
+
+    Raises:
+      ValueError: if some workers' datasets are infinite and others' are not.
+    """
+    if collectives.size == 1:
+        return dataset
+    mine = dataset.cardinality()
+    counts = collectives.all_gather(mine[tf.newaxis]).numpy().tolist()
+    infinite = [rank for rank, count in enumerate(counts) if count == tf.data.INFINITE_CARDINALITY]
+    if infinite and len(infinite) < len(counts):
+        raise ValueError(
+            "The workers' datasets are all finite or all infinite. Received: infinite in "
+            f"worker {infinite[0]}, not in all others; steps by rank: {counts}. "
+            "Repeat all of them, or take a number of steps of each."
+        )
+    if infinite or len(set(counts)) == 1 and counts[0] >= 0:
+        return dataset
+    empty = tf.data.Dataset.from_tensors(empty_batch(dataset.element_spec)).repeat()
+    if min(counts) >= 0:
+        return dataset.concatenate(empty.take(max(counts) - counts[collectives.rank]))
+    return _until_all_are_done(dataset, empty, collectives)
+
+
+def _cut_batches(dataset: tf.data.Dataset, rank: int, size: int) -> tf.data.Dataset:
+    """Cuts each batch to the rows of one of `size` workers."""
+    return dataset.map(
+        lambda *batch: _part(_element(batch), rank, size), num_parallel_calls=tf.data.AUTOTUNE
+    ).prefetch(tf.data.AUTOTUNE)
+
+
+def _split_batches(dataset: tf.data.Dataset, size: int) -> tf.data.Dataset:
+    """Makes of each batch `size` smaller ones, one after the other."""
+
+    def parts(*batch: Any) -> tf.data.Dataset:
+        indices = tf.data.Dataset.range(size)
+        return indices.map(lambda index: _part(_element(batch), index, size))
+
+    count = dataset.cardinality()
+    split = dataset.flat_map(parts)
+    if count == tf.data.UNKNOWN_CARDINALITY:
+        return split
+    infinite = count == tf.data.INFINITE_CARDINALITY
+    return split.apply(tf.data.experimental.assert_cardinality(count if infinite else count * size))
+
+
+def _part(batch: Any, index: int | tf.Tensor, size: int) -> Any:
+    """Returns part `index` of `size` of a batch; of n rows the first n mod size parts get more."""
+    leaves = tf.nest.flatten(batch)
+    rows = _rows(leaves[0])
+    index, each, more = tf.cast(index, tf.int64), rows // size, rows % size
+    start = index * each + tf.minimum(index, more)
+    stop = start + each + tf.cast(index < more, tf.int64)
+    checks = [
+        tf.debugging.assert_equal(
+            _rows(leaf), rows, "All components of a batch have the same number of rows."
+        )
+        for leaf in leaves[1:]
+    ]
+    with tf.control_dependencies(checks):
+        return tf.nest.map_structure(lambda value: _slice(value, start, stop, size), batch)
+
+
+def _slice(value: Any, start: tf.Tensor, stop: tf.Tensor, size: int) -> Any:
+    if isinstance(value, tf.SparseTensor):
+        shape = value.dense_shape
+        starts = tf.concat([[start], tf.zeros_like(shape[1:])], 0)
+        return tf.sparse.slice(value, starts, tf.concat([[stop - start], shape[1:]], 0))
+    part = tf.identity(value[start:stop])
+    if isinstance(value, tf.Tensor) and value.shape[0] is not None and value.shape[0] % size == 0:
+        part.set_shape([value.shape[0] // size, *value.shape[1:]])
+    return part
+
+
+def _rows(value: Any) -> tf.Tensor:
+    if isinstance(value, tf.SparseTensor):
+        return value.dense_shape[0]
+    if isinstance(value, tf.RaggedTensor):
+        return value.nrows(out_type=tf.int64)
+    return tf.shape(value, tf.int64)[0]
+
+
+def _element(batch: tuple) -> Any:
+    return batch[0] if len(batch) == 1 else batch
+
+
+def _check_batched(spec: Any) -> None:
+    rows = set()
+    for component in tf.nest.flatten(spec):
+        shape = getattr(component, "shape", tf.TensorShape(None))
+        if shape.rank is not None:
+            rows.add(shape[0] if shape.rank else 0)
+    rows.discard(None)
+    if len(rows) > 1 or rows == {0}:
+        raise ValueError(
+            "A dataset to distribute gives batches: the first dimension of each component is "
+            f"the rows. Received: elements of {spec}. Call .batch(...) with the batch size of "
+            "all workers together."
+        )
+
+
+def _until_all_are_done(
+    dataset: tf.data.Dataset, empty: tf.data.Dataset, collectives: Collectives
+) -> tf.data.Dataset:
+    """Goes on with empty batches until no worker has rows; asks the others before each step."""
+    flagged = dataset.map(lambda *batch: (1, _element(batch)))
+    endless = flagged.concatenate(empty.map(lambda *batch: (0, _element(batch))))
+    steps = endless.take_while(lambda has, _: collectives.all_reduce([has])[0] > 0)
+    # Nothing may run ahead of the training: a step asked for and not taken leaves the others
+    # waiting.
+    options = tf.data.Options()
+    options.experimental_optimization.inject_prefetch = False
+    options.experimental_optimization.map_parallelization = False
+    return steps.map(lambda _, batch: batch).with_options(options)

@@ -1,0 +1,132 @@
+"""What several test files use: real clusters, started by our own launcher."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+SCRIPTS = Path(__file__).resolve().parent / "scripts"
+_MARK = "KERAS_STRATEGIES_TEST"
+
+
+class Job:
+    """One `tf-config run` of a test, and the processes that came of it."""
+
+    def __init__(self, directory: Path):
+        self.mark = uuid.uuid4().hex
+        self.directory = directory
+        self._started: list[subprocess.Popen] = []
+        self.environ = {**os.environ, _MARK: self.mark, "PYTHONPATH": str(ROOT)}
+        self.environ.pop("TF_CONFIG", None)
+
+    def start(self, *arguments: object, **options: object) -> subprocess.Popen:
+        """Starts `tf-config run` with the arguments; its output is one stream of text."""
+        command = [sys.executable, "-m", "tf_config", "run", *map(str, arguments)]
+        return self.popen(command, **options)
+
+    def popen(self, command: list[str], **options: object) -> subprocess.Popen:
+        """Starts any command as a part of this job."""
+        process = subprocess.Popen(
+            command,
+            env=self.environ,
+            cwd=self.directory,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            **options,
+        )
+        self._started.append(process)
+        return process
+
+    def run(self, *arguments: object, timeout: float = 150) -> tuple[int, str]:
+        """Runs `tf-config run` to its end; returns the exit code and the output."""
+        process = self.start(*arguments)
+        try:
+            output, _ = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            process.terminate()
+            output, _ = process.communicate()
+            pytest.fail(f"Not done after {timeout} s: {arguments}\n{output}")
+        return process.returncode, output
+
+    def close(self) -> None:
+        """Kills what is left."""
+        for process in self.processes():
+            process.kill()
+        for process in self._started:
+            process.wait()
+            process.stdout.close()
+
+    def script(self, text: str, name: str = "script.py") -> Path:
+        """Writes a script into the job's directory."""
+        path = self.directory / name
+        path.write_text(text)
+        return path
+
+    def processes(self) -> list[psutil.Process]:
+        """Returns all live processes that this job started, however far down."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if (
+                    process.status() != psutil.STATUS_ZOMBIE
+                    and process.environ().get(_MARK) == self.mark
+                ):
+                    found.append(process)
+            except (psutil.NoSuchProcess, psutil.AccessDenied):
+                continue
+        return found
+
+    def wait_for(self, found: Callable[[], bool], within: float) -> None:
+        """Waits until something is so; fails after that many seconds."""
+        deadline = time.monotonic() + within
+        while not found():
+            if time.monotonic() > deadline:
+                pytest.fail(f"Not so within {within} s.")
+            time.sleep(0.02)
+
+    def assert_nothing_left(self, within: float = 3.0) -> None:
+        """Fails if a process of this job is alive after that many seconds."""
+        deadline = time.monotonic() + within
+        while left := self.processes():
+            if time.monotonic() > deadline:
+                pytest.fail(f"Still there: {[process.cmdline() for process in left]}")
+            time.sleep(0.05)
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[Job]:
+    """A job in a directory of its own; what is left of it is killed after the test."""
+    job = Job(tmp_path)
+    yield job
+    job.close()
+
+
+@pytest.fixture
+def train(job: Job) -> Callable[..., str]:
+    """Runs a script of tests/scripts on several workers and returns its output.
+
+    The scripts are programs with plain asserts that hold for any number of workers.
+    """
+
+    def run(script: str, *arguments: object, workers: int = 2, timeout: float = 150) -> str:
+        code, output = job.run(
+            "--workers", workers, "--start-timeout", 60, SCRIPTS / script, *arguments,
+            timeout=timeout,
+        )  # fmt: skip
+        if code != 0:
+            pytest.fail(f"{script} on {workers} workers ended with {code}:\n{output}")
+        for worker in range(workers):
+            assert f"[worker {worker}] passed" in output, output
+        return output
+
+    return run

@@ -1,0 +1,212 @@
+"""The launcher with small programs that need no TensorFlow."""
+
+import signal
+import sys
+import time
+
+import pytest
+
+WHO = "import json, os; me = json.loads(os.environ['TF_CONFIG'])['task']['index']\n"
+SLEEP = "import time; open(f'ready-{me}', 'w').close(); time.sleep(60)\n"
+CHILD = (
+    "import subprocess, sys\n"
+    "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
+)
+
+
+def start_sleeping(job, text=WHO + SLEEP, workers=2):
+    """Starts a job whose tasks sleep, and returns when all of them do."""
+    process = job.start("--workers", workers, job.script(text))
+    ready = [job.directory / f"ready-{index}" for index in range(workers)]
+    job.wait_for(lambda: all(path.exists() for path in ready), 10)
+    return process
+
+
+def test_each_task_gets_its_configuration_the_arguments_and_the_environment(job):
+    script = job.script(
+        "import json, os, sys\n"
+        "config = json.loads(os.environ['TF_CONFIG'])\n"
+        "print(config['task'], len(config['cluster']['worker']), sys.argv[1:],"
+        " os.environ['COLOUR'])\n"
+    )
+    job.environ["COLOUR"] = "blue"
+    code, output = job.run("--workers", 2, script, "--epochs", "3", "a b")
+    assert code == 0
+    for index in (0, 1):
+        expected = f"{{'type': 'worker', 'index': {index}}} 2 ['--epochs', '3', 'a b'] blue"
+        assert f"[worker {index}] {expected}\n" in output
+
+
+def test_a_chief_comes_first(job):
+    script = job.script("import os; print(os.environ['TF_CONFIG'])")
+    code, output = job.run("--workers", 1, "--chief", "--log-dir", "logs", script)
+    assert code == 0
+    assert sorted(path.name for path in (job.directory / "logs").iterdir()) == [
+        "chief-0.log",
+        "worker-0.log",
+    ]
+    assert '"task": {"type": "chief", "index": 0}' in output
+
+
+def test_each_task_has_its_whole_output_in_its_log(job):
+    script = job.script(
+        WHO + "import sys\nprint('out', me)\nprint('1/2', end='\\r'); print('2/2')\n"
+        "print('err', me, file=sys.stderr)\nprint('\\x1b[1mno line break', end='')\n"
+    )
+    code, output = job.run("--workers", 2, "--log-dir", "logs/here", script)
+    assert code == 0
+    for index in (0, 1):
+        text = (job.directory / f"logs/here/worker-{index}.log").read_text()
+        assert text == f"out {index}\n2/2\nerr {index}\nno line break\n"
+    assert output.count("2/2") == 1
+    assert output.count("no line break\n") == 2
+
+
+def test_a_program_other_than_python_is_found_on_the_path(job):
+    code, output = job.run("--workers", 2, "sh", "-c", "echo hello; exit 4")
+    assert code == 4
+    assert "hello" in output
+
+
+def test_the_first_failure_is_named_and_ends_the_others(job):
+    script = job.script(WHO + "import sys\nif me == 1: sys.exit(7)\n" + SLEEP)
+    start = time.monotonic()
+    code, output = job.run("--workers", 3, "--log-dir", "logs", script)
+    assert time.monotonic() - start < 4
+    assert code == 7
+    assert "tf-config: worker 1 failed with exit code 7; its log is logs/worker-1.log" in output
+    assert "tf-config: ending worker 0, worker 2 (SIGTERM)" in output
+    job.assert_nothing_left()
+
+
+def test_who_failed_first_is_known_where_the_others_follow_at_once(job):
+    script = job.script(
+        WHO + "import sys, time\n"
+        "if me == 2: open('gone', 'w').close(); sys.exit(3)\n"
+        "while not os.path.exists('gone'): time.sleep(0.001)\n"
+        "time.sleep(0.05); sys.exit(1)\n"
+    )
+    code, output = job.run("--workers", 3, script)
+    assert code == 3, output
+    assert "worker 2 failed with exit code 3" in output
+
+
+def test_a_task_that_ignores_sigterm_is_killed_after_five_seconds(job):
+    script = job.script(
+        WHO + "import signal, sys, time\n"
+        "if me == 1:\n"
+        "    while not os.path.exists('ready-0'): time.sleep(0.01)\n"
+        "    sys.exit(9)\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + SLEEP
+    )
+    start = time.monotonic()
+    code, _ = job.run("--workers", 2, script)
+    assert code == 9
+    assert 5 <= time.monotonic() - start < 9
+    job.assert_nothing_left()
+
+
+def test_a_task_that_a_signal_ended_has_the_shells_exit_code(job):
+    script = job.script(WHO + "import signal\nos.kill(os.getpid(), signal.SIGSEGV)\n")
+    code, output = job.run("--workers", 1, script)
+    assert code == 128 + signal.SIGSEGV
+    assert "worker 0 failed with signal 11 (SIGSEGV)" in output
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_is_passed_on(job, number):
+    text = (
+        WHO + "import signal, sys, time\n"
+        "def end(number, frame): print('got', number, flush=True); sys.exit(0)\n"
+        f"signal.signal({number:d}, end)\n" + SLEEP
+    )
+    process = start_sleeping(job, text)
+    process.send_signal(number)
+    output, _ = process.communicate(timeout=4)
+    assert process.returncode == 128 + number
+    for index in (0, 1):
+        assert f"[worker {index}] got {number:d}" in output
+    job.assert_nothing_left()
+
+
+def test_ctrl_c_ends_what_does_not_listen(job):
+    text = WHO + "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n" + SLEEP
+    process = start_sleeping(job, text)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(8) == 130
+    job.assert_nothing_left()
+
+
+def test_ctrl_c_twice_ends_it_at_once(job):
+    text = (
+        WHO + "import signal\n"
+        "for number in (signal.SIGINT, signal.SIGTERM): signal.signal(number, signal.SIG_IGN)\n"
+        + SLEEP
+    )
+    process = start_sleeping(job, text)
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(3) == 130
+    job.assert_nothing_left()
+
+
+def test_nothing_outlives_a_launcher_that_is_killed(job):
+    process = start_sleeping(job, WHO + CHILD + SLEEP)
+    assert len(job.processes()) >= 6
+    process.kill()
+    process.wait()
+    job.assert_nothing_left()
+
+
+PARENT = (
+    "import subprocess, sys, time\n"
+    "subprocess.Popen([*sys.argv[2:]], start_new_session=False)\n"
+    "time.sleep(60)\n"
+)
+
+
+def launch_under_a_parent(job, prefix=()):
+    script = job.script(WHO + SLEEP)
+    launcher = [*prefix, sys.executable, "-m", "tf_config", "run", "--workers", "2", str(script)]
+    parent = job.popen([sys.executable, str(job.script(PARENT, "parent.py")), "--", *launcher])
+    job.wait_for(lambda: (job.directory / "ready-1").exists(), 10)
+    job.wait_for(lambda: (job.directory / "ready-0").exists(), 10)
+    parent.kill()
+    parent.wait()
+
+
+def test_the_job_ends_with_the_launchers_parent(job):
+    launch_under_a_parent(job)
+    job.assert_nothing_left(within=4)
+
+
+def test_a_job_under_nohup_outlives_the_launchers_parent(job):
+    launch_under_a_parent(job, ["nohup"])
+    time.sleep(1.5)
+    assert len(job.processes()) >= 3
+
+
+def test_what_a_finished_task_started_is_ended(job):
+    script = job.script(WHO + CHILD)
+    code, _ = job.run("--workers", 2, script, timeout=10)
+    assert code == 0
+    job.assert_nothing_left()
+
+
+def test_a_program_that_does_not_exist_is_one_line_and_leaves_nothing(job):
+    for program, message in [("none.py", "which is no file here"), ("none", "No such file")]:
+        code, output = job.run("--workers", 2, program)
+        assert code == 2
+        assert output.startswith("tf-config: error: A job runs a program. Received: 'none")
+        assert message in output
+        assert output.count("\n") == 1
+    job.assert_nothing_left()
+
+
+def test_a_log_directory_that_cannot_be_made_is_one_line(job):
+    script = job.script("")
+    code, output = job.run("--log-dir", script / "logs", script)
+    assert code == 2
+    assert "Logs go to a directory" in output
+    assert output.count("\n") == 1

@@ -1,0 +1,78 @@
+import io
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tf_config import Task
+from tf_config.output import Console, Line, LineAssembler, TaskLog
+
+FIRST, SECOND = Task("worker", 0), Task("worker", 1)
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize(
+    ("data", "lines"),
+    [
+        (b"a\nb\n", [Line("a", False), Line("b", False)]),
+        (b"a\r\nb", [Line("a", False), Line("b", False)]),
+        (b"10%\r20%\r30%\n", [Line("30%", True)]),
+        (b"1/2\b\b\b\r2/2\n", [Line("2/2", True)]),
+        ("é\n".encode(), [Line("é", False)]),
+        (b"\xff\n", [Line("\ufffd", False)]),
+        (b"\n", [Line("", False)]),
+        (b"", []),
+    ],
+)
+def test_lines_are_what_a_terminal_shows_in_the_end(data, lines):
+    assembler = LineAssembler()
+    assert assembler.feed(data) + assembler.close() == lines
+
+
+@given(st.binary(max_size=60), st.integers(0, 60))
+def test_it_does_not_matter_where_the_stream_is_cut(data, cut):
+    whole, parts = LineAssembler(), LineAssembler()
+    expected = whole.feed(data) + whole.close()
+    assert parts.feed(data[:cut]) + parts.feed(data[cut:]) + parts.close() == expected
+
+
+def test_each_line_carries_its_task():
+    stream = io.StringIO()
+    console = Console(stream, FIRST)
+    console.line(FIRST, Line("a", False))
+    console.line(SECOND, Line("\x1b[1mb\x1b[0m", False))
+    console.note("c")
+    assert stream.getvalue() == "[worker 0] a\n[worker 1] b\ntf-config: c\n"
+
+
+def test_only_the_first_tasks_progress_is_shown():
+    stream = io.StringIO()
+    console = Console(stream, FIRST)
+    console.progress(FIRST, "1/2")
+    console.line(SECOND, Line("2/2", True))
+    console.line(FIRST, Line("2/2", True))
+    assert stream.getvalue() == "[worker 0] 2/2\n"
+
+
+def test_on_a_terminal_lines_go_above_the_live_bar():
+    stream = Terminal()
+    console = Console(stream, FIRST)
+    console.progress(FIRST, "1/2")
+    console.line(SECOND, Line("hello", False))
+    clear = "\r\x1b[2K"
+    assert stream.getvalue() == f"[worker 0] 1/2{clear}[worker 1] hello\n[worker 0] 1/2"
+
+
+def test_tensorflows_start_up_notes_are_in_the_log_alone(tmp_path):
+    note = "I0000 00:00:1795192325.998031    3853 port.cc:153] oneDNN custom operations are on."
+    stream = io.StringIO()
+    Console(stream, FIRST).line(FIRST, Line(note, False))
+    assert stream.getvalue() == ""
+    log = TaskLog(tmp_path, FIRST)
+    log.line(Line(note, False))
+    log.close()
+    assert (tmp_path / "worker-0.log").read_text() == note + "\n"

@@ -1,0 +1,7 @@
+"""Makes `python -m tf_config` the command `tf-config`."""
+
+import sys
+
+from tf_config.cli import main
+
+sys.exit(main())

@@ -1,0 +1,90 @@
+"""Where a task listens: one host and one port."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from dataclasses import dataclass
+
+from tf_config.errors import ClusterConfigError, shown
+
+_HOST_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?(\.[A-Za-z0-9_-]+)*\.?")
+
+
+@dataclass(frozen=True)
+class Address:
+    """A host and a port, valid once built.
+
+    >>> Address.parse("node1:2222")
+    Address(host='node1', port=2222)
+    >>> str(Address.parse("[::1]:2222"))
+    '[::1]:2222'
+
+    Attributes:
+      host: a host name, an IPv4 address, or an IPv6 address without brackets.
+      port: 1 to 65535.
+    """
+
+    host: str
+    port: int
+
+    @classmethod
+    def parse(cls, text: object) -> Address:
+        """Returns the address that `host:port` or `[ipv6]:port` names.
+
+        Raises:
+          ClusterConfigError: if `text` is anything else.
+        """
+        rule = "An address is 'host:port'"
+        if not isinstance(text, str):
+            raise ClusterConfigError(f"{rule}. Received: {shown(text)}. Write it as a string.")
+        if "://" in text:
+            raise ClusterConfigError(
+                f"{rule}, without a scheme. Received: {shown(text)}. Leave out all up to '://'."
+            )
+        host, colon, port = text.rpartition(":")
+        if host.startswith("[") and host.endswith("]"):
+            host = host[1:-1]
+            if not _is_ip(host, 6):
+                raise ClusterConfigError(
+                    f"{rule}, with an IPv6 address in the brackets. Received: {shown(text)}. "
+                    "Write for example '[::1]:2222'."
+                )
+        elif ":" in host:
+            raise ClusterConfigError(
+                f"{rule}, and an IPv6 host stands in brackets. Received: {shown(text)}. "
+                "Write for example '[::1]:2222'."
+            )
+        if not colon:
+            raise ClusterConfigError(
+                f"{rule}. Received: {shown(text)}, which has no port. Add one, as in 'node1:2222'."
+            )
+        if not (port.isascii() and port.isdigit() and len(port) <= 5 and 1 <= int(port) <= 65535):
+            raise ClusterConfigError(
+                f"A port is a number from 1 to 65535. Received: {shown(text)}. "
+                "Choose a free one, as in 'node1:2222'."
+            )
+        if not (_is_ip(host, 6) or _HOST_NAME.fullmatch(host)):
+            raise ClusterConfigError(
+                f"{rule}, with a host name or an IP address. Received: {shown(text)}. "
+                "Write for example 'node1:2222'."
+            )
+        return cls(host, int(port))
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def endpoint(self) -> tuple[str, int]:
+        """Equal for two addresses that are surely the same place: `localhost` is 127.0.0.1."""
+        host = self.host.lower().rstrip(".")
+        if _is_ip(host, 6):
+            host = ipaddress.IPv6Address(host).compressed
+        return ("127.0.0.1" if host == "localhost" else host, self.port)
+
+
+def _is_ip(host: str, version: int) -> bool:
+    try:
+        return ipaddress.ip_address(host).version == version
+    except ValueError:
+        return False

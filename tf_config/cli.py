@@ -1,0 +1,219 @@
+"""The command `tf-config`: reads the arguments, calls one function, prints what it returns."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from tf_config import launch
+from tf_config.builder import local_cluster
+from tf_config.cluster import VARIABLE, Task, TFConfig
+from tf_config.errors import ClusterConfigError, shown
+
+_NO_AUTHENTICATION = (
+    "note: TensorFlow's servers and Horovod's rendezvous have no authentication; whoever reaches "
+    "these addresses can join the job or run code in it. Keep them off open networks."
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs `tf-config` with `argv` and returns its exit code.
+
+    0 is success, 2 a wrong argument or configuration (one line on standard error); `run`
+    returns the job's own code.
+    """
+    try:
+        arguments = _parser().parse_args(argv)
+        return arguments.command(arguments)
+    except ClusterConfigError as error:
+        print(f"tf-config: error: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:  # the reader of our output has left
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says in one line what is wrong, as all other errors do."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ClusterConfigError(f"{message}. '{self.prog} --help' lists what there is.")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="tf-config",
+        description="Builds, checks, shows and launches the topology of a training job.",
+    )
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    _add_build(commands)
+    _add_show(commands)
+    _add_check(commands)
+    _add_run(commands)
+    return parser
+
+
+def _add_build(commands: argparse._SubParsersAction) -> None:
+    build = _add(
+        commands,
+        "build",
+        _build,
+        "print a TF_CONFIG for each task of a cluster on this machine, one a line",
+        "tf-config build --workers 2 --task worker:1",
+    )
+    _add_roles(build)
+    build.add_argument("--ps", type=_count, default=0, metavar="N", help="parameter servers")
+    build.add_argument("--task", metavar="TYPE:INDEX", help="print this task's only")
+
+
+def _add_show(commands: argparse._SubParsersAction) -> None:
+    show = _add(
+        commands,
+        "show",
+        _show,
+        "show the cluster in TF_CONFIG as a table",
+        "TF_CONFIG='...' tf-config show",
+    )
+    _add_file(show)
+
+
+def _add_check(commands: argparse._SubParsersAction) -> None:
+    check = _add(
+        commands,
+        "check",
+        _check,
+        "say whether TF_CONFIG is right, and if not, what is wrong",
+        "tf-config check --file tf_config.json",
+    )
+    _add_file(check)
+
+
+def _add_run(commands: argparse._SubParsersAction) -> None:
+    run = _add(
+        commands,
+        "run",
+        _run,
+        "run a script as several workers on this machine",
+        "tf-config run --workers 2 --log-dir logs train.py --epochs 3",
+    )
+    _add_roles(run)
+    run.add_argument("--log-dir", type=Path, metavar="DIR", help="write DIR/<task>.log files")
+    run.add_argument(
+        "--start-timeout",
+        type=_seconds,
+        metavar="SECONDS",
+        help="how long a task waits for the others to start (default: 300)",
+    )
+    run.add_argument("program", help="a Python script, or a program on the PATH")
+    run.add_argument("arguments", nargs=argparse.REMAINDER, help="passed on as they are")
+
+
+def _add(
+    commands: argparse._SubParsersAction, name: str, function: object, summary: str, example: str
+) -> argparse.ArgumentParser:
+    parser = commands.add_parser(
+        name, help=summary, description=summary.capitalize() + ".", epilog=f"example: {example}"
+    )
+    parser.set_defaults(command=function)
+    return parser
+
+
+def _add_roles(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--workers", type=_count, default=1, metavar="N", help="default: 1")
+    parser.add_argument("--chief", action="store_true", help="add a chief, the first to train")
+
+
+def _add_file(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--file", type=Path, help=f"read it from here instead of {VARIABLE}; - for standard input"
+    )
+
+
+def _build(arguments: argparse.Namespace) -> int:
+    cluster = local_cluster(arguments.workers, chief=arguments.chief, ps=arguments.ps)
+    tasks = [Task.parse(arguments.task)] if arguments.task else cluster.addresses
+    for config in [TFConfig(cluster, task) for task in tasks]:
+        print(config.to_json())
+    return 0
+
+
+def _show(arguments: argparse.Namespace) -> int:
+    config = _read(arguments.file)
+    table = Table("task", "address", "rank", "")
+    ranks = {task: str(rank) for rank, task in enumerate(config.cluster.training_tasks)}
+    for task, address in config.cluster.addresses.items():
+        here = "this task" if task == config.task else ""
+        table.add_row(str(task), Text(str(address)), ranks.get(task, ""), here)
+    if config.task not in config.cluster.addresses:
+        table.add_row(str(config.task), "", "", "this task")
+    Console().print(table)
+    for name in ("environment", "rpc_layer"):
+        if getattr(config, name):
+            print(f"{name}: {getattr(config, name)}")
+    return 0
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    config = _read(arguments.file)
+    counts = [
+        f"{len(tasks)} {task_type}"
+        for task_type in ("chief", "worker", "ps")
+        if (tasks := config.cluster.tasks(task_type))
+    ]
+    print(f"ok: {', '.join(counts)}; this task is {config.task}")
+    print(_NO_AUTHENTICATION)
+    return 0
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    cluster = local_cluster(arguments.workers, chief=arguments.chief)
+    program = [arguments.program, *arguments.arguments]
+    commands = launch.plan(cluster, program, os.environ, arguments.start_timeout)
+    return launch.run(commands, sys.stdout, arguments.log_dir)
+
+
+def _read(path: Path | None) -> TFConfig:
+    if path is None:
+        config = TFConfig.from_env()
+        if config is None:
+            raise ClusterConfigError(
+                f"The cluster is read from {VARIABLE}. Received: it is not set. "
+                "Set it, name a file with --file, or see 'tf-config build --help'."
+            )
+        return config
+    try:
+        text = sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ClusterConfigError(
+            f"--file names a text file. Received: {shown(str(path))} ({shown(str(error), 80)}). "
+            "Correct the path."
+        ) from None
+    return TFConfig.from_json(text)
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 6):
+        raise argparse.ArgumentTypeError(f"a number of tasks is 0 or more, received {shown(text)}")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = float("nan")
+    if not 0 < seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"a time in seconds is above 0, received {shown(text)}")
+    return seconds
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,325 @@
+"""Tasks, the cluster they form, and TF_CONFIG: one task's view of it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from tf_config.address import Address
+from tf_config.errors import ClusterConfigError, shown
+
+TASK_TYPES = ("chief", "worker", "ps", "evaluator")
+VARIABLE = "TF_CONFIG"
+_EXAMPLE = (
+    '{"cluster": {"worker": ["node1:2222", "node2:2222"]}, "task": {"type": "worker", "index": 0}}'
+)
+
+
+@dataclass(frozen=True)
+class Task:
+    """One process of a cluster, such as worker 1; valid once built.
+
+    >>> str(Task("worker", 1))
+    'worker 1'
+
+    Attributes:
+      type: one of `chief`, `worker`, `ps`, `evaluator`.
+      index: the number among the tasks of that type, from 0.
+    """
+
+    type: str
+    index: int
+
+    def __post_init__(self) -> None:
+        _check_type(self.type)
+        if not isinstance(self.index, int) or isinstance(self.index, bool) or self.index < 0:
+            raise ClusterConfigError(
+                f"A task's index is a whole number from 0. Received: {shown(self.index)}. "
+                "Number the tasks of a type 0, 1, 2, ..."
+            )
+
+    @classmethod
+    def parse(cls, text: str) -> Task:
+        """Returns the task that `worker:1` or `worker 1` names; `chief` alone is chief 0.
+
+        Raises:
+          ClusterConfigError: if `text` is anything else.
+        """
+        task_type, _, index = text.replace(" ", ":", 1).partition(":")
+        return cls(task_type, _parse_index(index or "0"))
+
+    def __str__(self) -> str:
+        return f"{self.type} {self.index}"
+
+    @property
+    def label(self) -> str:
+        """The name without a space, for files: `worker-1`."""
+        return f"{self.type}-{self.index}"
+
+
+@dataclass(frozen=True)
+class ClusterSpec:
+    """The addresses of all tasks that train together; valid once built.
+
+    Indices of a job need not be dense: TensorFlow's sparse form names only the tasks that
+    this one has to know.
+
+    >>> spec = ClusterSpec.from_dict({"worker": ["node1:2222", "node2:2222"]})
+    >>> [str(task) for task in spec.training_tasks]
+    ['worker 0', 'worker 1']
+    >>> str(spec.addresses[Task("worker", 1)])
+    'node2:2222'
+
+    Attributes:
+      addresses: each task's address, chief first, then workers, then parameter servers.
+    """
+
+    addresses: Mapping[Task, Address]
+
+    def __post_init__(self) -> None:
+        addresses = dict(self.addresses)
+        _check_jobs(addresses)
+        _check_endpoints(addresses)
+        ordered = sorted(addresses, key=lambda task: (TASK_TYPES.index(task.type), task.index))
+        frozen = MappingProxyType({task: addresses[task] for task in ordered})
+        object.__setattr__(self, "addresses", frozen)
+
+    def __hash__(self) -> int:
+        return hash(tuple(self.addresses.items()))
+
+    @classmethod
+    def from_dict(cls, jobs: object) -> ClusterSpec:
+        """Returns the cluster of TF_CONFIG's `cluster` value.
+
+        Args:
+          jobs: job name to a list of addresses, or to a dictionary of index to address.
+
+        Raises:
+          ClusterConfigError: if a rule is broken.
+        """
+        if not isinstance(jobs, Mapping) or not jobs:
+            raise ClusterConfigError(
+                "'cluster' maps job names to addresses. "
+                f"Received: {shown(jobs)}. Write for example {_EXAMPLE}, "
+                f"or unset {VARIABLE} to run as one process."
+            )
+        addresses: dict[Task, Address] = {}
+        for job, members in jobs.items():
+            _check_type(job)
+            for index, address in _members(job, members):
+                task = Task(job, index)
+                if task in addresses:
+                    raise ClusterConfigError(
+                        f"Each task has one address. Received: two for {task}. Leave out one."
+                    )
+                addresses[task] = Address.parse(address)
+        return cls(addresses)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns what TF_CONFIG's `cluster` holds: lists, or the sparse form where needed."""
+        jobs: dict[str, dict[int, str]] = {}
+        for task, address in self.addresses.items():
+            jobs.setdefault(task.type, {})[task.index] = str(address)
+        return {
+            job: list(members.values()) if list(members) == list(range(len(members))) else members
+            for job, members in jobs.items()
+        }
+
+    def tasks(self, task_type: str) -> tuple[Task, ...]:
+        """Returns the tasks of one type, by index."""
+        return tuple(task for task in self.addresses if task.type == task_type)
+
+    @property
+    def training_tasks(self) -> tuple[Task, ...]:
+        """The tasks that train: the chief first, then the workers. Their order is the rank."""
+        return self.tasks("chief") + self.tasks("worker")
+
+
+@dataclass(frozen=True)
+class TFConfig:
+    """One task's TF_CONFIG: the cluster and which task this is; valid once built.
+
+    >>> config = TFConfig.from_json(
+    ...     '{"cluster": {"worker": ["node1:2222"]}, "task": {"type": "worker", "index": "0"}}')
+    >>> config.to_json()
+    '{"cluster": {"worker": ["node1:2222"]}, "task": {"type": "worker", "index": 0}}'
+
+    Attributes:
+      cluster: all tasks that train together.
+      task: this one. An evaluator is not in `cluster`, as TensorFlow has it.
+      environment: TF_CONFIG's `environment` (Kubeflow writes `cloud`), or None.
+      rpc_layer: TF_CONFIG's `rpc_layer`, or None for TensorFlow's default, `grpc`.
+    """
+
+    cluster: ClusterSpec
+    task: Task
+    environment: str | None = None
+    rpc_layer: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.task.type != "evaluator" and self.task not in self.cluster.addresses:
+            have = ", ".join(str(task) for task in self.cluster.tasks(self.task.type)) or "none"
+            raise ClusterConfigError(
+                f"'task' names a task of 'cluster'. Received: {self.task}, of that type the "
+                f"cluster has {have}. Correct the type or index, or add the task's address."
+            )
+        for name in ("environment", "rpc_layer"):
+            value = getattr(self, name)
+            if value is not None and not (isinstance(value, str) and value):
+                raise ClusterConfigError(
+                    f"'{name}' is a string. Received: {shown(value)}. Leave it out or name one."
+                )
+
+    @classmethod
+    def from_json(cls, text: str) -> TFConfig:
+        """Returns the configuration that a TF_CONFIG string holds, read as TensorFlow reads it.
+
+        Keys other than `cluster`, `task`, `environment` and `rpc_layer` are left to other
+        readers, as TensorFlow does.
+
+        Raises:
+          ClusterConfigError: if the string is not JSON or breaks a rule.
+        """
+        if not isinstance(text, str) or not text.strip():
+            raise ClusterConfigError(
+                f"{VARIABLE} is a JSON object. Received: {shown(text)}. "
+                f"Unset it to run as one process, or write for example {_EXAMPLE}."
+            )
+        try:
+            values = json.loads(text, object_pairs_hook=_without_duplicates)
+        except ClusterConfigError:
+            raise
+        except (ValueError, RecursionError) as error:
+            hint = "JSON wants double quotes. " if "'" in text and '"' not in text else ""
+            raise ClusterConfigError(
+                f"{VARIABLE} is a JSON object. Received: {shown(text)}, which is not JSON "
+                f"({shown(str(error), 80)}). {hint}Write for example {_EXAMPLE}."
+            ) from None
+        if not isinstance(values, dict):
+            raise ClusterConfigError(
+                f"{VARIABLE} is a JSON object. Received: {shown(values)}. "
+                f"Write for example {_EXAMPLE}."
+            )
+        return cls(
+            cluster=ClusterSpec.from_dict(values.get("cluster")),
+            task=_task_from(values.get("task")),
+            environment=values.get("environment"),
+            rpc_layer=values.get("rpc_layer"),
+        )
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str] | None = None) -> TFConfig | None:
+        """Returns the configuration in the environment variable TF_CONFIG; None if it is unset.
+
+        Raises:
+          ClusterConfigError: if it is set and wrong; an empty one is wrong.
+        """
+        text = (os.environ if environ is None else environ).get(VARIABLE)
+        return None if text is None else cls.from_json(text)
+
+    def to_json(self) -> str:
+        """Returns the TF_CONFIG string; `from_json` gives back an equal object."""
+        values: dict[str, Any] = {
+            "cluster": self.cluster.to_dict(),
+            "task": {"type": self.task.type, "index": self.task.index},
+        }
+        for name in ("environment", "rpc_layer"):
+            if getattr(self, name) is not None:
+                values[name] = getattr(self, name)
+        return json.dumps(values)
+
+    @property
+    def address(self) -> Address | None:
+        """Where this task listens; None for an evaluator."""
+        return self.cluster.addresses.get(self.task)
+
+
+def _check_type(task_type: object) -> None:
+    if not isinstance(task_type, str) or task_type not in TASK_TYPES:
+        hint = " TensorFlow 2 calls the master 'chief'." if task_type == "master" else ""
+        raise ClusterConfigError(
+            f"A task's type is one of {', '.join(TASK_TYPES)}. "
+            f"Received: {shown(task_type)}. Use one of these.{hint}"
+        )
+
+
+def _check_jobs(addresses: Mapping[Task, Address]) -> None:
+    types = [task.type for task in addresses]
+    if "evaluator" in types:
+        raise ClusterConfigError(
+            "An evaluator is not part of the training cluster. Received: "
+            f"{types.count('evaluator')} in 'cluster'. Take it out of 'cluster'; only its own "
+            '\'task\' says {"type": "evaluator", "index": 0}.'
+        )
+    if types.count("chief") > 1 or ("chief" in types and Task("chief", 0) not in addresses):
+        chiefs = ", ".join(str(task) for task in addresses if task.type == "chief")
+        raise ClusterConfigError(
+            f"A cluster has at most one chief, chief 0. Received: {chiefs}. "
+            "Make the others workers."
+        )
+    if "chief" not in types and "worker" not in types:
+        raise ClusterConfigError(
+            "A cluster has at least one task that trains. Received: "
+            f"{', '.join(str(task) for task in addresses) or 'no task'}. Add a worker."
+        )
+
+
+def _check_endpoints(addresses: Mapping[Task, Address]) -> None:
+    taken: dict[tuple[str, int], Task] = {}
+    for task, address in addresses.items():
+        other = taken.setdefault(address.endpoint, task)
+        if other != task:
+            raise ClusterConfigError(
+                f"Each task has an address of its own. Received: {address} for {other} and "
+                f"{task}. Give one of them another port or host."
+            )
+
+
+def _members(job: str, members: object) -> Iterator[tuple[int, object]]:
+    if isinstance(members, Mapping):
+        for index, address in members.items():
+            yield _parse_index(index), address
+    elif isinstance(members, (list, tuple)):
+        yield from enumerate(members)
+    else:
+        raise ClusterConfigError(
+            f"A job is a list of addresses, or a dictionary of index to address. Received: "
+            f"{shown(members)} for '{job}'. Write for example [\"node1:2222\"]."
+        )
+
+
+def _task_from(value: object) -> Task:
+    if not isinstance(value, Mapping) or "type" not in value or "index" not in value:
+        raise ClusterConfigError(
+            "'task' says which task this process is. "
+            f"Received: {shown(value)}. Write for example "
+            '{"type": "worker", "index": 0}, with another index in each process.'
+        )
+    return Task(value["type"], _parse_index(value["index"]))
+
+
+def _parse_index(value: object) -> int:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= 9:
+        return int(value)
+    raise ClusterConfigError(
+        f"A task's index is a whole number from 0. Received: {shown(value)}. "
+        "Number the tasks of a type 0, 1, 2, ..."
+    )
+
+
+def _without_duplicates(pairs: Iterable[tuple[str, object]]) -> dict[str, object]:
+    values: dict[str, object] = {}
+    for key, value in pairs:
+        if key in values:
+            raise ClusterConfigError(
+                f"Each key stands once in a JSON object. Received: {shown(key)} twice. "
+                "Leave out one; a second list of workers is written into the first."
+            )
+        values[key] = value
+    return values

@@ -1,0 +1,23 @@
+"""The one error of this package, and how it shows what it received."""
+
+from __future__ import annotations
+
+
+class ClusterConfigError(ValueError):
+    """A cluster, task or TF_CONFIG that breaks a rule.
+
+    The message is one line: the rule, the value received and the way out.
+    """
+
+
+def shown(value: object, limit: int = 160) -> str:
+    """Returns `value` as one line of at most about `limit` characters, for a message.
+
+    >>> shown("a\\nb")
+    "'a\\\\nb'"
+    """
+    try:
+        text = ascii(value)
+    except (RecursionError, ValueError):
+        text = f"a {type(value).__name__} too deep or too long to print"
+    return text if len(text) <= limit else f"{text[:limit]}... ({len(text)} characters)"

@@ -1,0 +1,156 @@
+"""What the tasks print: one stream of whole lines for a person, and one log a task."""
+
+from __future__ import annotations
+
+import codecs
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import BinaryIO, NamedTuple, TextIO
+
+from tf_config.cluster import Task
+
+_ESCAPES = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)|[@-Z\\^_])")
+# What TensorFlow's C++ side prints at every start in every process, and TF_CPP_MIN_LOG_LEVEL no
+# longer silences (2.21); and its complaint about GPUs where there are none. All are in the logs.
+_START_UP_NOTES = re.compile(
+    r"I\d{4} \d\d:\d\d:[\d.]+ +\d+ \w+\.cc:\d+\] "
+    r"|WARNING: All log messages before absl::InitializeLog\(\) is called"
+    r"|To enable the following instructions: .* rebuild TensorFlow"
+    + ("" if os.path.exists("/dev/nvidiactl") else r"|E\d{4} .* failed call to cuInit: ")
+)
+_STEPS = re.compile(r"[\r\n\b]|[^\r\n\b]+")
+
+
+class Line(NamedTuple):
+    """One finished line of a task's output."""
+
+    text: str
+    redrawn: bool  # it was written over in place, as progress bars are
+
+
+class LineAssembler:
+    """Turns a terminal's bytes into lines as a person would see them at the end.
+
+    >>> lines = LineAssembler()
+    >>> lines.feed(b"1/2\\r2/2\\nsaved\\n")
+    [Line(text='2/2', redrawn=True), Line(text='saved', redrawn=False)]
+
+    Attributes:
+      partial: the text of the line that is not finished.
+      redrawn: whether that line was written over so far.
+    """
+
+    def __init__(self) -> None:
+        self._decode = codecs.getincrementaldecoder("utf-8")(errors="replace").decode
+        self._returned = False
+        self.partial = ""
+        self.redrawn = False
+
+    def feed(self, data: bytes) -> list[Line]:
+        """Takes the next bytes and returns the lines that they finish."""
+        finished = []
+        for step in _STEPS.findall(self._decode(data)):
+            if step == "\n":
+                finished.append(self._finish())
+            elif step == "\r":
+                self._returned = True
+            elif step == "\b":
+                self.partial, self.redrawn = self.partial[:-1], True
+            else:
+                if self._returned:
+                    self.partial, self.redrawn, self._returned = "", True, False
+                self.partial += step
+        return finished
+
+    def close(self) -> list[Line]:
+        """Returns the last line if it had no line break."""
+        return [self._finish()] if self.partial else []
+
+    def _finish(self) -> Line:
+        line = Line(self.partial, self.redrawn)
+        self.partial, self.redrawn, self._returned = "", False, False
+        return line
+
+
+class Console:
+    """Prints the tasks' lines, each with its task's name, below them one live progress bar.
+
+    Lines that were written over in place are progress: the first task's are shown, live on a
+    terminal and once when done elsewhere; the others' are in their logs alone, as are the notes
+    that TensorFlow prints at each start.
+
+    Args:
+      stream: where the lines go.
+      first: the task whose progress is shown.
+    """
+
+    def __init__(self, stream: TextIO, first: Task):
+        self._stream = stream
+        self._first = first
+        self._live = ""
+        self._is_terminal = stream.isatty()
+
+    def line(self, task: Task, line: Line) -> None:
+        """Prints one finished line of a task."""
+        if (line.redrawn and task != self._first) or _START_UP_NOTES.match(line.text):
+            return
+        if task == self._first:
+            self._clear()
+            self._live = ""
+        self._write(f"[{task}] {line.text}")
+
+    def progress(self, task: Task, text: str) -> None:
+        """Shows an unfinished line that is being written over; only on a terminal."""
+        if self._is_terminal and task == self._first:
+            self._clear()
+            self._live = f"[{task}] {text}"
+            self._draw()
+
+    def note(self, text: str) -> None:
+        """Prints a line of the launcher's own."""
+        self._write(f"tf-config: {text}")
+
+    def _write(self, text: str) -> None:
+        self._clear()
+        if not self._is_terminal:
+            text = without_escapes(text)
+        self._stream.write(text.encode(errors="replace").decode() + "\n")
+        self._draw()
+        self._stream.flush()
+
+    def _clear(self) -> None:
+        if self._live:
+            self._stream.write("\r\x1b[2K")
+
+    def _draw(self) -> None:
+        if self._live:
+            width = shutil.get_terminal_size().columns - 1
+            plain = without_escapes(self._live)
+            self._stream.write(self._live if len(plain) <= width else plain[:width])
+            self._stream.flush()
+
+
+class TaskLog:
+    """Writes one task's finished lines to `<directory>/<task>.log`; to nowhere if None."""
+
+    def __init__(self, directory: Path | None, task: Task):
+        self.path = None if directory is None else directory / f"{task.label}.log"
+        self._file: BinaryIO | None = None if self.path is None else self.path.open("wb")
+
+    def line(self, line: Line) -> None:
+        """Appends one line, without colours."""
+        if self._file is not None:
+            self._file.write(without_escapes(line.text).encode(errors="replace") + b"\n")
+            self._file.flush()
+
+    def close(self) -> None:
+        """Closes the file."""
+        if self._file is not None:
+            self._file.close()
+
+
+def without_escapes(text: str) -> str:
+    """Returns `text` without the control sequences that colour it or move the cursor."""
+    return _ESCAPES.sub("", text)

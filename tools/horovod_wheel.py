@@ -1,0 +1,158 @@
+"""Builds Horovod's wheel for the installed TensorFlow, once, and prints where it is.
+
+    $ .venv/bin/python tools/horovod_wheel.py
+
+BUILD.md tells what is built and why so. The wheel is kept in ~/.cache/keras-strategies (or
+$XDG_CACHE_HOME) under a name of all that it depends on, and used again by every clone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from pathlib import Path
+
+VERSION = "0.28.1"
+NEWEST_WITHOUT_FLAG = (2, 18)
+DEFAULTS = {
+    "HOROVOD_WITH_TENSORFLOW": "1",
+    "HOROVOD_WITH_GLOO": "1",
+    "HOROVOD_WITHOUT_PYTORCH": "1",
+    "HOROVOD_WITHOUT_MXNET": "1",
+}
+_HEARTBEAT_SECONDS = 15
+
+
+def main() -> int:
+    """Prints the wheel's path on standard output; everything else goes to standard error."""
+    try:
+        print(wheel(importlib.metadata.version("tensorflow")))
+    except BuildError as error:
+        print(f"tools/horovod_wheel.py: error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+class BuildError(Exception):
+    """What is missing or failed, and the way out."""
+
+
+def wheel(tensorflow: str) -> Path:
+    """Returns the wheel for that version of TensorFlow, built if it was not before."""
+    options = build_options(tensorflow, os.environ)
+    kept = cache_directory(tensorflow, options)
+    found = sorted(kept.glob("*.whl"))
+    if found:
+        say(f"Horovod {VERSION} for TensorFlow {tensorflow} was built before: {found[0]}")
+        return found[0]
+    need_compiler()
+    with tempfile.TemporaryDirectory() as scratch:
+        path = with_cmake(Path(scratch))
+        log = Path(tempfile.gettempdir()) / f"horovod-{VERSION}-build-{os.getpid()}.log"
+        build(Path(scratch), {**os.environ, **options, "PATH": path}, tensorflow, log)
+        (made,) = Path(scratch).glob("horovod-*.whl")
+        kept.mkdir(parents=True, exist_ok=True)
+        # First under another name: a copy that is cut short must not be taken for a wheel.
+        part = kept / f"{made.name}.{os.getpid()}.part"
+        shutil.copyfile(made, part)
+        part.replace(kept / made.name)
+        log.unlink()
+    return kept / made.name
+
+
+def build_options(tensorflow: str, environ: os._Environ[str] | dict[str, str]) -> dict[str, str]:
+    """Returns the variables that Horovod's build reads, the user's own HOROVOD_... among them."""
+    options = dict(DEFAULTS)
+    if "HOROVOD_WITH_MPI" not in environ:
+        options["HOROVOD_WITHOUT_MPI"] = "1"
+    options.update({name: environ[name] for name in environ if name.startswith("HOROVOD_")})
+    major, minor = (int(part) for part in tensorflow.split(".")[:2])
+    if (major, minor) > NEWEST_WITHOUT_FLAG:
+        number = f"{major * 10**9 + minor * 10**6}"
+        flag = f"-UTENSORFLOW_VERSION -DTENSORFLOW_VERSION={number}*EIGEN_USE_THREADS+1"
+        options["CXXFLAGS"] = f"{environ.get('CXXFLAGS', '')} {flag}".strip()
+    return options
+
+
+def cache_directory(tensorflow: str, options: dict[str, str]) -> Path:
+    """Returns where the wheel is kept: its name has all that the wheel depends on."""
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    recipe = hashlib.sha256(repr(sorted(options.items())).encode()).hexdigest()[:8]
+    tag = f"cp{sys.version_info[0]}{sys.version_info[1]}-{sysconfig.get_platform()}"
+    name = f"horovod-{VERSION}-tensorflow-{tensorflow}-{tag}-{platform.libc_ver()[1]}-{recipe}"
+    return base / "keras-strategies" / name
+
+
+def need_compiler() -> None:
+    """Raises BuildError if there is no C++ compiler."""
+    compiler = os.environ.get("CXX", "g++")
+    if shutil.which(compiler) is None:
+        raise BuildError(
+            f"Horovod is built with a C++ compiler. Received: no {compiler} on the PATH. "
+            "Install g++ (Debian: apt-get install g++), or name another in CXX."
+        )
+
+
+def with_cmake(scratch: Path) -> str:
+    """Returns a PATH with a cmake below 4, from the package index if the system has none."""
+    path = os.environ["PATH"]
+    cmake = shutil.which("cmake")
+    if cmake is not None:
+        text = subprocess.run([cmake, "--version"], capture_output=True, text=True).stdout
+        version = re.search(r"version (\d+)\.(\d+)", text)
+        if version is not None and (3, 13) <= tuple(map(int, version.groups())) < (4, 0):
+            return path
+    say("Installing cmake 3 from the package index for the build ...")
+    target = scratch / "cmake"
+    run_pip("install", "--quiet", "--target", str(target), "cmake<4")
+    (binary,) = target.glob("cmake/data/bin")
+    return os.pathsep.join([str(binary), path])
+
+
+def build(scratch: Path, environ: dict[str, str], tensorflow: str, log: Path) -> None:
+    """Runs the build, with a sign of life every few seconds."""
+    say(
+        f"Building Horovod {VERSION} for TensorFlow {tensorflow}: two to four minutes on two "
+        f"cores, once. Its output: {log}"
+    )
+    # Without pip's own cache of wheels, which does not know what TensorFlow one was built for.
+    command = [sys.executable, "-m", "pip", "wheel", "--no-cache-dir", "--no-build-isolation"]
+    command += ["--no-deps", "--wheel-dir", str(scratch), f"horovod=={VERSION}"]
+    start = time.monotonic()
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, env=environ, stdout=output, stderr=output)
+        while True:
+            try:
+                code = process.wait(_HEARTBEAT_SECONDS)
+                break
+            except subprocess.TimeoutExpired:
+                say(f"  ... {time.monotonic() - start:.0f} s")
+    if code != 0:
+        tail = "\n".join(log.read_text(errors="replace").splitlines()[-30:])
+        raise BuildError(f"The build failed. Its last lines:\n{tail}\nAll of it: {log}")
+    say(f"Built in {time.monotonic() - start:.0f} s.")
+
+
+def run_pip(*arguments: str) -> None:
+    """Runs pip, its output on standard error."""
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *arguments]
+    if subprocess.run(command, stdout=sys.stderr).returncode != 0:
+        raise BuildError(f"'pip {' '.join(arguments)}' failed; its output is above.")
+
+
+def say(text: str) -> None:
+    """Prints a line for the person who waits."""
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
