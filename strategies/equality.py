@@ -17,7 +17,7 @@ def verify_equal(strategy: tf.distribute.Strategy, variables: Iterable[Any]) -> 
 
     >>> strategy = tf.distribute.get_strategy()
     >>> verify_equal(strategy, [tf.Variable([1.0, 2.0])])[:8]
-    '6c7d3a1f'
+    'fd4d85d3'
 
     Args:
       strategy: the strategy that the variables were made under.

@@ -142,18 +142,15 @@ def _part(batch: Any, index: int | tf.Tensor, size: int) -> Any:
         for leaf in leaves[1:]
     ]
     with tf.control_dependencies(checks):
-        return tf.nest.map_structure(lambda value: _slice(value, start, stop, size), batch)
+        return tf.nest.map_structure(lambda value: _slice(value, start, stop), batch)
 
 
-def _slice(value: Any, start: tf.Tensor, stop: tf.Tensor, size: int) -> Any:
+def _slice(value: Any, start: tf.Tensor, stop: tf.Tensor) -> Any:
     if isinstance(value, tf.SparseTensor):
         shape = value.dense_shape
         starts = tf.concat([[start], tf.zeros_like(shape[1:])], 0)
         return tf.sparse.slice(value, starts, tf.concat([[stop - start], shape[1:]], 0))
-    part = tf.identity(value[start:stop])
-    if isinstance(value, tf.Tensor) and value.shape[0] is not None and value.shape[0] % size == 0:
-        part.set_shape([value.shape[0] // size, *value.shape[1:]])
-    return part
+    return value[start:stop]
 
 
 def _rows(value: Any) -> tf.Tensor:

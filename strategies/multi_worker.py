@@ -36,7 +36,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
 
     It is used as `tf.distribute.MultiWorkerMirroredStrategy` is, with Keras 3 and tf_keras:
 
-    >>> import keras
+    >>> import keras, numpy as np
     >>> strategy = MultiWorkerMirroredStrategy()
     >>> with strategy.scope():
     ...     model = keras.Sequential([keras.layers.Dense(1)])

@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import socketserver
 import threading
 from collections.abc import Callable, Sequence
 from types import ModuleType
@@ -150,12 +151,13 @@ def _import_horovod() -> ModuleType:
     return horovod
 
 
-def _serve(address: Address, task: Task) -> None:
-    """Serves Horovod's rendezvous at `address` until this process ends."""
+def _serve(address: Address, task: Task) -> socketserver.BaseServer:
+    """Serves Horovod's rendezvous at `address`, until this process ends."""
     from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
 
     class Server(RendezvousHTTPServer):
         daemon_threads = True
+        allow_reuse_port = False  # newer Pythons share the port between two servers
         address_family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
 
     for host in (address.host, ""):
@@ -171,6 +173,7 @@ def _serve(address: Address, task: Task) -> None:
             ) from None
         break
     threading.Thread(target=server.serve_forever, name="rendezvous", daemon=True).start()
+    return server
 
 
 def _environment(cluster: ClusterSpec, task: Task) -> dict[str, str]:

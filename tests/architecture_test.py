@@ -1,0 +1,93 @@
+"""Imports run one way, and Horovod and private TensorFlow have one door each."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import strategies
+import tf_config
+
+ROOT = Path(__file__).resolve().parent.parent
+FILES = sorted([*ROOT.glob("tf_config/**/*.py"), *ROOT.glob("strategies/**/*.py")])
+# From the bottom up: a file imports from its own layer or a lower one.
+LAYERS = [
+    "tf_config",
+    "strategies._tensorflow",
+    "strategies.collectives",
+    "strategies.reduction",
+    "strategies.input",
+    "strategies.equality",
+    "strategies.multi_worker",
+    "strategies",
+]
+
+
+def module_of(path):
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports(path):
+    """Yields the modules that a file imports, at its top or inside a function."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports are absolute"
+            yield node.module
+
+
+def layer(module):
+    for number, name in enumerate(LAYERS):
+        if module == name or (name != "strategies" and module.startswith(name + ".")):
+            return number
+    raise AssertionError(f"{module} is in no layer; add it to LAYERS.")
+
+
+@pytest.mark.parametrize("path", FILES, ids=module_of)
+def test_imports_run_one_way(path):
+    own = layer(module_of(path))
+    for module in imports(path):
+        if module.split(".")[0] in ("strategies", "tf_config"):
+            assert layer(module) <= own, f"{path} imports {module}, a higher layer"
+
+
+@pytest.mark.parametrize(
+    ("prefix", "door"),
+    [
+        ("horovod", "strategies/collectives/horovod.py"),
+        ("tensorflow.python", "strategies/_tensorflow.py"),
+    ],
+)
+def test_there_is_one_door(prefix, door):
+    found = {
+        str(path.relative_to(ROOT))
+        for path in FILES
+        for module in imports(path)
+        if module == prefix or module.startswith(prefix + ".")
+    }
+    assert found == {door}
+
+
+def test_the_public_names():
+    assert sorted(strategies.__all__) == [
+        "MultiWorkerMirroredStrategy",
+        "from_tf_config",
+        "verify_equal",
+    ]
+    assert sorted(tf_config.__all__) == [
+        "Address",
+        "ClusterConfigError",
+        "ClusterSpec",
+        "TFConfig",
+        "Task",
+        "local_cluster",
+    ]
+
+
+@pytest.mark.parametrize("path", FILES, ids=module_of)
+def test_no_assert_and_no_long_file(path):
+    text = path.read_text()
+    assert len(text.splitlines()) <= 400
+    assert not any(isinstance(node, ast.Assert) for node in ast.walk(ast.parse(text)))

@@ -1,0 +1,75 @@
+"""The README's commands, typed as they stand there."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+TEXT = (ROOT / "README.md").read_text()
+COMMANDS = [
+    line.removeprefix("$ ")
+    for block in re.findall(r"```console\n(.*?)```", TEXT, re.S)
+    for line in block.splitlines()
+    if line.startswith("$ ")
+]
+
+
+def test_the_commands_work(job):
+    """All of them in one shell, in their order, as a reader would."""
+    assert len(COMMANDS) >= 8
+    shell = ["set -e", *COMMANDS]
+    process = subprocess.run(
+        ["bash", "-c", "\n".join(shell)],
+        cwd=ROOT,
+        env={name: value for name, value in job.environ.items() if name != "PYTHONPATH"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    output = process.stdout
+    assert process.returncode == 0, output + process.stderr
+    demo, _, rest = output.partition("weights: equal to the bit on all 2 workers")
+    accuracy = float(re.search(r"test accuracy: ([\d.]+)", demo)[1])
+    assert accuracy >= 0.97
+    assert re.search(r"\[worker 0\] training speed: \d+ samples/s", demo)
+    assert "weights: equal to the bit on all 1 workers" in rest
+    assert "weights: equal to the bit on all 2 workers" in rest
+    assert "ok: 2 worker; this task is worker 0" in rest
+    assert re.search(r"node2:2222 +│ 1", rest)
+    job.assert_nothing_left()
+
+
+def test_the_demo_shows_one_progress_bar(job):
+    script = ROOT / "examples" / "digits.py"
+    code, output = job.run("--workers", 2, script, "--epochs", 2)
+    assert code == 0, output
+    bars = [line for line in output.splitlines() if re.search(r"23/23 .*accuracy", line)]
+    assert len(bars) == 2, output
+    assert all(line.startswith("[worker 0]") for line in bars)
+    assert not re.search(r"\bI0000\b|InitializeLog", output)
+
+
+def test_every_linked_file_exists():
+    for name in ("README.md", "BUILD.md"):
+        for target in re.findall(r"\]\(([^)#:]+)\)", (ROOT / name).read_text()):
+            assert (ROOT / target).exists(), f"{name} links to {target}"
+
+
+@pytest.mark.slow
+def test_a_fresh_clone_without_anything_built_runs_the_demo(job, tmp_path):
+    """What CI cannot see where an earlier run has left a wheel behind."""
+    clone = tmp_path / "clone"
+    subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
+    environ = {**job.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    del environ["PYTHONPATH"]
+    python = [f"PYTHON={sys.base_prefix}/bin/python3"]
+    for _ in range(2):
+        demo = subprocess.run(
+            ["make", "demo", *python], cwd=clone, env=environ, capture_output=True, text=True
+        )
+        assert demo.returncode == 0, demo.stdout + demo.stderr
+        assert "weights: equal to the bit on all 2 workers" in demo.stdout
+    assert "Building" not in demo.stderr

@@ -1,0 +1,211 @@
+"""The parts of tf.distribute's interface that custom loops use, in closed form.
+
+custom_loop.py keras|tf_keras
+"""
+
+import importlib
+import sys
+
+import numpy as np
+import tensorflow as tf
+
+import strategies
+
+keras = importlib.import_module(sys.argv[1])
+strategy = strategies.from_tf_config()
+n = strategy.num_replicas_in_sync
+total = n * (n + 1) // 2  # the sum of rank + 1
+ranks = strategy.experimental_distribute_values_from_function(
+    lambda context: context.replica_id_in_sync_group
+)
+(rank,) = strategy.experimental_local_results(ranks)
+context = tf.distribute.get_replica_context
+one = tf.constant(rank + 1)
+
+
+def equal(found, expected):
+    np.testing.assert_allclose(np.asarray(found), expected, rtol=1e-6)
+
+
+# In the cross-replica context, every type and axis.
+for (
+    dtype
+) in "int8 uint8 int16 uint16 int32 uint32 int64 uint64 float16 bfloat16 float32 float64".split():
+    value = tf.cast(one, dtype)
+    summed = strategy.reduce("SUM", value, axis=None)
+    assert summed.dtype == value.dtype
+    equal(tf.cast(summed, tf.float64), total)
+    gathered = strategy.gather(tf.fill([2, rank + 1], value), axis=1)
+    assert gathered.dtype == value.dtype
+    equal(tf.cast(gathered, tf.float64), [sum(([r + 1] * (r + 1) for r in range(n)), [])] * 2)
+equal(strategy.gather(tf.constant([rank % 2 == 0]), axis=0), [r % 2 == 0 for r in range(n)])
+equal(strategy.reduce("MEAN", tf.cast(one, tf.float32), axis=None), total / n)
+equal(strategy.reduce("MEAN", tf.constant([1.0, 3.0]), axis=0), 2.0)
+equal(strategy.reduce("SUM", tf.cast(one, tf.float32), axis=0), total)
+try:
+    strategy.reduce("SUM", tf.constant(True), axis=None)
+except ValueError as error:
+    assert "Received: bool" in str(error)
+else:
+    raise AssertionError("the sum of booleans")
+
+
+# In a replica, with gradients through the reduction, in a condition and in a loop.
+@tf.function
+def in_replica(value):
+    def replica(value):
+        with tf.GradientTape() as tape:
+            tape.watch(value)
+            loss = context().all_reduce("SUM", value * value)
+        gradient = tape.gradient(loss, value)
+        gathered = context().all_gather(tf.fill([rank + 1], value), axis=0)
+        mean = context().all_reduce("MEAN", [value, {"a": value + 1}])
+        if value > 0:
+            conditional = context().all_reduce("SUM", value)
+        else:
+            conditional = context().all_reduce("SUM", -value)
+        looped = tf.constant(0.0)
+        for _ in tf.range(3):
+            looped += context().all_reduce("SUM", value)
+        merged = context().merge_call(
+            lambda strategy, value: strategy.reduce("SUM", value, axis=None), args=(value,)
+        )
+        return loss, gradient, gathered, mean, conditional, looped, merged
+
+    return strategy.run(replica, args=(value,))
+
+
+loss, gradient, gathered, mean, conditional, looped, merged = in_replica(tf.cast(one, tf.float32))
+equal(loss, sum(r * r for r in range(1, n + 1)))
+equal(gradient, n * 2 * (rank + 1))
+equal(gathered, sum(([r + 1] * (r + 1) for r in range(n)), []))
+equal(mean[0], total / n)
+equal(mean[1]["a"], total / n + 1)
+equal(conditional, total)
+equal(looped, 3 * total)
+equal(merged, total)
+
+# Variables of every kind.
+with strategy.scope():
+    first = tf.Variable(float(rank))
+    state = tf.Variable(0.0, trainable=False)
+    counts = [
+        tf.Variable(0.0, trainable=False, synchronization=synchronization, aggregation=aggregation)
+        for synchronization in (
+            tf.VariableSynchronization.ON_WRITE,
+            tf.VariableSynchronization.ON_READ,
+        )
+        for aggregation in (tf.VariableAggregation.SUM, tf.VariableAggregation.MEAN)
+    ]
+    only_first = tf.Variable(
+        0.0, trainable=False, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA
+    )
+equal(first, 0.0)
+
+
+@tf.function
+def write(value):
+    def replica(value):
+        for variable in [state, *counts, only_first]:
+            variable.assign_add(value)
+
+    strategy.run(replica, args=(value,))
+
+
+write(tf.cast(one, tf.float32))
+equal(state, total / n)
+equal([count.numpy() for count in counts], [total, total / n, total, total / n])
+equal(only_first, 1.0)
+strategies.verify_equal(strategy, [first, state, only_first])
+try:
+    with strategy.scope():
+        mine = tf.Variable(float(rank))
+    mine.values[0].assign(float(rank))
+    strategies.verify_equal(strategy, [first, mine])
+except RuntimeError as error:
+    assert "in 1 of 2 variables, the first of them number 1" in str(error)
+else:
+    assert n == 1, "different values were taken for equal ones"
+
+# A loop of the user's own, and the same in a graph.
+with strategy.scope():
+    weight = tf.Variable([[1.0], [2.0]])
+    optimizer = keras.optimizers.SGD(0.1)
+    optimizer.build([weight])
+x = np.arange(20, dtype="float32").reshape(10, 2) / 10
+dataset = tf.data.Dataset.from_tensor_slices(x).batch(4)
+distributed = strategy.experimental_distribute_dataset(dataset)
+
+
+@tf.function
+def step(batch):
+    def replica(x):
+        with tf.GradientTape() as tape:
+            error = tf.square(tf.matmul(x, weight))[:, 0]
+            loss = tf.nn.compute_average_loss(error, global_batch_size=4)
+        optimizer.apply_gradients([(tape.gradient(loss, weight), weight)])
+        return loss
+
+    return strategy.reduce("SUM", strategy.run(replica, args=(batch,)), axis=None)
+
+
+@tf.function
+def epoch():
+    losses = tf.constant(0.0)
+    for batch in distributed:
+        losses += step(batch)
+    return losses
+
+
+@tf.function
+def epoch_of(dataset):
+    losses = tf.constant(0.0)
+    for batch in dataset:
+        losses += step(batch)
+    return losses
+
+
+def expected_losses(weight):
+    """Returns the losses and weight of plain gradient descent."""
+    losses = []
+    for batch in np.split(x, [4, 8]):
+        products = batch @ weight
+        losses.append((products**2).sum() / 4)
+        weight = weight - 0.1 * 2 * batch.T @ products / 4
+    return losses, weight
+
+
+losses, after = expected_losses(np.array([[1.0], [2.0]]))
+equal([step(batch) for batch in distributed], losses)
+for run in (epoch, lambda: epoch_of(distributed)):
+    losses, after = expected_losses(after)
+    np.testing.assert_allclose(run(), sum(losses), rtol=1e-4)
+np.testing.assert_allclose(weight, after, rtol=1e-4)
+strategies.verify_equal(strategy, [weight])
+
+
+# Each worker's own data: all make as many steps as the longest.
+def own(known):
+    def function(context):
+        rows = 3 + 2 * context.input_pipeline_id
+        dataset = tf.data.Dataset.range(rows).batch(2)
+        return dataset if known else dataset.filter(lambda _: True)
+
+    return [len(batch) for batch in strategy.distribute_datasets_from_function(function)]
+
+
+for known in (True, False):
+    batches = own(known)
+    assert len(batches) == (3 + 2 * (n - 1) + 1) // 2, batches
+    assert sum(batches) == 3 + 2 * rank, batches
+
+for policy in ("OFF", "DATA"):
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = getattr(
+        tf.data.experimental.AutoShardPolicy, policy
+    )
+    rows = tf.data.Dataset.range(10).batch(4).with_options(options)
+    mine = np.concatenate([b.numpy() for b in strategy.experimental_distribute_dataset(rows)])
+    everyone = strategy.gather(tf.constant(mine), axis=0).numpy()
+    assert sorted(everyone) == sorted(list(range(10)) * (n if policy == "OFF" else 1))
+print("passed")

@@ -1,0 +1,93 @@
+"""N workers at B rows each follow one process at N * B rows.
+
+parity.py keras|tf_keras
+"""
+
+import importlib
+import sys
+
+import numpy as np
+import tensorflow as tf
+
+import strategies
+
+STEPS, ROWS, CLASSES, WORDS = 20, 8, 4, 50
+
+keras = importlib.import_module(sys.argv[1])
+random = np.random.default_rng(0)
+
+
+def dense_model():
+    return keras.Sequential(
+        [
+            keras.layers.InputLayer([12]),
+            keras.layers.Dense(16, "tanh"),
+            keras.layers.Dense(CLASSES, kernel_regularizer=keras.regularizers.L2(0.01)),
+        ]
+    )
+
+
+def embedding_model():
+    return keras.Sequential(
+        [
+            keras.layers.InputLayer([6], dtype="int64"),
+            keras.layers.Embedding(WORDS, 8),
+            keras.layers.GlobalAveragePooling1D(),
+            keras.layers.Dense(CLASSES),
+        ]
+    )
+
+
+def dense_data(rows):
+    return random.normal(size=[rows, 12]).astype("float32")
+
+
+def embedding_data(rows):
+    return random.integers(0, WORDS, size=[rows, 6])
+
+
+def trained(make_model, make_optimizer, weights, x, y, batch_size):
+    model = make_model()
+    model.set_weights(weights)
+    model.compile(
+        make_optimizer(),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+    )
+    history = model.fit(x, y, batch_size=batch_size, shuffle=False, verbose=0).history
+    return model, history
+
+
+def check(make_model, make_data, make_optimizer, strategy):
+    batch_size = ROWS * strategy.num_replicas_in_sync
+    x = make_data(STEPS * batch_size)
+    y = random.integers(0, CLASSES, size=[len(x)])
+    shapes = [weight.shape for weight in make_model().get_weights()]
+    weights = [random.normal(size=shape).astype("float32") * 0.3 for shape in shapes]
+    arguments = make_model, make_optimizer, weights, x, y, batch_size
+    one, one_history = trained(*arguments)
+    with strategy.scope():
+        many, many_history = trained(*arguments)
+    assert not np.allclose(one.get_weights()[0], weights[0], atol=1e-3), "nothing was trained"
+    for expected, found in zip(one.get_weights(), many.get_weights(), strict=True):
+        np.testing.assert_allclose(found, expected, atol=1e-5, rtol=1e-5)
+    for name, values in one_history.items():
+        np.testing.assert_allclose(many_history[name], values, rtol=1e-5, err_msg=name)
+    strategies.verify_equal(strategy, many.variables)
+    strategies.verify_equal(strategy, _variables(many.optimizer))
+
+
+def _variables(optimizer):
+    variables = optimizer.variables
+    return variables() if callable(variables) else variables
+
+
+strategy = strategies.from_tf_config()
+for make_model, make_data in [(dense_model, dense_data), (embedding_model, embedding_data)]:
+    for make_optimizer in [
+        lambda: keras.optimizers.SGD(0.1, momentum=0.9),
+        lambda: keras.optimizers.Adam(0.01),
+    ]:
+        check(make_model, make_data, make_optimizer, strategy)
+assert tf.distribute.has_strategy() is False
+print("passed")

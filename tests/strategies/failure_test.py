@@ -1,0 +1,67 @@
+"""Workers that die, and Ctrl-C, in the middle of training."""
+
+import signal
+import sys
+import time
+
+import pytest
+
+from tf_config import TFConfig, local_cluster
+
+
+@pytest.fixture
+def endless(job, request):
+    """The path of a script that trains until it is ended."""
+    return request.path.parent.parent / "scripts" / "endless.py"
+
+
+def start_training(job, endless):
+    """Starts three workers under the launcher; returns when they train."""
+    process = job.start("--workers", 3, "--log-dir", "logs", endless)
+    job.wait_for(lambda: all((job.directory / f"training-{i}").exists() for i in range(3)), 60)
+    return process
+
+
+def task_process(job, index):
+    """Returns the process that was told to be worker `index`."""
+    for process in job.processes():
+        config = TFConfig.from_env(process.environ())
+        if config is not None and config.task.index == index:
+            return process
+    raise AssertionError(f"There is no worker {index}.")
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_worker_that_is_killed_ends_the_job_and_is_named(job, endless, index):
+    launcher = start_training(job, endless)
+    killed = time.monotonic()
+    task_process(job, index).kill()
+    output, _ = launcher.communicate(timeout=20)
+    assert time.monotonic() - killed < 10
+    assert launcher.returncode == 128 + signal.SIGKILL
+    assert f"worker {index} failed with signal 9 (SIGKILL); its log is logs/" in output
+    job.assert_nothing_left()
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_without_a_launcher_a_dead_peer_ends_the_others(job, endless, index):
+    cluster = local_cluster(workers=2)
+    workers = []
+    for task in cluster.training_tasks:
+        job.environ["TF_CONFIG"] = TFConfig(cluster, task).to_json()
+        workers.append(job.popen([sys.executable, str(endless)]))
+    job.wait_for(lambda: all((job.directory / f"training-{i}").exists() for i in range(2)), 60)
+    workers[index].kill()
+    output, _ = workers[1 - index].communicate(timeout=10)
+    assert workers[1 - index].returncode != 0
+    assert "Horovod has been shut down" in output
+    job.assert_nothing_left()
+
+
+def test_ctrl_c_ends_the_training_on_all_workers(job, endless):
+    launcher = start_training(job, endless)
+    launcher.send_signal(signal.SIGINT)
+    output, _ = launcher.communicate(timeout=10)
+    assert launcher.returncode == 130
+    assert "tf-config: ending worker 0, worker 1, worker 2 (SIGINT)" in output
+    job.assert_nothing_left()

@@ -1,0 +1,130 @@
+"""The parts of batches, with workers that are only numbers."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from strategies.input import equal_steps, share
+
+
+class Worker:
+    """One of several workers; the others' numbers of steps are given."""
+
+    def __init__(self, rank, size, steps=()):
+        self.rank, self.size, self._steps = rank, size, steps
+
+    def all_gather(self, tensor):
+        return tf.constant(self._steps, tf.int64)
+
+
+def parts(dataset, size):
+    """Returns each worker's batches."""
+    return [list(share(dataset, Worker(rank, size))) for rank in range(size)]
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 40), st.integers(1, 9), st.integers(1, 5))
+def test_parts_of_a_batch_joined_by_rank_are_the_batch(rows, batch_size, workers):
+    dataset = tf.data.Dataset.range(rows).batch(batch_size)
+    batches = [batch.numpy() for batch in dataset]
+    by_worker = parts(dataset, workers)
+    for worker in by_worker:
+        assert len(worker) == len(batches)
+    for step, batch in enumerate(batches):
+        pieces = [worker[step].numpy() for worker in by_worker]
+        np.testing.assert_array_equal(np.concatenate(pieces), batch)
+        sizes = [len(piece) for piece in pieces]
+        assert max(sizes) - min(sizes) <= 1
+        assert sizes == sorted(sizes, reverse=True)
+
+
+def test_every_kind_of_component_is_cut():
+    elements = {
+        "dense": tf.reshape(tf.range(10), [5, 2]),
+        "text": tf.constant(list("abcde")),
+        "ragged": tf.ragged.constant([[1], [], [2, 3], [4], [5, 6, 7]]),
+        "sparse": tf.sparse.from_dense([[1, 0], [0, 2], [3, 0], [0, 0], [4, 5]]),
+    }
+    dataset = tf.data.Dataset.from_tensors((elements, tf.range(5)))
+    (((one, first),),), (((two, second),),) = ([part] for part in parts(dataset, 2))
+    assert first.numpy().tolist() == [0, 1, 2]
+    assert second.numpy().tolist() == [3, 4]
+    assert two["dense"].numpy().tolist() == [[6, 7], [8, 9]]
+    assert two["text"].numpy().tolist() == [b"d", b"e"]
+    assert one["ragged"].to_list() == [[1], [], [2, 3]]
+    assert tf.sparse.to_dense(two["sparse"]).numpy().tolist() == [[0, 0], [4, 5]]
+
+
+def test_a_fixed_batch_size_stays_fixed():
+    dataset = tf.data.Dataset.range(8).batch(4, drop_remainder=True)
+    assert share(dataset, Worker(0, 2)).element_spec.shape == [2]
+    assert share(dataset, Worker(0, 3)).element_spec.shape == [2]
+    assert share(dataset, Worker(2, 3)).element_spec.shape == [1]
+
+
+def test_one_worker_gets_the_dataset_as_it_is():
+    dataset = tf.data.Dataset.range(8)
+    assert share(dataset, Worker(0, 1)) is dataset
+    assert equal_steps(dataset, Worker(0, 1)) is dataset
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [
+        tf.data.Dataset.range(8),
+        tf.data.Dataset.from_tensor_slices((np.zeros([4, 5]), np.zeros([4, 1]))),
+    ],
+)
+def test_a_dataset_that_is_not_batched_is_refused(dataset):
+    with pytest.raises(ValueError, match=r"Call .batch\(...\) with the batch size of"):
+        share(dataset, Worker(0, 2))
+
+
+def test_components_of_different_length_are_refused():
+    dataset = tf.data.Dataset.from_generator(
+        lambda: [(np.zeros(3), np.zeros(2))],
+        output_signature=(tf.TensorSpec([None]), tf.TensorSpec([None])),
+    ).apply(tf.data.experimental.assert_cardinality(1))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="the same number of rows"):
+        list(share(dataset, Worker(0, 2)))
+
+
+@pytest.mark.parametrize(("rank", "expected"), [(0, [2, 1, 0]), (1, [2, 2, 2])])
+def test_who_runs_dry_goes_on_with_empty_batches(rank, expected):
+    dataset = tf.data.Dataset.range([3, 6][rank]).batch(2)
+    padded = equal_steps(dataset, Worker(rank, 2, [2, 3]))
+    assert [len(batch) for batch in padded] == expected
+
+
+def test_equal_and_endless_data_stay_as_they_are():
+    dataset = tf.data.Dataset.range(4).batch(2)
+    assert equal_steps(dataset, Worker(0, 2, [2, 2])) is dataset
+    endless = dataset.repeat()
+    infinite = tf.data.INFINITE_CARDINALITY
+    assert equal_steps(endless, Worker(0, 2, [infinite, infinite])) is endless
+    with pytest.raises(ValueError, match=r"infinite in worker 1, .* steps by rank: \[2, -1\]"):
+        equal_steps(dataset, Worker(0, 2, [2, infinite]))
+
+
+def test_own_batches_are_split_over_the_steps():
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+    dataset = tf.data.Dataset.range(6).batch(4).with_options(options)
+    split = share(dataset, Worker(0, 2, [4, 4]))
+    assert [batch.numpy().tolist() for batch in split] == [[0, 1], [2, 3], [4], [5]]
+
+
+def test_files_are_shared_out_where_the_dataset_asks_for_it(tmp_path):
+    for index in range(4):
+        (tmp_path / f"{index}.txt").write_text(f"{index}a\n{index}b\n")
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.FILE
+    files = sorted(map(str, tmp_path.iterdir()))
+    dataset = tf.data.TextLineDataset(files).batch(2).with_options(options)
+    seen = [
+        b"".join(np.concatenate([part.numpy() for part in share(dataset, Worker(rank, 2, [4, 4]))]))
+        for rank in range(2)
+    ]
+    assert seen == [b"0a0b2a2b", b"1a1b3a3b"]

@@ -1,0 +1,100 @@
+"""The strategy on real workers; what is checked stands in tests/scripts."""
+
+import subprocess
+import sys
+
+import pytest
+
+import strategies
+from strategies.multi_worker import DEFAULT_START_TIMEOUT, _timeout
+from tf_config import ClusterConfigError
+
+TWO = (
+    '{"cluster": {"worker": ["127.0.0.1:1", "127.0.0.1:2"]%s}, "task": {"type": "%s", "index": 0}}'
+)
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("api", ["keras", "tf_keras"])
+@pytest.mark.parametrize("script", ["parity.py", "training.py", "custom_loop.py"])
+def test_workers_do_what_one_process_does(train, script, api, workers):
+    train(script, api, workers=workers)
+
+
+@pytest.mark.parametrize("script", ["parity.py", "training.py", "custom_loop.py"])
+def test_a_cluster_of_one_worker_needs_no_other(train, script):
+    train(script, "keras", workers=1)
+
+
+def test_without_tf_config_there_is_one_worker(monkeypatch):
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    strategy = strategies.from_tf_config()
+    assert strategy.num_replicas_in_sync == 1
+    assert strategy.extended.worker_devices == ("/job:localhost/replica:0/task:0/device:CPU:0",)
+
+
+def test_an_evaluator_works_alone(monkeypatch):
+    monkeypatch.setenv("TF_CONFIG", TWO % ("", "evaluator"))
+    strategy = strategies.from_tf_config()
+    assert strategy.num_replicas_in_sync == 1
+    assert strategy.cluster_resolver.task_type == "evaluator"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{'cluster'", "JSON wants double quotes"),
+        ("", "Received: ''"),
+        (TWO % (', "ps": ["127.0.0.1:3"]', "worker"), "no use for parameter servers"),
+        (
+            '{"cluster": {"worker": {"1": "a:1", "2": "b:1"}}, '
+            '"task": {"type": "worker", "index": 1}}',
+            "Every worker has to know all others",
+        ),
+    ],
+)
+def test_a_wrong_tf_config_is_refused_before_anything_starts(monkeypatch, text, message):
+    monkeypatch.setenv("TF_CONFIG", text)
+    with pytest.raises(ClusterConfigError, match=message):
+        strategies.from_tf_config()
+
+
+@pytest.mark.parametrize("seconds", [0, -1, float("nan"), float("inf"), "soon"])
+def test_a_wrong_start_timeout_is_refused(seconds):
+    with pytest.raises(ValueError, match="number of seconds above 0. Received: "):
+        strategies.MultiWorkerMirroredStrategy(start_timeout=seconds)
+
+
+def test_the_start_timeout_comes_from_the_argument_then_from_the_launcher():
+    environ = {"KERAS_STRATEGIES_START_TIMEOUT": "7"}
+    assert _timeout(3, environ) == 3
+    assert _timeout(None, environ) == 7
+    assert _timeout(None, {}) == DEFAULT_START_TIMEOUT
+
+
+# A process in which Horovod cannot be imported, as where it is not installed.
+WITHOUT_HOROVOD = "import sys; sys.modules['horovod'] = None; import strategies\n"
+
+
+def run_without_horovod(code, environ):
+    return subprocess.run(
+        [sys.executable, "-c", WITHOUT_HOROVOD + code],
+        env={**environ, "PYTHONPATH": ":".join(sys.path)},
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_one_worker_needs_no_horovod():
+    result = run_without_horovod("print(strategies.from_tf_config().num_replicas_in_sync)", {})
+    assert result.stdout == "1\n", result.stderr
+
+
+def test_without_horovod_the_error_names_build_md():
+    result = run_without_horovod(
+        "strategies.MultiWorkerMirroredStrategy()", {"TF_CONFIG": TWO % ("", "worker")}
+    )
+    assert result.returncode == 1
+    last = result.stderr.strip().splitlines()[-1]
+    assert last.startswith("ImportError: Training on several workers needs Horovod 0.28.1")
+    assert "BUILD.md" in last

@@ -1,0 +1,127 @@
+"""Workers that meet, and that do not."""
+
+import socket
+import sys
+import threading
+import time
+
+import pytest
+
+from strategies.collectives import horovod as horovod_collectives
+from strategies.collectives.meeting import wait_for_all
+from tf_config import ClusterConfigError, ClusterSpec, Task, TFConfig, local_cluster
+
+MEET = "import strategies; strategies.MultiWorkerMirroredStrategy(start_timeout=12)"
+
+
+def start_worker(job, cluster, task, code=MEET):
+    job.environ["TF_CONFIG"] = TFConfig(cluster, task).to_json()
+    return job.popen([sys.executable, "-c", code])
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+def test_a_worker_that_does_not_come_is_named_until_the_time_is_up(job, missing):
+    cluster = local_cluster(workers=2)
+    tasks = cluster.training_tasks
+    worker = start_worker(job, cluster, tasks[1 - missing])
+    output, _ = worker.communicate(timeout=60)
+    assert worker.returncode == 1
+    absent = f"worker {missing} ({cluster.addresses[tasks[missing]]})"
+    assert f"worker {1 - missing} waits for {absent}: 5 s of 12 s." in output
+    assert f"worker {1 - missing} waits for {absent}: 10 s of 12 s." in output
+    assert "TimeoutError: All workers meet at the start of training within 12 s." in output
+    assert f"worker {1 - missing} still waits for {absent}." in output
+
+
+def test_the_launchers_start_timeout_reaches_the_workers(job):
+    script = job.script(
+        "import json, os, time\n"
+        "if json.loads(os.environ['TF_CONFIG'])['task']['index'] == 1: time.sleep(60)\n"
+        "import strategies; strategies.from_tf_config()\n"
+    )
+    start = time.monotonic()
+    code, output = job.run("--workers", 2, "--start-timeout", 3, script)
+    assert time.monotonic() - start < 30
+    assert code == 1
+    assert "within 3 s. worker 0 still waits for worker 1 (127.0.0.1:" in output
+    assert "tf-config: worker 0 failed with exit code 1" in output
+    job.assert_nothing_left()
+
+
+def test_two_processes_that_are_the_same_task_are_told_apart(job):
+    cluster = local_cluster(workers=2)
+    workers = [start_worker(job, cluster, Task("worker", 0)) for _ in range(2)]
+    outputs = [worker.communicate(timeout=60)[0] for worker in workers]
+    refused = [output for output in outputs if "Address already in use" in output]
+    assert len(refused) == 1
+    assert "The first worker listens at its own address. Received: 127.0.0.1:" in refused[0]
+
+
+@pytest.fixture
+def meeting():
+    """Serves the store of a cluster of two, as the first worker does."""
+    cluster = local_cluster(workers=2)
+    first = cluster.training_tasks[0]
+    server = horovod_collectives._serve(cluster.addresses[first], first)
+    yield cluster
+    server.shutdown()
+    server.server_close()
+
+
+def test_all_go_on_when_the_last_has_come(meeting):
+    done = []
+
+    def come(task):
+        wait_for_all(meeting, task, timeout=20)
+        done.append(task)
+
+    threads = [threading.Thread(target=come, args=[task]) for task in meeting.training_tasks]
+    threads[0].start()
+    time.sleep(0.5)
+    assert done == []
+    threads[1].start()
+    for thread in threads:
+        thread.join(20)
+    assert sorted(map(str, done)) == ["worker 0", "worker 1"]
+
+
+def test_a_worker_of_another_cluster_is_refused(meeting):
+    first, second = meeting.training_tasks
+    other = ClusterSpec({**meeting.addresses, Task("worker", 2): local_address()})
+    with pytest.raises(TimeoutError):
+        wait_for_all(other, second, timeout=0.3)
+    with pytest.raises(ClusterConfigError, match="Received: another one in worker 1"):
+        wait_for_all(meeting, first, timeout=5)
+
+
+def test_a_port_that_is_taken_is_named():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        spec = ClusterSpec.from_dict({"worker": [f"127.0.0.1:{taken.getsockname()[1]}"]})
+        (task,) = spec.training_tasks
+        with pytest.raises(ClusterConfigError, match="Choose a free port of this machine"):
+            horovod_collectives._serve(spec.addresses[task], task)
+
+
+def test_horovods_place_follows_from_the_cluster():
+    spec = ClusterSpec.from_dict(
+        {"chief": ["127.0.0.1:1"], "worker": ["127.0.0.2:1", "127.0.0.1:2", "127.0.0.3:1"]}
+    )
+    places = {
+        str(task): [
+            int(horovod_collectives._environment(spec, task)[f"HOROVOD_{name}"])
+            for name in (
+                "RANK SIZE LOCAL_RANK LOCAL_SIZE CROSS_RANK CROSS_SIZE".split()
+            )
+        ]
+        for task in spec.training_tasks
+    }  # fmt: skip
+    assert places == {
+        "chief 0": [0, 4, 0, 2, 0, 3],
+        "worker 0": [1, 4, 0, 1, 1, 3],
+        "worker 1": [2, 4, 1, 2, 0, 1],
+        "worker 2": [3, 4, 0, 1, 2, 3],
+    }
+
+
+def local_address():
+    return local_cluster().addresses[Task("worker", 0)]
