@@ -53,11 +53,11 @@ def share(dataset: tf.data.Dataset, collectives: Collectives) -> tf.data.Dataset
     """Returns this worker's part of a dataset of global batches.
 
     `AutoShardPolicy` AUTO and DATA cut each batch by rows: of n rows the first n mod N of N
-    workers take one more than the others, in order of rank. All workers so have equally many
-    steps, whatever the number of rows; a batch of fewer rows than workers leaves some with an
-    empty part. Every worker has to see the same batches in the same order. FILE and HINT share
-    out files as stock tf.distribute does; with OFF each worker's data are its own. Their
-    batches are cut to 1/N of the rows, and workers that run out early go on with empty batches.
+    workers take one more than the others, in order of rank; a batch of fewer rows than workers
+    leaves some with an empty part. Every worker has to see the same batches in the same order.
+    FILE and HINT share out files as stock tf.distribute does; with OFF each worker's data are
+    its own. Their batches are made into N of 1/N of the rows. Workers that run out early go on
+    with empty batches.
 
     Args:
       dataset: batches whose components all have the same number of rows: tensors,
@@ -72,13 +72,14 @@ def share(dataset: tf.data.Dataset, collectives: Collectives) -> tf.data.Dataset
     policy = dataset.options().experimental_distribute.auto_shard_policy
     _check_batched(dataset.element_spec)
     if policy in (_Policy.AUTO, _Policy.DATA):
-        part = _cut_batches(dataset, collectives.rank, collectives.size)
-        # What ends when its source says so (a generator, a filter) ends where the last does.
-        known = dataset.cardinality() != tf.data.UNKNOWN_CARDINALITY
-        return part if known else equal_steps(part, collectives)
-    if policy != _Policy.OFF:
-        dataset = auto_shard_dataset(dataset, collectives.size, collectives.rank, collectives.size)
-    return equal_steps(_split_batches(dataset, collectives.size), collectives)
+        mine = _cut_batches(dataset, collectives.rank, collectives.size)
+    else:
+        if policy != _Policy.OFF:
+            dataset = auto_shard_dataset(
+                dataset, collectives.size, collectives.rank, collectives.size
+            )
+        mine = _split_batches(dataset, collectives.size)
+    return equal_steps(mine, collectives)
 
 
 def equal_steps(dataset: tf.data.Dataset, collectives: Collectives) -> tf.data.Dataset:
@@ -131,13 +132,13 @@ def _split_batches(dataset: tf.data.Dataset, size: int) -> tf.data.Dataset:
 def _part(batch: Any, index: int | tf.Tensor, size: int) -> Any:
     """Returns part `index` of `size` of a batch; of n rows the first n mod size parts get more."""
     leaves = tf.nest.flatten(batch)
-    rows = _rows(leaves[0])
+    rows = number_of_rows(leaves[0])
     index, each, more = tf.cast(index, tf.int64), rows // size, rows % size
     start = index * each + tf.minimum(index, more)
     stop = start + each + tf.cast(index < more, tf.int64)
     checks = [
         tf.debugging.assert_equal(
-            _rows(leaf), rows, "All components of a batch have the same number of rows."
+            number_of_rows(leaf), rows, "All components of a batch have the same number of rows."
         )
         for leaf in leaves[1:]
     ]
@@ -153,7 +154,8 @@ def _slice(value: Any, start: tf.Tensor, stop: tf.Tensor) -> Any:
     return value[start:stop]
 
 
-def _rows(value: Any) -> tf.Tensor:
+def number_of_rows(value: Any) -> tf.Tensor:
+    """Returns the first dimension of a tensor, a ragged or a sparse one, an int64 scalar."""
     if isinstance(value, tf.SparseTensor):
         return value.dense_shape[0]
     if isinstance(value, tf.RaggedTensor):

@@ -18,7 +18,7 @@ from strategies._tensorflow import (
     global_seed,
 )
 from strategies.collectives import Collectives, LocalCollectives
-from strategies.input import WorkerDataset, equal_steps, share
+from strategies.input import WorkerDataset, equal_steps, number_of_rows, share
 from strategies.reduction import WorkerCrossDeviceOps
 from tf_config import ClusterConfigError, TFConfig
 from tf_config.launch import START_TIMEOUT_VARIABLE
@@ -287,10 +287,10 @@ def _share_seed(collectives: Collectives) -> None:
 
 def _row_weight(inputs: Any) -> tf.Tensor:
     """Returns 1 if a replica's inputs have rows, 0 if they are an empty batch."""
-    for leaf in tf.nest.flatten(inputs, expand_composites=True):
-        if isinstance(leaf, tf.Tensor) and (leaf.shape.rank or 0) > 0:
+    for leaf in tf.nest.flatten(inputs):
+        if isinstance(leaf, (tf.Tensor, tf.RaggedTensor, tf.SparseTensor)) and leaf.shape.rank:
             if leaf.shape[0] is None:
-                return tf.cast(tf.shape(leaf)[0] > 0, tf.float32)
+                return tf.cast(number_of_rows(leaf) > 0, tf.float32)
             return tf.constant(1.0 if leaf.shape[0] else 0.0)
     return tf.constant(1.0)
 

@@ -45,6 +45,9 @@ _MOVED_AS = {
     tf.complex64: tf.int64,
 }
 
+# What this process has joined: Horovod is started once a process, strategies may be many.
+_started: tuple[ClusterSpec, Task, HorovodCollectives] | None = None
+
 
 class HorovodCollectives:
     """Collectives among all workers of a cluster; made by `start`."""
@@ -58,7 +61,7 @@ class HorovodCollectives:
 
     @classmethod
     def start(cls, cluster: ClusterSpec, task: Task, timeout: float) -> HorovodCollectives:
-        """Waits for all workers, then joins them in one Horovod job.
+        """Waits for all workers, then joins them in one Horovod job; the same one if called again.
 
         Args:
           cluster: the workers; their order is the rank.
@@ -71,18 +74,23 @@ class HorovodCollectives:
           ClusterConfigError: if this worker's port is taken, or the workers' clusters differ.
           RuntimeError: if Horovod was started before, for another job.
         """
+        global _started
         horovod = _import_horovod()
+        if _started is not None and _started[:2] == (cluster, task):
+            return _started[2]
         if horovod.is_initialized():
             raise RuntimeError(
                 "A process joins one multi-worker job. Received: Horovod was started before in "
-                "this process. Create the strategy once, and do not call horovod.init()."
+                "this process, for another one. Keep to one TF_CONFIG a process, and do not call "
+                "horovod.init()."
             )
         if task == cluster.training_tasks[0]:
             _serve(cluster.addresses[task], task)
         wait_for_all(cluster, task, timeout)
         os.environ.update(_environment(cluster, task))
         horovod.init()
-        return cls(horovod)
+        _started = (cluster, task, cls(horovod))
+        return _started[2]
 
     def all_reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Returns the sums over all workers; see `Collectives`."""
@@ -200,7 +208,7 @@ def _environment(cluster: ClusterSpec, task: Task) -> dict[str, str]:
         "HOROVOD_CROSS_RANK": str(peers.index(hosts[rank])),
         "HOROVOD_CROSS_SIZE": str(len(peers)),
         "HOROVOD_HOSTNAME": hosts[rank],
-        "HOROVOD_GLOO_RENDEZVOUS_ADDR": socket.gethostbyname(first.host),
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": str(socket.getaddrinfo(first.host, first.port)[0][4][0]),
         "HOROVOD_GLOO_RENDEZVOUS_PORT": str(first.port),
     }
     defaults = {

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import http.client
 import time
-from collections.abc import Sequence
 
 from absl import logging
 
@@ -39,28 +38,29 @@ def wait_for_all(cluster: ClusterSpec, task: Task, timeout: float) -> None:
     start = time.monotonic()
     named = start
     announced = False
-    missing: Sequence[Task] = [other for other in tasks if other != task]
+    missing = [other for other in tasks if other != task]
     while missing:
         announced = announced or store.put(task, mine)
-        if announced:
-            missing = [other for other in missing if not _is_here(store, other, mine)]
+        # One question at a time: with all at once, N workers would ask N * N.
+        while announced and missing and _is_here(store, missing[0], mine):
+            missing.pop(0)
         now = time.monotonic()
-        if missing and now - start >= timeout:
-            raise TimeoutError(
-                f"All workers meet at the start of training within {timeout:g} s. {task} still "
-                f"waits for {_named(cluster, missing, announced)}. See that each of them was "
-                "started with the same cluster and did not fail; a longer wait is set with "
-                "'--start-timeout' or the argument start_timeout."
-            )
-        if missing and now - named >= _NAME_EVERY_SECONDS:
+        over = now - start >= timeout
+        if missing and (over or now - named >= _NAME_EVERY_SECONDS):
             named = now
-            logging.warning(
-                "%s waits for %s: %.0f s of %g s.",
-                task,
-                _named(cluster, missing, announced),
-                now - start,
-                timeout,
-            )
+            if announced:
+                missing = [other for other in missing if not _is_here(store, other, mine)]
+            # Where nobody answers, the first worker is not here, and only that is known.
+            absent = missing if announced else tasks[:1]
+            names = ", ".join(f"{other} ({cluster.addresses[other]})" for other in absent)
+            if over and missing:
+                raise TimeoutError(
+                    f"All workers meet at the start of training within {timeout:g} s. {task} "
+                    f"still waits for {names}. See that each of them was started with the same "
+                    "cluster and did not fail; a longer wait is set with '--start-timeout' or "
+                    "the argument start_timeout."
+                )
+            logging.warning("%s waits for %s: %.0f s of %g s.", task, names, now - start, timeout)
         if missing:
             time.sleep(_POLL_SECONDS)
 
@@ -103,9 +103,3 @@ def _is_here(store: _Store, task: Task, expected: bytes) -> bool:
             f"{task}. Compare 'tf-config show' on both, and start all tasks anew."
         )
     return entry is not None
-
-
-def _named(cluster: ClusterSpec, missing: Sequence[Task], announced: bool) -> str:
-    if not announced:  # nobody answers where the store should be, so the first worker is not here
-        missing = cluster.training_tasks[:1]
-    return ", ".join(f"{task} ({cluster.addresses[task]})" for task in missing)

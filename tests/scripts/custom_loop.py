@@ -47,7 +47,7 @@ try:
 except ValueError as error:
     assert "Received: bool" in str(error)
 else:
-    raise AssertionError("the sum of booleans")
+    assert n == 1, "the sum of booleans"
 
 
 # In a replica, with gradients through the reduction, in a condition and in a loop.
@@ -208,4 +208,16 @@ for policy in ("OFF", "DATA"):
     mine = np.concatenate([b.numpy() for b in strategy.experimental_distribute_dataset(rows)])
     everyone = strategy.gather(tf.constant(mine), axis=0).numpy()
     assert sorted(everyone) == sorted(list(range(10)) * (n if policy == "OFF" else 1))
+
+
+# A ragged batch of rows without values is no empty batch.
+@tf.function
+def mean_of_ones(batch):
+    return strategy.run(lambda batch: context().all_reduce("MEAN", tf.constant(1.0)), args=(batch,))
+
+
+equal(mean_of_ones(tf.RaggedTensor.from_row_lengths(tf.constant([], tf.int64), [0] * rank)), n > 1)
+
+# A second strategy in the same process.
+assert strategies.from_tf_config().num_replicas_in_sync == n
 print("passed")

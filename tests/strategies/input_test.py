@@ -10,13 +10,13 @@ from strategies.input import equal_steps, share
 
 
 class Worker:
-    """One of several workers; the others' numbers of steps are given."""
+    """One of several workers, which have the given numbers of steps, or all as many as it."""
 
     def __init__(self, rank, size, steps=()):
         self.rank, self.size, self._steps = rank, size, steps
 
     def all_gather(self, tensor):
-        return tf.constant(self._steps, tf.int64)
+        return tf.constant(self._steps, tf.int64) if self._steps else tf.repeat(tensor, self.size)
 
 
 def parts(dataset, size):
