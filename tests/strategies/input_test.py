@@ -24,7 +24,7 @@ def parts(dataset, size):
     return [list(share(dataset, Worker(rank, size))) for rank in range(size)]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(0, 40), st.integers(1, 9), st.integers(1, 5))
 def test_parts_of_a_batch_joined_by_rank_are_the_batch(rows, batch_size, workers):
     dataset = tf.data.Dataset.range(rows).batch(batch_size)

@@ -91,14 +91,6 @@ def test_wrong_input_is_one_line_and_exit_code_2(arguments, message, monkeypatch
     assert captured.err.count("\n") == 1
 
 
-@pytest.mark.parametrize("text", ["", "{'a': 1}", '{"cluster": {}}', CONFIG.replace("b:2", "a:1")])
-def test_a_wrong_tf_config_is_one_line_and_exit_code_2(text, monkeypatch, capsys):
-    monkeypatch.setenv("TF_CONFIG", text)
-    for command in ("check", "show"):
-        assert main([command]) == 2
-        assert capsys.readouterr().err.count("\n") == 1
-
-
 @pytest.mark.parametrize("command", ["build", "show", "check", "run"])
 def test_the_help_of_each_command_fits_a_screen_and_has_an_example(command, capsys):
     with pytest.raises(SystemExit) as end:

@@ -5,6 +5,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tf_config import Address, ClusterConfigError, ClusterSpec, Task, TFConfig
+from tf_config.cli import main
 
 TWO = '{"cluster": {"worker": ["a:1", "b:2"]}, "task": {"type": "worker", "index": 0}}'
 
@@ -60,11 +61,14 @@ def config(cluster, task=None, **others):
         (config({"worker": ["a:1"]}, rpc_layer=""), "'rpc_layer' is a string"),
     ],
 )
-def test_a_wrong_tf_config_is_refused_in_one_line(text, message):
+def test_a_wrong_tf_config_is_refused_in_one_line(text, message, monkeypatch, capsys):
     with pytest.raises(ClusterConfigError, match=message) as error:
         TFConfig.from_json(text)
     assert "\n" not in str(error.value)
     assert "Received: " in str(error.value)
+    monkeypatch.setenv("TF_CONFIG", text)
+    assert main(["check"]) == 2
+    assert capsys.readouterr() == ("", f"tf-config: error: {error.value}\n")
 
 
 def test_what_tensorflow_reads_is_read_and_written_back():
