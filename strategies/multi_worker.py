@@ -85,7 +85,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
           axis: the dimension to reduce within each replica's value, None for none.
         """
         leaves = [leaf for item in tf.nest.flatten(value) for leaf in _local(self, item)]
-        if all(getattr(leaf, "shape", None) == () for leaf in leaves):
+        if all(getattr(leaf, "shape", ()) == () for leaf in leaves):
             axis = None
         return super().reduce(reduce_op, value, axis)
 

@@ -9,13 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
 from tf_config import launch
 from tf_config.builder import local_cluster
 from tf_config.cluster import VARIABLE, Task, TFConfig
+from tf_config.environments import ENVIRONMENTS, Resolved, resolve
 from tf_config.errors import ClusterConfigError, shown
 
 _NO_AUTHENTICATION = (
@@ -58,6 +55,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_show(commands)
     _add_check(commands)
     _add_run(commands)
+    _add_exec(commands)
     return parser
 
 
@@ -79,10 +77,10 @@ def _add_show(commands: argparse._SubParsersAction) -> None:
         commands,
         "show",
         _show,
-        "show the cluster in TF_CONFIG as a table",
-        "TF_CONFIG='...' tf-config show",
+        "show the cluster that this process is part of, and where that is said",
+        "srun tf-config show",
     )
-    _add_file(show)
+    _add_source(show)
 
 
 def _add_check(commands: argparse._SubParsersAction) -> None:
@@ -93,7 +91,7 @@ def _add_check(commands: argparse._SubParsersAction) -> None:
         "say whether TF_CONFIG is right, and if not, what is wrong",
         "tf-config check --file tf_config.json",
     )
-    _add_file(check)
+    _add_source(check)
 
 
 def _add_run(commands: argparse._SubParsersAction) -> None:
@@ -116,6 +114,19 @@ def _add_run(commands: argparse._SubParsersAction) -> None:
     run.add_argument("arguments", nargs=argparse.REMAINDER, help="passed on as they are")
 
 
+def _add_exec(commands: argparse._SubParsersAction) -> None:
+    execute = _add(
+        commands,
+        "exec",
+        _exec,
+        "become a program, with the TF_CONFIG that the scheduler's variables make",
+        "srun -n 4 tf-config exec -- python train.py",
+    )
+    _add_environment(execute)
+    execute.add_argument("program", help="a Python script, or a program on the PATH")
+    execute.add_argument("arguments", nargs=argparse.REMAINDER, help="passed on as they are")
+
+
 def _add(
     commands: argparse._SubParsersAction, name: str, function: object, summary: str, example: str
 ) -> argparse.ArgumentParser:
@@ -131,9 +142,20 @@ def _add_roles(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--chief", action="store_true", help="add a chief, the first to train")
 
 
-def _add_file(parser: argparse.ArgumentParser) -> None:
+def _add_source(parser: argparse.ArgumentParser) -> None:
+    sources = parser.add_mutually_exclusive_group()
+    sources.add_argument(
+        "--file", type=Path, help=f"read {VARIABLE} from here; - for standard input"
+    )
+    _add_environment(sources)
+
+
+def _add_environment(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
-        "--file", type=Path, help=f"read it from here instead of {VARIABLE}; - for standard input"
+        "--from",
+        dest="origin",
+        metavar="ENVIRONMENT",
+        help=f"read this one: {', '.join(ENVIRONMENTS)} (default: the first of them that is there)",
     )
 
 
@@ -146,7 +168,12 @@ def _build(arguments: argparse.Namespace) -> int:
 
 
 def _show(arguments: argparse.Namespace) -> int:
-    config = _read(arguments.file)
+    from rich.console import Console  # here, for it takes as long as all the rest together
+    from rich.table import Table
+    from rich.text import Text
+
+    resolved = _read(arguments)
+    config = resolved.config
     table = Table("task", "address", "rank", "")
     ranks = {task: str(rank) for rank, task in enumerate(config.cluster.training_tasks)}
     for task, address in config.cluster.addresses.items():
@@ -158,11 +185,15 @@ def _show(arguments: argparse.Namespace) -> int:
     for name in ("environment", "rpc_layer"):
         if getattr(config, name):
             print(f"{name}: {getattr(config, name)}")
+    print(f"read from: {resolved.origin}")
+    for name, value in resolved.variables.items():
+        if name != VARIABLE:
+            print(f"  {name}={value}")
     return 0
 
 
 def _check(arguments: argparse.Namespace) -> int:
-    config = _read(arguments.file)
+    config = _read(arguments).config
     counts = [
         f"{len(tasks)} {task_type}"
         for task_type in ("chief", "worker", "ps")
@@ -180,15 +211,30 @@ def _run(arguments: argparse.Namespace) -> int:
     return launch.run(commands, sys.stdout, arguments.log_dir)
 
 
-def _read(path: Path | None) -> TFConfig:
+def _exec(arguments: argparse.Namespace) -> int:
+    config = _read(arguments).config
+    program = [arguments.program, *arguments.arguments]
+    command = launch.command(config, launch.argv(program), os.environ)
+    try:
+        os.execvpe(command.argv[0], command.argv, command.environ)
+    except OSError as error:
+        raise ClusterConfigError(
+            f"exec runs a program. Received: {shown(command.argv[0])} ({error.strerror}). "
+            "Name a Python script or a program on the PATH."
+        ) from None
+
+
+def _read(arguments: argparse.Namespace) -> Resolved:
+    path = getattr(arguments, "file", None)
     if path is None:
-        config = TFConfig.from_env()
-        if config is None:
+        resolved = resolve(os.environ, arguments.origin)
+        if resolved is None:
             raise ClusterConfigError(
-                f"The cluster is read from {VARIABLE}. Received: it is not set. "
-                "Set it, name a file with --file, or see 'tf-config build --help'."
+                f"The cluster is read from {VARIABLE} or a scheduler's variables. Received: none "
+                f"of {', '.join(ENVIRONMENTS)} is there. Set {VARIABLE}, start this under a "
+                "scheduler, or see 'tf-config build --help'."
             )
-        return config
+        return resolved
     try:
         text = sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -196,7 +242,7 @@ def _read(path: Path | None) -> TFConfig:
             f"--file names a text file. Received: {shown(str(path))} ({shown(str(error), 80)}). "
             "Correct the path."
         ) from None
-    return TFConfig.from_json(text)
+    return Resolved(TFConfig.from_json(text), str(path), {})
 
 
 def _count(text: str) -> int:

@@ -44,43 +44,52 @@ class Command:
     environ: Mapping[str, str]
 
 
+def argv(program: Sequence[str]) -> tuple[str, ...]:
+    """Returns what to start for a program and its arguments; `x.py` runs in this Python.
+
+    Raises:
+      ClusterConfigError: if it is a script that does not exist.
+    """
+    if not program[0].endswith(".py"):
+        return tuple(program)
+    if not Path(program[0]).is_file():
+        raise ClusterConfigError(
+            f"A job runs a program. Received: {shown(program[0])}, which is no file here. "
+            "Correct the path."
+        )
+    return (sys.executable, *program)
+
+
+def command(config: TFConfig, what: tuple[str, ...], environ: Mapping[str, str]) -> Command:
+    """Returns the command of one task: `what` in `environ`, with the task's TF_CONFIG.
+
+    TensorFlow's notes are off (TF_CPP_MIN_LOG_LEVEL=1) unless `environ` says otherwise.
+    """
+    defaults = {"TF_CPP_MIN_LOG_LEVEL": "1", "PYTHONUNBUFFERED": "1"}
+    return Command(config.task, what, {**defaults, **environ, VARIABLE: config.to_json()})
+
+
 def plan(
     cluster: ClusterSpec,
     program: Sequence[str],
     environ: Mapping[str, str],
     start_timeout: float | None = None,
 ) -> list[Command]:
-    """Returns the command of each task: the program, in `environ`, with the task's TF_CONFIG.
+    """Returns the commands of all tasks.
 
     Args:
       cluster: the tasks.
-      program: a program and its arguments; a name that ends in `.py` runs in this Python.
-      environ: what each process inherits. TensorFlow's notes are off (TF_CPP_MIN_LOG_LEVEL=1)
-        unless it says otherwise.
+      program: what each runs, and its arguments.
+      environ: what each inherits.
       start_timeout: seconds that a task waits for the others to start; None for the default.
 
     Raises:
-      ClusterConfigError: if `program` is empty or a script that does not exist.
+      ClusterConfigError: if the program is a script that does not exist.
     """
-    if not program:
-        raise ClusterConfigError(
-            "A job runs a program. Received: none. Name a script, as in 'tf-config run train.py'."
-        )
-    argv = tuple(program)
-    if argv[0].endswith(".py"):
-        if not Path(argv[0]).is_file():
-            raise ClusterConfigError(
-                f"A job runs a program. Received: {shown(argv[0])}, which is no file here. "
-                "Correct the path."
-            )
-        argv = (sys.executable, *argv)
-    base = {"TF_CPP_MIN_LOG_LEVEL": "1", "PYTHONUNBUFFERED": "1", **environ}
     if start_timeout is not None:
-        base[START_TIMEOUT_VARIABLE] = f"{start_timeout:g}"
-    return [
-        Command(task, argv, {**base, VARIABLE: TFConfig(cluster, task).to_json()})
-        for task in cluster.addresses
-    ]
+        environ = {**environ, START_TIMEOUT_VARIABLE: f"{start_timeout:g}"}
+    what = argv(program)
+    return [command(TFConfig(cluster, task), what, environ) for task in cluster.addresses]
 
 
 def run(commands: Sequence[Command], stream: TextIO, log_dir: Path | None = None) -> int:

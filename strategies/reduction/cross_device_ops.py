@@ -104,9 +104,13 @@ class WorkerCrossDeviceOps(tf.distribute.CrossDeviceOps):
         return [_as_mirrored(value) for value in self.all_reduce(reduce_op, values)]
 
     def broadcast(self, tensor: Any, destinations: Any) -> Any:
-        """Returns the first worker's tensor."""
+        """Returns the tensor: from the first replica of this worker to its others.
+
+        So it is in stock tf.distribute, where a variable with ONLY_FIRST_REPLICA (a counter of
+        steps) does not leave the worker. Optimizers write one in every step.
+        """
         del destinations
-        return _as_mirrored(self._collectives.broadcast(tf.convert_to_tensor(tensor)))
+        return _as_mirrored(tf.convert_to_tensor(tensor))
 
     def _gather(
         self, per_replica_value: Any, destinations: Any, axis: int, options: Any = None

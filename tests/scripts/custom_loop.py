@@ -41,7 +41,8 @@ for (
 equal(strategy.gather(tf.constant([rank % 2 == 0]), axis=0), [r % 2 == 0 for r in range(n)])
 equal(strategy.reduce("MEAN", tf.cast(one, tf.float32), axis=None), total / n)
 equal(strategy.reduce("MEAN", tf.constant([1.0, 3.0]), axis=0), 2.0)
-equal(strategy.reduce("SUM", tf.cast(one, tf.float32), axis=0), total)
+for scalar in (tf.cast(one, tf.float32), np.float32(rank + 1), float(rank + 1)):
+    equal(strategy.reduce("SUM", scalar, axis=0), total)
 try:
     strategy.reduce("SUM", tf.constant(True), axis=None)
 except ValueError as error:
@@ -115,8 +116,8 @@ def write(value):
 write(tf.cast(one, tf.float32))
 equal(state, total / n)
 equal([count.numpy() for count in counts], [total, total / n, total, total / n])
-equal(only_first, 1.0)
-strategies.verify_equal(strategy, [first, state, only_first])
+equal(only_first, rank + 1)  # of this worker's replicas, as in stock tf.distribute
+strategies.verify_equal(strategy, [first, state])
 try:
     with strategy.scope():
         mine = tf.Variable(float(rank))

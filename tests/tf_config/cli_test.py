@@ -42,6 +42,7 @@ def test_show_prints_every_task_its_rank_and_which_one_this_is(tf_config, capsys
     assert ["chief 0", "a:1", "0", ""] in rows
     assert ["worker 0", "b:2", "1", "this task"] in rows
     assert "environment: cloud" in output
+    assert "read from: tf_config" in output
 
 
 def test_check_says_ok_and_that_there_is_no_authentication(tf_config, capsys):
@@ -77,8 +78,12 @@ def test_check_reads_a_file(tmp_path, capsys):
         (["run", "--workers", "0", "x.py"], "at least one task that trains"),
         (["run", "--start-timeout", "0", "x.py"], "a time in seconds is above 0, received '0'"),
         (["run", "--start-timeout", "nan", "x.py"], "a time in seconds is above 0"),
-        (["show"], "Received: it is not set"),
-        (["check"], "Received: it is not set"),
+        (["show"], "Received: none of tf_config, paddle, slurm is there"),
+        (["check"], "Received: none of tf_config, paddle, slurm is there"),
+        (["check", "--from", "lsf"], "--from is one of tf_config, paddle, slurm"),
+        (["check", "--from", "slurm", "--file", "x"], "not allowed with argument"),
+        (["exec"], "required: program"),
+        (["exec", "true"], "Received: none of tf_config, paddle, slurm is there"),
     ],
 )
 def test_wrong_input_is_one_line_and_exit_code_2(arguments, message, monkeypatch, capsys):
@@ -91,7 +96,7 @@ def test_wrong_input_is_one_line_and_exit_code_2(arguments, message, monkeypatch
     assert captured.err.count("\n") == 1
 
 
-@pytest.mark.parametrize("command", ["build", "show", "check", "run"])
+@pytest.mark.parametrize("command", ["build", "show", "check", "run", "exec"])
 def test_the_help_of_each_command_fits_a_screen_and_has_an_example(command, capsys):
     with pytest.raises(SystemExit) as end:
         main([command, "--help"])
@@ -101,6 +106,35 @@ def test_the_help_of_each_command_fits_a_screen_and_has_an_example(command, caps
     assert output.count("\n") < 25
 
 
+def test_exec_becomes_the_program_with_the_tf_config_of_the_scheduler(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("import os, sys; print(os.environ['TF_CONFIG'], sys.argv[1:]); sys.exit(5)")
+    step = {
+        "SLURM_JOB_ID": "1",
+        "SLURM_PROCID": "1",
+        "SLURM_JOB_NODELIST": "n[9-10]",
+        "SLURM_TASKS_PER_NODE": "1(x2)",
+    }
+    result = subprocess.run(
+        [sys.executable, "-m", "tf_config", "exec", "--", str(script), "--epochs", "3"],
+        env={"PYTHONPATH": ":".join(sys.path), **step},
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 5
+    assert '"task": {"type": "worker", "index": 1}' in result.stdout
+    assert '"worker": ["n9:' in result.stdout
+    assert result.stdout.endswith("['--epochs', '3']\n")
+
+
+def test_exec_of_a_program_that_does_not_exist_is_one_line(tf_config, capsys):
+    for program, message in [("none.py", "no file here"), ("none", "No such file")]:
+        assert main(["exec", program]) == 2
+        error = capsys.readouterr().err
+        assert message in error
+        assert error.count("\n") == 1
+
+
 def test_a_reader_that_leaves_early_gets_no_traceback():
     command = f"{sys.executable} -m tf_config build --workers 2000 | head -1"
     result = subprocess.run(command, shell=True, capture_output=True, text=True)
@@ -108,6 +142,9 @@ def test_a_reader_that_leaves_early_gets_no_traceback():
     assert result.stderr == ""
 
 
-def test_tf_config_imports_no_tensorflow():
-    code = "import sys, tf_config.cli; sys.exit('tensorflow' in sys.modules)"
+def test_what_takes_long_to_import_is_not_imported():
+    code = (
+        "import sys, tf_config.cli; "
+        "sys.exit(bool({'tensorflow', 'keras', 'numpy', 'rich'} & set(sys.modules)))"
+    )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -1,0 +1,140 @@
+"""Each environment as a table: variables in, TF_CONFIG out."""
+
+import pytest
+
+from tf_config import ClusterConfigError, Task
+from tf_config.environments import ENVIRONMENTS, resolve
+
+# As `srun -n 3 -N 2 --distribution=cyclic` of Slurm 22.05 sets them.
+STEP = {
+    "SLURM_JOB_ID": "1",
+    "SLURM_STEP_ID": "0",
+    "SLURM_PROCID": "1",
+    "SLURM_NODEID": "1",
+    "SLURM_STEP_NODELIST": "n[9-10]",
+    "SLURM_STEP_TASKS_PER_NODE": "2,1",
+    "SLURM_JOB_NODELIST": "n[9-12]",
+    "SLURM_TASKS_PER_NODE": "4(x4)",
+    "SLURM_DISTRIBUTION": "cyclic",
+}
+PADDLE = {
+    "PADDLE_TRAINER_ENDPOINTS": "10.0.0.1:6170,10.0.0.2:6170",
+    "PADDLE_TRAINERS_NUM": "2",
+    "PADDLE_TRAINER_ID": "1",
+}
+SERVERS = {
+    "PADDLE_PSERVERS_IP_PORT_LIST": "10.0.0.3:6174,10.0.0.4:6174",
+    "TRAINING_ROLE": "PSERVER",
+    "POD_IP": "10.0.0.4",
+    "PADDLE_PORT": "6174",
+}
+
+
+def hosts(environ):
+    config = resolve(environ).config
+    return [config.cluster.addresses[task].host for task in config.cluster.training_tasks]
+
+
+def test_a_slurm_step_in_the_order_of_its_ranks():
+    resolved = resolve(STEP)
+    assert resolved.origin == "slurm"
+    assert resolved.config.task == Task("worker", 1)
+    assert hosts(STEP) == ["n9", "n10", "n9"]
+    assert resolved.variables["SLURM_STEP_NODELIST"] == "n[9-10]"
+    assert "SLURM_JOB_NODELIST" not in resolved.variables
+
+
+@pytest.mark.parametrize(
+    ("distribution", "placed"),
+    [
+        (None, "n9 n9 n9 n10 n10"),
+        ("block", "n9 n9 n9 n10 n10"),
+        ("block:cyclic", "n9 n9 n9 n10 n10"),
+        ("cyclic", "n9 n10 n9 n10 n9"),
+        ("plane", "n9 n9 n10 n10 n9"),
+    ],
+)
+def test_slurms_ways_to_place_tasks(distribution, placed):
+    environ = {
+        **STEP,
+        "SLURM_STEP_TASKS_PER_NODE": "3,2",
+        "SLURM_PROCID": "0",
+        "SLURM_NODEID": "0",
+        "SLURM_DIST_PLANESIZE": "2",
+    }
+    environ["SLURM_DISTRIBUTION"] = distribution or ""
+    assert hosts(environ) == placed.split()
+
+
+def test_a_batch_script_sees_its_whole_job():
+    environ = {name: value for name, value in STEP.items() if "STEP" not in name}
+    environ |= {"SLURM_PROCID": "0", "SLURM_NODEID": "0", "SLURM_DISTRIBUTION": ""}
+    assert hosts(environ) == [f"n{number}" for number in range(9, 13) for _ in range(4)]
+
+
+def test_slurm_jobs_and_steps_at_once_have_ports_of_their_own():
+    taken = set()
+    for job in range(20, 60):
+        addresses = resolve({**STEP, "SLURM_JOB_ID": str(job)}).config.cluster.addresses
+        ports = {address.port for address in addresses.values()}
+        assert len(ports) == 3
+        assert not ports & taken
+        assert all(1024 < port < 32_768 for port in ports)
+        taken |= ports
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"SLURM_STEP_NODELIST": "n[9"}, "A node list names nodes as Slurm does"),
+        ({"SLURM_STEP_TASKS_PER_NODE": "2"}, "Received: 2 nodes"),
+        ({"SLURM_PROCID": "x"}, "SLURM_PROCID is a whole number from 0. Received: 'x'"),
+        ({"SLURM_PROCID": ""}, "sets SLURM_PROCID. Received: it is not set"),
+        ({"SLURM_PROCID": "3"}, "'task' names a task of 'cluster'. Received: worker 3"),
+        ({"SLURM_NODEID": "0"}, "rank 1 on node '0', where node 1 was expected"),
+        ({"SLURM_DISTRIBUTION": "arbitrary"}, "SLURM_DISTRIBUTION='arbitrary'"),
+    ],
+)
+def test_wrong_slurm_variables(changes, message):
+    with pytest.raises(ClusterConfigError) as error:
+        resolve({**STEP, **changes})
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_paddle_trainer_and_a_parameter_server():
+    assert resolve(PADDLE).config.task == Task("worker", 1)
+    assert hosts(PADDLE) == ["10.0.0.1", "10.0.0.2"]
+    server = resolve({**PADDLE, **SERVERS}).config
+    assert server.task == Task("ps", 1)
+    assert str(server.address) == "10.0.0.4:6174"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"PADDLE_TRAINER_ID": "2"}, "'task' names a task of 'cluster'"),
+        ({"PADDLE_TRAINER_ENDPOINTS": "a"}, "has no port"),
+        ({"TRAINING_ROLE": "BOSS"}, "TRAINING_ROLE is TRAINER or PSERVER"),
+        ({**SERVERS, "POD_IP": "10.0.0.9"}, "are in PADDLE_PSERVERS_IP_PORT_LIST"),
+    ],
+)
+def test_wrong_paddle_variables(changes, message):
+    with pytest.raises(ClusterConfigError) as error:
+        resolve({**PADDLE, **changes})
+    assert message in str(error.value)
+
+
+def test_tf_config_comes_before_the_scheduler_it_may_run_under():
+    text = '{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 0}}'
+    environ = {**STEP, "TF_CONFIG": text}
+    assert resolve(environ).origin == "tf_config"
+    assert resolve(environ, "slurm").origin == "slurm"
+    assert list(ENVIRONMENTS) == ["tf_config", "paddle", "slurm"]
+
+
+def test_an_unknown_environment_is_refused():
+    with pytest.raises(ClusterConfigError, match="--from is one of tf_config, paddle, slurm"):
+        resolve({}, "lsf")
+    with pytest.raises(ClusterConfigError, match="sets SLURM_STEP_NODELIST or"):
+        resolve({}, "slurm")

@@ -1,0 +1,46 @@
+"""Which environment a process is in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tf_config.cluster import VARIABLE
+from tf_config.environments import paddle, slurm, tf_config
+from tf_config.environments.environment import Environment, Resolved
+from tf_config.errors import ClusterConfigError, shown
+
+# The order in which they are looked for: what says most about this very process comes first.
+ENVIRONMENTS: Mapping[str, Environment] = {
+    environment.name: environment
+    for environment in (
+        Environment("tf_config", VARIABLE, tf_config.read),
+        Environment("paddle", "PADDLE_TRAINER_ENDPOINTS", paddle.read),
+        Environment("slurm", "SLURM_JOB_ID", slurm.read),
+    )
+}
+
+
+def resolve(environ: Mapping[str, str], origin: str | None = None) -> Resolved | None:
+    """Returns the configuration in `environ`; None if there is no known environment.
+
+    >>> resolve({}) is None
+    True
+
+    Args:
+      environ: the variables of a process.
+      origin: the environment to read; None for the first that is there.
+
+    Raises:
+      ClusterConfigError: if the environment is unknown, or its variables are wrong.
+    """
+    if origin is not None:
+        if origin not in ENVIRONMENTS:
+            raise ClusterConfigError(
+                f"--from is one of {', '.join(ENVIRONMENTS)}. Received: {shown(origin)}. "
+                "Choose one, or leave it out."
+            )
+        return ENVIRONMENTS[origin].resolve(environ)
+    for environment in ENVIRONMENTS.values():
+        if environment.marker in environ:
+            return environment.resolve(environ)
+    return None

@@ -1,0 +1,94 @@
+"""What an environment is: how it is recognised, and how it is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from tf_config.cluster import TFConfig
+from tf_config.errors import ClusterConfigError, shown
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A configuration, and the variables that it was read from.
+
+    Attributes:
+      config: this task's configuration.
+      origin: the environment's name.
+      variables: each variable that was read, with its value.
+    """
+
+    config: TFConfig
+    origin: str
+    variables: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Environment:
+    """A scheduler or launcher that tells its processes who they are.
+
+    Attributes:
+      name: what `--from` calls it.
+      marker: the variable whose presence shows that it is there.
+      read: makes the configuration; a pure function of the variables it asks for.
+    """
+
+    name: str
+    marker: str
+    read: Callable[[Variables], TFConfig]
+
+    def resolve(self, environ: Mapping[str, str]) -> Resolved:
+        """Returns the configuration in `environ`.
+
+        Raises:
+          ClusterConfigError: if a variable is missing or wrong.
+        """
+        variables = Variables(self.name, environ)
+        return Resolved(self.read(variables), self.name, variables.seen)
+
+
+class Variables:
+    """An environment's variables, read by name; remembers which."""
+
+    def __init__(self, origin: str, environ: Mapping[str, str]):
+        self._origin = origin
+        self._environ = environ
+        self.seen: dict[str, str] = {}
+
+    def find(self, *names: str) -> str | None:
+        """Returns the first of these variables that is set and not empty, None if none is."""
+        for name in names:
+            if self._environ.get(name):
+                self.seen[name] = self._environ[name]
+                return self._environ[name]
+        return None
+
+    def text(self, *names: str) -> str:
+        """Returns the first of these variables that is set.
+
+        Raises:
+          ClusterConfigError: if none is.
+        """
+        value = self.find(*names)
+        if value is None:
+            raise ClusterConfigError(
+                f"The environment '{self._origin}' sets {' or '.join(names)}. Received: it is not "
+                "set. Start the process with that launcher, or choose another with --from."
+            )
+        return value
+
+    def number(self, *names: str) -> int:
+        """Returns the first of these variables that is set, a whole number from 0.
+
+        Raises:
+          ClusterConfigError: if none is, or it is something else.
+        """
+        value = self.text(*names)
+        if not (value.isascii() and value.isdigit() and len(value) <= 10):
+            name = next(name for name in names if name in self.seen)
+            raise ClusterConfigError(
+                f"{name} is a whole number from 0. Received: {shown(value)}. "
+                "See that it was not changed by hand."
+            )
+        return int(value)

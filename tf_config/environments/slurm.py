@@ -1,0 +1,76 @@
+"""Slurm: the tasks of a job step under srun, or of the job in a batch script.
+
+Variables: slurm.schedmd.com/srun.html and sbatch.html, "OUTPUT ENVIRONMENT VARIABLES".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tf_config.address import Address
+from tf_config.cluster import ClusterSpec, Task, TFConfig
+from tf_config.environments.environment import Variables
+from tf_config.errors import ClusterConfigError, shown
+from tf_config.hosts import parse_node_list, parse_tasks_per_node
+
+# A step's own variables before the job's, of which it may be a part.
+_RANK = ("SLURM_PROCID",)
+_NODES = ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST")
+_TASKS_PER_NODE = ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE")
+_JOB = ("SLURM_JOB_ID",)
+_STEP = ("SLURM_STEP_ID", "SLURM_STEPID")
+
+# Each job gets ports of its own, so that two of them on one node do not collide: jobs whose
+# numbers differ by less than _PORT_BLOCKS never share one, as long as they have at most
+# _PORTS_A_JOB tasks. The range is below that of outgoing connections.
+_FIRST_PORT, _PORTS_A_JOB, _PORT_BLOCKS = 11_000, 128, 160
+
+
+def read(variables: Variables) -> TFConfig:
+    """Returns the cluster of all tasks, as workers in the order of their ranks."""
+    nodes = parse_node_list(variables.text(*_NODES))
+    counts = parse_tasks_per_node(variables.text(*_TASKS_PER_NODE))
+    if len(counts) != len(nodes):
+        raise ClusterConfigError(
+            "Slurm gives a number of tasks for each node. Received: "
+            f"{len(nodes)} nodes ({shown(','.join(nodes))}), {len(counts)} numbers {counts}. "
+            "Ask for the same in sbatch and srun, or leave the variables as Slurm set them."
+        )
+    placed = _place(counts, variables)
+    rank = variables.number(*_RANK)
+    node = variables.find("SLURM_NODEID")
+    if rank < len(placed) and node is not None and node != str(placed[rank]):
+        raise ClusterConfigError(
+            f"Tasks are placed on nodes as SLURM_DISTRIBUTION says. Received: rank {rank} on node "
+            f"{shown(node)}, where node {placed[rank]} was expected. "
+            "Start the step with --distribution=block or cyclic."
+        )
+    step = variables.find(*_STEP) or "0"
+    block = variables.number(*_JOB) + (int(step) if step.isascii() and step.isdigit() else 0)
+    first = _FIRST_PORT + block % _PORT_BLOCKS * _PORTS_A_JOB
+    addresses = {
+        Task("worker", index): Address(nodes[node], first + index)
+        for index, node in enumerate(placed)
+    }
+    return TFConfig(ClusterSpec(addresses), Task("worker", rank))
+
+
+def _place(counts: Sequence[int], variables: Variables) -> list[int]:
+    """Returns each rank's node, by its position in the node list."""
+    distribution = (variables.find("SLURM_DISTRIBUTION") or "block").split(":")[0].split(",")[0]
+    if distribution.startswith("plane"):
+        size = variables.number("SLURM_DIST_PLANESIZE")
+    elif distribution in ("block", "cyclic", "*", "nopack", "pack"):
+        size = 1 if distribution == "cyclic" else max(counts)
+    else:
+        raise ClusterConfigError(
+            "Tasks are placed on nodes in blocks, cyclically or in planes. Received: "
+            f"SLURM_DISTRIBUTION={shown(distribution)}. Start the step with "
+            "--distribution=block or cyclic."
+        )
+    left, placed = list(counts), []
+    while any(left):
+        for node, count in enumerate(left):
+            placed += [node] * min(max(size, 1), count)
+            left[node] -= min(max(size, 1), count)
+    return placed
