@@ -21,7 +21,7 @@ from strategies.collectives import Collectives, LocalCollectives
 from strategies.input import WorkerDataset, equal_steps, number_of_rows, share
 from strategies.reduction import WorkerCrossDeviceOps
 from tf_config import ClusterConfigError, TFConfig
-from tf_config.launch import START_TIMEOUT_VARIABLE
+from tf_config.commands import START_TIMEOUT_VARIABLE
 
 DEFAULT_START_TIMEOUT = 300.0
 

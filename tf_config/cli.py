@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from tf_config import launch
+from tf_config import commands, launch
 from tf_config.builder import local_cluster
 from tf_config.cluster import VARIABLE, Task, TFConfig
 from tf_config.environments import ENVIRONMENTS, Resolved, resolve
@@ -50,18 +50,18 @@ def _parser() -> argparse.ArgumentParser:
         prog="tf-config",
         description="Builds, checks, shows and launches the topology of a training job.",
     )
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    _add_build(commands)
-    _add_show(commands)
-    _add_check(commands)
-    _add_run(commands)
-    _add_exec(commands)
+    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    _add_build(subparsers)
+    _add_show(subparsers)
+    _add_check(subparsers)
+    _add_run(subparsers)
+    _add_exec(subparsers)
     return parser
 
 
-def _add_build(commands: argparse._SubParsersAction) -> None:
+def _add_build(subparsers: argparse._SubParsersAction) -> None:
     build = _add(
-        commands,
+        subparsers,
         "build",
         _build,
         "print a TF_CONFIG for each task of a cluster on this machine, one a line",
@@ -72,9 +72,9 @@ def _add_build(commands: argparse._SubParsersAction) -> None:
     build.add_argument("--task", metavar="TYPE:INDEX", help="print this task's only")
 
 
-def _add_show(commands: argparse._SubParsersAction) -> None:
+def _add_show(subparsers: argparse._SubParsersAction) -> None:
     show = _add(
-        commands,
+        subparsers,
         "show",
         _show,
         "show the cluster that this process is part of, and where that is said",
@@ -83,9 +83,9 @@ def _add_show(commands: argparse._SubParsersAction) -> None:
     _add_source(show)
 
 
-def _add_check(commands: argparse._SubParsersAction) -> None:
+def _add_check(subparsers: argparse._SubParsersAction) -> None:
     check = _add(
-        commands,
+        subparsers,
         "check",
         _check,
         "say whether TF_CONFIG is right, and if not, what is wrong",
@@ -94,9 +94,9 @@ def _add_check(commands: argparse._SubParsersAction) -> None:
     _add_source(check)
 
 
-def _add_run(commands: argparse._SubParsersAction) -> None:
+def _add_run(subparsers: argparse._SubParsersAction) -> None:
     run = _add(
-        commands,
+        subparsers,
         "run",
         _run,
         "run a script as several workers on this machine",
@@ -105,32 +105,48 @@ def _add_run(commands: argparse._SubParsersAction) -> None:
     _add_roles(run)
     run.add_argument("--log-dir", type=Path, metavar="DIR", help="write DIR/<task>.log files")
     run.add_argument(
-        "--start-timeout",
-        type=_seconds,
-        metavar="SECONDS",
-        help="how long a task waits for the others to start (default: 300)",
+        "--max-restarts",
+        type=_count,
+        default=0,
+        metavar="N",
+        help="start all tasks again after a failure (0)",
     )
-    run.add_argument("program", help="a Python script, or a program on the PATH")
-    run.add_argument("arguments", nargs=argparse.REMAINDER, help="passed on as they are")
+    _add_program(run, "the cores shared out")
 
 
-def _add_exec(commands: argparse._SubParsersAction) -> None:
+def _add_exec(subparsers: argparse._SubParsersAction) -> None:
     execute = _add(
-        commands,
+        subparsers,
         "exec",
         _exec,
         "become a program, with the TF_CONFIG that the scheduler's variables make",
         "srun -n 4 tf-config exec -- python train.py",
     )
     _add_environment(execute)
-    execute.add_argument("program", help="a Python script, or a program on the PATH")
-    execute.add_argument("arguments", nargs=argparse.REMAINDER, help="passed on as they are")
+    _add_program(execute, "all")
+
+
+def _add_program(parser: argparse.ArgumentParser, default_threads: str) -> None:
+    parser.add_argument(
+        "--start-timeout",
+        type=_seconds,
+        metavar="SECONDS",
+        help="wait so long for the others at the start (300)",
+    )
+    parser.add_argument(
+        "--threads-per-worker",
+        type=_positive,
+        metavar="N",
+        help=f"of TensorFlow and OpenMP ({default_threads})",
+    )
+    parser.add_argument("program", help="a Python script, or a program on the PATH")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="passed on as they are")
 
 
 def _add(
-    commands: argparse._SubParsersAction, name: str, function: object, summary: str, example: str
+    subparsers: argparse._SubParsersAction, name: str, function: object, summary: str, example: str
 ) -> argparse.ArgumentParser:
-    parser = commands.add_parser(
+    parser = subparsers.add_parser(
         name, help=summary, description=summary.capitalize() + ".", epilog=f"example: {example}"
     )
     parser.set_defaults(command=function)
@@ -205,16 +221,21 @@ def _check(arguments: argparse.Namespace) -> int:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    cluster = local_cluster(arguments.workers, chief=arguments.chief)
     program = [arguments.program, *arguments.arguments]
-    commands = launch.plan(cluster, program, os.environ, arguments.start_timeout)
-    return launch.run(commands, sys.stdout, arguments.log_dir)
+
+    def plan(restart: int) -> list[commands.Command]:
+        # New ports each time: those of an attempt that was killed may still be in use.
+        cluster = local_cluster(arguments.workers, chief=arguments.chief)
+        settings = _settings(arguments) | {commands.RESTARTS_VARIABLE: str(restart)}
+        return commands.plan(cluster, program, os.environ, settings)
+
+    return launch.run(plan, sys.stdout, arguments.log_dir, arguments.max_restarts)
 
 
 def _exec(arguments: argparse.Namespace) -> int:
     config = _read(arguments).config
     program = [arguments.program, *arguments.arguments]
-    command = launch.command(config, launch.argv(program), os.environ)
+    command = commands.command(config, commands.argv(program), os.environ, _settings(arguments))
     try:
         os.execvpe(command.argv[0], command.argv, command.environ)
     except OSError as error:
@@ -222,6 +243,14 @@ def _exec(arguments: argparse.Namespace) -> int:
             f"exec runs a program. Received: {shown(command.argv[0])} ({error.strerror}). "
             "Name a Python script or a program on the PATH."
         ) from None
+
+
+def _settings(arguments: argparse.Namespace) -> dict[str, str | None]:
+    timeout, threads = arguments.start_timeout, arguments.threads_per_worker
+    return {
+        commands.START_TIMEOUT_VARIABLE: None if timeout is None else f"{timeout:g}",
+        **dict.fromkeys(commands.THREAD_VARIABLES, None if threads is None else str(threads)),
+    }
 
 
 def _read(arguments: argparse.Namespace) -> Resolved:
@@ -247,7 +276,13 @@ def _read(arguments: argparse.Namespace) -> Resolved:
 
 def _count(text: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) < 6):
-        raise argparse.ArgumentTypeError(f"a number of tasks is 0 or more, received {shown(text)}")
+        raise argparse.ArgumentTypeError(f"a number is 0 or more, received {shown(text)}")
+    return int(text)
+
+
+def _positive(text: str) -> int:
+    if _count(text) < 1:
+        raise argparse.ArgumentTypeError(f"threads are 1 or more, received {shown(text)}")
     return int(text)
 
 

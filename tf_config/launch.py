@@ -3,106 +3,44 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
-import pty
 import selectors
-import shutil
 import signal
-import struct
 import subprocess
 import sys
-import termios
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TextIO
 
-from tf_config.cluster import VARIABLE, ClusterSpec, Task, TFConfig
+from tf_config.commands import Command
 from tf_config.errors import ClusterConfigError, shown
-from tf_config.output import Console, LineAssembler, TaskLog
+from tf_config.output import Console, Line
+from tf_config.process import TaskProcess, signal_name
 
-START_TIMEOUT_VARIABLE = "KERAS_STRATEGIES_START_TIMEOUT"
 GRACE_SECONDS = 5.0
 _TICK_SECONDS = 0.2
-_PREFIX_WIDTH = len("[worker 00] ")
 
 
-@dataclass(frozen=True)
-class Command:
-    """What is started for one task.
-
-    Attributes:
-      task: the task.
-      argv: the program and its arguments.
-      environ: its whole environment.
-    """
-
-    task: Task
-    argv: tuple[str, ...]
-    environ: Mapping[str, str]
-
-
-def argv(program: Sequence[str]) -> tuple[str, ...]:
-    """Returns what to start for a program and its arguments; `x.py` runs in this Python.
-
-    Raises:
-      ClusterConfigError: if it is a script that does not exist.
-    """
-    if not program[0].endswith(".py"):
-        return tuple(program)
-    if not Path(program[0]).is_file():
-        raise ClusterConfigError(
-            f"A job runs a program. Received: {shown(program[0])}, which is no file here. "
-            "Correct the path."
-        )
-    return (sys.executable, *program)
-
-
-def command(config: TFConfig, what: tuple[str, ...], environ: Mapping[str, str]) -> Command:
-    """Returns the command of one task: `what` in `environ`, with the task's TF_CONFIG.
-
-    TensorFlow's notes are off (TF_CPP_MIN_LOG_LEVEL=1) unless `environ` says otherwise.
-    """
-    defaults = {"TF_CPP_MIN_LOG_LEVEL": "1", "PYTHONUNBUFFERED": "1"}
-    return Command(config.task, what, {**defaults, **environ, VARIABLE: config.to_json()})
-
-
-def plan(
-    cluster: ClusterSpec,
-    program: Sequence[str],
-    environ: Mapping[str, str],
-    start_timeout: float | None = None,
-) -> list[Command]:
-    """Returns the commands of all tasks.
-
-    Args:
-      cluster: the tasks.
-      program: what each runs, and its arguments.
-      environ: what each inherits.
-      start_timeout: seconds that a task waits for the others to start; None for the default.
-
-    Raises:
-      ClusterConfigError: if the program is a script that does not exist.
-    """
-    if start_timeout is not None:
-        environ = {**environ, START_TIMEOUT_VARIABLE: f"{start_timeout:g}"}
-    what = argv(program)
-    return [command(TFConfig(cluster, task), what, environ) for task in cluster.addresses]
-
-
-def run(commands: Sequence[Command], stream: TextIO, log_dir: Path | None = None) -> int:
+def run(
+    plan: Callable[[int], Sequence[Command]],
+    stream: TextIO,
+    log_dir: Path | None = None,
+    max_restarts: int = 0,
+) -> int:
     """Runs all commands until the last one has ended, and returns the job's exit code.
 
-    When one fails, the others get SIGTERM, and SIGKILL 5 seconds later. SIGINT, SIGTERM and
-    SIGHUP are passed on; then the code is 128 + the signal's number, as in a shell. No process
-    of a task's process group is left behind, nor if this process is killed itself.
+    When one fails, the others get SIGTERM, and SIGKILL 5 seconds later; then all start again, if
+    they may. SIGINT, SIGTERM and SIGHUP are passed on, and end the job; then the code is 128 +
+    the signal's number, as in a shell. No process of a task's process group is left behind, nor
+    if this process is killed itself.
 
     Args:
-      commands: one for each task, the first task first.
+      plan: returns the commands, one for each task, the first task first; it is told how many
+        restarts there were.
       stream: where the tasks' lines go.
       log_dir: where `<task>.log` files go; None for none. Made if it does not exist.
+      max_restarts: how often all tasks are started again after one failed.
 
     Returns:
       0, or the exit code of the task that failed first (128 + N if signal N ended it).
@@ -118,70 +56,47 @@ def run(commands: Sequence[Command], stream: TextIO, log_dir: Path | None = None
                 f"Logs go to a directory. Received: {shown(str(log_dir))} ({error.strerror}). "
                 "Name one that can be made."
             ) from None
-    return _Job(Console(stream, commands[0].task), log_dir).run(commands)
-
-
-class _Process:
-    """One running task: its process, its terminal and its log."""
-
-    def __init__(self, command: Command, log_dir: Path | None):
-        self.task = command.task
-        self.lines = LineAssembler()
-        self.log = TaskLog(log_dir, command.task)
-        # A terminal and not a pipe: progress bars are then drawn in place instead of line by
-        # line, and nothing is held back in a buffer.
-        self.terminal, end = pty.openpty()
-        _set_up_terminal(end)
-        try:
-            self.popen = subprocess.Popen(
-                command.argv,
-                env=dict(command.environ),
-                stdin=subprocess.DEVNULL,
-                stdout=end,
-                stderr=end,
-                start_new_session=True,
-            )
-        except OSError as error:
-            os.close(self.terminal)
-            raise ClusterConfigError(
-                f"A job runs a program. Received: {shown(command.argv[0])} ({error.strerror}). "
-                "Name a Python script or a program on the PATH."
-            ) from None
-        finally:
-            os.close(end)
-
-    def read(self) -> bytes:
-        """Returns what there is to read; nothing once all writers are gone."""
-        try:
-            return os.read(self.terminal, 1 << 16)
-        except OSError:  # Linux' way to say that nobody has the other end open
-            return b""
-
-    def signal(self, number: int) -> None:
-        """Sends a signal to the process and all it started, if any is left."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.popen.pid, number)
+    for restart in range(max_restarts + 1):
+        commands = plan(restart)
+        console = Console(stream, commands[0].task)
+        if restart:
+            console.note(f"restart {restart} of {max_restarts}")
+        job = _Job(console, log_dir, append=restart > 0)
+        job.run(commands)
+        if job.culprit is None or job.interrupted:
+            break
+    return job.exit_code
 
 
 class _Job:
-    """All processes of one run: their output, their ends and the order of their stopping."""
+    """All processes of one attempt: their output, their ends and the order of their stopping.
 
-    def __init__(self, console: Console, log_dir: Path | None):
+    Attributes:
+      exit_code: what the job returns.
+      culprit: the task that failed first, None if none did.
+      interrupted: whether a signal asked the job to end.
+    """
+
+    def __init__(self, console: Console, log_dir: Path | None, append: bool):
+        self.exit_code = 0
+        self.culprit: TaskProcess | None = None
+        self.interrupted = False
         self._console = console
         self._log_dir = log_dir
-        self._processes: list[_Process] = []
-        self._running: list[_Process] = []
+        self._append = append
+        self._processes: list[TaskProcess] = []
+        self._running: list[TaskProcess] = []
         self._selector = selectors.DefaultSelector()
         self._escalation: list[tuple[float, int]] = []
-        self._exit_code = 0
         self._parent = os.getppid()
 
-    def run(self, commands: Sequence[Command]) -> int:
-        with _guardian() as guardian, _signals() as (received, wakeup):
+    def run(self, commands: Sequence[Command]) -> None:
+        """Starts the commands, and returns when all have ended."""
+        with _guardian() as guardian, _signals() as (received, wakeup), self._selector:
             self._selector.register(wakeup, selectors.EVENT_READ, None)
             try:
                 for command in commands:
-                    process = _Process(command, self._log_dir)
+                    process = TaskProcess(command, self._log_dir, self._append)
                     self._processes.append(process)
                     self._running.append(process)
                     self._selector.register(process.terminal, selectors.EVENT_READ, process)
@@ -195,7 +110,8 @@ class _Job:
                 for process in self._processes:
                     self._end_group(process, guardian)
                     self._drain(process)
-        return self._exit_code
+        if self.culprit is not None and not self.interrupted:
+            self._summarize(self.culprit)
 
     def _pump(self, timeout: float) -> None:
         for key, _ in self._selector.select(timeout):
@@ -210,9 +126,9 @@ class _Job:
             if process.lines.redrawn:
                 self._console.progress(process.task, process.lines.partial)
 
-    def _show(self, process: _Process, lines: list) -> None:
+    def _show(self, process: TaskProcess, lines: Sequence[Line]) -> None:
         for line in lines:
-            process.log.line(line)
+            process.take(line)
             self._console.line(process.task, line)
 
     def _reap(self, guardian: subprocess.Popen) -> None:
@@ -222,15 +138,17 @@ class _Job:
             self._end_group(process, guardian)
         failed = [process for process in ended if process.popen.returncode != 0]
         if failed and not self._escalation:
-            self._fail(failed[0])
+            self.culprit = failed[0]
+            self.exit_code = self.culprit.exit_code
+            self._console.note(f"{self.culprit.task} failed with {self.culprit.end}")
+            self._stop(signal.SIGTERM, signal.SIGKILL)
 
-    def _fail(self, process: _Process) -> None:
-        code = process.popen.returncode
-        self._exit_code = code if code > 0 else 128 - code
-        how = f"exit code {code}" if code > 0 else f"signal {-code} ({_signal_name(-code)})"
-        log = "" if process.log.path is None else f"; its log is {process.log.path}"
-        self._console.note(f"{process.task} failed with {how}{log}")
-        self._stop(signal.SIGTERM, signal.SIGKILL)
+    def _summarize(self, culprit: TaskProcess) -> None:
+        log = "" if culprit.log.path is None else f", all of them in {culprit.log.path}"
+        lines = "its last lines" if culprit.last_lines else "it printed nothing"
+        self._console.note(f"{culprit.task} failed first, with {culprit.end}; {lines}{log}")
+        for line in culprit.last_lines:
+            self._console.note(f"| {line}")
 
     def _answer(self, received: list[int]) -> None:
         if os.getppid() != self._parent and not _is_detached():
@@ -238,7 +156,8 @@ class _Job:
             received.append(signal.SIGHUP)
         while received:
             number = received.pop(0)
-            self._exit_code = 128 + number
+            self.interrupted = True
+            self.exit_code = 128 + number
             if self._escalation:  # asked a second time: at once
                 self._stop(signal.SIGKILL)
             elif number == signal.SIGINT:
@@ -250,7 +169,7 @@ class _Job:
         """Sends the first signal now and each further one 5 seconds after the one before."""
         if self._running:
             names = ", ".join(str(process.task) for process in self._running)
-            self._console.note(f"ending {names} ({_signal_name(numbers[0])})")
+            self._console.note(f"ending {names} ({signal_name(numbers[0])})")
         now = time.monotonic()
         self._escalation = [(now + n * GRACE_SECONDS, sig) for n, sig in enumerate(numbers)]
         self._escalate()
@@ -266,12 +185,12 @@ class _Job:
                 break
             self._escalation.pop(0)
 
-    def _end_group(self, process: _Process, guardian: subprocess.Popen) -> None:
+    def _end_group(self, process: TaskProcess, guardian: subprocess.Popen) -> None:
         process.signal(signal.SIGKILL)
         process.popen.wait()
         _tell(guardian, -process.popen.pid)
 
-    def _drain(self, process: _Process) -> None:
+    def _drain(self, process: TaskProcess) -> None:
         """Takes over what the process wrote before it ended."""
         os.set_blocking(process.terminal, False)
         while data := process.read():
@@ -334,20 +253,3 @@ def _signals() -> Iterator[tuple[list[int], int]]:
 def _is_detached() -> bool:
     """Whether the user took this process off its parent: nohup, setsid."""
     return signal.getsignal(signal.SIGHUP) == signal.SIG_IGN or os.getsid(0) == os.getpid()
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
-
-
-def _set_up_terminal(terminal: int) -> None:
-    """Makes it pass on what is written, without a \\r before each \\n; gives it a width."""
-    attributes = termios.tcgetattr(terminal)
-    attributes[1] &= ~termios.OPOST
-    termios.tcsetattr(terminal, termios.TCSANOW, attributes)
-    columns, lines = shutil.get_terminal_size()
-    size = struct.pack("HHHH", lines, max(columns - _PREFIX_WIDTH, 20), 0, 0)
-    fcntl.ioctl(terminal, termios.TIOCSWINSZ, size)

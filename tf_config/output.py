@@ -133,11 +133,19 @@ class Console:
 
 
 class TaskLog:
-    """Writes one task's finished lines to `<directory>/<task>.log`; to nowhere if None."""
+    """Writes one task's finished lines to `<directory>/<task>.log`; to nowhere if None.
 
-    def __init__(self, directory: Path | None, task: Task):
+    Args:
+      directory: where the file is made.
+      task: whose log it is.
+      append: whether to go on behind what is there.
+    """
+
+    def __init__(self, directory: Path | None, task: Task, append: bool = False):
         self.path = None if directory is None else directory / f"{task.label}.log"
-        self._file: BinaryIO | None = None if self.path is None else self.path.open("wb")
+        self._file: BinaryIO | None = None
+        if self.path is not None:
+            self._file = self.path.open("ab" if append else "wb")
 
     def line(self, line: Line) -> None:
         """Appends one line, without colours."""

@@ -39,7 +39,8 @@ def test_a_worker_that_is_killed_ends_the_job_and_is_named(job, endless, index):
     output, _ = launcher.communicate(timeout=20)
     assert time.monotonic() - killed < 10
     assert launcher.returncode == 128 + signal.SIGKILL
-    assert f"worker {index} failed with signal 9 (SIGKILL); its log is logs/" in output
+    assert f"tf-config: worker {index} failed with signal 9 (SIGKILL)\n" in output
+    assert f"worker {index} failed first, with signal 9 (SIGKILL); " in output
     job.assert_nothing_left()
 
 

@@ -69,8 +69,8 @@ def test_check_reads_a_file(tmp_path, capsys):
     [
         ([], "required: COMMAND"),
         (["nonsense"], "invalid choice: 'nonsense'"),
-        (["build", "--workers", "x"], "a number of tasks is 0 or more, received 'x'"),
-        (["build", "--workers", "-1"], "a number of tasks is 0 or more"),
+        (["build", "--workers", "x"], "a number is 0 or more, received 'x'"),
+        (["build", "--workers", "-1"], "a number is 0 or more"),
         (["build", "--workers", "0"], "at least one task that trains"),
         (["build", "--task", "worker:5"], "'task' names a task of 'cluster'"),
         (["build", "--task", "boss"], "A task's type is one of"),
@@ -78,6 +78,7 @@ def test_check_reads_a_file(tmp_path, capsys):
         (["run", "--workers", "0", "x.py"], "at least one task that trains"),
         (["run", "--start-timeout", "0", "x.py"], "a time in seconds is above 0, received '0'"),
         (["run", "--start-timeout", "nan", "x.py"], "a time in seconds is above 0"),
+        (["run", "--threads-per-worker", "0", "x.py"], "threads are 1 or more, received '0'"),
         (["show"], "Received: none of tf_config, paddle, slurm is there"),
         (["check"], "Received: none of tf_config, paddle, slurm is there"),
         (["check", "--from", "lsf"], "--from is one of tf_config, paddle, slurm"),

@@ -1,5 +1,6 @@
 """The launcher with small programs that need no TensorFlow."""
 
+import os
 import signal
 import sys
 import time
@@ -69,12 +70,16 @@ def test_a_program_other_than_python_is_found_on_the_path(job):
 
 
 def test_the_first_failure_is_named_and_ends_the_others(job):
-    script = job.script(WHO + "import sys\nif me == 1: sys.exit(7)\n" + SLEEP)
+    script = job.script(WHO + "import sys\nif me == 1: print('goodbye'); sys.exit(7)\n" + SLEEP)
     start = time.monotonic()
     code, output = job.run("--workers", 3, "--log-dir", "logs", script)
     assert time.monotonic() - start < 4
     assert code == 7
-    assert "tf-config: worker 1 failed with exit code 7; its log is logs/worker-1.log" in output
+    assert "tf-config: worker 1 failed with exit code 7\n" in output
+    assert output.endswith(
+        "tf-config: worker 1 failed first, with exit code 7; its last lines, all of them in "
+        "logs/worker-1.log\ntf-config: | goodbye\n"
+    )
     assert "tf-config: ending worker 0, worker 2 (SIGTERM)" in output
     job.assert_nothing_left()
 
@@ -192,6 +197,58 @@ def test_what_a_finished_task_started_is_ended(job):
     code, _ = job.run("--workers", 2, script, timeout=10)
     assert code == 0
     job.assert_nothing_left()
+
+
+RESTARTS = (
+    "import json, os, sys\n"
+    "config = json.loads(os.environ['TF_CONFIG'])\n"
+    "restart = int(os.environ['KERAS_STRATEGIES_RESTARTS'])\n"
+    "print('attempt', restart, config['cluster']['worker'][0])\n"
+)
+
+
+def test_after_a_failure_all_tasks_start_again_on_new_ports(job):
+    script = job.script(RESTARTS + "if restart < 2 and config['task']['index']: sys.exit(3)\n")
+    code, output = job.run("--workers", 2, "--max-restarts", 5, "--log-dir", "logs", script)
+    assert code == 0
+    assert "tf-config: restart 2 of 5\n" in output
+    assert "restart 3" not in output
+    lines = (job.directory / "logs/worker-0.log").read_text().splitlines()
+    assert [line.split()[:2] for line in lines] == [["attempt", str(n)] for n in range(3)]
+    assert len({line.split()[2] for line in lines}) == 3
+
+
+def test_restarts_have_an_end(job):
+    script = job.script(RESTARTS + "sys.exit(4)\n")
+    code, output = job.run("--max-restarts", 2, script)
+    assert code == 4
+    assert output.count("failed first, with exit code 4") == 3
+
+
+def test_a_signal_is_no_reason_to_start_again(job):
+    process = job.start("--max-restarts", 3, job.script(WHO + SLEEP))
+    job.wait_for(lambda: (job.directory / "ready-0").exists(), 10)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=4)
+    assert process.returncode == 130
+    assert "restart" not in output
+
+
+THREADS = (
+    "import os; print(*(os.environ[n] for n in ('TF_NUM_INTRAOP_THREADS', 'OMP_NUM_THREADS')))"
+)
+
+
+def test_tasks_share_the_cores_unless_told_otherwise(job):
+    script = job.script(THREADS)
+    for name in ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS"):
+        job.environ.pop(name, None)
+    share = max(len(os.sched_getaffinity(0)) // 2, 1)
+    assert f"[worker 1] {share} {share}\n" in job.run("--workers", 2, script)[1]
+    job.environ["OMP_NUM_THREADS"] = "7"
+    assert f"[worker 1] {share} 7\n" in job.run("--workers", 2, script)[1]
+    arguments = ["--workers", 2, "--threads-per-worker", 5, script]
+    assert "[worker 1] 5 5\n" in job.run(*arguments)[1]
 
 
 def test_a_program_that_does_not_exist_is_one_line_and_leaves_nothing(job):
