@@ -233,7 +233,8 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _exec(arguments: argparse.Namespace) -> int:
-    config = _read(arguments).config
+    resolved = _read(arguments)
+    config = ENVIRONMENTS[resolved.origin].locate(resolved.config)
     program = [arguments.program, *arguments.arguments]
     command = commands.command(config, commands.argv(program), os.environ, _settings(arguments))
     try:

@@ -15,7 +15,7 @@ ENVIRONMENTS: Mapping[str, Environment] = {
     for environment in (
         Environment("tf_config", VARIABLE, tf_config.read),
         Environment("paddle", "PADDLE_TRAINER_ENDPOINTS", paddle.read),
-        Environment("slurm", "SLURM_JOB_ID", slurm.read),
+        Environment("slurm", "SLURM_JOB_ID", slurm.read, slurm.locate),
     )
 }
 

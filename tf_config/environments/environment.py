@@ -32,11 +32,13 @@ class Environment:
       name: what `--from` calls it.
       marker: the variable whose presence shows that it is there.
       read: makes the configuration; a pure function of the variables it asks for.
+      locate: replaces names of hosts that only the environment knows; asks it, so not pure.
     """
 
     name: str
     marker: str
     read: Callable[[Variables], TFConfig]
+    locate: Callable[[TFConfig], TFConfig] = lambda config: config
 
     def resolve(self, environ: Mapping[str, str]) -> Resolved:
         """Returns the configuration in `environ`.

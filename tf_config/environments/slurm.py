@@ -5,7 +5,10 @@ Variables: slurm.schedmd.com/srun.html and sbatch.html, "OUTPUT ENVIRONMENT VARI
 
 from __future__ import annotations
 
+import socket
+import subprocess
 from collections.abc import Sequence
+from dataclasses import replace
 
 from tf_config.address import Address
 from tf_config.cluster import ClusterSpec, Task, TFConfig
@@ -53,6 +56,48 @@ def read(variables: Variables) -> TFConfig:
         for index, node in enumerate(placed)
     }
     return TFConfig(ClusterSpec(addresses), Task("worker", rank))
+
+
+def locate(config: TFConfig) -> TFConfig:
+    """Returns `config` with an address for each host that no name service knows.
+
+    Slurm's names of nodes need not be names of hosts; it has their addresses itself.
+    """
+    unknown = sorted({a.host for a in config.cluster.addresses.values() if not _is_known(a.host)})
+    if not unknown:
+        return config
+    command = ["scontrol", "show", "node", "--oneliner", ",".join(unknown)]
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    except (OSError, subprocess.TimeoutExpired):
+        return config  # who waits for such a host says so
+    known = node_addresses(result.stdout)
+    addresses = {
+        task: Address(known.get(address.host, address.host), address.port)
+        for task, address in config.cluster.addresses.items()
+    }
+    return replace(config, cluster=ClusterSpec(addresses))
+
+
+def node_addresses(text: str) -> dict[str, str]:
+    """Returns each node's address, from what `scontrol show node --oneliner` prints.
+
+    >>> node_addresses("NodeName=n9 Arch=x86_64 NodeAddr=10.0.0.9 NodeHostName=rack1")
+    {'n9': '10.0.0.9'}
+    """
+    addresses = {}
+    for line in text.splitlines():
+        fields = dict(field.split("=", 1) for field in line.split() if "=" in field)
+        if "NodeName" in fields and "NodeAddr" in fields:
+            addresses[fields["NodeName"]] = fields["NodeAddr"]
+    return addresses
+
+
+def _is_known(host: str) -> bool:
+    try:
+        return bool(socket.getaddrinfo(host, None))
+    except OSError:
+        return False
 
 
 def _place(counts: Sequence[int], variables: Variables) -> list[int]:

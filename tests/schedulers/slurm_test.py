@@ -1,0 +1,152 @@
+"""Slurm itself: a controller and two nodes on this machine, for the time of the tests."""
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tf_config.builder import free_ports
+from tf_config.hosts import parse_node_list
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+EXAMPLE = ROOT / "examples" / "digits.py"
+PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "scontrol")
+HOST = socket.gethostname().split(".")[0]
+NODES = ("n9", "n10")  # no host of that name is known, and as strings they sort the other way
+
+CONFIGURATION = """
+ClusterName=test
+SlurmctldHost={host}(127.0.0.1)
+SlurmUser=root
+AuthType=auth/munge
+AuthInfo=socket={directory}/munge.socket
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SchedulerType=sched/backfill
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+StateSaveLocation={directory}/state
+SlurmdSpoolDir={directory}/spool.%n
+SlurmdPidFile={directory}/slurmd.%n.pid
+SlurmctldPidFile={directory}/slurmctld.pid
+SlurmctldPort={ports[0]}
+ReturnToService=2
+MpiDefault=none
+NodeName={nodes[0]} NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=2
+NodeName={nodes[1]} NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=2
+PartitionName=test Nodes={nodes[0]},{nodes[1]} Default=YES State=UP OverSubscribe=FORCE:4
+"""
+
+
+def missing():
+    """Returns why Slurm cannot run here, None if it can."""
+    absent = [name for name in PROGRAMS if shutil.which(name) is None]
+    if absent:
+        return f"not installed: {', '.join(absent)} (Debian's packages slurm-wlm and munge)"
+    return None if os.getuid() == 0 else "Slurm's daemons run as root"
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory):
+    """The environment in which Slurm's commands find the cluster."""
+    reason = missing()
+    if reason is not None:
+        pytest.skip(reason)
+    directory = tmp_path_factory.mktemp("slurm")
+    for name in ("state", *(f"spool.{node}" for node in NODES)):
+        (directory / name).mkdir()
+    key = directory / "munge.key"
+    key.write_bytes(os.urandom(1024))
+    key.chmod(0o400)
+    configuration = directory / "slurm.conf"
+    configuration.write_text(
+        CONFIGURATION.format(host=HOST, directory=directory, ports=free_ports(3), nodes=NODES)
+    )
+    environ = {name: value for name, value in os.environ.items() if name != "TF_CONFIG"}
+    environ |= {
+        "SLURM_CONF": str(configuration),
+        "PYTHONPATH": str(ROOT),
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
+    }
+    munge = ["munged", "--foreground", "--force", f"--key-file={key}"]
+    for option in ("socket", "pid-file", "log-file", "seed-file"):
+        munge.append(f"--{option}={directory}/munge.{option.removesuffix('-file')}")
+    daemons = [munge, ["slurmctld", "-D", "-i"], *(["slurmd", "-D", "-N", node] for node in NODES)]
+    log = (directory / "daemons.log").open("wb")
+    running = []
+    try:
+        for daemon in daemons:
+            running.append(subprocess.Popen(daemon, env=environ, stdout=log, stderr=log))
+            time.sleep(0.5)
+        deadline = time.monotonic() + 30
+        while run(environ, "sinfo", "-h", "-t", "idle", "-o", "%D").stdout.strip() != "2":
+            if time.monotonic() > deadline:
+                pytest.fail(f"Slurm did not start:\n{(directory / 'daemons.log').read_text()}")
+            time.sleep(0.2)
+        yield environ
+    finally:
+        for process in reversed(running):
+            process.terminate()
+            process.wait(20)
+        log.close()
+
+
+def run(environ, *command):
+    """Runs one of Slurm's commands to its end."""
+    return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=200)
+
+
+def test_srun_trains_one_model_on_all_tasks(slurm):
+    step = ["srun", "-n", "3", "-N", "2", "tf-config", "exec", "--start-timeout", "60", "--"]
+    result = run(slurm, *step, str(EXAMPLE), "--epochs", "2")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "weights: equal to the bit on all 3 workers" in result.stdout
+
+
+@pytest.mark.parametrize("distribution", ["block", "cyclic"])
+def test_each_task_knows_its_place_however_they_are_placed(slurm, distribution):
+    step = ["srun", "--label", "-n", "4", "-N", "2", f"--distribution={distribution}"]
+    result = run(slurm, *step, "sh", "-c", "echo node $SLURMD_NODENAME; tf-config show")
+    assert result.returncode == 0, result.stderr
+    nodes, places = {}, {}
+    for rank, text in (line.split(": ", 1) for line in result.stdout.splitlines() if ": " in line):
+        if text.startswith("node "):
+            nodes[rank] = text.removeprefix("node ")
+        elif "this task" in text:
+            places[rank] = [cell.strip() for cell in text.split("│")[1:3]]
+    assert sorted(nodes) == ["0", "1", "2", "3"]
+    for rank, node in nodes.items():
+        task, address = places[rank]
+        assert task == f"worker {rank}"
+        assert address.startswith(f"{node}:")
+
+
+def test_a_batch_script_is_shown_its_job(slurm, tmp_path):
+    output = tmp_path / "out"
+    batch = ["sbatch", "--wait", "-n", "3", "-N", "2", f"--output={output}"]
+    result = run(slurm, *batch, "--wrap", "tf-config show")
+    assert result.returncode == 0, result.stderr + output.read_text()
+    text = output.read_text()
+    assert "worker 2" in text
+    assert "read from: slurm" in text
+    assert "SLURM_JOB_NODELIST=" in text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "n[9-10]",
+        "rack[1-2]node[01-03,7]",
+        "a,b[3,5-6],c[09-11]x[1-2]",
+        "n[8-011]",
+        "a,,b",
+        "n[1,1]",
+    ],
+)
+def test_node_lists_are_read_as_scontrol_reads_them(slurm, text):
+    assert parse_node_list(text) == run(slurm, "scontrol", "show", "hostnames", text).stdout.split()
