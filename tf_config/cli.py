@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -229,6 +230,8 @@ def _run(arguments: argparse.Namespace) -> int:
         settings = _settings(arguments) | {commands.RESTARTS_VARIABLE: str(restart)}
         return commands.plan(cluster, program, os.environ, settings)
 
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a character that cannot be shown ends no job
     return launch.run(plan, sys.stdout, arguments.log_dir, arguments.max_restarts)
 
 

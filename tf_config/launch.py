@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TextIO
 
 from tf_config.commands import Command
-from tf_config.errors import ClusterConfigError, shown
 from tf_config.output import Console, Line
 from tf_config.process import TaskProcess, signal_name
 
@@ -46,16 +45,8 @@ def run(
       0, or the exit code of the task that failed first (128 + N if signal N ended it).
 
     Raises:
-      ClusterConfigError: if a program cannot be started or the log directory not be made.
+      ClusterConfigError: if a program cannot be started or a log not be written.
     """
-    if log_dir is not None:
-        try:
-            log_dir.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ClusterConfigError(
-                f"Logs go to a directory. Received: {shown(str(log_dir))} ({error.strerror}). "
-                "Name one that can be made."
-            ) from None
     for restart in range(max_restarts + 1):
         commands = plan(restart)
         console = Console(stream, commands[0].task)
@@ -109,6 +100,7 @@ class _Job:
             finally:
                 for process in self._processes:
                     self._end_group(process, guardian)
+                for process in self._processes:
                     self._drain(process)
         if self.culprit is not None and not self.interrupted:
             self._summarize(self.culprit)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple, TextIO
 
 from tf_config.cluster import Task
+from tf_config.errors import ClusterConfigError, shown
 
 _ESCAPES = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)|[@-Z\\^_])")
 # What TensorFlow's C++ side prints at every start in every process, and TF_CPP_MIN_LOG_LEVEL no
@@ -116,7 +117,7 @@ class Console:
         self._clear()
         if not self._is_terminal:
             text = without_escapes(text)
-        self._stream.write(text.encode(errors="replace").decode() + "\n")
+        self._stream.write(text + "\n")
         self._draw()
         self._stream.flush()
 
@@ -139,13 +140,24 @@ class TaskLog:
       directory: where the file is made.
       task: whose log it is.
       append: whether to go on behind what is there.
+
+    Raises:
+      ClusterConfigError: if the file cannot be opened.
     """
 
     def __init__(self, directory: Path | None, task: Task, append: bool = False):
         self.path = None if directory is None else directory / f"{task.label}.log"
         self._file: BinaryIO | None = None
-        if self.path is not None:
+        if self.path is None:
+            return
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
             self._file = self.path.open("ab" if append else "wb")
+        except OSError as error:
+            raise ClusterConfigError(
+                "Logs are files in the directory that --log-dir names. Received: "
+                f"{shown(str(self.path))} ({error.strerror}). Name a directory that can be made."
+            ) from None
 
     def line(self, line: Line) -> None:
         """Appends one line, without colours."""

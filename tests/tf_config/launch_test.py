@@ -1,6 +1,7 @@
 """The launcher with small programs that need no TensorFlow."""
 
 import os
+import shlex
 import signal
 import sys
 import time
@@ -265,5 +266,24 @@ def test_a_log_directory_that_cannot_be_made_is_one_line(job):
     script = job.script("")
     code, output = job.run("--log-dir", script / "logs", script)
     assert code == 2
-    assert "Logs go to a directory" in output
+    assert "Logs are files in the directory that --log-dir names" in output
     assert output.count("\n") == 1
+    job.assert_nothing_left()
+
+
+def test_a_reader_that_leaves_ends_the_job_without_a_traceback(job):
+    script = job.script(WHO + CHILD + "import time\nwhile True: print('x'); time.sleep(0.01)\n")
+    command = [sys.executable, "-m", "tf_config", "run", "--workers", "2", str(script)]
+    process = job.popen(["bash", "-c", shlex.join(command) + " | head -1; exit ${PIPESTATUS[0]}"])
+    output, _ = process.communicate(timeout=10)
+    assert process.returncode == 1
+    assert output.count("\n") == 1
+    job.assert_nothing_left()
+
+
+def test_a_character_that_the_output_cannot_show_ends_no_job(job):
+    job.environ["PYTHONIOENCODING"] = "ascii"
+    script = job.script("import sys; sys.stdout.buffer.write('caf\u00e9\\n'.encode())")
+    code, output = job.run(script)
+    assert code == 0
+    assert output == "[worker 0] caf?\n"
