@@ -30,11 +30,11 @@ class WorkerDataset(DistributedDataset):
       strategy: the strategy that distributes them.
     """
 
-    def __init__(self, dataset: tf.data.Dataset, strategy: tf.distribute.Strategy):
+    def __init__(self, dataset: tf.data.Dataset | Epochs, strategy: tf.distribute.Strategy):
         super().__init__(
             strategy.extended._input_workers,
             strategy,
-            components=[dataset],
+            components=[getattr(dataset, "one_epoch", dataset)],
             element_spec=distributed_spec(strategy, dataset.element_spec),
             enable_get_next_as_optional=False,
         )
@@ -49,15 +49,68 @@ class WorkerDataset(DistributedDataset):
         return self._dataset.element_spec
 
 
-def share(dataset: tf.data.Dataset, collectives: Collectives) -> tf.data.Dataset:
+class Epochs:
+    """A dataset whose iterators, one an epoch, share one run of it.
+
+    Keras shuffles arrays inside a function with a fixed seed wherever a global seed is set. Each
+    new run would then go through the rows in the same order; one run that goes on does not. An
+    epoch that was left before its end ends the run: the next one begins a new run, on all
+    workers alike, for nothing here is taken before it is asked for.
+
+    Args:
+      one_epoch: the dataset.
+    """
+
+    def __init__(self, one_epoch: tf.data.Dataset):
+        self.one_epoch = one_epoch
+        self._run: Any = None
+        self._inside: Any = None
+
+    @property
+    def element_spec(self) -> Any:
+        """The `tf.TypeSpec`s of the batches."""
+        return self.one_epoch.element_spec
+
+    def __iter__(self) -> Iterator:
+        if not tf.executing_eagerly():
+            return iter(self.one_epoch)
+        if not self._is_at_start():
+            end = tf.data.Dataset.from_tensors((False, empty_batch(self.element_spec)))
+            marked = self.one_epoch.map(lambda *batch: (True, _element(batch))).concatenate(end)
+            self._run = iter(marked.repeat())
+            self._inside = tf.Variable(False, trainable=False)
+        run, inside = self._run, self._inside
+
+        def take(_: tf.Tensor) -> Any:
+            more, batch = run.get_next()
+            inside.assign(more)
+            return more, batch
+
+        steps = tf.data.Dataset.counter().map(take).take_while(lambda more, _: more)
+        return iter(steps.map(lambda _, batch: batch).with_options(_nothing_ahead()))
+
+    def _is_at_start(self) -> bool:
+        """Whether the run is where an epoch begins."""
+        if self._run is None:
+            return False
+        # Who knows the number of steps takes the last batch, and not the mark behind it.
+        if self._inside.numpy() and not next(self._run)[0].numpy():
+            self._inside.assign(False)
+        return not self._inside.numpy()
+
+
+def share(dataset: tf.data.Dataset, collectives: Collectives) -> tf.data.Dataset | Epochs:
     """Returns this worker's part of a dataset of global batches.
 
     `AutoShardPolicy` AUTO and DATA cut each batch by rows: of n rows the first n mod N of N
     workers take one more than the others, in order of rank; a batch of fewer rows than workers
     leaves some with an empty part. Every worker has to see the same batches in the same order.
     FILE and HINT share out files as stock tf.distribute does; with OFF each worker's data are
-    its own. Their batches are made into N of 1/N of the rows. Workers that run out early go on
-    with empty batches.
+    its own. Their batches are made into N of 1/N of the rows.
+
+    Workers that run out early go on with empty batches. With DATA none does, for the policy says
+    that the data are the same everywhere (Keras says so of arrays): nobody asks, and the epochs
+    are those of `Epochs`.
 
     Args:
       dataset: batches whose components all have the same number of rows: tensors,
@@ -73,6 +126,8 @@ def share(dataset: tf.data.Dataset, collectives: Collectives) -> tf.data.Dataset
     _check_batched(dataset.element_spec)
     if policy in (_Policy.AUTO, _Policy.DATA):
         mine = _cut_batches(dataset, collectives.rank, collectives.size)
+        if policy == _Policy.DATA:
+            return Epochs(mine)
     else:
         if policy != _Policy.OFF:
             dataset = auto_shard_dataset(
@@ -189,9 +244,12 @@ def _until_all_are_done(
     flagged = dataset.map(lambda *batch: (1, _element(batch)))
     endless = flagged.concatenate(empty.map(lambda *batch: (0, _element(batch))))
     steps = endless.take_while(lambda has, _: collectives.all_reduce([has])[0] > 0)
-    # Nothing may run ahead of the training: a step asked for and not taken leaves the others
-    # waiting.
+    return steps.map(lambda _, batch: batch).with_options(_nothing_ahead())
+
+
+def _nothing_ahead() -> tf.data.Options:
+    """Returns options under which no step is made before it is asked for."""
     options = tf.data.Options()
     options.experimental_optimization.inject_prefetch = False
     options.experimental_optimization.map_parallelization = False
-    return steps.map(lambda _, batch: batch).with_options(options)
+    return options

@@ -100,6 +100,39 @@ evaluated = model.evaluate(x, y, batch_size=16, verbose=0)
 assert same_everywhere(evaluated)
 assert model.predict(x, batch_size=16, verbose=0).shape == (97, 1)
 
+# Arrays are shuffled anew in each epoch, the same way on all workers: each row comes once.
+numbers = np.arange(40, dtype="float32").reshape(40, 1)
+seen: list = []
+
+
+class Recorder(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.layer = keras.layers.Dense(1)
+
+    def call(self, inputs):
+        tf.numpy_function(lambda rows: seen.append(rows[:, 0].tolist()), [inputs], [])
+        return self.layer(inputs)
+
+
+keras.utils.set_random_seed(7)
+with strategy.scope():
+    recorder = Recorder()
+    recorder.build([None, 1])
+    recorder.compile("sgd", "mse", jit_compile=False)
+epochs = []
+for _ in range(2):
+    seen.clear()
+    recorder.fit(numbers, numbers, batch_size=8, epochs=3, shuffle=True, verbose=0)
+    rows = [row for batch in seen for row in batch]
+    everyone = strategy.gather(tf.constant([len(rows)]), axis=0).numpy()
+    assert everyone.sum() == 3 * 40, everyone
+    gathered = strategy.gather(tf.constant(rows), axis=0).numpy().tolist()
+    assert sorted(gathered) == sorted(numbers[:, 0].tolist() * 3)
+    each = len(rows) // 3
+    epochs += [tuple(rows[start : start + each]) for start in range(0, 3 * each, each)]
+    assert len(set(epochs[-3:])) == 3, "an epoch is in the order of another"
+
 # Several steps an execution: a loop in the graph.
 with strategy.scope():
     model.compile("sgd", "binary_crossentropy", metrics=["accuracy"], steps_per_execution=3)

@@ -6,7 +6,7 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strategies.input import equal_steps, share
+from strategies.input import Epochs, equal_steps, share
 
 
 class Worker:
@@ -106,6 +106,29 @@ def test_equal_and_endless_data_stay_as_they_are():
     assert equal_steps(endless, Worker(0, 2, [infinite, infinite])) is endless
     with pytest.raises(ValueError, match=r"infinite in worker 1, .* steps by rank: \[2, -1\]"):
         equal_steps(dataset, Worker(0, 2, [2, infinite]))
+
+
+def test_epochs_go_on_and_an_epoch_left_early_starts_anew():
+    epochs = Epochs(tf.data.Dataset.range(6).batch(4))
+    for _ in range(3):
+        assert [batch.numpy().tolist() for batch in epochs] == [[0, 1, 2, 3], [4, 5]]
+    for left in (1, 2, 1):
+        iterator = iter(epochs)
+        assert [next(iterator).numpy()[0] for _ in range(left)] == [0, 4][:left]
+    assert [batch.numpy().tolist() for batch in epochs] == [[0, 1, 2, 3], [4, 5]]
+
+
+def test_epochs_of_a_function_with_a_fixed_seed_differ():
+    tf.random.set_seed(1)
+    source = tf.data.Dataset.range(1).map(lambda _: tf.random.shuffle(tf.range(20)))
+    tf.random.set_seed(None)
+    runs = [next(iter(source)).numpy().tolist() for _ in range(2)]
+    assert runs[0] == runs[1]  # why Epochs exists
+    epochs = Epochs(source)
+    orders = [next(iter(epochs)).numpy().tolist() for _ in range(2)]
+    orders += [batch.numpy().tolist() for _ in range(2) for batch in epochs]
+    assert len(set(map(tuple, orders))) == 4
+    assert all(sorted(order) == list(range(20)) for order in orders)
 
 
 def test_own_batches_are_split_over_the_steps():
