@@ -65,6 +65,7 @@ class Epochs:
         self.one_epoch = one_epoch
         self._run: Any = None
         self._inside: Any = None
+        self._steps: Any = None
 
     @property
     def element_spec(self) -> Any:
@@ -75,11 +76,15 @@ class Epochs:
         if not tf.executing_eagerly():
             return iter(self.one_epoch)
         if not self._is_at_start():
-            end = tf.data.Dataset.from_tensors((False, empty_batch(self.element_spec)))
-            marked = self.one_epoch.map(lambda *batch: (True, _element(batch))).concatenate(end)
-            self._run = iter(marked.repeat())
-            self._inside = tf.Variable(False, trainable=False)
-        run, inside = self._run, self._inside
+            self._begin()
+        return iter(self._steps)
+
+    def _begin(self) -> None:
+        """Begins a new run."""
+        end = tf.data.Dataset.from_tensors((False, empty_batch(self.element_spec)))
+        marked = self.one_epoch.map(lambda *batch: (True, _element(batch))).concatenate(end)
+        run = iter(marked.repeat())
+        inside = tf.Variable(False, trainable=False)
 
         def take(_: tf.Tensor) -> Any:
             more, batch = run.get_next()
@@ -87,7 +92,8 @@ class Epochs:
             return more, batch
 
         steps = tf.data.Dataset.counter().map(take).take_while(lambda more, _: more)
-        return iter(steps.map(lambda _, batch: batch).with_options(_nothing_ahead()))
+        self._steps = steps.map(lambda _, batch: batch).with_options(_nothing_ahead())
+        self._run, self._inside = run, inside
 
     def _is_at_start(self) -> bool:
         """Whether the run is where an epoch begins."""
@@ -109,8 +115,8 @@ def share(dataset: tf.data.Dataset, collectives: Collectives) -> tf.data.Dataset
     its own. Their batches are made into N of 1/N of the rows.
 
     Workers that run out early go on with empty batches. With DATA none does, for the policy says
-    that the data are the same everywhere (Keras says so of arrays): nobody asks, and the epochs
-    are those of `Epochs`.
+    that the data are the same everywhere (Keras says so of arrays), and nobody asks. If they are
+    shuffled by a function (external state that is to be ignored), the epochs are those of `Epochs`.
 
     Args:
       dataset: batches whose components all have the same number of rows: tensors,
@@ -127,7 +133,10 @@ def share(dataset: tf.data.Dataset, collectives: Collectives) -> tf.data.Dataset
     if policy in (_Policy.AUTO, _Policy.DATA):
         mine = _cut_batches(dataset, collectives.rank, collectives.size)
         if policy == _Policy.DATA:
-            return Epochs(mine)
+            # So Keras marks what it shuffles.
+            state = dataset.options().experimental_external_state_policy
+            has_state = state == tf.data.experimental.ExternalStatePolicy.IGNORE
+            return Epochs(mine) if has_state else mine
     else:
         if policy != _Policy.OFF:
             dataset = auto_shard_dataset(

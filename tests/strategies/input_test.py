@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 
 from strategies.input import Epochs, equal_steps, share
 
@@ -129,6 +130,18 @@ def test_epochs_of_a_function_with_a_fixed_seed_differ():
     orders += [batch.numpy().tolist() for _ in range(2) for batch in epochs]
     assert len(set(map(tuple, orders))) == 4
     assert all(sorted(order) == list(range(20)) for order in orders)
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_kerass_arrays_are_shuffled_anew_where_they_are_shuffled(shuffle):
+    adapter = ArrayDataAdapter(np.arange(10), batch_size=4, shuffle=shuffle)
+    tf.random.set_seed(1)
+    parts = share(adapter.get_tf_dataset(), Worker(0, 2))
+    tf.random.set_seed(None)
+    assert isinstance(parts, Epochs) == shuffle
+    one, other = ([part.numpy().tolist() for part in parts] for _ in range(2))
+    assert (one != other) == shuffle
+    assert [len(part) for part in one] == [2, 2, 1]
 
 
 def test_own_batches_are_split_over_the_steps():
