@@ -95,7 +95,7 @@ class Console:
 
     def line(self, task: Task, line: Line) -> None:
         """Prints one finished line of a task."""
-        if (line.redrawn and task != self._first) or _START_UP_NOTES.match(line.text):
+        if (line.redrawn and task != self._first) or is_start_up_note(line.text):
             return
         if task == self._first:
             self._clear()
@@ -169,6 +169,11 @@ class TaskLog:
         """Closes the file."""
         if self._file is not None:
             self._file.close()
+
+
+def is_start_up_note(text: str) -> bool:
+    """Whether a line is one that TensorFlow prints in every process at its start."""
+    return _START_UP_NOTES.match(text) is not None
 
 
 def without_escapes(text: str) -> str:

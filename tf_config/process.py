@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tf_config.commands import Command
 from tf_config.errors import ClusterConfigError, shown
-from tf_config.output import Line, LineAssembler, TaskLog
+from tf_config.output import Line, LineAssembler, TaskLog, is_start_up_note
 
 _PREFIX_WIDTH = len("[worker 00] ")
 _LAST_LINES = 10
@@ -64,7 +64,7 @@ class TaskProcess:
     def take(self, line: Line) -> None:
         """Keeps a finished line."""
         self.log.line(line)
-        if line.text.strip():
+        if line.text.strip() and not is_start_up_note(line.text):
             self.last_lines.append(line.text)
 
     def read(self) -> bytes:
