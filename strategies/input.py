@@ -21,9 +21,9 @@ _Policy = tf.data.experimental.AutoShardPolicy
 class WorkerDataset(DistributedDataset):
     """A distributed dataset whose batches are this worker's parts of the global batches.
 
-    Its iterators are those of `tf.data`, and their elements plain tensors: all workers have the
-    same number of steps, so that none has to ask the others before each step whether they are
-    done, as stock's do.
+    Its iterators are those of `tf.data`, and their elements plain tensors. The datasets of all
+    workers have the same number of steps, which `share` and `equal_steps` see to; so no iterator
+    asks the others before each step whether they are done, as stock's do.
 
     Args:
       dataset: this worker's batches.
@@ -34,7 +34,7 @@ class WorkerDataset(DistributedDataset):
         super().__init__(
             strategy.extended._input_workers,
             strategy,
-            components=[getattr(dataset, "one_epoch", dataset)],
+            components=[dataset.one_epoch if isinstance(dataset, Epochs) else dataset],
             element_spec=distributed_spec(strategy, dataset.element_spec),
             enable_get_next_as_optional=False,
         )

@@ -49,8 +49,8 @@ class Task:
         Raises:
           ClusterConfigError: if `text` is anything else.
         """
-        task_type, _, index = text.replace(" ", ":", 1).partition(":")
-        return cls(task_type, _parse_index(index or "0"))
+        task_type, colon, index = text.replace(" ", ":", 1).partition(":")
+        return cls(task_type, _parse_index(index if colon else "0"))
 
     def __str__(self) -> str:
         return f"{self.type} {self.index}"

@@ -60,7 +60,9 @@ def wait_for_all(cluster: ClusterSpec, task: Task, timeout: float) -> None:
                     "cluster and did not fail; a longer wait is set with '--start-timeout' or "
                     "the argument start_timeout."
                 )
-            logging.warning("%s waits for %s: %.0f s of %g s.", task, names, now - start, timeout)
+            if missing:
+                elapsed = now - start
+                logging.warning("%s waits for %s: %.0f s of %g s.", task, names, elapsed, timeout)
         if missing:
             time.sleep(_POLL_SECONDS)
 
