@@ -208,8 +208,20 @@ RESTARTS = (
 )
 
 
+# Worker 0 may still be starting when worker 1 fails; this holds the failure back until it spoke.
+FAILS_TWICE = (
+    "import pathlib, time\n"
+    "spoke = pathlib.Path(f'spoke-{restart}')\n"
+    "if config['task']['index'] == 0:\n"
+    "    spoke.touch()\n"
+    "elif restart < 2:\n"
+    "    while not spoke.exists(): time.sleep(0.01)\n"
+    "    sys.exit(3)\n"
+)
+
+
 def test_after_a_failure_all_tasks_start_again_on_new_ports(job):
-    script = job.script(RESTARTS + "if restart < 2 and config['task']['index']: sys.exit(3)\n")
+    script = job.script(RESTARTS + FAILS_TWICE)
     code, output = job.run("--workers", 2, "--max-restarts", 5, "--log-dir", "logs", script)
     assert code == 0
     assert "tf-config: restart 2 of 5\n" in output
