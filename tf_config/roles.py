@@ -1,0 +1,67 @@
+"""How many tasks of each type a job has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tf_config.cluster import Task
+from tf_config.errors import ClusterConfigError, shown
+
+
+@dataclass(frozen=True)
+class Roles:
+    """The number of tasks of each type; valid once built.
+
+    >>> [str(task) for task in Roles(workers=2, ps=1, chief=True).tasks]
+    ['chief 0', 'worker 0', 'worker 1', 'ps 0']
+
+    Attributes:
+      workers: how many workers; at least 1, or 0 beside a chief.
+      ps: how many parameter servers.
+      chief: whether there is a chief as well, the first to train.
+      evaluator: whether there is an evaluator, which is no part of the cluster.
+    """
+
+    workers: int = 1
+    ps: int = 0
+    chief: bool = False
+    evaluator: bool = False
+
+    def __post_init__(self) -> None:
+        for name, count in (("workers", self.workers), ("ps", self.ps)):
+            if count < 0:
+                raise ClusterConfigError(
+                    f"A number of tasks is 0 or more. Received: {name}={shown(count)}. Ask for 1."
+                )
+        if self.workers + self.chief < 1:
+            raise ClusterConfigError(
+                "A cluster has at least one task that trains. Received: no worker and no chief. "
+                "Add a worker."
+            )
+
+    @classmethod
+    def of(cls, total: int, ps: int = 0, chief: bool = False, evaluator: bool = False) -> Roles:
+        """Returns the roles of `total` tasks, of which those not named are workers.
+
+        Raises:
+          ClusterConfigError: if nobody is left to train.
+        """
+        workers = total - ps - chief - evaluator
+        if workers + chief < 1 or workers < 0:
+            raise ClusterConfigError(
+                "Processes that have no other role are workers. Received: "
+                f"{total} processes for {ps} ps, {int(chief)} chief, {int(evaluator)} evaluator. "
+                "Start more processes, or ask for fewer roles."
+            )
+        return cls(workers, ps, chief, evaluator)
+
+    @property
+    def tasks(self) -> tuple[Task, ...]:
+        """All tasks: the chief, the workers, the parameter servers, the evaluator."""
+        counts = (
+            ("chief", self.chief),
+            ("worker", self.workers),
+            ("ps", self.ps),
+            ("evaluator", self.evaluator),
+        )
+        return tuple(Task(name, index) for name, count in counts for index in range(count))
