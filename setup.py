@@ -18,6 +18,7 @@ setup(
         "absl-py",
         "keras>=3,<4",
         "numpy",
+        "pyyaml",
         "rich",
         "tensorflow>=2.18,<2.22",
     ],
@@ -26,7 +27,7 @@ setup(
         "horovod": ["horovod==0.28.1"],
         "examples": ["scikit-learn"],
         "test": ["hypothesis", "psutil", "pytest", "scikit-learn", "tf_keras"],
-        "lint": ["mypy", "ruff"],
+        "lint": ["mypy", "ruff", "types-PyYAML"],
     },
     entry_points={"console_scripts": ["tf-config = tf_config.cli:main"]},
 )

@@ -21,9 +21,7 @@ from strategies.collectives import Collectives, LocalCollectives
 from strategies.input import WorkerDataset, equal_steps, number_of_rows, share
 from strategies.reduction import WorkerCrossDeviceOps
 from tf_config import ClusterConfigError, TFConfig
-from tf_config.commands import START_TIMEOUT_VARIABLE
-
-DEFAULT_START_TIMEOUT = 300.0
+from tf_config.settings import START_TIMEOUT_SECONDS, START_TIMEOUT_VARIABLE
 
 
 class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
@@ -238,7 +236,7 @@ def _start(config: TFConfig | None, timeout: float) -> Collectives:
 
 def _timeout(seconds: float | None, environ: Mapping[str, str] = os.environ) -> float:
     given = (
-        environ.get(START_TIMEOUT_VARIABLE, DEFAULT_START_TIMEOUT) if seconds is None else seconds
+        environ.get(START_TIMEOUT_VARIABLE, START_TIMEOUT_SECONDS) if seconds is None else seconds
     )
     try:
         value = float(given)

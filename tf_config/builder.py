@@ -1,21 +1,25 @@
-"""From roles to a cluster: which tasks there are and where each listens."""
+"""From roles and hosts to a cluster: which task runs where, and on which port it listens."""
 
 from __future__ import annotations
 
 import random
 import socket
+from collections.abc import Mapping, Sequence
 
 from tf_config.address import Address
 from tf_config.cluster import ClusterSpec, Task
-from tf_config.errors import ClusterConfigError, shown
+from tf_config.errors import ClusterConfigError
+from tf_config.hosts import Host
+from tf_config.roles import Roles
 
 # Below the range that Linux, macOS and Windows hand out for outgoing connections: a port
 # chosen here is not taken by a client of the same machine before the task listens on it.
-_PORTS = range(10_000, 32_000)
+PORTS = range(10_000, 32_000)
+_HERE = "127.0.0.1"
 
 
 def local_cluster(
-    workers: int = 1, *, chief: bool = False, ps: int = 0, host: str = "127.0.0.1"
+    workers: int = 1, *, chief: bool = False, ps: int = 0, host: str = _HERE
 ) -> ClusterSpec:
     """Returns a cluster on this machine, each task on a port that is free now.
 
@@ -31,26 +35,83 @@ def local_cluster(
     Raises:
       ClusterConfigError: if a count is negative or nobody trains, or no port is free.
     """
-    for name, count in (("workers", workers), ("ps", ps)):
-        if count < 0:
+    tasks = Roles(workers, ps, chief).tasks
+    return cluster(dict.fromkeys(tasks, host), {host: free_ports(len(tasks), host)})
+
+
+def place(
+    roles: Roles, hosts: Sequence[Host] = (), ps_hosts: Sequence[Host] = ()
+) -> dict[Task, Host]:
+    """Returns the host of each task.
+
+    The chief and the workers fill the slots of the hosts in their order. Parameter servers go
+    round the hosts of their own, or beside the workers if there are none; they take no slot.
+    The evaluator runs on the last host.
+
+    >>> placed = place(Roles(workers=3, ps=1), [Host("a", 2), Host("b", 2)])
+    >>> [f"{task} on {host.name}" for task, host in placed.items()]
+    ['worker 0 on a', 'worker 1 on a', 'worker 2 on b', 'ps 0 on a']
+
+    Args:
+      roles: how many tasks of each type.
+      hosts: where the training tasks run; none for this machine.
+      ps_hosts: where the parameter servers run.
+
+    Raises:
+      ClusterConfigError: if there are too few slots, or hosts for servers that there are not.
+    """
+    training = roles.workers + roles.chief
+    hosts = hosts or [Host(_HERE, max(training, 1))]
+    slots = [host for host in hosts for _ in range(host.slots)]
+    if training > len(slots):
+        raise ClusterConfigError(
+            "Each worker and the chief take a slot of a host. Received: "
+            f"{training} for the {len(slots)} slots of {', '.join(h.name for h in hosts)}. "
+            "Ask for fewer, or raise the number behind a host's name: 'node1:4'."
+        )
+    if ps_hosts and not roles.ps:
+        raise ClusterConfigError(
+            "Hosts of their own are for parameter servers. Received: no parameter server. "
+            "Ask for some, or leave the hosts out."
+        )
+    of_ps = list(ps_hosts or hosts)
+    where = {"chief": slots, "worker": slots[roles.chief :], "ps": of_ps, "evaluator": slots[-1:]}
+    return {task: where[task.type][task.index % len(where[task.type])] for task in roles.tasks}
+
+
+def cluster(where: Mapping[Task, str], ports: Mapping[str, Sequence[int]]) -> ClusterSpec:
+    """Returns the cluster of tasks on hosts, each task on the next of its host's ports.
+
+    Args:
+      where: each task's host. An evaluator gets no address.
+      ports: each host's ports, as many as it has tasks.
+
+    Raises:
+      ClusterConfigError: if there are too few ports.
+    """
+    left = {host: iter(numbers) for host, numbers in ports.items()}
+    addresses = {}
+    for task, host in where.items():
+        if task.type == "evaluator":
+            continue
+        port = next(left[host], None)
+        if port is None:
             raise ClusterConfigError(
-                f"A number of tasks is 0 or more. Received: {name}={shown(count)}. Ask for 1."
+                f"Each task has a port of its own. Received: {len(ports[host])} ports for the "
+                f"tasks on {host}. Start with a lower --port."
             )
-    tasks = [Task("chief", 0)] * chief
-    tasks += [Task("worker", index) for index in range(workers)]
-    tasks += [Task("ps", index) for index in range(ps)]
-    ports = free_ports(len(tasks), host)
-    return ClusterSpec({task: Address(host, port) for task, port in zip(tasks, ports, strict=True)})
+        addresses[task] = Address(host, port)
+    return ClusterSpec(addresses)
 
 
-def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
+def free_ports(count: int, host: str = _HERE) -> list[int]:
     """Returns `count` different TCP ports that nobody listens on at `host` now.
 
     Raises:
       ClusterConfigError: if there are not that many.
     """
     ports: list[int] = []
-    for port in random.SystemRandom().sample(_PORTS, len(_PORTS)):
+    for port in random.SystemRandom().sample(PORTS, len(PORTS)):
         if len(ports) == count:
             break
         if _is_free(host, port):
@@ -61,6 +122,11 @@ def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
             f"{host}. Ask for fewer tasks, or name another host."
         )
     return ports
+
+
+def ports_from(first: int, count: int) -> list[int]:
+    """Returns up to `count` ports from `first` on, whether they are free or not."""
+    return list(range(first, min(first + count, 1 << 16)))
 
 
 def _is_free(host: str, port: int) -> bool:

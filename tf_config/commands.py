@@ -1,4 +1,4 @@
-"""What is started for each task: program, arguments and environment. Starts nothing."""
+"""What is started for each task: program, arguments, environment and host. Starts nothing."""
 
 from __future__ import annotations
 
@@ -8,13 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tf_config.cluster import VARIABLE, ClusterSpec, Task, TFConfig
+from tf_config.cluster import VARIABLE, Task, TFConfig
 from tf_config.errors import ClusterConfigError, shown
-
-START_TIMEOUT_VARIABLE = "KERAS_STRATEGIES_START_TIMEOUT"
-RESTARTS_VARIABLE = "KERAS_STRATEGIES_RESTARTS"
-# What TensorFlow and OpenMP read; both would else take all cores in every process.
-THREAD_VARIABLES = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS")
+from tf_config.hosts import Host
+from tf_config.settings import Setting
 
 
 @dataclass(frozen=True)
@@ -24,12 +21,16 @@ class Command:
     Attributes:
       task: the task.
       argv: the program and its arguments.
-      environ: its whole environment.
+      environ: its environment; on another host what is set there beside its own.
+      host: the other host that it runs on; None for this machine.
+      via: the command that reaches that host, and starts there what starts this one.
     """
 
     task: Task
     argv: tuple[str, ...]
     environ: Mapping[str, str]
+    host: Host | None = None
+    via: tuple[str, ...] = ()
 
 
 def argv(program: Sequence[str]) -> tuple[str, ...]:
@@ -38,7 +39,7 @@ def argv(program: Sequence[str]) -> tuple[str, ...]:
     Raises:
       ClusterConfigError: if it is a script that does not exist.
     """
-    if not program[0].endswith(".py"):
+    if not is_script(program):
         return tuple(program)
     if not Path(program[0]).is_file():
         raise ClusterConfigError(
@@ -48,47 +49,20 @@ def argv(program: Sequence[str]) -> tuple[str, ...]:
     return (sys.executable, *program)
 
 
+def is_script(program: Sequence[str]) -> bool:
+    """Whether a program is a Python script."""
+    return program[0].endswith(".py")
+
+
 def command(
     config: TFConfig,
     what: tuple[str, ...],
     environ: Mapping[str, str],
-    settings: Mapping[str, str | None],
+    settings: Sequence[Setting],
 ) -> Command:
-    """Returns the command of one task: `what` in `environ`, with the task's TF_CONFIG.
-
-    Args:
-      config: the task's configuration.
-      what: the program and its arguments.
-      environ: what the task inherits. TensorFlow's notes are off (TF_CPP_MIN_LOG_LEVEL=1)
-        unless it says otherwise.
-      settings: variables that win over `environ`; None leaves one as it is.
-    """
-    defaults = {"TF_CPP_MIN_LOG_LEVEL": "1", "PYTHONUNBUFFERED": "1"}
-    chosen = {name: value for name, value in settings.items() if value is not None}
-    return Command(config.task, what, {**defaults, **environ, **chosen, VARIABLE: config.to_json()})
-
-
-def plan(
-    cluster: ClusterSpec,
-    program: Sequence[str],
-    environ: Mapping[str, str],
-    settings: Mapping[str, str | None],
-) -> list[Command]:
-    """Returns the commands of all tasks, all of them on this machine.
-
-    Args:
-      cluster: the tasks.
-      program: what each runs, and its arguments.
-      environ: what each inherits.
-      settings: variables that win over `environ`; None leaves one as it is.
-
-    Raises:
-      ClusterConfigError: if the program is a script that does not exist.
-    """
-    what = argv(program)
-    shares = dict.fromkeys(THREAD_VARIABLES, str(max(cores() // len(cluster.addresses), 1)))
-    shared = {**shares, **environ}
-    return [command(TFConfig(cluster, task), what, shared, settings) for task in cluster.addresses]
+    """Returns the command of one task: `what` in `environ`, with its settings and TF_CONFIG."""
+    told = {setting.variable: setting.value for setting in settings}
+    return Command(config.task, what, {**environ, **told, VARIABLE: config.to_json()})
 
 
 def cores() -> int:

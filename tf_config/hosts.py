@@ -1,84 +1,164 @@
-"""Lists of hosts, as Slurm writes them: small pure parsers that keep order and zeros."""
+"""Hosts and how many workers each may run, from a list on the command line or a file."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+import socket
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
+from tf_config.address import Address
 from tf_config.errors import ClusterConfigError, shown
 
-_NODES = re.compile(r"(?:[^,\s\[\]]|\[[^\[\]]*\])+")
-_PARTS = re.compile(r"\[([^\[\]]*)\]|([^\[\]]+)")
-_RANGE = re.compile(r"(\d+)(?:-(\d+))?", re.ASCII)
-_COUNT = re.compile(r"(\d+)(?:\(x(\d+)\))?", re.ASCII)
-_MOST_NODES = 1 << 16
+_ITEM = re.compile(
+    r"(?:(?P<user>[A-Za-z0-9_][\w.-]*)@)?"
+    r"(?P<host>\[[^\]\s]*\]|[^:@\[\]\s]+)"
+    r"(?::(?P<slots>[0-9]{1,9}))?",
+    re.ASCII,
+)
+_MOST_SLOTS = 1 << 16
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
-def parse_node_list(text: str) -> list[str]:
-    """Returns the node names of a Slurm node list, in its order.
+@dataclass(frozen=True)
+class Host:
+    """A machine that tasks run on; valid once built.
 
-    Reads what `scontrol show hostnames` does (slurm.schedmd.com/scontrol.html), and names that
-    go on behind a bracket.
-
-    >>> parse_node_list("rack[1-2]node[09-10],login")
-    ['rack1node09', 'rack1node10', 'rack2node09', 'rack2node10', 'login']
-    >>> parse_node_list("n[9-10]-ib")
-    ['n9-ib', 'n10-ib']
-
-    Raises:
-      ClusterConfigError: if it is none.
+    Attributes:
+      name: its name or IP address, without brackets.
+      slots: how many training tasks it runs.
+      user: whom ssh logs in as; None for ssh's default.
     """
-    names: list[str] = []
-    rest = re.sub(r"[,\s]+", "", _NODES.sub("", text))
-    groups = _NODES.findall(text)
-    if rest or not groups:
-        raise _wrong_node_list(text)
-    for group in groups:
-        expanded = [""]
-        for brackets, plain in _PARTS.findall(group):
-            parts = [plain] if plain else list(_expand(brackets, text))
-            if len(expanded) * len(parts) > _MOST_NODES:
-                raise _wrong_node_list(text)
-            expanded = [start + part for start in expanded for part in parts]
-        names += expanded
-    return names
 
+    name: str
+    slots: int = 1
+    user: str | None = None
 
-def parse_tasks_per_node(text: str) -> list[int]:
-    """Returns the number of tasks on each node, from Slurm's short form.
-
-    >>> parse_tasks_per_node("4(x2),3")
-    [4, 4, 3]
-
-    Raises:
-      ClusterConfigError: if it is none.
-    """
-    counts: list[int] = []
-    for group in text.split(","):
-        match = _COUNT.fullmatch(group.strip())
-        if match is None or len(group) > 16 or int(match[2] or 1) > _MOST_NODES:
+    def __post_init__(self) -> None:
+        Address.parse(str(Address(self.name, 1)))
+        if not 1 <= self.slots <= _MOST_SLOTS:
             raise ClusterConfigError(
-                "Tasks per node are numbers with repeats, as Slurm writes them: '4(x2),3'. "
-                f"Received: {shown(text)}. See that the variable was not changed by hand."
+                f"A host runs 1 to {_MOST_SLOTS} workers. Received: {self.slots} on "
+                f"{shown(self.name)}. Write for example 'node1:2'."
             )
-        counts += [int(match[1])] * int(match[2] or 1)
-    return counts
+
+    @property
+    def login(self) -> str:
+        """What ssh is told: `user@name`, or the name alone."""
+        return self.name if self.user is None else f"{self.user}@{self.name}"
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether every machine calls itself that."""
+        return self.name.lower() in _LOOPBACK
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it is surely this machine."""
+        return self.is_loopback or self.name in (socket.gethostname(), socket.getfqdn())
 
 
-def _expand(ranges: str, text: str) -> Iterator[str]:
-    for item in ranges.split(","):
-        match = _RANGE.fullmatch(item)
-        if match is None or len(item) > 32:
-            raise _wrong_node_list(text)
-        first, last = match[1], match[2] or match[1]
-        if not 0 <= int(last) - int(first) < _MOST_NODES:
-            raise _wrong_node_list(text)
-        for number in range(int(first), int(last) + 1):
-            yield f"{number:0{len(first)}}"
+def parse_hosts(text: str) -> list[Host]:
+    """Returns the hosts of a list as `horovodrun -H` and `mpirun --host` take it.
+
+    A host that stands twice has the slots of both; no number is one slot.
+
+    >>> parse_hosts("node1:2,root@node2")
+    [Host(name='node1', slots=2, user=None), Host(name='node2', slots=1, user='root')]
+    >>> parse_hosts("[fd00::7]:4")
+    [Host(name='fd00::7', slots=4, user=None)]
+
+    Raises:
+      ClusterConfigError: if it is none.
+    """
+    return _merged(_host(item.strip(), text) for item in text.split(","))
 
 
-def _wrong_node_list(text: str) -> ClusterConfigError:
-    return ClusterConfigError(
-        "A node list names nodes as Slurm does: 'n[1-3,07],login'. "
-        f"Received: {shown(text)}. Compare it with 'scontrol show hostnames'."
-    )
+def format_hosts(hosts: Iterable[Host]) -> str:
+    """Returns the list that `parse_hosts` reads.
+
+    >>> format_hosts([Host("fd00::7", 4), Host("node2", user="root")])
+    '[fd00::7]:4,root@node2:1'
+    """
+    return ",".join(
+        ("" if host.user is None else f"{host.user}@") + str(Address(host.name, 1))[:-1]
+        + str(host.slots)
+        for host in hosts
+    )  # fmt: skip
+
+
+def parse_hostfile(text: str, origin: str = "hostfile") -> list[Host]:
+    """Returns the hosts of a file in Open MPI's, Horovod's or MPICH's form, one a line.
+
+    Lines are `node1 slots=4 max_slots=8`, `node1:4` or `node1`; `#` starts a comment.
+
+    >>> parse_hostfile("node1 slots=4  # eth2\\nnode2:2")
+    [Host(name='node1', slots=4, user=None), Host(name='node2', slots=2, user=None)]
+
+    Args:
+      text: what the file holds.
+      origin: its name, for messages.
+
+    Raises:
+      ClusterConfigError: if a line is something else, or there is none.
+    """
+    hosts = []
+    for number, line in enumerate(text.splitlines(), 1):
+        first, *options = line.partition("#")[0].split() or [""]
+        if first:
+            hosts.append(_with_options(_host(first, line), options, f"{origin}, line {number}"))
+    if not hosts:
+        raise ClusterConfigError(
+            f"A hostfile names a host in each line. Received: none in {shown(origin)}. "
+            "Write lines such as 'node1 slots=2'."
+        )
+    return _merged(hosts)
+
+
+def _host(item: str, text: str) -> Host:
+    match = _ITEM.fullmatch(item)
+    if match is None:
+        raise ClusterConfigError(
+            "Hosts are written 'node1:2,node2:2', an IPv6 address in brackets. "
+            f"Received: {shown(item)} in {shown(text)}. Write the name, ':' and the number of "
+            "workers there."
+        )
+    name = match["host"].removeprefix("[").removesuffix("]")
+    return Host(name, int(match["slots"] or 1), match["user"])
+
+
+def _with_options(host: Host, options: Sequence[str], place: str) -> Host:
+    """Reads `slots=4 max_slots=8` and its spellings with a dash."""
+    numbers: dict[str, int] = {}
+    for option in options:
+        key, _, value = option.replace("-", "_").partition("=")
+        if key not in ("slots", "max_slots") or not re.fullmatch(r"[0-9]{1,9}", value):
+            raise ClusterConfigError(
+                "A hostfile's line is 'host', 'host:N' or 'host slots=N max_slots=M'. "
+                f"Received: {shown(option)} ({place}). Leave it out."
+            )
+        numbers[key] = int(value)
+    slots = numbers.get("slots", host.slots)
+    if slots > numbers.get("max_slots", slots):
+        raise ClusterConfigError(
+            f"A host has at most max_slots slots. Received: slots={slots} "
+            f"max_slots={numbers['max_slots']} ({place}). Correct one of them."
+        )
+    return replace(host, slots=slots)
+
+
+def _merged(hosts: Iterable[Host]) -> list[Host]:
+    merged: dict[str, Host] = {}
+    for host in hosts:
+        earlier = merged.get(host.name)
+        if earlier is not None:
+            slots = earlier.slots + host.slots
+            host = Host(host.name, slots, host.user or earlier.user)
+        merged[host.name] = host
+    found = list(merged.values())
+    if len(found) > 1 and any(host.is_loopback for host in found):
+        raise ClusterConfigError(
+            "Each host of a list has a name that all others reach it by. Received: "
+            f"{shown([host.name for host in found])}. Name this machine as the others know it."
+        )
+    return found

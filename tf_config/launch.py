@@ -1,4 +1,4 @@
-"""The processes of a job on this machine, from their start to the end of the last one."""
+"""The processes of a job, from their start to the end of the last one."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TextIO
 
 from tf_config.commands import Command
 from tf_config.output import Console, Line
 from tf_config.process import TaskProcess, signal_name
+from tf_config.remote import HEARTBEAT_SECONDS
 
 GRACE_SECONDS = 5.0
 _TICK_SECONDS = 0.2
@@ -23,21 +23,22 @@ _TICK_SECONDS = 0.2
 
 def run(
     plan: Callable[[int], Sequence[Command]],
-    stream: TextIO,
+    console: Console,
     log_dir: Path | None = None,
     max_restarts: int = 0,
 ) -> int:
     """Runs all commands until the last one has ended, and returns the job's exit code.
 
-    When one fails, the others get SIGTERM, and SIGKILL 5 seconds later; then all start again, if
-    they may. SIGINT, SIGTERM and SIGHUP are passed on, and end the job; then the code is 128 +
-    the signal's number, as in a shell. No process of a task's process group is left behind, nor
-    if this process is killed itself.
+    Parameter servers are ended when all others are done. When a task fails, the others get
+    SIGTERM, and SIGKILL 5 seconds later; then all start again, if they may. SIGINT, SIGTERM and
+    SIGHUP are passed on, and end the job; then the code is 128 + the signal's number, as in a
+    shell. No process of a task's process group is left behind, nor if this process is killed
+    itself.
 
     Args:
       plan: returns the commands, one for each task, the first task first; it is told how many
         restarts there were.
-      stream: where the tasks' lines go.
+      console: where the tasks' lines go.
       log_dir: where `<task>.log` files go; None for none. Made if it does not exist.
       max_restarts: how often all tasks are started again after one failed.
 
@@ -49,9 +50,8 @@ def run(
     """
     for restart in range(max_restarts + 1):
         commands = plan(restart)
-        console = Console(stream, commands[0].task)
         if restart:
-            console.note(f"restart {restart} of {max_restarts}")
+            console.note(f"restart {restart} of {max_restarts}", 0)
         job = _Job(console, log_dir, append=restart > 0)
         job.run(commands)
         if job.culprit is None or job.interrupted:
@@ -80,6 +80,7 @@ class _Job:
         self._selector = selectors.DefaultSelector()
         self._escalation: list[tuple[float, int]] = []
         self._parent = os.getppid()
+        self._next_beat = 0.0
 
     def run(self, commands: Sequence[Command]) -> None:
         """Starts the commands, and returns when all have ended."""
@@ -91,12 +92,14 @@ class _Job:
                     self._processes.append(process)
                     self._running.append(process)
                     self._selector.register(process.terminal, selectors.EVENT_READ, process)
+                    self._console.note(f"{command.task} started{process.place}", 1)
                     _tell(guardian, process.popen.pid)
                 while self._running:
                     self._pump(_TICK_SECONDS)
                     self._reap(guardian)
                     self._answer(received)
                     self._escalate()
+                    self._beat()
             finally:
                 for process in self._processes:
                     self._end_group(process, guardian)
@@ -129,11 +132,22 @@ class _Job:
             self._running.remove(process)
             self._end_group(process, guardian)
         failed = [process for process in ended if process.popen.returncode != 0]
-        if failed and not self._escalation:
+        if self._escalation:
+            return
+        if failed:
             self.culprit = failed[0]
             self.exit_code = self.culprit.exit_code
             self._console.note(f"{self.culprit.task} failed with {self.culprit.end}")
             self._stop(signal.SIGTERM, signal.SIGKILL)
+        elif self._running and all(process.task.type == "ps" for process in self._running):
+            # Parameter servers have no end of their own: they serve as long as anybody trains.
+            self._stop(signal.SIGTERM, signal.SIGKILL)
+
+    def _beat(self) -> None:
+        if time.monotonic() >= self._next_beat:
+            self._next_beat = time.monotonic() + HEARTBEAT_SECONDS
+            for process in self._running:
+                process.beat()
 
     def _summarize(self, culprit: TaskProcess) -> None:
         log = "" if culprit.log.path is None else f", all of them in {culprit.log.path}"
@@ -161,7 +175,7 @@ class _Job:
         """Sends the first signal now and each further one 5 seconds after the one before."""
         if self._running:
             names = ", ".join(str(process.task) for process in self._running)
-            self._console.note(f"ending {names} ({signal_name(numbers[0])})")
+            self._console.note(f"ending {names} ({signal_name(numbers[0])})", 0)
         now = time.monotonic()
         self._escalation = [(now + n * GRACE_SECONDS, sig) for n, sig in enumerate(numbers)]
         self._escalate()
@@ -178,8 +192,7 @@ class _Job:
             self._escalation.pop(0)
 
     def _end_group(self, process: TaskProcess, guardian: subprocess.Popen) -> None:
-        process.signal(signal.SIGKILL)
-        process.popen.wait()
+        process.kill()
         _tell(guardian, -process.popen.pid)
 
     def _drain(self, process: TaskProcess) -> None:
@@ -188,8 +201,7 @@ class _Job:
         while data := process.read():
             self._show(process, process.lines.feed(data))
         self._show(process, process.lines.close())
-        process.log.close()
-        os.close(process.terminal)
+        process.close()
 
 
 @contextlib.contextmanager

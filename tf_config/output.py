@@ -21,6 +21,8 @@ _START_UP_NOTES = re.compile(
     r"|To enable the following instructions: .* rebuild TensorFlow"
     + ("" if os.path.exists("/dev/nvidiactl") else r"|E\d{4} .* failed call to cuInit: ")
 )
+# Cyan, yellow, magenta, green, blue; red is left to errors.
+_COLOURS = ("36", "33", "35", "32", "34")
 _STEPS = re.compile(r"[\r\n\b]|[^\r\n\b]+")
 
 
@@ -85,33 +87,47 @@ class Console:
     Args:
       stream: where the lines go.
       first: the task whose progress is shown.
+      verbosity: -1 leaves out the launcher's notes on what is no failure; 1 adds more of them,
+        and the notes that TensorFlow prints at each start.
     """
 
-    def __init__(self, stream: TextIO, first: Task):
+    def __init__(self, stream: TextIO, first: Task, verbosity: int = 0):
         self._stream = stream
         self._first = first
+        self._verbosity = verbosity
         self._live = ""
         self._is_terminal = stream.isatty()
+        self._has_colours = self._is_terminal and not os.environ.get("NO_COLOR")
+        self._colours: dict[Task, str] = {}
 
     def line(self, task: Task, line: Line) -> None:
         """Prints one finished line of a task."""
-        if (line.redrawn and task != self._first) or is_start_up_note(line.text):
+        if line.redrawn and task != self._first:
+            return
+        if is_start_up_note(line.text) and self._verbosity < 1:
             return
         if task == self._first:
             self._clear()
             self._live = ""
-        self._write(f"[{task}] {line.text}")
+        self._write(f"{self._prefix(task)} {line.text}")
 
     def progress(self, task: Task, text: str) -> None:
         """Shows an unfinished line that is being written over; only on a terminal."""
         if self._is_terminal and task == self._first:
             self._clear()
-            self._live = f"[{task}] {text}"
+            self._live = f"{self._prefix(task)} {text}"
             self._draw()
 
-    def note(self, text: str) -> None:
-        """Prints a line of the launcher's own."""
-        self._write(f"tf-config: {text}")
+    def note(self, text: str, level: int = -1) -> None:
+        """Prints a line of the launcher's own, unless the verbosity is below its level."""
+        if self._verbosity >= level:
+            self._write(f"tf-config: {text}")
+
+    def _prefix(self, task: Task) -> str:
+        if not self._has_colours:
+            return f"[{task}]"
+        colour = self._colours.setdefault(task, _COLOURS[len(self._colours) % len(_COLOURS)])
+        return f"\x1b[{colour}m[{task}]\x1b[0m"
 
     def _write(self, text: str) -> None:
         self._clear()

@@ -1,25 +1,25 @@
-"""One running task: its process, its terminal and its log."""
+"""One running task: its process, here or on another host, its lines and its log."""
 
 from __future__ import annotations
 
 import collections
 import contextlib
-import fcntl
 import os
-import pty
 import shutil
 import signal
-import struct
 import subprocess
-import termios
 from pathlib import Path
 
+from tf_config import remote
 from tf_config.commands import Command
 from tf_config.errors import ClusterConfigError, shown
 from tf_config.output import Line, LineAssembler, TaskLog, is_start_up_note
+from tf_config.session import Session, shell_code
 
 _PREFIX_WIDTH = len("[worker 00] ")
 _LAST_LINES = 10
+_LOST = 255  # how ssh ends when the connection does
+_KILL_SECONDS = 3.0
 
 
 class TaskProcess:
@@ -39,27 +39,24 @@ class TaskProcess:
         self.lines = LineAssembler()
         self.log = TaskLog(log_dir, command.task, append)
         self.last_lines: collections.deque[str] = collections.deque(maxlen=_LAST_LINES)
-        # A terminal and not a pipe: progress bars are then drawn in place instead of line by
-        # line, and nothing is held back in a buffer.
-        self.terminal, end = pty.openpty()
-        _set_up_terminal(end)
+        self._host = command.host
+        columns, lines = shutil.get_terminal_size()
+        size = (max(columns - _PREFIX_WIDTH, 20), lines)
+        argv = command.via or command.argv
+        environ = os.environ if command.via else command.environ
+        stdin = subprocess.PIPE if command.via else subprocess.DEVNULL
         try:
-            self.popen = subprocess.Popen(
-                command.argv,
-                env=dict(command.environ),
-                stdin=subprocess.DEVNULL,
-                stdout=end,
-                stderr=end,
-                start_new_session=True,
-            )
+            self._session = Session(argv, environ, size, stdin)
         except OSError as error:
-            os.close(self.terminal)
             raise ClusterConfigError(
-                f"A job runs a program. Received: {shown(command.argv[0])} ({error.strerror}). "
+                f"A job runs a program. Received: {shown(argv[0])} ({error.strerror}). "
                 "Name a Python script or a program on the PATH."
             ) from None
-        finally:
-            os.close(end)
+        self.popen = self._session.popen
+        self.terminal = self._session.terminal
+        self.read = self._session.read
+        if command.via:
+            self._tell(remote.request(command, size))
 
     def take(self, line: Line) -> None:
         """Keeps a finished line."""
@@ -67,29 +64,60 @@ class TaskProcess:
         if line.text.strip() and not is_start_up_note(line.text):
             self.last_lines.append(line.text)
 
-    def read(self) -> bytes:
-        """Returns what there is to read; nothing once all writers are gone."""
-        try:
-            return os.read(self.terminal, 1 << 16)
-        except OSError:  # Linux' way to say that nobody has the other end open
-            return b""
+    @property
+    def place(self) -> str:
+        """Where it runs, in words."""
+        host = "" if self._host is None else f" on {self._host.login}, by ssh"
+        return f"{host} as process {self.popen.pid}"
 
     @property
     def exit_code(self) -> int:
         """The exit code once it has ended, as a shell gives it: 128 + N for signal N."""
-        code = self.popen.returncode
-        return code if code >= 0 else 128 - code
+        return shell_code(self.popen.returncode)
 
     @property
     def end(self) -> str:
         """How it ended, in words."""
         code = self.popen.returncode
+        if self._host is not None:
+            if code == _LOST:
+                return f"exit code {code}, or the connection to {self._host.name} was lost"
+            code = 128 - code if code > 128 else code  # as a shell gives it, for want of better
         return f"exit code {code}" if code >= 0 else f"signal {-code} ({signal_name(-code)})"
 
     def signal(self, number: int) -> None:
         """Sends a signal to the process and all it started, if any is left."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.popen.pid, number)
+        if self._host is None:
+            self._session.signal(number)
+        else:
+            self._tell(b"%d\n" % number)
+
+    def beat(self) -> None:
+        """Tells another host that the launcher is there."""
+        if self._host is not None:
+            self._tell(b"\n")
+
+    def kill(self) -> None:
+        """Ends the process and all it started, at once."""
+        if self._host is not None and self.popen.poll() is None:
+            self.signal(signal.SIGKILL)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.popen.wait(_KILL_SECONDS)
+        self._session.kill()
+
+    def close(self) -> None:
+        """Gives back what the process held here, when all of its output is read."""
+        self.log.close()
+        os.close(self.terminal)
+        if self.popen.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                self.popen.stdin.close()
+
+    def _tell(self, data: bytes) -> None:
+        if self.popen.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                self.popen.stdin.write(data)
+                self.popen.stdin.flush()
 
 
 def signal_name(number: int) -> str:
@@ -98,13 +126,3 @@ def signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
-
-
-def _set_up_terminal(terminal: int) -> None:
-    """Makes it pass on what is written, without a \\r before each \\n; gives it a width."""
-    attributes = termios.tcgetattr(terminal)
-    attributes[1] &= ~termios.OPOST
-    termios.tcsetattr(terminal, termios.TCSANOW, attributes)
-    columns, lines = shutil.get_terminal_size()
-    size = struct.pack("HHHH", lines, max(columns - _PREFIX_WIDTH, 20), 0, 0)
-    fcntl.ioctl(terminal, termios.TIOCSWINSZ, size)

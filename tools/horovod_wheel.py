@@ -23,6 +23,18 @@ from pathlib import Path
 
 VERSION = "0.28.1"
 NEWEST_WITHOUT_FLAG = (2, 18)
+# Horovod's Gloo meets at HOROVOD_GLOO_IFACE, but moves the data over the address that the machine's
+# name stands for: on many machines 127.0.1.1, on some none, which ends in a crash. An assignment is
+# missing where the address is chosen. The version number tells that it is there.
+FIXES = (
+    (
+        "horovod/common/gloo/gloo_context.cc",
+        "  auto dev = CreateDevice(device_attr);\n\n  global_ctx",
+        "  device_attr.iface = gloo_iface_ = global_context.gloo_iface_;\n"
+        "  auto dev = CreateDevice(device_attr);\n\n  global_ctx",
+    ),
+    ("horovod/__init__.py", f"'{VERSION}'", f"'{VERSION}+gloo.iface'"),
+)
 DEFAULTS = {
     "HOROVOD_WITH_TENSORFLOW": "1",
     "HOROVOD_WITH_GLOO": "1",
@@ -86,7 +98,7 @@ def build_options(tensorflow: str, environ: os._Environ[str] | dict[str, str]) -
 def cache_directory(tensorflow: str, options: dict[str, str]) -> Path:
     """Returns where the wheel is kept: its name has all that the wheel depends on."""
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    recipe = hashlib.sha256(repr(sorted(options.items())).encode()).hexdigest()[:8]
+    recipe = hashlib.sha256(repr((sorted(options.items()), FIXES)).encode()).hexdigest()[:8]
     tag = f"cp{sys.version_info[0]}{sys.version_info[1]}-{sysconfig.get_platform()}"
     name = f"horovod-{VERSION}-tensorflow-{tensorflow}-{tag}-{platform.libc_ver()[1]}-{recipe}"
     return base / "keras-strategies" / name
@@ -126,7 +138,7 @@ def build(scratch: Path, environ: dict[str, str], tensorflow: str, log: Path) ->
     )
     # Without pip's own cache of wheels, which does not know what TensorFlow one was built for.
     command = [sys.executable, "-m", "pip", "wheel", "--no-cache-dir", "--no-build-isolation"]
-    command += ["--no-deps", "--wheel-dir", str(scratch), f"horovod=={VERSION}"]
+    command += ["--no-deps", "--wheel-dir", str(scratch), str(fixed_source(scratch))]
     start = time.monotonic()
     with log.open("wb") as output:
         process = subprocess.Popen(command, env=environ, stdout=output, stderr=output)
@@ -140,6 +152,26 @@ def build(scratch: Path, environ: dict[str, str], tensorflow: str, log: Path) ->
         tail = "\n".join(log.read_text(errors="replace").splitlines()[-30:])
         raise BuildError(f"The build failed. Its last lines:\n{tail}\nAll of it: {log}")
     say(f"Built in {time.monotonic() - start:.0f} s.")
+
+
+def fixed_source(scratch: Path) -> Path:
+    """Returns the directory of Horovod's source, with FIXES applied."""
+    run_pip(
+        "download", "--quiet", "--no-deps", "--no-binary", ":all:", "--no-build-isolation",
+        "--dest", str(scratch), f"horovod=={VERSION}",
+    )  # fmt: skip
+    (archive,) = scratch.glob("horovod-*.tar.gz")
+    shutil.unpack_archive(archive, scratch)
+    source = scratch / f"horovod-{VERSION}"
+    for name, old, new in FIXES:
+        text = (source / name).read_text()
+        if text.count(old) != 1:
+            raise BuildError(
+                f"Horovod {VERSION}'s source is the one that the fixes were written for. Received: "
+                f"{name} without {old!r}. See FIXES in tools/horovod_wheel.py."
+            )
+        (source / name).write_text(text.replace(old, new))
+    return source
 
 
 def run_pip(*arguments: str) -> None:

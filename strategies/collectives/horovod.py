@@ -14,6 +14,8 @@ import socket
 import socketserver
 import threading
 from collections.abc import Callable, Sequence
+from importlib import metadata
+from ipaddress import ip_address
 from types import ModuleType
 from typing import Any
 
@@ -22,6 +24,7 @@ import tensorflow as tf
 from strategies.collectives.meeting import wait_for_all
 from tf_config import Address, ClusterConfigError, ClusterSpec, Task
 
+_IS_MENDED = "gloo.iface"
 # Horovod sums these as they are; others travel in the type named beside them.
 _SUMMED_AS = {
     tf.float16: tf.float16,
@@ -87,6 +90,7 @@ class HorovodCollectives:
         if task == cluster.training_tasks[0]:
             _serve(cluster.addresses[task], task)
         wait_for_all(cluster, task, timeout)
+        _check_name_of_this_host(cluster, task, metadata.version("horovod"))
         os.environ.update(_environment(cluster, task))
         horovod.init()
         _started = (cluster, task, cls(horovod))
@@ -220,6 +224,34 @@ def _environment(cluster: ClusterSpec, task: Task) -> dict[str, str]:
     if interface is not None:
         defaults["HOROVOD_GLOO_IFACE"] = interface
     return {name: os.environ.get(name, value) for name, value in defaults.items()} | variables
+
+
+def _check_name_of_this_host(cluster: ClusterSpec, task: Task, version: str) -> None:
+    """Checks that Gloo will take an address that the other workers reach.
+
+    Horovod 0.28.1 as released moves the data over the address that this machine's name stands
+    for, whatever HOROVOD_GLOO_IFACE says, and crashes where it stands for none. Ours is mended
+    and says so in its version: see FIXES in tools/horovod_wheel.py.
+
+    Raises:
+      ClusterConfigError: if the name stands for no such address.
+    """
+    hosts = {cluster.addresses[other].host for other in cluster.training_tasks}
+    name = socket.gethostname()
+    try:
+        found = {str(info[4][0]) for info in socket.getaddrinfo(name, None)}
+    except OSError:
+        found = set()
+    elsewhere = hosts - {cluster.addresses[task].host}
+    reachable = {address for address in found if not ip_address(address).is_loopback}
+    if _IS_MENDED in version or (reachable if elsewhere else found):
+        return
+    raise ClusterConfigError(
+        f"Horovod {version}'s Gloo moves data over the address of this machine's name. Received: "
+        f"{name!r} stands for {', '.join(sorted(found)) or 'none'}. Build Horovod with "
+        "tools/horovod_wheel.py, which mends that (see BUILD.md), or give the name an address "
+        "that the other hosts reach, in /etc/hosts."
+    )
 
 
 def _interface(host: str) -> str | None:

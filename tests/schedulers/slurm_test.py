@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tf_config.builder import free_ports
-from tf_config.hosts import parse_node_list
+from tf_config.node_list import parse_node_list
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 EXAMPLE = ROOT / "examples" / "digits.py"

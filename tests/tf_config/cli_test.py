@@ -79,12 +79,12 @@ def test_check_reads_a_file(tmp_path, capsys):
         (["run", "--start-timeout", "0", "x.py"], "a time in seconds is above 0, received '0'"),
         (["run", "--start-timeout", "nan", "x.py"], "a time in seconds is above 0"),
         (["run", "--threads-per-worker", "0", "x.py"], "threads are 1 or more, received '0'"),
-        (["show"], "Received: none of tf_config, paddle, slurm is there"),
-        (["check"], "Received: none of tf_config, paddle, slurm is there"),
-        (["check", "--from", "lsf"], "--from is one of tf_config, paddle, slurm"),
-        (["check", "--from", "slurm", "--file", "x"], "not allowed with argument"),
+        (["show"], "Received: none of tf_config, paddle,"),
+        (["check"], "Received: none of tf_config, paddle,"),
+        (["check", "--from", "lsf"], "--from is one of tf_config, paddle,"),
+        (["check", "--from", "slurm", "--file", "x"], "Received: --file and --from"),
         (["exec"], "required: program"),
-        (["exec", "true"], "Received: none of tf_config, paddle, slurm is there"),
+        (["exec", "true"], "Received: none of tf_config, paddle,"),
     ],
 )
 def test_wrong_input_is_one_line_and_exit_code_2(arguments, message, monkeypatch, capsys):

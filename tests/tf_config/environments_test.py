@@ -3,7 +3,7 @@
 import pytest
 
 from tf_config import ClusterConfigError, Task
-from tf_config.environments import ENVIRONMENTS, resolve
+from tf_config.environments import ENVIRONMENTS, Unplaced, resolve
 
 # As `srun -n 3 -N 2 --distribution=cyclic` of Slurm 22.05 sets them.
 STEP = {
@@ -130,11 +130,63 @@ def test_tf_config_comes_before_the_scheduler_it_may_run_under():
     environ = {**STEP, "TF_CONFIG": text}
     assert resolve(environ).origin == "tf_config"
     assert resolve(environ, "slurm").origin == "slurm"
-    assert list(ENVIRONMENTS) == ["tf_config", "paddle", "slurm"]
+    assert list(ENVIRONMENTS) == ["tf_config", "paddle", "pytorch", "openmpi", "pmi", "slurm"]
 
 
 def test_an_unknown_environment_is_refused():
-    with pytest.raises(ClusterConfigError, match="--from is one of tf_config, paddle, slurm"):
+    with pytest.raises(ClusterConfigError, match="--from is one of tf_config, paddle,"):
         resolve({}, "lsf")
     with pytest.raises(ClusterConfigError, match="sets SLURM_STEP_NODELIST or"):
         resolve({}, "slurm")
+
+
+# As Open MPI 4.1, MPICH 4.0 and torchrun of PyTorch 2 set them.
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_RANK": "2",
+    "OMPI_COMM_WORLD_SIZE": "3",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "3",
+    "PMIX_NAMESPACE": "prterun-a@1",
+    "PMIX_SERVER_TMPDIR": "/tmp/ompi.a.0/pid.7",
+}
+MPICH = {"PMI_RANK": "1", "PMI_SIZE": "2", "PMI_FD": "6", "MPI_LOCALNRANKS": "2"}
+TORCH = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "node1", "MASTER_PORT": "29500"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "origin", "expected"),
+    [
+        (OPEN_MPI, "openmpi", (2, 3, "file:///tmp/ompi.a.0/pid.7/.tf-config-meeting")),
+        (
+            {**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "1"},
+            "openmpi",
+            (2, 3, "file:.tf-config-prterun-a-1"),
+        ),
+        (MPICH, "pmi", (1, 2, "file:.tf-config-pmi")),
+        (TORCH, "pytorch", (1, 2, "tcp://node1:29500")),
+        ({**TORCH, "MASTER_ADDR": "fd00::7"}, "pytorch", (1, 2, "tcp://[fd00::7]:29500")),
+        (
+            {**TORCH, "TORCHELASTIC_USE_AGENT_STORE": "True"},
+            "pytorch",
+            (1, 2, "tcp://node1:29501"),
+        ),
+    ],
+)
+def test_launchers_that_tell_a_process_its_number_alone(environ, origin, expected):
+    resolved = resolve(environ)
+    assert resolved.origin == origin
+    assert resolved.config == Unplaced(*expected)
+
+
+def test_mpirun_inside_slurm_is_mpirun_and_srun_with_pmi_is_slurm():
+    assert resolve({**STEP, **OPEN_MPI}).origin == "openmpi"
+    assert resolve({**STEP, **MPICH, "SLURM_STEP_NUM_TASKS": "1"}).origin == "pmi"
+    assert resolve({**STEP, **MPICH, "SLURM_STEP_NUM_TASKS": "2"}).origin == "slurm"
+
+
+@pytest.mark.parametrize("environ", [OPEN_MPI, MPICH, TORCH])
+def test_each_variable_that_is_needed_and_missing_is_named(environ):
+    (origin,) = {resolve(environ).origin}
+    needed = set(resolve(environ).variables) - {"PMIX_SERVER_TMPDIR", "PMIX_NAMESPACE"}
+    for name in needed - {ENVIRONMENTS[origin].marker}:
+        with pytest.raises(ClusterConfigError, match=name):
+            resolve({other: environ[other] for other in environ if other != name})

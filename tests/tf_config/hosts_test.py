@@ -1,77 +1,82 @@
+import ipaddress
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tf_config import ClusterConfigError
-from tf_config.hosts import parse_node_list, parse_tasks_per_node
+from tf_config.hosts import Host, format_hosts, parse_hostfile, parse_hosts
 
-# What `scontrol show hostnames` of Slurm 22.05 prints, but for the last two: names that go on
-# behind a bracket, which newer Slurm reads and 22.05 does not.
-NODE_LISTS = {
-    "login": "login",
-    "n[9-10]": "n9 n10",
-    "rack[1-2]node[01-03,7]": (
-        "rack1node01 rack1node02 rack1node03 rack1node7 "
-        "rack2node01 rack2node02 rack2node03 rack2node7"
-    ),
-    "a,b[3,5-6],c[09-11]x[1-2]": "a b3 b5 b6 c09x1 c09x2 c10x1 c10x2 c11x1 c11x2",
-    "n[001-002],m": "n001 n002 m",
-    "n[8-011]": "n8 n9 n10 n11",
-    "tux[0-1][2-3]": "tux02 tux03 tux12 tux13",
-    "a,,b": "a b",
-    "a,a": "a a",
-    "n[1,1]": "n1 n1",
-    "n[1-2]-ib": "n1-ib n2-ib",
-    "n[1-3,5]x": "n1x n2x n3x n5x",
-}
+NAMES = st.one_of(
+    st.from_regex(r"[a-z][a-z0-9-]{0,10}[a-z0-9](\.[a-z0-9]{1,5}){0,2}", fullmatch=True),
+    st.ip_addresses(v=4).map(str),
+    st.integers(0, 2**128 - 1).map(ipaddress.IPv6Address).map(str),
+)
+HOSTS = st.builds(
+    Host,
+    NAMES.filter(lambda name: name not in ("localhost", "127.0.0.1", "::1")),
+    st.integers(1, 99),
+    st.none() | st.from_regex(r"[a-z_][a-z0-9_.-]{0,7}", fullmatch=True),
+)
 
 
-@pytest.mark.parametrize(("text", "names"), NODE_LISTS.items())
-def test_node_lists(text, names):
-    assert parse_node_list(text) == names.split()
+@given(st.lists(HOSTS, min_size=1, max_size=6, unique_by=lambda host: host.name))
+def test_what_is_written_is_read_back(hosts):
+    assert parse_hosts(format_hosts(hosts)) == hosts
+
+
+@given(st.lists(HOSTS, min_size=1, max_size=6, unique_by=lambda host: host.name))
+def test_all_forms_of_a_hostfile_say_the_same(hosts):
+    lists = [format_hosts([host]) for host in hosts]
+    assert parse_hostfile("\n".join(lists)) == hosts
+    slots = [" slots=".join(item.rsplit(":", 1)) for item in lists]
+    assert parse_hostfile("# all\n\n" + "  # ours\n".join(slots)) == hosts
+
+
+@given(st.text())
+def test_any_text_is_a_list_or_an_error(text):
+    for parse in (parse_hosts, parse_hostfile):
+        try:
+            assert parse(text)
+        except ClusterConfigError as error:
+            assert "\n" not in str(error)
+
+
+def test_a_host_that_stands_twice_has_the_slots_of_both():
+    assert parse_hosts("a,b:2,a:3") == [Host("a", 4), Host("b", 2)]
+    assert parse_hostfile("a\nb\na\n") == [Host("a", 2), Host("b", 1)]
+
+
+def test_open_mpis_bound_on_slots_is_read():
+    assert parse_hostfile("a slots=2 max-slots=4") == [Host("a", 2)]
+    with pytest.raises(ClusterConfigError, match=r"at most max_slots.*nodes, line 2"):
+        parse_hostfile("b\na slots=5 max_slots=4", "nodes")
 
 
 @pytest.mark.parametrize(
-    "text", ["", ",", "n[3-1]", "n[a-b]", "a[]", "a[1-2", "a]1", "n[1-9999999]"]
+    ("text", "message"),
+    [
+        ("", "Hosts are written"),
+        ("a,,b", "Received: ''"),
+        ("a:b", "Received: 'a:b'"),
+        ("a:0", "runs 1 to"),
+        ("fd00::7:2", "an IPv6 address in brackets"),
+        ("[fd00::7", "an IPv6 address in brackets"),
+        ("-oProxyCommand=x", "Hosts are written|An address is"),
+        ("-l@a", "Hosts are written"),
+        ("a_b!", "An address is"),
+        ("localhost,a", "a name that all others reach it by"),
+        ("127.0.0.1,::1", "Hosts are written"),
+    ],
 )
-def test_wrong_node_lists(text):
-    with pytest.raises(ClusterConfigError, match="A node list names nodes as Slurm does"):
-        parse_node_list(text)
+def test_wrong_lists(text, message):
+    with pytest.raises(ClusterConfigError, match=message):
+        parse_hosts(text)
 
 
-_names = st.from_regex(r"[a-z]{1,4}", fullmatch=True)
-_numbers = st.lists(st.integers(0, 12), min_size=1, max_size=4)
-
-
-@given(st.lists(st.tuples(_names, _numbers, st.integers(1, 3)), min_size=1, max_size=4))
-def test_what_is_written_is_read(groups):
-    """Parsing undoes formatting."""
-    text = ",".join(
-        f"{name}[{','.join(f'{number:0{width}}' for number in numbers)}]"
-        for name, numbers, width in groups
-    )
-    expected = [f"{name}{number:0{width}}" for name, numbers, width in groups for number in numbers]
-    assert parse_node_list(text) == expected
-
-
-@given(st.text("an019[]-, x"))
-def test_any_text_is_a_node_list_or_an_error(text):
-    try:
-        names = parse_node_list(text)
-    except ClusterConfigError:
-        return
-    assert all(names)
-
-
-@pytest.mark.parametrize(
-    ("text", "counts"),
-    [("1", [1]), ("4(x2),3", [4, 4, 3]), ("2,1", [2, 1]), ("1(x3)", [1, 1, 1])],
-)
-def test_tasks_per_node(text, counts):
-    assert parse_tasks_per_node(text) == counts
-
-
-@pytest.mark.parametrize("text", ["", "x", "4(x)", "4x2", "-1", "1(x99999999)"])
-def test_wrong_tasks_per_node(text):
-    with pytest.raises(ClusterConfigError, match="Tasks per node are numbers"):
-        parse_tasks_per_node(text)
+@pytest.mark.parametrize("line", ["a slots=x", "a slots=", "a slots=-1", "a cpu=2", "a b"])
+def test_wrong_lines_of_a_hostfile_are_named(line):
+    with pytest.raises(ClusterConfigError, match="line 1|Received"):
+        parse_hostfile(line)
+    with pytest.raises(ClusterConfigError, match="names a host in each line"):
+        parse_hostfile("# nothing\n")

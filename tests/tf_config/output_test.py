@@ -58,7 +58,8 @@ def test_only_the_first_tasks_progress_is_shown():
     assert stream.getvalue() == "[worker 0] 2/2\n"
 
 
-def test_on_a_terminal_lines_go_above_the_live_bar():
+def test_on_a_terminal_lines_go_above_the_live_bar(monkeypatch):
+    monkeypatch.setenv("NO_COLOR", "1")
     stream = Terminal()
     console = Console(stream, FIRST)
     console.progress(FIRST, "1/2")
@@ -76,3 +77,25 @@ def test_tensorflows_start_up_notes_are_in_the_log_alone(tmp_path):
     log.line(Line(note, False))
     log.close()
     assert (tmp_path / "worker-0.log").read_text() == note + "\n"
+
+
+def test_on_a_terminal_each_task_has_a_colour_of_its_own(monkeypatch):
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    stream = Terminal()
+    console = Console(stream, FIRST)
+    for task in (FIRST, SECOND, FIRST):
+        console.line(task, Line("hello", False))
+    first, second, again = stream.getvalue().splitlines()
+    assert first == again == "\x1b[36m[worker 0]\x1b[0m hello"
+    assert second == "\x1b[33m[worker 1]\x1b[0m hello"
+
+
+@pytest.mark.parametrize(("verbosity", "shown"), [(-1, 1), (0, 2), (1, 4)])
+def test_how_much_is_said(verbosity, shown):
+    stream = io.StringIO()
+    console = Console(stream, FIRST, verbosity)
+    console.note("failed")
+    console.note("ending", 0)
+    console.note("started", 1)
+    console.line(FIRST, Line("I0000 00:00:1763662000.1 1 port.cc:153] oneDNN", False))
+    assert len(stream.getvalue().splitlines()) == shown

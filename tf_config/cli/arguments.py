@@ -8,9 +8,12 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-from tf_config.cluster import VARIABLE, TFConfig
+from tf_config.cluster import VARIABLE, Task, TFConfig
 from tf_config.environments import ENVIRONMENTS, Resolved, resolve
 from tf_config.errors import ClusterConfigError, shown
+from tf_config.hosts import Host, parse_hostfile, parse_hosts
+from tf_config.join import Meeting, join
+from tf_config.rendezvous import Seat
 from tf_config.roles import Roles
 
 
@@ -24,61 +27,180 @@ class Parser(argparse.ArgumentParser):
 
 def add_roles(parser: argparse.ArgumentParser) -> None:
     """Adds how many tasks of each type there are."""
-    parser.add_argument("--workers", type=count, metavar="N", help="default: 1")
+    parser.add_argument(
+        "--workers", type=count, metavar="N", help="default: 1, or one for each slot of --hosts"
+    )
     parser.add_argument("--ps", type=count, default=0, metavar="N", help="parameter servers")
     parser.add_argument("--chief", action="store_true", help="add a chief, the first to train")
     parser.add_argument("--evaluator", action="store_true", help="add an evaluator")
 
 
 def roles(arguments: argparse.Namespace) -> Roles:
-    """Returns the roles that `add_roles` read."""
-    workers = 1 if arguments.workers is None else arguments.workers
+    """Returns the roles that `add_roles` read: as many workers as the hosts take, by default."""
+    slots = sum(host.slots for host in hosts(arguments))
+    workers = max(slots - arguments.chief, 0) if slots else 1
+    if arguments.workers is not None:
+        workers = arguments.workers
     return Roles(workers, arguments.ps, arguments.chief, arguments.evaluator)
+
+
+def add_hosts(parser: argparse.ArgumentParser, default_ports: str) -> None:
+    """Adds where the tasks run, and on which ports they listen."""
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--hosts", metavar="H1:N,H2:N", help="hosts with their number of workers")
+    where.add_argument(
+        "--hostfile", type=Path, metavar="FILE", help="the same in a file: lines 'H1 slots=N'"
+    )
+    parser.add_argument(
+        "--ps-hosts", metavar="H3,H4", help="for the parameter servers (beside the workers)"
+    )
+    parser.add_argument(
+        "--port", type=port, metavar="P", help=f"count ports from P on each host ({default_ports})"
+    )
+
+
+def hosts(arguments: argparse.Namespace) -> list[Host]:
+    """Returns the hosts that `add_hosts` read; none for this machine.
+
+    Raises:
+      ClusterConfigError: if they are wrong, or the file is not there.
+    """
+    if arguments.hosts is not None:
+        return parse_hosts(arguments.hosts)
+    if arguments.hostfile is not None:
+        return parse_hostfile(text_of(arguments.hostfile, "--hostfile"), str(arguments.hostfile))
+    return []
+
+
+def ps_hosts(arguments: argparse.Namespace) -> list[Host]:
+    """Returns the hosts of the parameter servers; none for beside the workers."""
+    return [] if arguments.ps_hosts is None else parse_hosts(arguments.ps_hosts)
+
+
+def add_verbosity(parser: argparse.ArgumentParser) -> None:
+    """Adds how much is said."""
+    says = parser.add_mutually_exclusive_group()
+    says.add_argument(
+        "--quiet",
+        dest="verbosity",
+        action="store_const",
+        const=-1,
+        default=0,
+        help="say nothing but what goes wrong",
+    )
+    says.add_argument(
+        "--verbose",
+        dest="verbosity",
+        action="store_const",
+        const=1,
+        help="say more: what is started, what is read, TensorFlow's notes",
+    )
 
 
 def add_source(parser: argparse.ArgumentParser) -> None:
     """Adds where TF_CONFIG is read from: a file, or an environment."""
-    sources = parser.add_mutually_exclusive_group()
-    sources.add_argument(
+    parser.add_argument(
         "--file", type=Path, help=f"read {VARIABLE} from here; - for standard input"
     )
-    add_environment(sources)
+    add_environment(parser)
 
 
-def add_environment(parser: argparse._ActionsContainer) -> None:
-    """Adds which environment is read."""
+def add_environment(parser: argparse.ArgumentParser) -> None:
+    """Adds which environment is read, and where the tasks meet."""
     parser.add_argument(
         "--from",
         dest="origin",
         metavar="ENVIRONMENT",
         help=f"read this one: {', '.join(ENVIRONMENTS)} (default: the first of them that is there)",
     )
+    parser.add_argument(
+        "--rendezvous",
+        metavar="URL",
+        help="find each other at file:///shared/directory or tcp://first-host:port",
+    )
+    parser.add_argument(
+        "--task", metavar="TYPE:INDEX", help="be this task, at a --rendezvous of --workers N"
+    )
+    parser.add_argument("--workers", type=count, metavar="N", help="how many, with --task")
+
+
+def configuration(arguments: argparse.Namespace) -> tuple[TFConfig, str]:
+    """Returns this process's configuration and where it comes from.
+
+    Waits for the others, if nobody says where they are.
+
+    Raises:
+      ClusterConfigError: if there is nothing to read, it is wrong, or the others do not come.
+    """
+    timeout = getattr(arguments, "start_timeout", None)
+    interface = getattr(arguments, "interface", None)
+    quiet = getattr(arguments, "verbosity", 0) < 0
+    note = (lambda text: None) if quiet else say
+    meeting = Meeting(arguments.rendezvous, timeout, interface, note)
+    if arguments.task is not None:
+        return _told(arguments, meeting), "arguments"
+    if arguments.workers is not None:
+        raise ClusterConfigError(
+            "--workers says how many there are beside --task; an environment says it itself. "
+            "Received: --workers alone. Leave it out, or add --task."
+        )
+    resolved = read(arguments)
+    return join(resolved, Roles.of, meeting, os.environ), resolved.origin
+
+
+def _told(arguments: argparse.Namespace, meeting: Meeting) -> TFConfig:
+    """Returns the configuration of a task that the arguments name."""
+    if arguments.rendezvous is None or arguments.workers is None:
+        raise ClusterConfigError(
+            "--task goes with --workers and --rendezvous. Received: without one of them. Write "
+            "for example --task worker:1 --workers 4 --rendezvous file:///shared/job-7."
+        )
+    roles = Roles(arguments.workers)
+    task = Task.parse(arguments.task)
+    if task not in roles.tasks:
+        raise ClusterConfigError(
+            f"--task names one of {arguments.workers} workers. Received: {task}. Number them "
+            f"worker:0 to worker:{arguments.workers - 1}."
+        )
+    return meeting.hold(arguments.rendezvous, Seat(roles, roles.tasks.index(task)), os.environ)
 
 
 def read(arguments: argparse.Namespace) -> Resolved:
-    """Returns what this process is part of, from where `add_source` says.
+    """Returns what the environment or the file says.
 
     Raises:
       ClusterConfigError: if there is nothing to read, or it is wrong.
     """
     path = getattr(arguments, "file", None)
-    if path is None:
-        resolved = resolve(os.environ, arguments.origin)
-        if resolved is None:
+    if path is not None:
+        if arguments.origin is not None:
             raise ClusterConfigError(
-                f"The cluster is read from {VARIABLE} or a scheduler's variables. Received: none "
-                f"of {', '.join(ENVIRONMENTS)} is there. Set {VARIABLE}, start this under a "
-                "scheduler, or see 'tf-config build --help'."
+                "The cluster is read from one place. Received: --file and --from. Leave out one."
             )
-        return resolved
+        return Resolved(TFConfig.from_json(text_of(path, "--file")), str(path), {})
+    resolved = resolve(os.environ, arguments.origin)
+    if resolved is None:
+        raise ClusterConfigError(
+            f"The cluster is read from {VARIABLE} or a scheduler's variables. Received: none "
+            f"of {', '.join(ENVIRONMENTS)} is there. Set {VARIABLE}, start this under a "
+            "scheduler, or see 'tf-config build --help'."
+        )
+    return resolved
+
+
+def text_of(path: Path, option: str) -> str:
+    """Returns what a file holds; `-` is standard input.
+
+    Raises:
+      ClusterConfigError: if it cannot be read.
+    """
     try:
-        text = sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8")
+        return sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ClusterConfigError(
-            f"--file names a text file. Received: {shown(str(path))} ({shown(str(error), 80)}). "
+            f"{option} names a text file. Received: {shown(str(path))} ({shown(str(error), 80)}). "
             "Correct the path."
         ) from None
-    return Resolved(TFConfig.from_json(text), str(path), {})
 
 
 def count(text: str) -> int:
@@ -95,6 +217,13 @@ def positive(text: str) -> int:
     return int(text)
 
 
+def port(text: str) -> int:
+    """Returns a port, 1 to 65535."""
+    if not 1 <= count(text) <= 65535:
+        raise argparse.ArgumentTypeError(f"a port is 1 to 65535, received {shown(text)}")
+    return int(text)
+
+
 def seconds(text: str) -> float:
     """Returns a time in seconds, above 0."""
     try:
@@ -104,3 +233,8 @@ def seconds(text: str) -> float:
     if not 0 < value < float("inf"):
         raise argparse.ArgumentTypeError(f"a time in seconds is above 0, received {shown(text)}")
     return value
+
+
+def say(text: str) -> None:
+    """Prints a note beside the output proper."""
+    print(f"tf-config: {text}", file=sys.stderr, flush=True)

@@ -3,28 +3,62 @@
 from __future__ import annotations
 
 import argparse
+import json
+import shlex
+from collections import Counter
 
-from tf_config.builder import local_cluster
-from tf_config.cli.arguments import add_roles, roles
-from tf_config.cluster import Task, TFConfig
+from tf_config.builder import cluster, free_ports, place, ports_from
+from tf_config.cli.arguments import add_hosts, add_roles, hosts, ps_hosts, roles
+from tf_config.cluster import VARIABLE, Task, TFConfig
 
 NAME = "build"
 USAGE = "[OPTION ...]"
-SUMMARY = "print a TF_CONFIG for each task of a cluster on this machine, one a line"
-EXAMPLE = "tf-config build --workers 2 --task worker:1"
+SUMMARY = "print a TF_CONFIG for each task of a cluster, one a line"
+EXAMPLE = "tf-config build --hosts node1:2,node2:2 --ps 1 --task worker:1 --format env"
+
+_FIRST_PORT = 2222
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
     add_roles(parser)
+    add_hosts(parser, f"free ones on this machine, {_FIRST_PORT} elsewhere")
     parser.add_argument("--task", metavar="TYPE:INDEX", help="print this task's only")
+    parser.add_argument(
+        "--format",
+        choices=_FORMATS,
+        default="json",
+        help="env: lines for a shell; yaml: a document a task (json)",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Prints the configurations."""
-    asked = roles(arguments)
-    cluster = local_cluster(asked.workers, chief=asked.chief, ps=asked.ps)
-    tasks = [Task.parse(arguments.task)] if arguments.task else cluster.addresses
-    for config in [TFConfig(cluster, task) for task in tasks]:
-        print(config.to_json())
+    where = place(roles(arguments), hosts(arguments), ps_hosts(arguments))
+    counts = Counter(host.name for host in where.values())
+    ports = {}
+    for host in {host.name: host for host in where.values()}.values():
+        first = _FIRST_PORT if arguments.port is None else arguments.port
+        if host.is_loopback and arguments.port is None:
+            ports[host.name] = free_ports(counts[host.name], host.name)
+        else:
+            ports[host.name] = ports_from(first, counts[host.name])
+    spec = cluster({task: host.name for task, host in where.items()}, ports)
+    tasks = [Task.parse(arguments.task)] if arguments.task else list(where)
+    for config in [TFConfig(spec, task) for task in tasks]:
+        print(_FORMATS[arguments.format](config))
     return 0
+
+
+def _env(config: TFConfig) -> str:
+    return f"export {VARIABLE}={shlex.quote(config.to_json())}  # {config.task}"
+
+
+def _yaml(config: TFConfig) -> str:
+    import yaml
+
+    values = json.loads(config.to_json())
+    return "---\n" + yaml.safe_dump(values, sort_keys=False).rstrip()
+
+
+_FORMATS = {"json": TFConfig.to_json, "env": _env, "yaml": _yaml}

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 
-from tf_config.cli.arguments import add_source, read
+from tf_config.cli.arguments import add_source, add_verbosity, configuration, seconds
+from tf_config.cluster import TFConfig
+from tf_config.connect import connect
+from tf_config.errors import ClusterConfigError
 
 NAME = "check"
 USAGE = "[OPTION ...]"
 SUMMARY = "say whether TF_CONFIG is right, and if not, what is wrong"
-EXAMPLE = "tf-config check --file tf_config.json"
+EXAMPLE = "tf-config check --file tf_config.json --connect"
 
 _NO_AUTHENTICATION = (
     "note: TensorFlow's servers and Horovod's rendezvous have no authentication; whoever reaches "
@@ -20,16 +23,46 @@ _NO_AUTHENTICATION = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
     add_source(parser)
+    parser.add_argument(
+        "--connect", action="store_true", help="try each address: taken, closed or unreachable"
+    )
+    parser.add_argument(
+        "--timeout", type=seconds, default=5.0, metavar="SECONDS", help="for --connect (5)"
+    )
+    add_verbosity(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Prints that the configuration is right."""
-    config = read(arguments).config
-    counts = [
-        f"{len(tasks)} {task_type}"
-        for task_type in ("chief", "worker", "ps")
-        if (tasks := config.cluster.tasks(task_type))
-    ]
-    print(f"ok: {', '.join(counts)}; this task is {config.task}")
-    print(_NO_AUTHENTICATION)
+    config, origin = configuration(arguments)
+    if arguments.verbosity >= 0:
+        counts = [
+            f"{len(tasks)} {task_type}"
+            for task_type in ("chief", "worker", "ps")
+            if (tasks := config.cluster.tasks(task_type))
+        ]
+        print(f"ok: {', '.join(counts)}; this task is {config.task}")
+        print(_NO_AUTHENTICATION)
+    if arguments.verbosity > 0:
+        for task, address in config.cluster.addresses.items():
+            print(f"{task}  {address}")
+        print(f"read from: {origin}")
+    if arguments.connect:
+        _connect(config, arguments.timeout, arguments.verbosity < 0)
     return 0
+
+
+def _connect(config: TFConfig, timeout: float, quiet: bool) -> None:
+    reached = connect(config.cluster.addresses.values(), timeout)
+    lost = []
+    for task, address in config.cluster.addresses.items():
+        state, reason = reached[address]
+        if not quiet:
+            print(f"{state:<11}  {task}  {address}  ({reason})")
+        if state == "unreachable":
+            lost.append(f"{task} at {address} ({reason})")
+    if lost:
+        raise ClusterConfigError(
+            f"Each task's host is reachable from here. Received: {'; '.join(lost)}. See the "
+            "host's name, its firewall, and whether it is up."
+        )

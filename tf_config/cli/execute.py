@@ -6,10 +6,10 @@ import argparse
 import os
 
 from tf_config import commands
-from tf_config.cli.arguments import add_environment, read
-from tf_config.cli.program import add_program, settings
-from tf_config.environments import ENVIRONMENTS
+from tf_config.cli.arguments import add_environment, add_verbosity, configuration, say
+from tf_config.cli.program import add_program, add_settings, request
 from tf_config.errors import ClusterConfigError, shown
+from tf_config.join import settings
 
 NAME = "exec"
 USAGE = "[OPTION ...] [--] PROGRAM [ARGUMENT ...]"
@@ -20,15 +20,22 @@ EXAMPLE = "srun -n 4 tf-config exec -- python train.py"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
     add_environment(parser)
-    add_program(parser, "all")
+    add_verbosity(parser)
+    add_settings(parser)
+    add_program(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Becomes the program; returns only if that fails."""
-    resolved = read(arguments)
-    config = ENVIRONMENTS[resolved.origin].locate(resolved.config)
-    program = [arguments.program, *arguments.arguments]
-    command = commands.command(config, commands.argv(program), os.environ, settings(arguments))
+    asked = request(arguments)
+    what = commands.argv([arguments.program, *arguments.arguments])
+    config, origin = configuration(arguments)
+    told = settings(config, origin, asked, os.environ)
+    if arguments.verbosity > 0:
+        say(f"{config.task} of {', '.join(map(str, config.cluster.addresses))}, from {origin}")
+        for setting in told:
+            say(f"{setting.variable}={setting.value} ({setting.origin})")
+    command = commands.command(config, what, os.environ, told)
     try:
         os.execvpe(command.argv[0], command.argv, command.environ)
     except OSError as error:

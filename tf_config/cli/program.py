@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import os
 
-from tf_config import commands
-from tf_config.cli.arguments import positive, seconds
+from tf_config.cli.arguments import count, positive, seconds
+from tf_config.errors import ClusterConfigError, shown
+from tf_config.settings import Request
 
 
-def add_program(parser: argparse.ArgumentParser, default_threads: str) -> None:
-    """Adds the program, and what its processes are told."""
+def add_settings(parser: argparse.ArgumentParser) -> None:
+    """Adds what the tasks' processes are told."""
     parser.add_argument(
         "--start-timeout",
         type=seconds,
@@ -20,16 +22,54 @@ def add_program(parser: argparse.ArgumentParser, default_threads: str) -> None:
         "--threads-per-worker",
         type=positive,
         metavar="N",
-        help=f"of TensorFlow and OpenMP ({default_threads})",
+        help="of TensorFlow and OpenMP (the cores shared out)",
+    )
+    parser.add_argument(
+        "--gpus-per-worker",
+        type=count,
+        metavar="N",
+        help="each sees so many GPUs of its own, by CUDA_VISIBLE_DEVICES",
+    )
+    parser.add_argument(
+        "--interface", metavar="NAME", help="the network that Horovod, NCCL and MPI use, as eth2"
+    )
+
+
+def add_program(parser: argparse.ArgumentParser) -> None:
+    """Adds the program, its arguments and its environment."""
+    parser.add_argument(
+        "--env",
+        action="append",
+        default=[],
+        metavar="NAME[=VALUE]",
+        help="a variable for the tasks; without a value, this environment's",
     )
     parser.add_argument("program", help="a Python script, or a program on the PATH")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="passed on as they are")
 
 
-def settings(arguments: argparse.Namespace) -> dict[str, str | None]:
-    """Returns the variables that the arguments set."""
-    timeout, threads = arguments.start_timeout, arguments.threads_per_worker
-    return {
-        commands.START_TIMEOUT_VARIABLE: None if timeout is None else f"{timeout:g}",
-        **dict.fromkeys(commands.THREAD_VARIABLES, None if threads is None else str(threads)),
-    }
+def request(arguments: argparse.Namespace) -> Request:
+    """Returns what the arguments ask for.
+
+    Raises:
+      ClusterConfigError: if a variable has no value.
+    """
+    return Request(
+        start_timeout=arguments.start_timeout,
+        threads=arguments.threads_per_worker,
+        gpus=arguments.gpus_per_worker,
+        interface=arguments.interface,
+        variables=dict(_variable(text) for text in getattr(arguments, "env", [])),
+    )
+
+
+def _variable(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        value = os.environ.get(name, "")
+    if not name or not (equals or name in os.environ):
+        raise ClusterConfigError(
+            f"--env is NAME=VALUE, or the name of a variable that is set. Received: {shown(text)}. "
+            "Give it a value."
+        )
+    return name, value

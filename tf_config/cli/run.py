@@ -5,23 +5,40 @@ from __future__ import annotations
 import argparse
 import io
 import os
+import shlex
 import sys
 from pathlib import Path
 
-from tf_config import commands, launch
-from tf_config.builder import local_cluster
-from tf_config.cli.arguments import add_roles, count, roles
-from tf_config.cli.program import add_program, settings
+from tf_config import launch
+from tf_config.cli.arguments import (
+    add_hosts,
+    add_roles,
+    add_verbosity,
+    count,
+    hosts,
+    ps_hosts,
+    roles,
+)
+from tf_config.cli.program import add_program, add_settings, request
+from tf_config.errors import ClusterConfigError, shown
+from tf_config.output import Console
+from tf_config.plan import Job, shell_line
 
 NAME = "run"
 USAGE = "[OPTION ...] PROGRAM [ARGUMENT ...]"
-SUMMARY = "run a script as several workers on this machine"
-EXAMPLE = "tf-config run --workers 2 --log-dir logs train.py --epochs 3"
+SUMMARY = "run a script as several tasks, on this machine or on several over ssh"
+EXAMPLE = "tf-config run --hosts node1:2,node2:2 --log-dir logs train.py --epochs 3"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
     add_roles(parser)
+    add_hosts(parser, "free ones, new at each start")
+    parser.add_argument(
+        "--ssh", default="ssh", metavar="COMMAND", help="as in --ssh 'ssh -p 2222' (ssh)"
+    )
+    add_settings(parser)
+    add_verbosity(parser)
     parser.add_argument("--log-dir", type=Path, metavar="DIR", help="write DIR/<task>.log files")
     parser.add_argument(
         "--max-restarts",
@@ -30,20 +47,46 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="start all tasks again after a failure (0)",
     )
-    add_program(parser, "the cores shared out")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print what would be started where, and stop"
+    )
+    add_program(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the job; returns its exit code."""
-    program = [arguments.program, *arguments.arguments]
-    asked = roles(arguments)
-
-    def plan(restart: int) -> list[commands.Command]:
-        # New ports each time: those of an attempt that was killed may still be in use.
-        cluster = local_cluster(asked.workers, chief=asked.chief, ps=asked.ps)
-        chosen = settings(arguments) | {commands.RESTARTS_VARIABLE: str(restart)}
-        return commands.plan(cluster, program, os.environ, chosen)
-
+    job = Job(
+        roles(arguments),
+        [arguments.program, *arguments.arguments],
+        request(arguments),
+        hosts(arguments),
+        ps_hosts(arguments),
+        _words(arguments.ssh),
+        arguments.port,
+    )
+    if arguments.dry_run:
+        for command in job.commands(os.environ):
+            place = "" if command.host is None else f" on {command.host.login}"
+            print(f"{command.task}{place}: cd {shlex.quote(os.getcwd())} && {shell_line(command)}")
+        return 0
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a character that cannot be shown ends no job
-    return launch.run(plan, sys.stdout, arguments.log_dir, arguments.max_restarts)
+    console = Console(sys.stdout, job.roles.tasks[0], arguments.verbosity)
+    return launch.run(
+        lambda restart: job.commands(os.environ, restart),
+        console,
+        arguments.log_dir,
+        arguments.max_restarts,
+    )
+
+
+def _words(text: str) -> list[str]:
+    try:
+        words = shlex.split(text)
+    except ValueError:
+        words = []
+    if not words:
+        raise ClusterConfigError(
+            f"--ssh is a command. Received: {shown(text)}. Write for example 'ssh -p 2222'."
+        )
+    return words

@@ -3,42 +3,62 @@
 from __future__ import annotations
 
 import argparse
+import os
 
-from tf_config.cli.arguments import add_source, read
-from tf_config.cluster import VARIABLE
+from tf_config.cli.arguments import add_source, configuration, read
+from tf_config.cli.program import add_settings, request
+from tf_config.cluster import VARIABLE, TFConfig
+from tf_config.join import settings
 
 NAME = "show"
 USAGE = "[OPTION ...]"
-SUMMARY = "show the cluster that this process is part of, and where that is said"
+SUMMARY = "show the cluster that this process is part of, what it is told, and who says so"
 EXAMPLE = "srun tf-config show"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
     add_source(parser)
+    add_settings(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Prints the topology."""
+    asked = request(arguments)
+    config, origin = configuration(arguments)
+    told = settings(config, origin, asked, os.environ)
+    _print_table(
+        ("task", "address", "rank", ""),
+        [(str(task), *row) for task, row in _rows(config).items()],
+    )
+    for name in ("environment", "rpc_layer"):
+        if getattr(config, name):
+            print(f"{name}: {getattr(config, name)}")
+    print(f"read from: {origin}")
+    if arguments.task is None:
+        for name, value in read(arguments).variables.items():
+            if name != VARIABLE:
+                print(f"  {name}={value}")
+    _print_table(("setting", "value", "from"), told)
+    return 0
+
+
+def _rows(config: TFConfig) -> dict[str, tuple[str, str, str]]:
+    ranks = {task: str(rank) for rank, task in enumerate(config.cluster.training_tasks)}
+    rows = {
+        str(task): (str(address), ranks.get(task, ""), "")
+        for task, address in config.cluster.addresses.items()
+    }
+    address, rank, _ = rows.get(str(config.task), ("", "", ""))
+    return {**rows, str(config.task): (address, rank, "this task")}
+
+
+def _print_table(header: tuple[str, ...], rows: list) -> None:
     from rich.console import Console  # here, for it takes as long as all the rest together
     from rich.table import Table
     from rich.text import Text
 
-    resolved = read(arguments)
-    config = resolved.config
-    table = Table("task", "address", "rank", "")
-    ranks = {task: str(rank) for rank, task in enumerate(config.cluster.training_tasks)}
-    for task, address in config.cluster.addresses.items():
-        here = "this task" if task == config.task else ""
-        table.add_row(str(task), Text(str(address)), ranks.get(task, ""), here)
-    if config.task not in config.cluster.addresses:
-        table.add_row(str(config.task), "", "", "this task")
+    table = Table(*header)
+    for row in rows:
+        table.add_row(*map(Text, row))
     Console().print(table)
-    for name in ("environment", "rpc_layer"):
-        if getattr(config, name):
-            print(f"{name}: {getattr(config, name)}")
-    print(f"read from: {resolved.origin}")
-    for name, value in resolved.variables.items():
-        if name != VARIABLE:
-            print(f"  {name}={value}")
-    return 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tf_config.cluster import VARIABLE
-from tf_config.environments import paddle, slurm, tf_config
+from tf_config.environments import openmpi, paddle, pmi, pytorch, slurm, tf_config
 from tf_config.environments.environment import Environment, Resolved
 from tf_config.errors import ClusterConfigError, shown
 
@@ -15,7 +15,10 @@ ENVIRONMENTS: Mapping[str, Environment] = {
     for environment in (
         Environment("tf_config", VARIABLE, tf_config.read),
         Environment("paddle", "PADDLE_TRAINER_ENDPOINTS", paddle.read),
-        Environment("slurm", "SLURM_JOB_ID", slurm.read, slurm.locate),
+        Environment("pytorch", "MASTER_ADDR", pytorch.read),
+        Environment("openmpi", "OMPI_COMM_WORLD_RANK", openmpi.read),
+        Environment("pmi", "PMI_RANK", pmi.read, excuse=pmi.is_slurm),
+        Environment("slurm", "SLURM_JOB_ID", slurm.read, slurm.locate, cores=slurm.cores),
     )
 }
 
@@ -41,6 +44,6 @@ def resolve(environ: Mapping[str, str], origin: str | None = None) -> Resolved |
             )
         return ENVIRONMENTS[origin].resolve(environ)
     for environment in ENVIRONMENTS.values():
-        if environment.marker in environ:
+        if environment.is_there(environ):
             return environment.resolve(environ)
     return None

@@ -10,16 +10,31 @@ from tf_config.errors import ClusterConfigError, shown
 
 
 @dataclass(frozen=True)
+class Unplaced:
+    """A process that knows its number, and no addresses.
+
+    Attributes:
+      rank: its number among all processes, from 0.
+      size: how many there are.
+      rendezvous: the URL where they meet.
+    """
+
+    rank: int
+    size: int
+    rendezvous: str
+
+
+@dataclass(frozen=True)
 class Resolved:
     """A configuration, and the variables that it was read from.
 
     Attributes:
-      config: this task's configuration.
+      config: this task's configuration, or its number where it knows no addresses.
       origin: the environment's name.
       variables: each variable that was read, with its value.
     """
 
-    config: TFConfig
+    config: TFConfig | Unplaced
     origin: str
     variables: Mapping[str, str]
 
@@ -32,13 +47,21 @@ class Environment:
       name: what `--from` calls it.
       marker: the variable whose presence shows that it is there.
       read: makes the configuration; a pure function of the variables it asks for.
+      excuse: whether the marker does not count, for another environment says more.
+      cores: how many cores the scheduler gave each task; None if it does not say.
       locate: replaces names of hosts that only the environment knows; asks it, so not pure.
     """
 
     name: str
     marker: str
-    read: Callable[[Variables], TFConfig]
+    read: Callable[[Variables], TFConfig | Unplaced]
     locate: Callable[[TFConfig], TFConfig] = lambda config: config
+    excuse: Callable[[Mapping[str, str]], bool] = lambda environ: False
+    cores: Callable[[Mapping[str, str]], int | None] = lambda environ: None
+
+    def is_there(self, environ: Mapping[str, str]) -> bool:
+        """Whether a process with these variables was started by it."""
+        return self.marker in environ and not self.excuse(environ)
 
     def resolve(self, environ: Mapping[str, str]) -> Resolved:
         """Returns the configuration in `environ`.

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import socket
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from tf_config.address import Address
 from tf_config.cluster import ClusterSpec, Task, TFConfig
 from tf_config.environments.environment import Variables
 from tf_config.errors import ClusterConfigError, shown
-from tf_config.hosts import parse_node_list, parse_tasks_per_node
+from tf_config.node_list import parse_node_list, parse_tasks_per_node
 
 # A step's own variables before the job's, of which it may be a part.
 _RANK = ("SLURM_PROCID",)
@@ -77,6 +77,16 @@ def locate(config: TFConfig) -> TFConfig:
         for task, address in config.cluster.addresses.items()
     }
     return replace(config, cluster=ClusterSpec(addresses))
+
+
+def cores(environ: Mapping[str, str]) -> int | None:
+    """Returns the cores of each task, if it was asked for so many.
+
+    >>> cores({"SLURM_CPUS_PER_TASK": "4"})
+    4
+    """
+    text = environ.get("SLURM_CPUS_PER_TASK", "")
+    return int(text) if text.isascii() and text.isdigit() and 0 < int(text) < 1 << 16 else None
 
 
 def node_addresses(text: str) -> dict[str, str]:

@@ -1,0 +1,182 @@
+"""Processes that know only their number; here they are threads."""
+
+import contextlib
+import json
+import socket
+import threading
+import time
+
+import pytest
+
+from tf_config import ClusterConfigError, Task
+from tf_config.builder import free_ports
+from tf_config.rendezvous import Seat, check_url, meet
+from tf_config.roles import Roles
+
+
+@pytest.fixture(params=["file", "tcp"])
+def url(request, tmp_path):
+    if request.param == "file":
+        return f"file://{tmp_path}/meeting%20place"
+    return f"tcp://localhost:{free_ports(1)[0]}"
+
+
+class Meeting:
+    """Some processes of one meeting: what each got, or the error it ended with."""
+
+    def __init__(self, url, timeout=20.0):
+        self.url, self.timeout = url, timeout
+        self.results, self.notes, self._threads = {}, {}, []
+
+    def come(self, roles, rank, name=None):
+        name = rank if name is None else name
+        self.notes[name] = []
+        thread = threading.Thread(target=self._come, args=(roles, rank, name))
+        self._threads.append(thread)
+        thread.start()
+
+    def _come(self, roles, rank, name):
+        try:
+            seat = Seat(roles, rank)
+            self.results[name] = meet(self.url, seat, self.timeout, self.notes[name].append)
+        except ClusterConfigError as error:
+            self.results[name] = error
+
+    def end(self):
+        for thread in self._threads:
+            thread.join(60)
+        return self.results
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3, 4), (4, 2, 1, 3, 0)])
+def test_all_get_the_same_cluster(url, order):
+    roles = Roles(workers=2, ps=1, chief=True, evaluator=True)
+    meeting = Meeting(url)
+    for rank in order:
+        meeting.come(roles, rank)
+        time.sleep(0.1)
+    results = meeting.end()
+    assert [results[rank].task for rank in range(5)] == list(roles.tasks)
+    (cluster,) = {result.cluster for result in results.values()}
+    assert list(cluster.addresses) == list(roles.tasks[:-1])
+    assert len({address.host for address in cluster.addresses.values()}) == 1
+    assert len({address.port for address in cluster.addresses.values()}) == 4
+
+
+def test_one_task_alone(url):
+    meeting = Meeting(url)
+    meeting.come(Roles(1), 0)
+    assert meeting.end()[0].task == Task("worker", 0)
+
+
+def test_a_task_that_never_comes_is_named_by_all(url):
+    meeting = Meeting(url, timeout=6.0)
+    for rank in (0, 2):
+        meeting.come(Roles(3), rank)
+    for result in meeting.end().values():
+        assert "within 6 s. Received: still waiting for worker 1 (2 of 3 are here)" in str(result)
+    assert meeting.notes[0] == ["waiting for worker 1 (2 of 3 are here)"]
+
+
+def test_a_first_task_that_never_comes_is_said_so(url):
+    meeting = Meeting(url, timeout=1.0)
+    meeting.come(Roles(2), 1)
+    assert "within 1 s" in str(meeting.end()[1])
+
+
+def test_a_meeting_that_failed_does_not_disturb_the_next_one(url):
+    failed = Meeting(url, timeout=1.5)
+    failed.come(Roles(3), 0)
+    failed.come(Roles(3), 1)
+    assert all(isinstance(result, ClusterConfigError) for result in failed.end().values())
+    meeting = Meeting(url)
+    for rank in (2, 1, 0):
+        meeting.come(Roles(3), rank)
+        time.sleep(0.3)
+    assert {result.task.index for result in meeting.end().values()} == {0, 1, 2}
+
+
+def test_files_that_a_killed_job_left_are_noticed_and_mislead_nobody(tmp_path):
+    old = {"token": "old"}
+    (tmp_path / "first.json").write_text(json.dumps(old))
+    (tmp_path / "1.json").write_text('{"first": "old", "report": {"token": "x"}}')
+    stale = {"cluster": {"worker": ["gone:1", "gone:2"]}, "tokens": ["old", "x"]}
+    (tmp_path / "cluster.json").write_text(json.dumps(stale))
+    meeting = Meeting(f"file://{tmp_path}")
+    meeting.come(Roles(2), 1)
+    time.sleep(0.5)
+    meeting.come(Roles(2), 0)
+    (cluster,) = {result.cluster for result in meeting.end().values()}
+    assert "gone" not in {address.host for address in cluster.addresses.values()}
+    assert meeting.notes[0] == [f"{tmp_path} holds files of an earlier job; they are replaced"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_directory_that_was_made_for_one_job_is_removed(tmp_path):
+    meeting = Meeting(f"file://{tmp_path}/.tf-config-7")
+    for rank in (0, 1):
+        meeting.come(Roles(2), rank)
+    meeting.end()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_two_processes_that_say_they_are_the_same_task(url):
+    meeting = Meeting(url, timeout=3.0)
+    meeting.come(Roles(3), 0)
+    for name in ("a", "b"):
+        meeting.come(Roles(3), 1, name)
+    errors = [str(result) for result in meeting.end().values()]
+    assert len(errors) == 3
+    assert any("Received: two that say they are worker 1" in error for error in errors)
+
+
+def test_processes_that_were_told_different_tasks(url):
+    meeting = Meeting(url, timeout=5.0)
+    meeting.come(Roles(2), 0)
+    meeting.come(Roles(3), 1)
+    received = "told the same tasks. Received: 2 ('worker 0, worker 1') on the first, 3"
+    assert all(received in str(error) for error in meeting.end().values())
+
+
+def test_strangers_at_the_door_are_ignored():
+    (port,) = free_ports(1)
+    meeting = Meeting(f"tcp://127.0.0.1:{port}")
+    meeting.come(Roles(2), 0)
+    for data in (b"GET / HTTP/1.1\r\n\r\n", b"{}\n", b'{"rank": 1}\n', b"[" * 9999 + b"\n", b""):
+        while True:
+            with contextlib.suppress(ConnectionRefusedError):
+                with socket.create_connection(("127.0.0.1", port)) as stranger:
+                    stranger.sendall(data)
+                break
+    meeting.come(Roles(2), 1)
+    assert {result.task.index for result in meeting.end().values()} == {0, 1}
+
+
+def test_the_first_task_elsewhere_or_a_taken_port_is_said():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        meeting = Meeting(f"tcp://127.0.0.1:{taken.getsockname()[1]}")
+        meeting.come(Roles(1), 0)
+        assert "Choose another port" in str(meeting.end()[0])
+    meeting = Meeting("tcp://203.0.113.1:2222")
+    meeting.come(Roles(1), 0)
+    assert "Name the host that the first task runs on" in str(meeting.end()[0])
+
+
+def test_a_directory_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").touch()
+    meeting = Meeting(f"file://{tmp_path}/file")
+    meeting.come(Roles(1), 0)
+    assert "a directory that all tasks can write to" in str(meeting.end()[0])
+
+
+@pytest.mark.parametrize(
+    "url", ["", "file://", "file://host/x", "tcp://", "tcp://h", "tcp://h:1/x", "http://h:1", "/x"]
+)
+def test_wrong_urls(url):
+    with pytest.raises(ClusterConfigError):
+        check_url(url)
+
+
+def test_a_rank_beyond_the_last_is_refused():
+    with pytest.raises(ClusterConfigError, match="numbers them from 0 to 1. Received: 2"):
+        Seat(Roles(2), 2)

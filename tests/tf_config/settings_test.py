@@ -1,0 +1,69 @@
+import pytest
+
+from tf_config import ClusterConfigError, Task
+from tf_config.settings import INTERFACE_VARIABLES, Neighbours, Request, settle
+
+WORKERS = tuple(Task("worker", index) for index in range(3))
+ALONE = Neighbours(WORKERS[0], WORKERS[:1], 4)
+
+
+def settled(request, environ, place=ALONE, restart=None):
+    return {name: rest for name, *rest in settle(request, environ, place, restart)}
+
+
+def test_arguments_win_over_the_environment_and_that_over_the_default():
+    environ = {"OMP_NUM_THREADS": "7", "KERAS_STRATEGIES_START_TIMEOUT": "20"}
+    told = settled(Request(start_timeout=9.5), environ)
+    assert told["KERAS_STRATEGIES_START_TIMEOUT"] == ["9.5", "argument"]
+    assert told["OMP_NUM_THREADS"] == ["7", "environment"]
+    assert told["TF_NUM_INTRAOP_THREADS"] == ["4", "default"]
+    told = settled(Request(threads=2), environ, restart=3)
+    assert told["OMP_NUM_THREADS"] == ["2", "argument"]
+    assert told["KERAS_STRATEGIES_START_TIMEOUT"] == ["20", "environment"]
+    assert told["KERAS_STRATEGIES_RESTARTS"] == ["3", "argument"]
+    assert settled(Request(), {})["KERAS_STRATEGIES_START_TIMEOUT"] == ["300", "default"]
+
+
+def test_variables_of_the_users_own():
+    told = settled(Request(threads=2, variables={"OMP_NUM_THREADS": "8", "A": ""}), {"A": "1"})
+    assert told["OMP_NUM_THREADS"] == ["8", "argument"]
+    assert told["A"] == ["", "argument"]
+
+
+@pytest.mark.parametrize(
+    ("task", "gpus", "visible", "expected"),
+    [
+        (WORKERS[0], 1, None, "0"),
+        (WORKERS[2], 1, None, "2"),
+        (WORKERS[1], 2, None, "2,3"),
+        (WORKERS[1], 2, "7,6,5,4,3,2", "5,4"),
+        (WORKERS[1], 1, "GPU-a, GPU-b,GPU-c", "GPU-b"),
+        (WORKERS[1], 0, None, "-1"),
+        (Task("ps", 0), 1, None, "-1"),
+        (Task("evaluator", 0), 1, None, "3"),
+    ],
+)
+def test_gpus_are_dealt_out_in_the_order_of_the_tasks_of_a_host(task, gpus, visible, expected):
+    together = (*WORKERS, Task("ps", 0), Task("evaluator", 0))
+    environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    if visible is not None and len(visible.split(",")) < 4:
+        together = WORKERS
+    place = Neighbours(task, together, 1)
+    told = settled(Request(gpus=gpus), environ, place)
+    assert told["CUDA_VISIBLE_DEVICES"] == [expected, "argument"]
+
+
+def test_too_few_gpus_are_an_error():
+    place = Neighbours(WORKERS[2], WORKERS, 1)
+    with pytest.raises(ClusterConfigError, match="3 on this host, and CUDA_VISIBLE_DEVICES='0,1'"):
+        settle(Request(gpus=1), {"CUDA_VISIBLE_DEVICES": "0,1"}, place)
+
+
+def test_no_word_about_gpus_leaves_the_variable_alone():
+    assert "CUDA_VISIBLE_DEVICES" not in settled(Request(), {"CUDA_VISIBLE_DEVICES": "0"})
+
+
+def test_the_interface_reaches_every_back_end():
+    told = settled(Request(interface="eth2"), {"NCCL_SOCKET_IFNAME": "eth0"})
+    assert {"HOROVOD_GLOO_IFACE", "NCCL_SOCKET_IFNAME"} <= set(INTERFACE_VARIABLES)
+    assert all(told[name] == ["eth2", "argument"] for name in INTERFACE_VARIABLES)

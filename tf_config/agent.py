@@ -1,0 +1,132 @@
+"""What runs on another host: `python -m tf_config.agent`, told by its standard input.
+
+The first line is JSON: either `{"ports": 2, "files": [...]}`, to say what this host has, or
+`{"argv": [...], "environ": {...}, "size": [80, 24]}`, to run a program. Each later line is the
+number of a signal for the program, or empty to say that the launcher is there. When the input
+ends, or nothing comes for 30 seconds, the launcher is gone, and so is the program soon.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from tf_config.builder import free_ports
+from tf_config.commands import cores
+from tf_config.session import Session, shell_code
+
+_SILENCE_SECONDS = 30.0
+_GRACE_SECONDS = 5.0
+_TICK_SECONDS = 1.0
+_INPUT, _OUTPUT = 0, 1
+
+
+def main() -> int:
+    """Does what standard input says; returns the program's exit code as a shell would."""
+    line = b""
+    while not line.endswith(b"\n"):
+        step = os.read(_INPUT, 1)  # no more than the line: what follows it is for the program
+        if not step:
+            return 2
+        line += step
+    request = json.loads(line)
+    if "argv" not in request:
+        print(json.dumps(_answer(request)), flush=True)
+        return 0
+    try:
+        session = Session(
+            request["argv"], {**os.environ, **request["environ"]}, tuple(request["size"])
+        )
+    except OSError as error:
+        print(f"tf-config: error: {request['argv'][0]}: {error.strerror}", flush=True)
+        return 127
+    return _Relay(session).run()
+
+
+def _answer(request: dict[str, Any]) -> dict[str, object]:
+    return {
+        "ports": free_ports(request["ports"], ""),
+        "cores": cores(),
+        "missing": [name for name in request["files"] if not Path(name).is_file()],
+        "interfaces": [name for _, name in socket.if_nameindex()],
+    }
+
+
+class _Relay:
+    """Carries a program's output to the launcher and the launcher's signals to the program."""
+
+    def __init__(self, session: Session):
+        self._session = session
+        self._pending = b""
+        self._lines = b""
+        self._heard = time.monotonic()
+        self._gone = False
+
+    def run(self) -> int:
+        """Returns when the program has ended and its output is passed on."""
+        os.set_blocking(_OUTPUT, False)
+        session = self._session
+        try:
+            while session.popen.poll() is None and not self._gone:
+                self._step(_TICK_SECONDS)
+            if self._gone:
+                self._end()
+        finally:
+            session.kill()
+        os.set_blocking(session.terminal, False)
+        os.set_blocking(_OUTPUT, True)
+        while not self._gone and (data := self._pending + session.read()):
+            self._pending = b""
+            self._write(data)
+        return shell_code(session.popen.returncode)
+
+    def _step(self, timeout: float) -> None:
+        # While the way to the launcher is full, the program is not read, and waits as well.
+        sources = [_INPUT] if self._pending else [_INPUT, self._session.terminal]
+        readable, _, _ = select.select(sources, [_OUTPUT] if self._pending else [], [], timeout)
+        if _INPUT in readable:
+            self._hear(os.read(_INPUT, 1 << 12))
+        if self._session.terminal in readable:
+            self._pending = self._session.read()
+            if not self._pending:
+                time.sleep(0.05)  # nobody has the terminal open: the program is about to end
+        if self._pending:
+            self._write(self._pending)
+        if time.monotonic() - self._heard > _SILENCE_SECONDS:
+            self._gone = True
+
+    def _hear(self, data: bytes) -> None:
+        if not data:
+            self._gone = True
+        self._heard = time.monotonic()
+        *lines, self._lines = (self._lines + data).split(b"\n")
+        for line in lines:
+            if line:
+                self._session.signal(int(line))
+
+    def _write(self, data: bytes) -> None:
+        try:
+            self._pending = data[os.write(_OUTPUT, data) :]
+        except BlockingIOError:
+            self._pending = data
+        except OSError:
+            self._gone = True
+
+    def _end(self) -> None:
+        self._session.signal(signal.SIGTERM)
+        deadline = time.monotonic() + _GRACE_SECONDS
+        while self._session.popen.poll() is None and time.monotonic() < deadline:
+            # Who writes a last word must not wait for a reader.
+            if select.select([self._session.terminal], [], [], 0.1)[0]:
+                self._session.read()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,26 @@
+"""Open MPI's mpirun: each process knows its number; the hosts are exchanged at a meeting.
+
+Variables: docs.open-mpi.org, "Environment variables", and PMIx's own.
+"""
+
+from __future__ import annotations
+
+from tf_config.environments.environment import Unplaced, Variables
+from tf_config.rendezvous.directory import MADE_FOR_ONE_JOB
+
+
+def read(variables: Variables) -> Unplaced:
+    """Returns the process's number.
+
+    All processes meet in a directory of the job's: the one that Open MPI made, if all are on
+    one host, and else one in the directory that they were started in.
+    """
+    rank = variables.number("OMPI_COMM_WORLD_RANK")
+    size = variables.number("OMPI_COMM_WORLD_SIZE")
+    local = variables.number("OMPI_COMM_WORLD_LOCAL_SIZE")
+    made = variables.find("PMIX_SERVER_TMPDIR")
+    if local == size and made is not None:
+        return Unplaced(rank, size, f"file://{made}/{MADE_FOR_ONE_JOB}meeting")
+    job = variables.find("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid") or "openmpi"
+    name = "".join(c if c.isalnum() else "-" for c in job)
+    return Unplaced(rank, size, f"file:{MADE_FOR_ONE_JOB}{name}")

@@ -1,0 +1,66 @@
+"""The network addresses of this machine."""
+
+from __future__ import annotations
+
+import fcntl
+import socket
+import struct
+
+from tf_config.errors import ClusterConfigError, shown
+
+_SIOCGIFADDR = 0x8915  # linux/sockios.h
+# An address of the block kept for documentation: nothing is sent to it, for UDP connects at once.
+_ELSEWHERE = ("192.0.2.1", 9)
+
+
+def address_of(interface: str) -> str:
+    """Returns the IPv4 address of a network interface.
+
+    >>> address_of("lo")
+    '127.0.0.1'
+
+    Raises:
+      ClusterConfigError: if there is none of that name, or it has no address.
+    """
+    check_interface(interface)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        request = struct.pack("256s", interface.encode()[:15])
+        try:
+            answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
+        except OSError:
+            raise ClusterConfigError(
+                "--interface names one that has an IPv4 address. Received: "
+                f"{shown(interface)}, which has none. See 'ip address'."
+            ) from None
+    return socket.inet_ntoa(answer[20:24])
+
+
+def own_address() -> str:
+    """Returns the address that other machines most likely reach this one by.
+
+    That is the default route's; without one what this machine's name stands for.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(_ELSEWHERE)
+            return str(probe.getsockname()[0])
+        except OSError:
+            pass
+    try:
+        return socket.gethostbyname(socket.gethostname())
+    except OSError:
+        return "127.0.0.1"
+
+
+def check_interface(interface: str | None) -> None:
+    """Checks that this machine has the network interface, if one is named.
+
+    Raises:
+      ClusterConfigError: if it has not.
+    """
+    have = [name for _, name in socket.if_nameindex()]
+    if interface is not None and interface not in have:
+        raise ClusterConfigError(
+            f"--interface names a network interface of this machine ({', '.join(have)}). "
+            f"Received: {shown(interface)}. See 'ip link'."
+        )

@@ -1,0 +1,107 @@
+"""A job before it starts: its roles, hosts and program, and from them each task's command."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from tf_config import remote
+from tf_config.builder import cluster, free_ports, place, ports_from
+from tf_config.cluster import Task, TFConfig
+from tf_config.commands import Command, argv, command, cores, is_script
+from tf_config.hosts import Host
+from tf_config.interface import check_interface
+from tf_config.roles import Roles
+from tf_config.settings import Neighbours, Request, settle
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is to run, and where.
+
+    Attributes:
+      roles: how many tasks of each type.
+      program: what each task runs, and its arguments.
+      request: what the tasks are told.
+      hosts: where the training tasks run; none for this machine.
+      ps_hosts: where the parameter servers run; none for beside the workers.
+      ssh: the command that reaches other hosts.
+      port: the first port on each host; None for free ones, new ones at each start.
+    """
+
+    roles: Roles
+    program: Sequence[str]
+    request: Request = field(default_factory=Request)
+    hosts: Sequence[Host] = ()
+    ps_hosts: Sequence[Host] = ()
+    ssh: Sequence[str] = ("ssh",)
+    port: int | None = None
+
+    def commands(self, environ: Mapping[str, str], restart: int = 0) -> list[Command]:
+        """Returns all tasks' commands, the first task's first. Asks the other hosts.
+
+        Args:
+          environ: what tasks on this machine inherit, and others get the settings of.
+          restart: how many restarts there were.
+
+        Raises:
+          ClusterConfigError: if the job cannot be started like this.
+        """
+        where = place(self.roles, self.hosts, self.ps_hosts)
+        found = self._look(where)
+        ports = {name: host.ports for name, host in found.items()}
+        spec = cluster({task: host.name for task, host in where.items()}, ports)
+        what = argv(self.program)
+        return [
+            self._command(TFConfig(spec, task), what, environ, where, found, restart)
+            for task in where
+        ]
+
+    def _look(self, where: Mapping[Task, Host]) -> dict[str, remote.Found]:
+        """Returns what each host has: the tasks' ports, and cores."""
+        counts = Counter(host.name for host in where.values())
+        hosts = {host.name: host for host in where.values()}
+        far = {hosts[name]: count for name, count in counts.items() if not hosts[name].is_here}
+        files = [self.program[0]] if is_script(self.program) else []
+        answers = remote.probe(far, self.ssh, files, self.request.interface)
+        found = {host.name: answer for host, answer in answers.items()}
+        for name, count in counts.items():
+            if hosts[name].is_here:
+                check_interface(self.request.interface)
+                ports = free_ports(count, name if hosts[name].is_loopback else "")
+                found[name] = remote.Found(tuple(ports), cores())
+            if self.port is not None:
+                found[name] = replace(found[name], ports=tuple(ports_from(self.port, count)))
+        return found
+
+    def _command(
+        self,
+        config: TFConfig,
+        what: tuple[str, ...],
+        environ: Mapping[str, str],
+        where: Mapping[Task, Host],
+        found: Mapping[str, remote.Found],
+        restart: int,
+    ) -> Command:
+        host = where[config.task]
+        together = tuple(task for task in where if where[task].name == host.name)
+        place = Neighbours(config.task, together, max(found[host.name].cores // len(together), 1))
+        inherited = environ if host.is_here else remote.passed_on(environ)
+        plain = command(config, what, inherited, settle(self.request, inherited, place, restart))
+        if host.is_here:
+            return plain
+        return replace(plain, host=host, via=remote.connection(host, self.ssh))
+
+
+def shell_line(command: Command) -> str:
+    """Returns a command as a person would type it, on its host in its directory."""
+    told = {
+        name: value
+        for name, value in sorted(command.environ.items())
+        if command.host is not None or os.environ.get(name) != value
+    }
+    words = [f"{name}={shlex.quote(value)}" for name, value in told.items()]
+    return " ".join([*words, shlex.join(command.argv)])

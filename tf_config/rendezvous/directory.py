@@ -1,0 +1,150 @@
+"""A meeting in a directory that all processes see, such as one on NFS.
+
+The first process puts down a token of this very meeting; the others answer to it, and again
+when it changes; the cluster is read only by those whose tokens are in it. So files that an
+earlier job left behind mislead nobody.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from tf_config.cluster import ClusterSpec
+from tf_config.errors import ClusterConfigError, shown
+from tf_config.rendezvous.clock import Clock
+from tf_config.rendezvous.seat import Gathering, Report, Seat, cluster_of
+
+_FIRST, _ANSWER = "first.json", "cluster.json"
+_GOODBYE_SECONDS = 10.0
+_GRACE_SECONDS = 5.0
+# Directories that are made for one job, by the environments that name no other place.
+MADE_FOR_ONE_JOB = ".tf-config-"
+
+
+def meet(path: Path, seat: Seat, report: Report, clock: Clock) -> ClusterSpec:
+    """Returns the cluster once all processes have come.
+
+    Raises:
+      ClusterConfigError: if a task does not come in time, what they say does not fit, or the
+        directory cannot be written.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        return (_lead if seat.rank == 0 else _follow)(path, seat, report, clock)
+    except OSError as error:
+        raise ClusterConfigError(
+            "A rendezvous is a directory that all tasks can write to. Received: "
+            f"{shown(str(path))} ({error.strerror}). Name another one."
+        ) from None
+
+
+def _lead(path: Path, seat: Seat, report: Report, clock: Clock) -> ClusterSpec:
+    stale = [name for name in (_FIRST, _ANSWER) if (path / name).exists()]
+    if stale:
+        clock.note(f"{path} holds files of an earlier job; they are replaced")
+    for name in stale:
+        _remove(path / name)
+    _write(path / _FIRST, {"token": report.token})
+    gathering = Gathering(seat)
+    try:
+        gathering.add(report)
+        while gathering.missing:
+            _check_first(path, report.token)
+            for rank in range(1, len(seat.roles.tasks)):
+                found = _read(path / f"{rank}.json")
+                if found is not None and found.get("first") == report.token:
+                    gathering.add(Report.from_dict(found["report"]))
+            if gathering.missing and clock.is_over:
+                raise gathering.too_late(clock.timeout)
+            if gathering.missing:
+                clock.tick(gathering.progress)
+        answer = gathering.answer()
+    except ClusterConfigError as error:
+        _write(path / _ANSWER, {"error": str(error), "first": report.token})
+        _remove(path / _FIRST)  # or a later job's processes would answer, and take the error
+        raise
+    _write(path / _ANSWER, answer)
+    _tidy_up(path, len(seat.roles.tasks), Clock(_GOODBYE_SECONDS, clock.note))
+    return cluster_of(answer)
+
+
+def _follow(path: Path, seat: Seat, report: Report, clock: Clock) -> ClusterSpec:
+    own = path / f"{seat.rank}.json"
+    answered_to = None
+    while True:
+        first = _read(path / _FIRST)
+        if first is not None and first.get("token") != answered_to:
+            answered_to = first.get("token")
+            _write(own, {"first": answered_to, "report": report.to_dict()})
+        elif first is not None:
+            _check_own(own, seat, report)
+        answer = _read(path / _ANSWER) or {}
+        failed = answered_to is not None and answer.get("first") == answered_to
+        if failed or report.token in answer.get("tokens", ()):
+            _remove(own)
+            return cluster_of(answer)
+        # The first process ends the meeting in time, and says who did not come.
+        if clock.overdue > (0 if first is None else _GRACE_SECONDS):
+            _remove(own)
+            raise ClusterConfigError(
+                f"All tasks come to the meeting within {clock.timeout:g} s. Received: "
+                + ("the first one did not" if first is None else "not all of them did")
+                + f", in {shown(str(path))}. Start them too, or raise --start-timeout."
+            )
+        clock.tick(f"waiting for {seat.roles.tasks[0] if first is None else 'the others'}")
+
+
+def _check_first(path: Path, token: str) -> None:
+    first = _read(path / _FIRST)
+    if first is not None and first.get("token") != token:
+        raise ClusterConfigError(
+            "Each job has a rendezvous of its own. Received: another process that says it is the "
+            f"first one, in {shown(str(path))}. Give each job another directory, and each process "
+            "another number."
+        )
+
+
+def _check_own(own: Path, seat: Seat, report: Report) -> None:
+    """Checks that nobody else says that it is this task."""
+    found = _read(own)
+    if found is not None and found["report"]["token"] != report.token:
+        raise ClusterConfigError(
+            f"Each task is one process. Received: two that say they are {seat.task}, in "
+            f"{shown(str(own.parent))}. Give each process another number, and each job another "
+            "directory."
+        )
+
+
+def _tidy_up(path: Path, total: int, clock: Clock) -> None:
+    """Removes the files once everybody has read them, which takes their own files away."""
+    left = [path / f"{rank}.json" for rank in range(1, total)]
+    while any(file.exists() for file in left) and not clock.is_over:
+        clock.tick("waiting for the others to leave the rendezvous")
+    for name in (_FIRST, _ANSWER):
+        _remove(path / name)
+    if path.name.startswith(MADE_FOR_ONE_JOB):
+        with contextlib.suppress(OSError):
+            path.rmdir()
+
+
+def _write(path: Path, values: dict[str, Any]) -> None:
+    """Writes a file that is whole from the first moment it can be seen."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
+    draft.write_text(json.dumps(values))
+    draft.replace(path)
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        values = json.loads(path.read_text())
+    except (FileNotFoundError, ValueError):
+        return None
+    return values if isinstance(values, dict) else None
+
+
+def _remove(path: Path) -> None:
+    path.unlink(missing_ok=True)

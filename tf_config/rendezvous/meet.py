@@ -1,0 +1,92 @@
+"""A meeting from its URL to the cluster that comes of it."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from tf_config.address import Address
+from tf_config.builder import PORTS
+from tf_config.cluster import TFConfig
+from tf_config.errors import ClusterConfigError, shown
+from tf_config.interface import address_of, own_address
+from tf_config.rendezvous import directory, tcp
+from tf_config.rendezvous.clock import Clock
+from tf_config.rendezvous.seat import Report, Seat
+
+
+def meet(
+    url: str,
+    seat: Seat,
+    timeout: float,
+    note: Callable[[str], None],
+    interface: str | None = None,
+) -> TFConfig:
+    """Returns the configuration of one process, once all of them have come.
+
+    Each reports its host and a free port; the first one tells all of them the cluster. Like
+    PyTorch's `init_method` (pytorch.org/docs/stable/distributed.html): `file:///shared/directory`
+    and `tcp://host:port`, where the host is that of the first process.
+
+    Args:
+      url: where they meet.
+      seat: which of the processes this is.
+      timeout: seconds until all have come.
+      note: told every few seconds who is waited for.
+      interface: the network interface that the others reach this process by; None for that of
+        the default route, or of the way to the first process.
+
+    Raises:
+      ClusterConfigError: if a task does not come in time, or what they say does not fit.
+    """
+    place = check_url(url)
+    host = None if interface is None else address_of(interface)
+    clock = Clock(timeout, note)
+    with _reserved_port() as port:
+        if isinstance(place, Path):
+            report = Report.of(seat, host or own_address(), port)
+            cluster = directory.meet(place, seat, report, clock)
+        else:
+            cluster = tcp.meet(place, seat, host, port, clock)
+    return TFConfig(cluster, seat.task)
+
+
+def check_url(url: str) -> Path | Address:
+    """Returns the directory or the address that a rendezvous names.
+
+    >>> check_url("tcp://node1:2222")
+    Address(host='node1', port=2222)
+    >>> check_url("file:///shared/job-7")
+    PosixPath('/shared/job-7')
+
+    Raises:
+      ClusterConfigError: if it names neither.
+    """
+    parts = urlsplit(url)
+    if parts.scheme == "tcp" and not parts.path:
+        return Address.parse(parts.netloc)
+    if parts.scheme == "file" and not parts.netloc and parts.path:
+        return Path(unquote(parts.path)).absolute()
+    raise ClusterConfigError(
+        "A rendezvous is file:///directory, shared by all, or tcp://host:port, of the first "
+        f"task's host. Received: {shown(url)}. Write one of these."
+    )
+
+
+@contextlib.contextmanager
+def _reserved_port() -> Iterator[int]:
+    """Yields a port that nobody else gets before the end."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as holder:
+        for port in random.SystemRandom().sample(PORTS, len(PORTS)):
+            with contextlib.suppress(OSError):
+                holder.bind(("", port))
+                yield port
+                return
+    raise ClusterConfigError(
+        f"A task listens on a port from {PORTS.start} to {PORTS.stop}. Received: all are taken "
+        "on this host. End what takes them."
+    )

@@ -1,0 +1,168 @@
+"""What one process of a meeting knows, what it reports, and what comes of all reports."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tf_config.address import Address
+from tf_config.cluster import ClusterSpec, Task
+from tf_config.errors import ClusterConfigError, shown
+from tf_config.roles import Roles
+
+
+@dataclass(frozen=True)
+class Seat:
+    """One process of a job: which task it is, of which tasks; valid once built.
+
+    >>> str(Seat(Roles(workers=2, ps=1), 2).task)
+    'ps 0'
+
+    Attributes:
+      roles: how many tasks of each type the job has.
+      rank: the process's number among all of them, from 0.
+    """
+
+    roles: Roles
+    rank: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < len(self.roles.tasks):
+            raise ClusterConfigError(
+                f"A job of {len(self.roles.tasks)} processes numbers them from 0 to "
+                f"{len(self.roles.tasks) - 1}. Received: {shown(self.rank)}. Correct the number, "
+                "or how many tasks there are."
+            )
+
+    @property
+    def task(self) -> Task:
+        """The task that this process is."""
+        return self.roles.tasks[self.rank]
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a process tells the first one.
+
+    Attributes:
+      rank: its number.
+      tasks: what it believes the tasks of the job to be.
+      host: where the others reach it.
+      port: a port there that is free, and stays so until the meeting is over.
+      token: a random word, another one in each process.
+    """
+
+    rank: int
+    tasks: tuple[str, ...]
+    host: str
+    port: int
+    token: str
+
+    @classmethod
+    def of(cls, seat: Seat, host: str, port: int) -> Report:
+        """Returns the report of a process."""
+        tasks = tuple(str(task) for task in seat.roles.tasks)
+        return cls(seat.rank, tasks, host, port, secrets.token_hex(8))
+
+    @classmethod
+    def from_dict(cls, values: Any) -> Report:
+        """Returns the report that `to_dict` made.
+
+        Raises:
+          ValueError: if it is something else.
+        """
+        try:
+            report = cls(
+                int(values["rank"]),
+                tuple(map(str, values["tasks"])),
+                str(values["host"]),
+                int(values["port"]),
+                str(values["token"]),
+            )
+        except (KeyError, TypeError):
+            raise ValueError("no report") from None
+        Address.parse(str(Address(report.host, report.port)))
+        return report
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the report as JSON can hold it."""
+        return {**vars(self), "tasks": list(self.tasks)}
+
+
+@dataclass
+class Gathering:
+    """The reports so far, as the first process collects them.
+
+    Attributes:
+      seat: the first process's.
+      reports: each process's report, by number.
+    """
+
+    seat: Seat
+    reports: dict[int, Report] = field(default_factory=dict)
+
+    def add(self, report: Report) -> None:
+        """Takes a report.
+
+        Raises:
+          ClusterConfigError: if it does not fit the others.
+        """
+        tasks = self.seat.roles.tasks
+        if report.tasks != tuple(str(task) for task in tasks):
+            raise ClusterConfigError(
+                "All processes of a job are told the same tasks. Received: "
+                f"{len(tasks)} ({shown(', '.join(map(str, tasks)))}) on the first, "
+                f"{len(report.tasks)} ({shown(', '.join(report.tasks))}) on {report.host}. "
+                "Start all with the same options."
+            )
+        other = self.reports.get(report.rank)
+        if other is not None and other.token != report.token:
+            raise ClusterConfigError(
+                f"Each task is one process. Received: two that say they are "
+                f"{tasks[report.rank]}, on {other.host} and {report.host}. Give each process "
+                "another number, and each job a rendezvous of its own."
+            )
+        self.reports[report.rank] = report
+
+    @property
+    def missing(self) -> list[Task]:
+        """The tasks that have not reported."""
+        return [t for rank, t in enumerate(self.seat.roles.tasks) if rank not in self.reports]
+
+    @property
+    def progress(self) -> str:
+        """Who is waited for, in words."""
+        total = len(self.seat.roles.tasks)
+        names = ", ".join(map(str, self.missing[:8])) + ("..." if len(self.missing) > 8 else "")
+        return f"waiting for {names} ({total - len(self.missing)} of {total} are here)"
+
+    def too_late(self, seconds: float) -> ClusterConfigError:
+        """Returns the error of a meeting that took too long."""
+        return ClusterConfigError(
+            f"All tasks come to the meeting within {seconds:g} s. Received: still "
+            f"{self.progress}. Start them too, or raise --start-timeout."
+        )
+
+    def answer(self) -> dict[str, Any]:
+        """Returns what all processes are told once all have reported."""
+        tasks = self.seat.roles.tasks
+        addresses = {
+            tasks[rank]: Address(report.host, report.port)
+            for rank, report in self.reports.items()
+            if tasks[rank].type != "evaluator"
+        }
+        tokens = [report.token for report in self.reports.values()]
+        return {"cluster": ClusterSpec(addresses).to_dict(), "tokens": tokens}
+
+
+def cluster_of(answer: Mapping[str, Any]) -> ClusterSpec:
+    """Returns the cluster of an answer.
+
+    Raises:
+      ClusterConfigError: if the answer is an error.
+    """
+    if "error" in answer:
+        raise ClusterConfigError(str(answer["error"]))
+    return ClusterSpec.from_dict(answer["cluster"])

@@ -1,0 +1,214 @@
+"""A meeting at an address of the first process's host, for the time of the meeting alone."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import selectors
+import socket
+from collections.abc import Mapping
+from dataclasses import replace
+from ipaddress import ip_address
+from typing import Any
+
+from tf_config.address import Address
+from tf_config.cluster import ClusterSpec
+from tf_config.errors import ClusterConfigError, shown
+from tf_config.rendezvous.clock import Clock
+from tf_config.rendezvous.seat import Gathering, Report, Seat, cluster_of
+
+_LONGEST_MESSAGE = 1 << 22
+_CONNECT_SECONDS = 5.0
+_GRACE_SECONDS = 5.0
+
+
+def meet(address: Address, seat: Seat, host: str | None, port: int, clock: Clock) -> ClusterSpec:
+    """Returns the cluster once all processes have come.
+
+    Args:
+      address: where the first process listens.
+      seat: which of the processes this is.
+      host: where the others reach this process; None for this end of the connection.
+      port: the free port that this process reports.
+      clock: how long to wait.
+
+    Raises:
+      ClusterConfigError: if a task does not come in time, what they say does not fit, or the
+        first process cannot listen at the address.
+    """
+    if seat.rank == 0:
+        return _Leader(address, seat, host, port, clock).run()
+    return _follow(address, seat, host, port, clock)
+
+
+class _Leader:
+    """Listens until all have reported, then tells all of them the cluster."""
+
+    def __init__(self, address: Address, seat: Seat, host: str | None, port: int, clock: Clock):
+        self._address = address
+        self._clock = clock
+        self._gathering = Gathering(seat)
+        self._own = Report.of(seat, host or "", port)
+        self._buffers: dict[socket.socket, bytes] = {}
+        self._members: dict[socket.socket, Report] = {}
+        self._selector = selectors.DefaultSelector()
+
+    def run(self) -> ClusterSpec:
+        with contextlib.ExitStack() as stack:
+            listener = stack.enter_context(_listen(self._address))
+            stack.callback(self._close)
+            self._selector.register(listener, selectors.EVENT_READ)
+            try:
+                self._gathering.add(self._own)
+                while self._gathering.missing:
+                    for key, _ in self._selector.select(0.2):
+                        if key.fileobj is listener:
+                            self._accept(listener)
+                        else:
+                            self._hear(key.fileobj)  # type: ignore[arg-type]
+                    if self._gathering.missing:
+                        if self._clock.is_over:
+                            raise self._gathering.too_late(self._clock.timeout)
+                        self._clock.remark(self._gathering.progress)
+                self._settle_hosts()
+                answer = self._gathering.answer()
+            except ClusterConfigError as error:
+                self._tell({"error": str(error)})
+                raise
+            self._tell(answer)
+        return cluster_of(answer)
+
+    def _accept(self, listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        connection.settimeout(_CONNECT_SECONDS)
+        self._buffers[connection] = b""
+        self._selector.register(connection, selectors.EVENT_READ)
+
+    def _hear(self, connection: socket.socket) -> None:
+        try:
+            data = connection.recv(1 << 16)
+        except OSError:
+            data = b""
+        self._buffers[connection] += data
+        if not data or len(self._buffers[connection]) > _LONGEST_MESSAGE:
+            self._forget(connection)
+        elif self._buffers[connection].endswith(b"\n") and connection not in self._members:
+            try:
+                report = Report.from_dict(json.loads(self._buffers[connection]))
+            except (ValueError, RecursionError):  # whoever that is, it is none of us
+                self._forget(connection)
+                return
+            self._members[connection] = report
+            self._gathering.add(report)
+
+    def _forget(self, connection: socket.socket) -> None:
+        report = self._members.pop(connection, None)
+        if report is not None and self._gathering.reports.get(report.rank) == report:
+            del self._gathering.reports[report.rank]  # it may come again
+        self._selector.unregister(connection)
+        del self._buffers[connection]
+        connection.close()
+
+    def _settle_hosts(self) -> None:
+        """Gives all processes of this host one name: the address that other hosts use."""
+        if self._own.host:  # all were told which interface to take
+            return
+        ends = {member: _ends(member) for member in self._members}
+        far = [own for own, peer in ends.values() if own != peer]
+        near = [own for own, peer in ends.values() if own == peer]
+        host = next((own for own in far + near if not ip_address(own).is_loopback), "127.0.0.1")
+        reports = self._gathering.reports
+        reports[0] = replace(self._own, host=host)
+        for member, report in self._members.items():
+            own, peer = ends[member]
+            if own == peer:
+                reports[report.rank] = replace(report, host=host)
+
+    def _tell(self, message: Mapping[str, Any]) -> None:
+        data = json.dumps(message).encode() + b"\n"
+        for connection in self._buffers:
+            with contextlib.suppress(OSError):
+                connection.sendall(data)
+
+    def _close(self) -> None:
+        for connection in self._buffers:
+            connection.close()
+        self._selector.close()
+
+
+def _follow(address: Address, seat: Seat, host: str | None, port: int, clock: Clock) -> ClusterSpec:
+    while True:
+        answer, waiting = _ask(address, seat, host, port, clock)
+        if answer is not None:
+            return cluster_of(answer)
+        if clock.is_over:
+            raise ClusterConfigError(
+                f"All tasks come to the meeting within {clock.timeout:g} s. Received: {waiting}. "
+                "Start the first task on that host, open the port, or raise --start-timeout."
+            )
+        clock.tick(waiting)
+
+
+def _ask(
+    address: Address, seat: Seat, host: str | None, port: int, clock: Clock
+) -> tuple[dict[str, Any] | None, str]:
+    """Returns what the first process answers, or None and why there is no answer yet."""
+    first = seat.roles.tasks[0]
+    try:
+        connection = socket.create_connection((address.host, address.port), _CONNECT_SECONDS)
+    except OSError as error:
+        return None, f"waiting for {first} at {address} ({error.strerror or error})"
+    with connection:
+        report = Report.of(seat, host or _plain(connection.getsockname()[0]), port)
+        data = b""
+        try:
+            connection.sendall(json.dumps(report.to_dict()).encode() + b"\n")
+            connection.settimeout(0.5)
+            # The first process ends the meeting in time, and says who did not come.
+            while not data.endswith(b"\n") and clock.overdue < _GRACE_SECONDS:
+                try:
+                    step = connection.recv(1 << 16)
+                except TimeoutError:
+                    clock.remark(f"waiting for the others, as {first} does")
+                    continue
+                if not step or len(data) > _LONGEST_MESSAGE:
+                    break
+                data += step
+            answer = json.loads(data)
+        except (OSError, ValueError):
+            return None, f"{first} at {address} left the meeting before its end"
+    return answer if isinstance(answer, dict) else None, f"{address} is no meeting"
+
+
+def _listen(address: Address) -> socket.socket:
+    try:
+        family, _, _, _, place = socket.getaddrinfo(
+            address.host, address.port, type=socket.SOCK_STREAM
+        )[0]
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(place)
+            listener.listen(1024)
+        except OSError:
+            listener.close()
+            raise
+    except OSError as error:
+        taken = error.errno == errno.EADDRINUSE
+        raise ClusterConfigError(
+            "The first task listens at the rendezvous, on its own host. Received: "
+            f"{shown(str(address))} ({error.strerror or error}). "
+            + ("Choose another port." if taken else "Name the host that the first task runs on.")
+        ) from None
+    return listener
+
+
+def _ends(connection: socket.socket) -> tuple[str, str]:
+    """Returns this end's address and the other's."""
+    return _plain(connection.getsockname()[0]), _plain(connection.getpeername()[0])
+
+
+def _plain(host: str) -> str:
+    """Returns an IP address without the wrapping that sockets of both families give it."""
+    return host.removeprefix("::ffff:") if "." in host else host.partition("%")[0]

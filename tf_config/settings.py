@@ -1,0 +1,139 @@
+"""What a task's process is told beside TF_CONFIG, and who said so.
+
+An argument wins over the environment, and the environment over the default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from tf_config.cluster import Task
+from tf_config.errors import ClusterConfigError, shown
+
+START_TIMEOUT_VARIABLE = "KERAS_STRATEGIES_START_TIMEOUT"
+START_TIMEOUT_SECONDS = 300.0
+RESTARTS_VARIABLE = "KERAS_STRATEGIES_RESTARTS"
+GPU_VARIABLE = "CUDA_VISIBLE_DEVICES"
+# What TensorFlow and OpenMP read; both would else take all cores in every process.
+THREAD_VARIABLES = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS")
+# What Horovod's Gloo, NCCL and Open MPI read.
+INTERFACE_VARIABLES = (
+    "HOROVOD_GLOO_IFACE",
+    "NCCL_SOCKET_IFNAME",
+    "OMPI_MCA_btl_tcp_if_include",
+    "OMPI_MCA_oob_tcp_if_include",
+)
+_NO_GPU = "-1"
+_USES_GPU = ("chief", "worker", "evaluator")
+
+
+class Setting(NamedTuple):
+    """One variable of a task's environment, and where its value comes from."""
+
+    variable: str
+    value: str
+    origin: str  # "argument", "environment" or "default"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the arguments of a command ask for; None leaves it to the environment.
+
+    Attributes:
+      start_timeout: seconds to wait for the others at the start.
+      threads: of TensorFlow and OpenMP, in each task.
+      gpus: how many GPUs each task that computes gets.
+      interface: the network interface that all traffic takes.
+      variables: more variables for all tasks.
+    """
+
+    start_timeout: float | None = None
+    threads: int | None = None
+    gpus: int | None = None
+    interface: str | None = None
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """A task and the others on its host.
+
+    Attributes:
+      task: the task.
+      together: all tasks on its host, in the order of the cluster.
+      cores: how many cores each may use, if nobody says otherwise.
+    """
+
+    task: Task
+    together: tuple[Task, ...]
+    cores: int
+
+
+def settle(
+    request: Request, environ: Mapping[str, str], place: Neighbours, restart: int | None = None
+) -> list[Setting]:
+    """Returns the settings of one task.
+
+    Args:
+      request: what the arguments say.
+      environ: what the task inherits.
+      place: the task and its neighbours.
+      restart: how many restarts there were; None leaves that to the environment.
+
+    Raises:
+      ClusterConfigError: if there are not enough GPUs.
+    """
+    timeout = request.start_timeout
+    asked = {
+        START_TIMEOUT_VARIABLE: None if timeout is None else f"{timeout:g}",
+        **dict.fromkeys(THREAD_VARIABLES, _text(request.threads)),
+        **({} if request.interface is None else _interface(request.interface)),
+        **({} if request.gpus is None else {GPU_VARIABLE: _gpus(request.gpus, environ, place)}),
+        RESTARTS_VARIABLE: _text(restart),
+        **request.variables,
+    }
+    defaults = {
+        START_TIMEOUT_VARIABLE: f"{START_TIMEOUT_SECONDS:g}",
+        **dict.fromkeys(THREAD_VARIABLES, str(place.cores)),
+        RESTARTS_VARIABLE: "0",
+        "TF_CPP_MIN_LOG_LEVEL": "1",
+        "PYTHONUNBUFFERED": "1",
+    }
+    settings = []
+    for variable in {**defaults, **asked}:
+        value = asked.get(variable)
+        if value is not None:
+            settings.append(Setting(variable, value, "argument"))
+        elif variable in environ:
+            settings.append(Setting(variable, environ[variable], "environment"))
+        else:
+            settings.append(Setting(variable, defaults[variable], "default"))
+    return settings
+
+
+def _interface(name: str) -> dict[str, str | None]:
+    return dict.fromkeys(INTERFACE_VARIABLES, name)
+
+
+def _gpus(count: int, environ: Mapping[str, str], place: Neighbours) -> str:
+    """Returns the numbers of the GPUs of one task: the next ones of its host's."""
+    if place.task.type not in _USES_GPU or count == 0:
+        return _NO_GPU
+    computing = [task for task in place.together if task.type in _USES_GPU]
+    first = computing.index(place.task) * count
+    inherited = environ.get(GPU_VARIABLE)
+    if inherited is None:
+        return ",".join(str(number) for number in range(first, first + count))
+    devices = [device.strip() for device in inherited.split(",") if device.strip()]
+    if first + count > len(devices):
+        raise ClusterConfigError(
+            f"Each worker of a host gets {count} of its GPUs. Received: {len(computing)} on this "
+            f"host, and {GPU_VARIABLE}={shown(inherited)}. Ask for fewer, or unset the variable."
+        )
+    return ",".join(devices[first : first + count])
+
+
+def _text(number: int | None) -> str | None:
+    return None if number is None else str(number)
