@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -69,6 +70,9 @@ class Job:
         for process in self._started:
             process.wait()
             process.stdout.close()
+            if process.stdin is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    process.stdin.close()
 
     def script(self, text: str, name: str = "script.py") -> Path:
         """Writes a script into the job's directory."""
