@@ -1,9 +1,13 @@
 import json
+import os
+import socket
 import subprocess
 import sys
 
 import pytest
+import yaml
 
+from tf_config.builder import free_ports
 from tf_config.cli import main
 
 CONFIG = (
@@ -84,6 +88,30 @@ def test_check_reads_a_file(tmp_path, capsys):
         (["check", "--from", "lsf"], "--from is one of tf_config, paddle,"),
         (["check", "--from", "slurm", "--file", "x"], "Received: --file and --from"),
         (["exec"], "required: program"),
+        (["exec", "--workers", "2", "true"], "Received: --workers alone"),
+        (["exec", "--task", "worker:0", "true"], "--task goes with --workers and --rendezvous"),
+        (
+            ["exec", "--task", "ps:0", "--workers", "2", "--rendezvous", "file:///x", "true"],
+            "--task names one of 2 workers. Received: ps 0",
+        ),
+        (
+            ["exec", "--task", "worker:0", "--workers", "2", "--rendezvous", "x", "true"],
+            "A rendezvous is file:///directory",
+        ),
+        (["exec", "--interface", "eth99", "true"], "Received: none of"),
+        (["run", "--interface", "eth99", "x"], "--interface names a network interface of this"),
+        (["run", "--env", "NO_SUCH_VARIABLE", "x"], "Received: 'NO_SUCH_VARIABLE'"),
+        (["run", "--env", "=1", "x"], "--env is NAME=VALUE"),
+        (["run", "--ssh", "'", "x"], "--ssh is a command"),
+        (["run", "--hosts", "a", "--hostfile", "b", "x"], "not allowed with"),
+        (["run", "--hosts", "a:", "x"], "Hosts are written"),
+        (["run", "--quiet", "--verbose", "x"], "not allowed with"),
+        (["build", "--port", "0"], "a port is 1 to 65535"),
+        (["build", "--port", "65535", "--workers", "2"], "Start with a lower --port"),
+        (["build", "--hosts", "a:1", "--workers", "2"], "2 for the 1 slots of a"),
+        (["build", "--ps-hosts", "a"], "no parameter server"),
+        (["build", "--hostfile", "none"], "--hostfile names a text file"),
+        (["build", "--format", "xml"], "invalid choice: 'xml'"),
         (["exec", "true"], "Received: none of tf_config, paddle,"),
     ],
 )
@@ -150,3 +178,117 @@ def test_what_takes_long_to_import_is_not_imported():
         "sys.exit(bool({'tensorflow', 'keras', 'numpy', 'rich'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_build_for_hosts_in_every_format(capsys):
+    roles = ["build", "--hosts", "a:2,[fd00::7]", "--ps", "1", "--evaluator"]
+    assert main([*roles, "--port", "7000"]) == 0
+    configs = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert configs[0]["cluster"] == {
+        "worker": ["a:7000", "a:7001", "[fd00::7]:7000"],
+        "ps": ["a:7002"],
+    }
+    assert [config["task"]["type"] for config in configs] == [*["worker"] * 3, "ps", "evaluator"]
+    assert main([*roles, "--port", "7000", "--format", "yaml"]) == 0
+    assert list(yaml.safe_load_all(capsys.readouterr().out)) == configs
+    assert main([*roles, "--port", "7000", "--format", "env"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    for line, config in zip(lines, configs, strict=True):
+        command = ["bash", "-c", f"{line}\necho $TF_CONFIG"]
+        shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        assert json.loads(shown) == config
+
+
+def test_build_reads_a_hostfile_and_counts_ports_from_2222(tmp_path, capsys):
+    hostfile = tmp_path / "hosts"
+    hostfile.write_text("a slots=2\nb\n")
+    assert main(["build", "--hostfile", str(hostfile), "--task", "worker:0", "--chief"]) == 0
+    cluster = json.loads(capsys.readouterr().out)["cluster"]
+    assert cluster == {"chief": ["a:2222"], "worker": ["a:2223", "b:2222"]}
+
+
+def test_show_says_who_set_each_setting(tf_config, monkeypatch, capsys):
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    monkeypatch.delenv("TF_NUM_INTRAOP_THREADS", raising=False)
+    assert main(["show", "--start-timeout", "7"]) == 0
+    output = capsys.readouterr().out
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in output.splitlines()]
+    assert ["KERAS_STRATEGIES_START_TIMEOUT", "7", "argument"] in rows
+    assert ["OMP_NUM_THREADS", "3", "environment"] in rows
+    assert ["TF_NUM_INTRAOP_THREADS", str(len(os.sched_getaffinity(0))), "default"] in rows
+
+
+def test_check_connect_says_what_is_taken_closed_and_unreachable(monkeypatch, capsys):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        taken = server.getsockname()[1]
+        (closed,) = free_ports(1)
+        workers = [f"127.0.0.1:{taken}", f"127.0.0.1:{closed}"]
+        config = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": 0}}
+        monkeypatch.setenv("TF_CONFIG", json.dumps(config))
+        assert main(["check", "--connect"]) == 0
+        output = capsys.readouterr().out
+        assert f"taken        worker 0  127.0.0.1:{taken}" in output
+        assert f"closed       worker 1  127.0.0.1:{closed}" in output
+        workers[1] = "no-such-host.invalid:2222"
+        monkeypatch.setenv("TF_CONFIG", json.dumps(config))
+        assert main(["check", "--connect", "--quiet"]) == 2
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        assert "Received: worker 1 at no-such-host.invalid:2222 (" in captured.err
+
+
+def test_check_says_nothing_or_more(tf_config, capsys):
+    assert main(["check", "--quiet"]) == 0
+    assert capsys.readouterr().out == ""
+    assert main(["check", "--verbose"]) == 0
+    assert "worker 0  b:2\nread from: tf_config\n" in capsys.readouterr().out
+
+
+def test_exec_of_tasks_that_the_arguments_name(job):
+    """As the tasks of a batch array would be started: none knows where the others are."""
+    words = ["--workers", "3", "--rendezvous", f"file://{job.directory}/meeting", "--verbose"]
+    processes = [
+        job.popen([sys.executable, "-m", "tf_config", "exec", "--task", f"worker:{index}", *words,
+                   "--env", f"A={index}", "--", "sh", "-c", "echo $TF_CONFIG $A"])
+        for index in range(3)
+    ]  # fmt: skip
+    outputs = [process.communicate(timeout=30)[0] for process in processes]
+    for index, output in enumerate(outputs):
+        assert (
+            f"tf-config: worker {index} of worker 0, worker 1, worker 2, from arguments" in output
+        )
+        assert output.endswith(f'"task": {{"type": "worker", "index": {index}}}}} {index}\n')
+    assert len({output.splitlines()[-1].partition(', "task"')[0] for output in outputs}) == 1
+
+
+def test_a_scheduler_with_a_rendezvous_meets_at_free_ports(job):
+    step = {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "gone[1-2]", "SLURM_TASKS_PER_NODE": "1(x2)"}
+    processes = []
+    for rank in range(2):
+        job.environ |= {**step, "SLURM_PROCID": str(rank)}
+        words = ["exec", "--rendezvous", f"file://{job.directory}/m", "--", "sh", "-c"]
+        command = [sys.executable, "-m", "tf_config", *words, "echo $TF_CONFIG"]
+        processes.append(job.popen(command))
+    outputs = [process.communicate(timeout=30)[0] for process in processes]
+    assert all("gone" not in output and '"index"' in output for output in outputs)
+
+
+def test_run_starts_every_role_and_ends_the_servers_with_the_workers(job):
+    script = job.script(
+        "import json, os, time\n"
+        "task = json.loads(os.environ['TF_CONFIG'])['task']\n"
+        "print('is', task['type'], flush=True)\n"
+        "time.sleep(60 if task['type'] == 'ps' else 0.3)\n"
+    )
+    code, output = job.run("--ps", 2, "--chief", "--evaluator", "--workers", 1, script, timeout=20)
+    assert code == 0, output
+    for task in ("chief 0", "worker 0", "ps 0", "ps 1", "evaluator 0"):
+        assert f"[{task}] is {task.split()[0]}\n" in output
+    assert "ending ps 0, ps 1 (SIGTERM)" in output
+    job.assert_nothing_left()
+
+
+def test_run_quiet_and_verbose(job):
+    script = job.script("print('hello')")
+    assert job.run("--quiet", script)[1] == "[worker 0] hello\n"
+    assert "tf-config: worker 0 started as process " in job.run("--verbose", script)[1]

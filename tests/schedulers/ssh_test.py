@@ -1,0 +1,234 @@
+"""Two hosts on one machine: network namespaces with names and addresses of their own, and sshd."""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+EXAMPLE = ROOT / "examples" / "digits.py"
+PORT = 2222
+WHO = (
+    "import json, os, socket, sys, time\n"
+    "config = json.loads(os.environ['TF_CONFIG'])\n"
+    "me = config['task']['index']\n"
+    "print('here is', socket.gethostname(), config['cluster']['worker'][me], sys.argv[1:],\n"
+    "      os.environ.get('FOO'), os.environ['KERAS_STRATEGIES_RESTARTS'])\n"
+    "open(f'ready-{me}', 'w').close()\n"
+)
+
+
+def missing():
+    """Returns why two hosts cannot be made here, None if they can."""
+    absent = [name for name in ("ssh", "ssh-keygen", "ip", "unshare") if not shutil.which(name)]
+    if not Path("/usr/sbin/sshd").exists():
+        absent.append("sshd")
+    if absent:
+        return f"not installed: {', '.join(absent)} (Debian: openssh-server, iproute2)"
+    if subprocess.run(["ip", "netns", "add", "ks-try"], capture_output=True).returncode != 0:
+        return "network namespaces cannot be made here; that takes root and a kernel that has them"
+    subprocess.run(["ip", "netns", "delete", "ks-try"], check=True)
+    return None
+
+
+class Network:
+    """A bridge, and hosts at it that sshd listens on."""
+
+    def __init__(self, directory):
+        self.directory = directory
+        self.names = [f"ks{os.getpid()}{letter}" for letter in "ab"]
+        self.addresses = ["10.231.7.11", "10.231.7.12"]
+        self._bridge = f"ks{os.getpid()}"
+        self._sshd = []
+
+    def ip(self, *words):
+        subprocess.run(["ip", *words], check=True)
+
+    def start(self):
+        for name in ("key", "host"):
+            key = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", self.directory / name]
+            subprocess.run(key, check=True)
+        Path("/run/sshd").mkdir(exist_ok=True)
+        self.ip("link", "add", self._bridge, "type", "bridge")
+        self.ip("address", "add", "10.231.7.1/24", "dev", self._bridge)
+        self.ip("link", "set", self._bridge, "up")
+        for name, address in zip(self.names, self.addresses, strict=True):
+            self.ip("netns", "add", name)
+            self.ip("link", "add", name, "type", "veth", "peer", "name", "eth0", "netns", name)
+            self.ip("link", "set", name, "master", self._bridge, "up")
+            self.ip("-n", name, "address", "add", f"{address}/24", "dev", "eth0")
+            self.ip("-n", name, "link", "set", "eth0", "up")
+            self.ip("-n", name, "link", "set", "lo", "up")
+            options = f"-p {PORT} -h {self.directory}/host -o AuthorizedKeysFile="
+            options += f"{self.directory}/key.pub -o PidFile=none -o StrictModes=no -o UsePAM=no"
+            serve = f"hostname {name}; exec /usr/sbin/sshd -D -e {options}"
+            command = ["ip", "netns", "exec", name, "unshare", "--uts", "sh", "-c", serve]
+            log = (self.directory / f"{name}.log").open("wb")
+            self._sshd.append(subprocess.Popen(command, stdout=log, stderr=log))
+            log.close()
+        for address in self.addresses:
+            wait_until_listening(address)
+
+    def stop(self):
+        for process in self._sshd:
+            process.kill()
+            process.wait()
+        for name in self.names:
+            self.kill(name)
+            subprocess.run(["ip", "netns", "delete", name])
+        subprocess.run(["ip", "link", "delete", self._bridge])
+
+    def kill(self, name):
+        """Kills all processes of a host but the sshd that listens."""
+        pids = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True).stdout
+        for pid in set(map(int, pids.split())) - {process.pid for process in self._sshd}:
+            if psutil.pid_exists(pid):
+                os.kill(pid, signal.SIGKILL)
+
+    @property
+    def arguments(self):
+        """What `tf-config run` is told to use both hosts, each for one worker."""
+        return ["--hosts", ",".join(self.addresses), "--ssh", self.ssh]
+
+    @property
+    def ssh(self):
+        known = f"-o UserKnownHostsFile={self.directory}/known -o StrictHostKeyChecking=accept-new"
+        return f"ssh -F none -p {PORT} -i {self.directory}/key {known}"
+
+
+def wait_until_listening(address):
+    deadline = time.monotonic() + 10
+    while True:
+        try:
+            socket.create_connection((address, PORT), 1).close()
+            return
+        except OSError:
+            assert time.monotonic() < deadline, f"sshd at {address} did not start"
+            time.sleep(0.05)
+
+
+@pytest.fixture(scope="module")
+def network(tmp_path_factory):
+    reason = missing()
+    if reason is not None:
+        pytest.skip(reason)
+    network = Network(tmp_path_factory.mktemp("ssh"))
+    try:
+        network.start()
+        yield network
+    finally:
+        network.stop()
+
+
+def run_until_ready(job, network, script):
+    process = job.start(*network.arguments, job.script(WHO + script))
+    for worker in (0, 1):
+        job.wait_for(lambda w=worker: (job.directory / f"ready-{w}").exists(), 20)
+    return process
+
+
+def test_one_command_trains_one_model_on_both_hosts(job, network):
+    first, second = network.addresses
+    arguments = ["--hosts", f"{first}:2,{second}", "--ssh", network.ssh, "--start-timeout", 60]
+    code, output = job.run(*arguments, EXAMPLE, "--epochs", 2)
+    assert code == 0, output
+    assert "[worker 0] weights: equal to the bit on all 3 workers" in output
+    job.assert_nothing_left()
+
+
+def test_each_task_is_on_its_host_with_its_address_arguments_and_variables(job, network):
+    script = job.script(WHO)
+    extra = ["--env", "FOO=b c", "--ps", 1, "--log-dir", "logs"]
+    code, output = job.run(*network.arguments, *extra, script, "x", "y z")
+    assert code == 0, output
+    for worker, (name, address) in enumerate(zip(network.names, network.addresses, strict=True)):
+        line = f"[worker {worker}] here is {name} {address}:"
+        (found,) = [found for found in output.splitlines() if found.startswith(line)]
+        assert found.endswith(" ['x', 'y z'] b c 0")
+        assert (job.directory / f"logs/worker-{worker}.log").read_text() == found[11:] + "\n"
+
+
+def test_a_host_that_is_killed_ends_the_job_and_is_named(job, network):
+    process = run_until_ready(job, network, "time.sleep(60)")
+    start = time.monotonic()
+    network.kill(network.names[1])
+    output, _ = process.communicate(timeout=20)
+    assert time.monotonic() - start < 10
+    assert process.returncode == 255
+    lost = f"or the connection to {network.addresses[1]} was lost"
+    assert f"tf-config: worker 1 failed first, with exit code 255, {lost}" in output
+    job.assert_nothing_left()
+
+
+@pytest.mark.slow
+def test_a_host_that_falls_silent_ends_the_job_on_both_sides(job, network):
+    process = run_until_ready(job, network, "time.sleep(600)")
+    network.ip("link", "set", network.names[1], "down")
+    try:
+        output, _ = process.communicate(timeout=40)
+        assert f"the connection to {network.addresses[1]} was lost" in output
+        job.assert_nothing_left(within=45)
+    finally:
+        network.ip("link", "set", network.names[1], "up")
+
+
+def test_a_launcher_that_is_killed_leaves_nothing_on_any_host(job, network):
+    process = run_until_ready(job, network, "time.sleep(60)")
+    process.kill()
+    process.communicate(timeout=20)
+    job.assert_nothing_left(within=10)
+
+
+def test_ctrl_c_reaches_all_hosts(job, network):
+    process = run_until_ready(job, network, "time.sleep(60)")
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert output.count("KeyboardInterrupt") == 2
+    job.assert_nothing_left()
+
+
+def test_after_a_failure_all_hosts_start_again_on_new_ports(job, network):
+    script = job.script(WHO + "sys.exit(me and config and os.environ[NAME] < '1')\n".replace(
+        "NAME", "'KERAS_STRATEGIES_RESTARTS'"))  # fmt: skip
+    code, output = job.run(*network.arguments, "--max-restarts", 2, "--log-dir", "logs", script)
+    assert code == 0, output
+    assert "restart 1 of 2" in output
+    lines = (job.directory / "logs/worker-1.log").read_text().splitlines()
+    assert [line.split()[-1] for line in lines] == ["0", "1"]
+    assert len({line.split()[3] for line in lines}) == 2
+
+
+def test_a_host_that_cannot_be_reached_is_one_line_and_starts_nothing(job, network):
+    hosts = ["--hosts", f"{network.addresses[0]},10.231.7.13", "--ssh", network.ssh]
+    hosts[-1] += " -o ConnectTimeout=2"
+    code, output = job.run(*hosts, job.script(WHO))
+    assert code == 2
+    assert output.startswith("tf-config: error: Each host is reached by ssh without a password")
+    assert "Received: 10.231.7.13: 'ssh: connect to host 10.231.7.13 port 2222" in output
+    assert output.count("\n") == 1
+    assert not (job.directory / "ready-0").exists()
+
+
+def test_an_interface_that_a_host_has_not_is_named(job, network):
+    code, output = job.run(*network.arguments, "--interface", "eth7", job.script(WHO))
+    assert code == 2
+    assert f"Received: 'eth7'; {network.addresses[0]} has lo, eth0" in output
+
+
+def test_a_dry_run_says_what_would_be_started_where(job, network):
+    script = job.script(WHO)
+    code, output = job.run(*network.arguments, "--port", 7000, "--dry-run", script, "a b")
+    assert code == 0
+    assert not (job.directory / "ready-0").exists()
+    lines = output.splitlines()
+    for worker, (line, address) in enumerate(zip(lines, network.addresses, strict=True)):
+        assert line.startswith(f"worker {worker} on {address}: cd {job.directory} && ")
+        assert f'"worker": ["{network.addresses[0]}:7000", "{network.addresses[1]}:7000"]' in line
+        assert line.endswith(f"{script} 'a b'")
