@@ -18,6 +18,7 @@ setup(
         "absl-py",
         "keras>=3,<4",
         "numpy",
+        "pyyaml",
         "rich",
         "tensorflow>=2.18,<2.22",
     ],
@@ -25,8 +26,8 @@ setup(
         # No wheel of it is on the package index, and its build needs a flag: see BUILD.md.
         "horovod": ["horovod==0.28.1"],
         "examples": ["scikit-learn"],
-        "test": ["hypothesis", "psutil", "pytest", "scikit-learn", "tf_keras"],
-        "lint": ["mypy", "ruff"],
+        "test": ["hypothesis", "kubernetes", "psutil", "pytest", "scikit-learn", "tf_keras"],
+        "lint": ["mypy", "ruff", "types-PyYAML"],
     },
     entry_points={"console_scripts": ["tf-config = tf_config.cli:main"]},
 )

@@ -130,11 +130,11 @@ def test_tf_config_comes_before_the_scheduler_it_may_run_under():
     environ = {**STEP, "TF_CONFIG": text}
     assert resolve(environ).origin == "tf_config"
     assert resolve(environ, "slurm").origin == "slurm"
-    assert list(ENVIRONMENTS) == ["tf_config", "paddle", "slurm"]
+    assert list(ENVIRONMENTS) == ["tf_config", "paddle", "kubernetes", "slurm"]
 
 
 def test_an_unknown_environment_is_refused():
-    with pytest.raises(ClusterConfigError, match="--from is one of tf_config, paddle, slurm"):
+    with pytest.raises(ClusterConfigError, match="--from is one of tf_config, paddle, kuber"):
         resolve({}, "lsf")
     with pytest.raises(ClusterConfigError, match="sets SLURM_STEP_NODELIST or"):
         resolve({}, "slurm")

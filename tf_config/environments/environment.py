@@ -33,12 +33,14 @@ class Environment:
       marker: the variable whose presence shows that it is there.
       read: makes the configuration; a pure function of the variables it asks for.
       locate: replaces names of hosts that only the environment knows; asks it, so not pure.
+      names_roles: whether it says which tasks are chief, ps and evaluator; else all are workers.
     """
 
     name: str
     marker: str
     read: Callable[[Variables], TFConfig]
     locate: Callable[[TFConfig], TFConfig] = lambda config: config
+    names_roles: bool = False
 
     def resolve(self, environ: Mapping[str, str]) -> Resolved:
         """Returns the configuration in `environ`.
