@@ -55,7 +55,7 @@ def join(
 
     Args:
       resolved: what its environment says.
-      roles: makes the roles of so many processes, where the environment knows just numbers.
+      roles: makes the roles of so many processes, where the environment names none.
       meeting: how it finds the others.
       environ: its variables.
 
@@ -66,9 +66,11 @@ def join(
     if isinstance(config, Unplaced):
         seat = Seat(roles(config.size), config.rank)
         return meeting.hold(meeting.url or config.rendezvous, seat, environ)
+    environment = ENVIRONMENTS.get(resolved.origin)
+    if environment is not None and not environment.names_roles:
+        config = roles(len(config.cluster.training_tasks)).given_to(config)
     if meeting.url is not None:
         return meeting.hold(meeting.url, _seat(config), environ)
-    environment = ENVIRONMENTS.get(resolved.origin)
     return config if environment is None else environment.locate(config)
 
 

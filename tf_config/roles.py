@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from tf_config.cluster import Task
+from tf_config.cluster import ClusterSpec, Task, TFConfig
 from tf_config.errors import ClusterConfigError, shown
 
 
@@ -65,3 +65,30 @@ class Roles:
             ("evaluator", self.evaluator),
         )
         return tuple(Task(name, index) for name, count in counts for index in range(count))
+
+    def given_to(self, config: TFConfig) -> TFConfig:
+        """Returns `config` with its tasks, all of them workers, renamed in the order of ranks.
+
+        An evaluator's address leaves the cluster.
+
+        >>> config = TFConfig.from_json(
+        ...     '{"cluster": {"worker": ["a:1", "b:2"]}, "task": {"type": "worker", "index": 1}}')
+        >>> Roles(workers=1, chief=True).given_to(config).to_json()
+        '{"cluster": {"chief": ["a:1"], "worker": ["b:2"]}, "task": {"type": "worker", "index": 0}}'
+
+        Raises:
+          ClusterConfigError: if there are more or fewer tasks than roles.
+        """
+        workers = config.cluster.training_tasks
+        if len(workers) != len(self.tasks):
+            raise ClusterConfigError(
+                f"Each process has one role. Received: {len(workers)} processes, "
+                f"{len(self.tasks)} roles. Ask for as many of one as of the other."
+            )
+        names = dict(zip(workers, self.tasks, strict=True))
+        addresses = {
+            names[worker]: address
+            for worker, address in config.cluster.addresses.items()
+            if names[worker].type != "evaluator"
+        }
+        return replace(config, cluster=ClusterSpec(addresses), task=names[config.task])

@@ -1,5 +1,6 @@
 """Slurm itself: a controller and two nodes on this machine, for the time of the tests."""
 
+import json
 import os
 import shutil
 import socket
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tf_config.builder import free_ports
+from tf_config.cli import main
 from tf_config.node_list import parse_node_list
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -135,6 +137,69 @@ def test_a_batch_script_is_shown_its_job(slurm, tmp_path):
     assert "worker 2" in text
     assert "read from: slurm" in text
     assert "SLURM_JOB_NODELIST=" in text
+
+
+def submit(environ, directory, capsys, *arguments):
+    """Renders a script, runs it to its end, and returns the exit code and its log."""
+    script = directory / "job.sbatch"
+    assert main(["render", "slurm", "-o", str(script), *arguments]) == 0, capsys.readouterr().err
+    result = run(environ, "sbatch", "--wait", f"--chdir={directory}", str(script))
+    logs = list(directory.glob("*.log"))
+    assert len(logs) == 1, result.stdout + result.stderr
+    # A bar may be cut inside a character.
+    return result.returncode, logs[0].read_text(errors="replace")
+
+
+def test_a_rendered_script_trains_to_the_end(slurm, tmp_path, capsys):
+    job = ["--workers", "3", "--name", "digits", "--nodes", "2", "--time", "10:00"]
+    job += ["--partition", "test", "--cpus-per-worker", "1", "--start-timeout", "60"]
+    code, log = submit(slurm, tmp_path, capsys, *job, "--", str(EXAMPLE), "--epochs", "2")
+    assert code == 0, log
+    assert "weights: equal to the bit on all 3 workers" in log
+
+
+def test_a_rendered_script_gives_roles_and_starts_again_on_other_ports(slurm, tmp_path, capsys):
+    # Fails at the first start, once all four have left their TF_CONFIG.
+    code = """
+import os, pathlib, sys, time
+restart = int(os.environ["KERAS_STRATEGIES_RESTARTS"])
+path = pathlib.Path(f"{restart}.{os.environ['SLURM_PROCID']}.json")
+path.with_suffix(".new").write_text(os.environ["TF_CONFIG"])
+path.with_suffix(".new").rename(path)
+while len(list(pathlib.Path().glob(f"{restart}.*.json"))) < 4:
+    time.sleep(0.05)
+sys.exit(5 if restart == 0 else 0)
+"""
+    job = ["--workers", "1", "--ps", "1", "--chief", "--evaluator", "--max-restarts", "3"]
+    ended, log = submit(slurm, tmp_path, capsys, *job, "--", sys.executable, "-c", code)
+    assert ended == 0, log
+    starts = []
+    for restart in range(2):
+        configs = [
+            json.loads((tmp_path / f"{restart}.{rank}.json").read_text()) for rank in range(4)
+        ]
+        assert [config["task"]["type"] for config in configs] == [
+            "chief", "worker", "ps", "evaluator",
+        ]  # fmt: skip
+        assert all(config["cluster"] == configs[0]["cluster"] for config in configs)
+        assert {name: len(tasks) for name, tasks in configs[0]["cluster"].items()} == {
+            "chief": 1,
+            "worker": 1,
+            "ps": 1,
+        }
+        starts.append({address for tasks in configs[0]["cluster"].values() for address in tasks})
+    assert not starts[0] & starts[1]
+    assert "exit code 5 at start 0; at most 3 restarts" in log
+    assert not list(tmp_path.glob("2.*"))
+
+
+def test_srun_takes_a_colon_that_stands_alone_for_its_own(slurm):
+    """Why such an argument is refused when a script is rendered."""
+    result = run(slurm, "srun", "-n", "1", "echo", ":", "--no-such-option")
+    assert result.returncode != 0
+    assert "no-such-option" in result.stderr
+    result = run(slurm, "srun", "-n", "1", "echo", "a:", "--no-such-option")
+    assert result.stdout == "a: --no-such-option\n"
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,12 @@ CONFIG = (
     '{"cluster": {"chief": ["a:1"], "worker": ["b:2"]}, "task": {"type": "worker", "index": 0}, '
     '"environment": "cloud"}'
 )
+STEP = {
+    "SLURM_JOB_ID": "1",
+    "SLURM_PROCID": "1",
+    "SLURM_JOB_NODELIST": "n[9-10]",
+    "SLURM_TASKS_PER_NODE": "1(x2)",
+}
 
 
 @pytest.fixture
@@ -82,7 +88,7 @@ def test_check_reads_a_file(tmp_path, capsys):
         (["run", "--workers", "0", "x.py"], "at least one task that trains"),
         (["run", "--start-timeout", "0", "x.py"], "a time in seconds is above 0, received '0'"),
         (["run", "--start-timeout", "nan", "x.py"], "a time in seconds is above 0"),
-        (["run", "--threads-per-worker", "0", "x.py"], "threads are 1 or more, received '0'"),
+        (["run", "--threads-per-worker", "0", "x.py"], "a number is 1 or more, received '0'"),
         (["show"], "Received: none of tf_config, paddle,"),
         (["check"], "Received: none of tf_config, paddle,"),
         (["check", "--from", "lsf"], "--from is one of tf_config, paddle,"),
@@ -92,7 +98,7 @@ def test_check_reads_a_file(tmp_path, capsys):
         (["exec", "--task", "worker:0", "true"], "--task goes with --workers and --rendezvous"),
         (
             ["exec", "--task", "ps:0", "--workers", "2", "--rendezvous", "file:///x", "true"],
-            "--task names one of 2 workers. Received: ps 0",
+            "--task names one of the tasks asked for. Received: ps 0",
         ),
         (
             ["exec", "--task", "worker:0", "--workers", "2", "--rendezvous", "x", "true"],
@@ -125,10 +131,13 @@ def test_wrong_input_is_one_line_and_exit_code_2(arguments, message, monkeypatch
     assert captured.err.count("\n") == 1
 
 
-@pytest.mark.parametrize("command", ["build", "show", "check", "run", "exec"])
+@pytest.mark.parametrize(
+    "command",
+    ["build", "show", "check", "run", "exec", "render", "render slurm", "render kubernetes"],
+)
 def test_the_help_of_each_command_fits_a_screen_and_has_an_example(command, capsys):
     with pytest.raises(SystemExit) as end:
-        main([command, "--help"])
+        main([*command.split(), "--help"])
     assert end.value.code == 0
     output = capsys.readouterr().out
     assert "example: " in output
@@ -139,15 +148,9 @@ def test_the_help_of_each_command_fits_a_screen_and_has_an_example(command, caps
 def test_exec_becomes_the_program_with_the_tf_config_of_the_scheduler(tmp_path):
     script = tmp_path / "script.py"
     script.write_text("import os, sys; print(os.environ['TF_CONFIG'], sys.argv[1:]); sys.exit(5)")
-    step = {
-        "SLURM_JOB_ID": "1",
-        "SLURM_PROCID": "1",
-        "SLURM_JOB_NODELIST": "n[9-10]",
-        "SLURM_TASKS_PER_NODE": "1(x2)",
-    }
     result = subprocess.run(
         [sys.executable, "-m", "tf_config", "exec", "--", str(script), "--epochs", "3"],
-        env={"PYTHONPATH": ":".join(sys.path), **step},
+        env={"PYTHONPATH": ":".join(sys.path), **STEP},
         capture_output=True,
         text=True,
     )
@@ -155,6 +158,65 @@ def test_exec_becomes_the_program_with_the_tf_config_of_the_scheduler(tmp_path):
     assert '"task": {"type": "worker", "index": 1}' in result.stdout
     assert '"worker": ["n9:' in result.stdout
     assert result.stdout.endswith("['--epochs', '3']\n")
+
+
+@pytest.fixture
+def step(monkeypatch):
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    for name, value in STEP.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.mark.parametrize(
+    ("roles", "text"),
+    [
+        ([], "2 worker; this task is worker 1"),
+        (["--chief"], "1 chief, 1 worker; this task is worker 0"),
+        (["--ps", "1"], "1 worker, 1 ps; this task is ps 0"),
+        (["--chief", "--evaluator"], "1 chief; this task is evaluator 0"),
+        (["--ps", "0"], "2 worker; this task is worker 1"),
+    ],
+)
+def test_a_schedulers_tasks_get_the_roles_that_are_asked_for(step, roles, text, capsys):
+    assert main(["check", *roles]) == 0
+    assert capsys.readouterr().out.startswith(f"ok: {text}\n")
+    assert main(["show", *roles]) == 0
+    assert f"{text.partition('this task is ')[2]} " in capsys.readouterr().out
+
+
+def test_exec_gives_the_roles_too(step):
+    code = "import os; print(os.environ['TF_CONFIG'])"
+    command = [sys.executable, "-m", "tf_config", "exec", "--ps", "1", "--", sys.executable, "-c"]
+    result = subprocess.run([*command, code], capture_output=True, text=True)
+    config = json.loads(result.stdout)
+    assert {job: len(tasks) for job, tasks in config["cluster"].items()} == {"worker": 1, "ps": 1}
+    assert config["task"] == {"type": "ps", "index": 0}
+
+
+@pytest.mark.parametrize("command", [["check"], ["show"], ["exec", "true"]])
+def test_more_roles_than_tasks_are_refused(step, command, capsys):
+    assert main([command[0], "--ps", "2", *command[1:]]) == 2
+    error = capsys.readouterr().err
+    assert "2 processes for 2 ps, 0 chief, 0 evaluator" in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("role", [["--ps", "1"], ["--ps", "0"], ["--chief"], ["--evaluator"]])
+@pytest.mark.parametrize("command", [["check"], ["show"], ["exec", "true"]])
+def test_an_environment_that_names_roles_takes_no_others(tf_config, command, role, capsys):
+    assert main([command[0], *role, *command[1:]]) == 2
+    error = capsys.readouterr().err
+    assert f"'tf_config' says itself which role each task has. Received: {' '.join(role)}." in error
+    assert error.count("\n") == 1
+
+
+def test_a_file_takes_no_roles(tmp_path, capsys):
+    path = tmp_path / "tf_config.json"
+    path.write_text(CONFIG)
+    assert main(["check", "--file", str(path), "--ps", "1", "--chief"]) == 2
+    error = capsys.readouterr().err
+    assert "A file says itself which role each task has. Received: --ps 1 --chief." in error
+    assert error.count("\n") == 1
 
 
 def test_exec_of_a_program_that_does_not_exist_is_one_line(tf_config, capsys):
@@ -175,7 +237,7 @@ def test_a_reader_that_leaves_early_gets_no_traceback():
 def test_what_takes_long_to_import_is_not_imported():
     code = (
         "import sys, tf_config.cli; "
-        "sys.exit(bool({'tensorflow', 'keras', 'numpy', 'rich'} & set(sys.modules)))"
+        "sys.exit(bool({'tensorflow', 'keras', 'numpy', 'rich', 'yaml'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 

@@ -130,7 +130,15 @@ def test_tf_config_comes_before_the_scheduler_it_may_run_under():
     environ = {**STEP, "TF_CONFIG": text}
     assert resolve(environ).origin == "tf_config"
     assert resolve(environ, "slurm").origin == "slurm"
-    assert list(ENVIRONMENTS) == ["tf_config", "paddle", "pytorch", "openmpi", "pmi", "slurm"]
+    assert list(ENVIRONMENTS) == [
+        "tf_config",
+        "paddle",
+        "kubernetes",
+        "pytorch",
+        "openmpi",
+        "pmi",
+        "slurm",
+    ]
 
 
 def test_an_unknown_environment_is_refused():

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import functools
 import os
 import signal
 import sys
 from collections.abc import Sequence
 
-from tf_config.cli import build, check, execute, run, show
-from tf_config.cli.arguments import Parser
+from tf_config.cli import build, check, execute, render, run, show
+from tf_config.cli.arguments import Parser, add_command
 from tf_config.errors import ClusterConfigError
 
-_COMMANDS = (build, show, check, run, execute)
+_COMMANDS = (build, show, check, run, execute, render)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -43,14 +42,6 @@ def parser() -> argparse.ArgumentParser:
     )
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command in _COMMANDS:
-        subparser = subparsers.add_parser(
-            command.NAME,
-            help=command.SUMMARY,
-            usage=f"tf-config {command.NAME} {command.USAGE}".rstrip(),
-            description=command.SUMMARY.capitalize() + ".",
-            formatter_class=functools.partial(argparse.HelpFormatter, max_help_position=32),
-            epilog=f"example: {command.EXAMPLE}",
-        )
-        command.add_arguments(subparser)
+        subparser = add_command(subparsers, command, "tf-config")
         subparser.set_defaults(function=command.run)
     return parser

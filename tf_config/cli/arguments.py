@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import os
+import functools
 import sys
 from pathlib import Path
-from typing import NoReturn
+from types import ModuleType
+from typing import Any, NoReturn
 
-from tf_config.cluster import VARIABLE, Task, TFConfig
-from tf_config.environments import ENVIRONMENTS, Resolved, resolve
 from tf_config.errors import ClusterConfigError, shown
 from tf_config.hosts import Host, parse_hostfile, parse_hosts
-from tf_config.join import Meeting, join
-from tf_config.rendezvous import Seat
 from tf_config.roles import Roles
 
 
@@ -23,6 +20,22 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raises the error that `main` prints."""
         raise ClusterConfigError(f"{message}. '{self.prog} --help' lists what there is.")
+
+
+def add_command(
+    subparsers: argparse._SubParsersAction[Any], command: ModuleType, prefix: str
+) -> argparse.ArgumentParser:
+    """Adds a command, described by the constants of its module, and returns its parser."""
+    subparser = subparsers.add_parser(
+        command.NAME,
+        help=command.SUMMARY,
+        usage=f"{prefix} {command.NAME} {command.USAGE}".rstrip(),
+        description=f"{command.SUMMARY[0].upper()}{command.SUMMARY[1:]}.",
+        formatter_class=functools.partial(argparse.HelpFormatter, max_help_position=32),
+        epilog=f"example: {command.EXAMPLE}",
+    )
+    command.add_arguments(subparser)
+    return subparser
 
 
 def add_roles(parser: argparse.ArgumentParser) -> None:
@@ -65,9 +78,9 @@ def hosts(arguments: argparse.Namespace) -> list[Host]:
     Raises:
       ClusterConfigError: if they are wrong, or the file is not there.
     """
-    if arguments.hosts is not None:
+    if getattr(arguments, "hosts", None) is not None:
         return parse_hosts(arguments.hosts)
-    if arguments.hostfile is not None:
+    if getattr(arguments, "hostfile", None) is not None:
         return parse_hostfile(text_of(arguments.hostfile, "--hostfile"), str(arguments.hostfile))
     return []
 
@@ -97,97 +110,6 @@ def add_verbosity(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_source(parser: argparse.ArgumentParser) -> None:
-    """Adds where TF_CONFIG is read from: a file, or an environment."""
-    parser.add_argument(
-        "--file", type=Path, help=f"read {VARIABLE} from here; - for standard input"
-    )
-    add_environment(parser)
-
-
-def add_environment(parser: argparse.ArgumentParser) -> None:
-    """Adds which environment is read, and where the tasks meet."""
-    parser.add_argument(
-        "--from",
-        dest="origin",
-        metavar="ENVIRONMENT",
-        help=f"read this one: {', '.join(ENVIRONMENTS)} (default: the first of them that is there)",
-    )
-    parser.add_argument(
-        "--rendezvous",
-        metavar="URL",
-        help="find each other at file:///shared/directory or tcp://first-host:port",
-    )
-    parser.add_argument(
-        "--task", metavar="TYPE:INDEX", help="be this task, at a --rendezvous of --workers N"
-    )
-    parser.add_argument("--workers", type=count, metavar="N", help="how many, with --task")
-
-
-def configuration(arguments: argparse.Namespace) -> tuple[TFConfig, str]:
-    """Returns this process's configuration and where it comes from.
-
-    Waits for the others, if nobody says where they are.
-
-    Raises:
-      ClusterConfigError: if there is nothing to read, it is wrong, or the others do not come.
-    """
-    timeout = getattr(arguments, "start_timeout", None)
-    interface = getattr(arguments, "interface", None)
-    quiet = getattr(arguments, "verbosity", 0) < 0
-    note = (lambda text: None) if quiet else say
-    meeting = Meeting(arguments.rendezvous, timeout, interface, note)
-    if arguments.task is not None:
-        return _told(arguments, meeting), "arguments"
-    if arguments.workers is not None:
-        raise ClusterConfigError(
-            "--workers says how many there are beside --task; an environment says it itself. "
-            "Received: --workers alone. Leave it out, or add --task."
-        )
-    resolved = read(arguments)
-    return join(resolved, Roles.of, meeting, os.environ), resolved.origin
-
-
-def _told(arguments: argparse.Namespace, meeting: Meeting) -> TFConfig:
-    """Returns the configuration of a task that the arguments name."""
-    if arguments.rendezvous is None or arguments.workers is None:
-        raise ClusterConfigError(
-            "--task goes with --workers and --rendezvous. Received: without one of them. Write "
-            "for example --task worker:1 --workers 4 --rendezvous file:///shared/job-7."
-        )
-    roles = Roles(arguments.workers)
-    task = Task.parse(arguments.task)
-    if task not in roles.tasks:
-        raise ClusterConfigError(
-            f"--task names one of {arguments.workers} workers. Received: {task}. Number them "
-            f"worker:0 to worker:{arguments.workers - 1}."
-        )
-    return meeting.hold(arguments.rendezvous, Seat(roles, roles.tasks.index(task)), os.environ)
-
-
-def read(arguments: argparse.Namespace) -> Resolved:
-    """Returns what the environment or the file says.
-
-    Raises:
-      ClusterConfigError: if there is nothing to read, or it is wrong.
-    """
-    path = getattr(arguments, "file", None)
-    if path is not None:
-        if arguments.origin is not None:
-            raise ClusterConfigError(
-                "The cluster is read from one place. Received: --file and --from. Leave out one."
-            )
-        return Resolved(TFConfig.from_json(text_of(path, "--file")), str(path), {})
-    resolved = resolve(os.environ, arguments.origin)
-    if resolved is None:
-        raise ClusterConfigError(
-            f"The cluster is read from {VARIABLE} or a scheduler's variables. Received: none "
-            f"of {', '.join(ENVIRONMENTS)} is there. Set {VARIABLE}, start this under a "
-            "scheduler, or see 'tf-config build --help'."
-        )
-    return resolved
-
-
 def text_of(path: Path, option: str) -> str:
     """Returns what a file holds; `-` is standard input.
 
@@ -213,7 +135,7 @@ def count(text: str) -> int:
 def positive(text: str) -> int:
     """Returns a number from 1 to 99999."""
     if count(text) < 1:
-        raise argparse.ArgumentTypeError(f"threads are 1 or more, received {shown(text)}")
+        raise argparse.ArgumentTypeError(f"a number is 1 or more, received {shown(text)}")
     return int(text)
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from tf_config.cli.arguments import add_source, add_verbosity, configuration, seconds
+from tf_config.cli.arguments import add_verbosity, seconds
+from tf_config.cli.membership import add_source, configuration
 from tf_config.cluster import TFConfig
 from tf_config.connect import connect
 from tf_config.errors import ClusterConfigError

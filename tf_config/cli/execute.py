@@ -6,7 +6,8 @@ import argparse
 import os
 
 from tf_config import commands
-from tf_config.cli.arguments import add_environment, add_verbosity, configuration, say
+from tf_config.cli.arguments import add_verbosity, say
+from tf_config.cli.membership import add_environment, configuration
 from tf_config.cli.program import add_program, add_settings, request
 from tf_config.errors import ClusterConfigError, shown
 from tf_config.join import settings

@@ -10,8 +10,16 @@ from tf_config.errors import ClusterConfigError, shown
 from tf_config.settings import Request
 
 
-def add_settings(parser: argparse.ArgumentParser) -> None:
-    """Adds what the tasks' processes are told."""
+def add_settings(
+    parser: argparse.ArgumentParser, threads: str = "the cores shared out", gpus: bool = True
+) -> None:
+    """Adds what the tasks' processes are told.
+
+    Args:
+      parser: takes the arguments.
+      threads: the default number of threads, in words.
+      gpus: whether the number of GPUs is asked for too.
+    """
     parser.add_argument(
         "--start-timeout",
         type=seconds,
@@ -22,14 +30,15 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
         "--threads-per-worker",
         type=positive,
         metavar="N",
-        help="of TensorFlow and OpenMP (the cores shared out)",
+        help=f"of TensorFlow and OpenMP ({threads})",
     )
-    parser.add_argument(
-        "--gpus-per-worker",
-        type=count,
-        metavar="N",
-        help="each sees so many GPUs of its own, by CUDA_VISIBLE_DEVICES",
-    )
+    if gpus:
+        parser.add_argument(
+            "--gpus-per-worker",
+            type=count,
+            metavar="N",
+            help="each sees so many GPUs of its own, by CUDA_VISIBLE_DEVICES",
+        )
     parser.add_argument(
         "--interface", metavar="NAME", help="the network that Horovod, NCCL and MPI use, as eth2"
     )
@@ -57,7 +66,7 @@ def request(arguments: argparse.Namespace) -> Request:
     return Request(
         start_timeout=arguments.start_timeout,
         threads=arguments.threads_per_worker,
-        gpus=arguments.gpus_per_worker,
+        gpus=getattr(arguments, "gpus_per_worker", None),
         interface=arguments.interface,
         variables=dict(_variable(text) for text in getattr(arguments, "env", [])),
     )

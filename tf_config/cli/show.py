@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 
-from tf_config.cli.arguments import add_source, configuration, read
+from tf_config.cli.membership import add_source, configuration, read
 from tf_config.cli.program import add_settings, request
 from tf_config.cluster import VARIABLE, TFConfig
 from tf_config.join import settings

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tf_config.cluster import VARIABLE
-from tf_config.environments import openmpi, paddle, pmi, pytorch, slurm, tf_config
+from tf_config.environments import kubernetes, openmpi, paddle, pmi, pytorch, slurm, tf_config
 from tf_config.environments.environment import Environment, Resolved
 from tf_config.errors import ClusterConfigError, shown
 
@@ -13,8 +13,9 @@ from tf_config.errors import ClusterConfigError, shown
 ENVIRONMENTS: Mapping[str, Environment] = {
     environment.name: environment
     for environment in (
-        Environment("tf_config", VARIABLE, tf_config.read),
-        Environment("paddle", "PADDLE_TRAINER_ENDPOINTS", paddle.read),
+        Environment("tf_config", VARIABLE, tf_config.read, names_roles=True),
+        Environment("paddle", "PADDLE_TRAINER_ENDPOINTS", paddle.read, names_roles=True),
+        Environment("kubernetes", kubernetes.SERVICE_VARIABLE, kubernetes.read, names_roles=True),
         Environment("pytorch", "MASTER_ADDR", pytorch.read),
         Environment("openmpi", "OMPI_COMM_WORLD_RANK", openmpi.read),
         Environment("pmi", "PMI_RANK", pmi.read, excuse=pmi.is_slurm),

@@ -50,6 +50,7 @@ class Environment:
       excuse: whether the marker does not count, for another environment says more.
       cores: how many cores the scheduler gave each task; None if it does not say.
       locate: replaces names of hosts that only the environment knows; asks it, so not pure.
+      names_roles: whether it says which tasks are chief, ps and evaluator; else all are workers.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Environment:
     locate: Callable[[TFConfig], TFConfig] = lambda config: config
     excuse: Callable[[Mapping[str, str]], bool] = lambda environ: False
     cores: Callable[[Mapping[str, str]], int | None] = lambda environ: None
+    names_roles: bool = False
 
     def is_there(self, environ: Mapping[str, str]) -> bool:
         """Whether a process with these variables was started by it."""

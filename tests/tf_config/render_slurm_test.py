@@ -1,0 +1,146 @@
+"""Batch scripts: what they ask of Slurm, and what they run, with a stand-in for srun.
+
+tests/schedulers/slurm_test.py submits them to Slurm itself.
+"""
+
+import os
+import subprocess
+
+import pytest
+
+from tf_config import ClusterConfigError
+from tf_config.render import SlurmJob
+from tf_config.roles import Roles
+
+# Leaves its words, one a line, and the number of the restart; fails until the last one.
+SRUN = """#!/bin/bash
+printf '%s\\n' "$@" >words
+echo "${KERAS_STRATEGIES_RESTARTS-none}" >>restarts
+if [ "${KERAS_STRATEGIES_RESTARTS-0}" != "$SUCCEEDS_AT" ]; then exit 7; fi
+"""
+
+
+@pytest.fixture
+def batch(tmp_path):
+    """Runs a job's script as Slurm would on the first node, but with the stand-in."""
+    srun = tmp_path / "srun"
+    srun.write_text(SRUN)
+    srun.chmod(0o755)
+
+    def run(job, succeeds_at=0):
+        path = os.pathsep.join([str(tmp_path), os.environ["PATH"]])
+        environ = {"PATH": path, "SUCCEEDS_AT": str(succeeds_at)}
+        script = tmp_path / "script"
+        script.write_text(job.script())
+        code = subprocess.run(["bash", str(script)], cwd=tmp_path, env=environ).returncode
+        words = (tmp_path / "words").read_text().splitlines()
+        return code, words, (tmp_path / "restarts").read_text().split()
+
+    return run
+
+
+def directives(job):
+    return [
+        line.removeprefix("#SBATCH --")
+        for line in job.script().splitlines()
+        if line.startswith("#SBATCH --")
+    ]
+
+
+def test_the_least_that_can_be_asked():
+    script = SlurmJob(Roles(2), ("train.py",)).script()
+    assert script.startswith("#!/bin/bash\n#SBATCH ")
+    assert directives(SlurmJob(Roles(2), ("train.py",))) == [
+        "job-name=train",
+        "output=%x-%j.log",
+        "ntasks=2",
+    ]
+
+
+def test_all_that_can_be_asked():
+    job = SlurmJob(
+        Roles(3, 2, True, True), ("train.py",), name="digits-2", nodes=7, time="1-12:00:00",
+        partition="gpu,long", cpus=4, gpus=1, memory="16G",
+    )  # fmt: skip
+    assert directives(job) == [
+        "job-name=digits-2",
+        "output=%x-%j.log",
+        "ntasks=7",
+        "nodes=7",
+        "cpus-per-task=4",
+        "gpus-per-task=1",
+        "mem=16G",
+        "time=1-12:00:00",
+        "partition=gpu,long",
+    ]
+
+
+def test_the_directives_come_before_the_first_command():
+    lines = SlurmJob(Roles(2), ("train.py",), max_restarts=1).script().splitlines()
+    last = max(number for number, line in enumerate(lines) if line.startswith("#SBATCH"))
+    assert all(line.startswith("#") for line in lines[: last + 1])
+
+
+def test_the_program_gets_its_words_as_they_are(batch):
+    words = ["--x", "a b", "$HOME", "it's", "*", "é", "#", "a:b"]
+    job = SlurmJob(
+        Roles(1, 2, True, True), ("train.py", *words), cpus=3, options=("--start-timeout", "600")
+    )
+    code, received, restarts = batch(job)
+    assert code == 0
+    assert received == [
+        "--kill-on-bad-exit=1", "--cpus-per-task=3", "tf-config", "exec", "--from", "slurm",
+        "--ps", "2", "--chief", "--evaluator", "--start-timeout", "600", "--", "train.py", *words,
+    ]  # fmt: skip
+    assert restarts == ["none"]
+
+
+@pytest.mark.parametrize(
+    ("max_restarts", "succeeds_at", "code", "restarts"),
+    [
+        (3, 0, 0, "0"),
+        (3, 2, 0, "0 1 2"),
+        (3, 3, 0, "0 1 2 3"),
+        (3, 4, 7, "0 1 2 3"),
+        (0, 1, 7, "none"),
+    ],
+)
+def test_restarts_end_at_the_first_success(batch, max_restarts, succeeds_at, code, restarts):
+    job = SlurmJob(Roles(2), ("train.py",), max_restarts=max_restarts)
+    found, _, received = batch(job, succeeds_at)
+    assert (found, received) == (code, restarts.split())
+
+
+@pytest.mark.parametrize("time", ["90", "90:30", "1:00:00", "2-0", "2-12:30", "2-12:30:59"])
+def test_slurms_ways_to_write_a_time(time):
+    assert f"time={time}" in directives(SlurmJob(Roles(1), ("x",), time=time))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"name": "a b"}, "A job's name has letters"),
+        ({"name": "a\n#SBATCH --array=1-9"}, "A job's name has letters"),
+        ({"name": ""}, "A job's name has letters"),
+        ({"name": "../x"}, "A job's name has letters"),
+        ({"nodes": 3}, "The number of nodes, which have a task each, is from 1 to 2. Received: 3"),
+        ({"nodes": 0}, "is from 1 to 2. Received: 0"),
+        ({"time": "1h"}, "A time is written as Slurm does. Received: '1h'"),
+        ({"time": "1:00:00:00"}, "A time is written as Slurm does"),
+        ({"time": ""}, "A time is written as Slurm does"),
+        ({"partition": "a,,b"}, "Partitions are names"),
+        ({"partition": "a b"}, "Partitions are names"),
+        ({"memory": "16"}, "Memory is a number of K, M, G or T"),
+        ({"memory": "4Gi"}, "Memory is a number of K, M, G or T"),
+        ({"program": ()}, "A job runs a program"),
+        ({"program": ("",)}, "A job runs a program"),
+        ({"program": ("x", ":", "y")}, "a ':' that stands alone"),
+        ({"program": ("x", "\udcff")}, "are text in UTF-8"),
+    ],
+)
+def test_wrong_input(changes, message):
+    right = {"roles": Roles(2), "program": ("x",)}
+    with pytest.raises(ClusterConfigError) as error:
+        SlurmJob(**(right | changes))
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)

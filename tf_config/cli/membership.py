@@ -1,0 +1,131 @@
+"""Arguments of the commands that find out what their process is part of."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+from tf_config.cli.arguments import count, say, text_of
+from tf_config.cluster import VARIABLE, Task, TFConfig
+from tf_config.environments import ENVIRONMENTS, Resolved, resolve
+from tf_config.errors import ClusterConfigError
+from tf_config.join import Meeting, join
+from tf_config.rendezvous import Seat
+from tf_config.roles import Roles
+
+
+def add_source(parser: argparse.ArgumentParser) -> None:
+    """Adds where TF_CONFIG is read from: a file, or an environment."""
+    parser.add_argument(
+        "--file", type=Path, help=f"read {VARIABLE} from here; - for standard input"
+    )
+    add_environment(parser)
+
+
+def add_environment(parser: argparse.ArgumentParser) -> None:
+    """Adds which environment is read, the roles of its tasks, and where they meet."""
+    parser.add_argument(
+        "--from",
+        dest="origin",
+        metavar="ENVIRONMENT",
+        help=f"read this one: {', '.join(ENVIRONMENTS)} (default: the first of them that is there)",
+    )
+    parser.add_argument("--ps", type=count, metavar="N", help="the scheduler's last N tasks are ps")
+    parser.add_argument("--chief", action="store_true", help="the first is the chief")
+    parser.add_argument("--evaluator", action="store_true", help="the very last is an evaluator")
+    parser.add_argument(
+        "--rendezvous",
+        metavar="URL",
+        help="find each other at file:///shared/directory or tcp://first-host:port",
+    )
+    parser.add_argument(
+        "--task", metavar="TYPE:INDEX", help="be this task, at a --rendezvous of --workers N"
+    )
+    parser.add_argument("--workers", type=count, metavar="N", help="how many, with --task")
+
+
+def configuration(arguments: argparse.Namespace) -> tuple[TFConfig, str]:
+    """Returns this process's configuration and where it comes from.
+
+    Waits for the others, if nobody says where they are.
+
+    Raises:
+      ClusterConfigError: if there is nothing to read, it is wrong, or the others do not come.
+    """
+    timeout = getattr(arguments, "start_timeout", None)
+    interface = getattr(arguments, "interface", None)
+    quiet = getattr(arguments, "verbosity", 0) < 0
+    note = (lambda text: None) if quiet else say
+    meeting = Meeting(arguments.rendezvous, timeout, interface, note)
+    if arguments.task is not None:
+        return _told(arguments, meeting), "arguments"
+    if arguments.workers is not None:
+        raise ClusterConfigError(
+            "--workers says how many there are beside --task; an environment says it itself. "
+            "Received: --workers alone. Leave it out, or add --task."
+        )
+    resolved = read(arguments)
+
+    def roles(total: int) -> Roles:
+        return Roles.of(total, arguments.ps or 0, arguments.chief, arguments.evaluator)
+
+    return join(resolved, roles, meeting, os.environ), resolved.origin
+
+
+def read(arguments: argparse.Namespace) -> Resolved:
+    """Returns what the environment or the file says.
+
+    Raises:
+      ClusterConfigError: if there is nothing to read, or it is wrong.
+    """
+    path = getattr(arguments, "file", None)
+    if path is not None:
+        if arguments.origin is not None:
+            raise ClusterConfigError(
+                "The cluster is read from one place. Received: --file and --from. Leave out one."
+            )
+        _check_unnamed(arguments, "A file")
+        return Resolved(TFConfig.from_json(text_of(path, "--file")), str(path), {})
+    resolved = resolve(os.environ, arguments.origin)
+    if resolved is None:
+        raise ClusterConfigError(
+            f"The cluster is read from {VARIABLE} or a scheduler's variables. Received: none "
+            f"of {', '.join(ENVIRONMENTS)} is there. Set {VARIABLE}, start this under a "
+            "scheduler, or see 'tf-config build --help'."
+        )
+    if ENVIRONMENTS[resolved.origin].names_roles:
+        _check_unnamed(arguments, f"The environment '{resolved.origin}'")
+    return resolved
+
+
+def _told(arguments: argparse.Namespace, meeting: Meeting) -> TFConfig:
+    """Returns the configuration of a task that the arguments name."""
+    if arguments.rendezvous is None or arguments.workers is None:
+        raise ClusterConfigError(
+            "--task goes with --workers and --rendezvous. Received: without one of them. Write "
+            "for example --task worker:1 --workers 4 --rendezvous file:///shared/job-7."
+        )
+    roles = Roles(arguments.workers, arguments.ps or 0, arguments.chief, arguments.evaluator)
+    task = Task.parse(arguments.task)
+    if task not in roles.tasks:
+        raise ClusterConfigError(
+            f"--task names one of the tasks asked for. Received: {task}, of "
+            f"{', '.join(map(str, roles.tasks))}. Correct --task, or ask for more."
+        )
+    return meeting.hold(arguments.rendezvous, Seat(roles, roles.tasks.index(task)), os.environ)
+
+
+def _check_unnamed(arguments: argparse.Namespace, who: str) -> None:
+    """Checks that no option names roles that are named already."""
+    options = {
+        f"--ps {arguments.ps}": arguments.ps is not None,
+        "--chief": arguments.chief,
+        "--evaluator": arguments.evaluator,
+    }
+    given = " ".join(option for option, there in options.items() if there)
+    if given:
+        raise ClusterConfigError(
+            f"{who} says itself which role each task has. Received: {given}. Leave it out, or "
+            "choose another environment with --from."
+        )

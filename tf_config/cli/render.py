@@ -1,0 +1,67 @@
+"""`tf-config render`: one kind of output a file, `render_slurm` and `render_kubernetes`."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import sys
+from pathlib import Path
+
+from tf_config.cli import render_kubernetes, render_slurm
+from tf_config.cli.arguments import add_command
+from tf_config.errors import ClusterConfigError, shown
+
+NAME = "render"
+USAGE = "KIND [OPTION ...] [--] PROGRAM [ARGUMENT ...]"
+SUMMARY = "write the job file that a scheduler starts: a Slurm script, a Kubernetes manifest"
+EXAMPLE = render_slurm.EXAMPLE
+
+_KINDS = (render_slurm, render_kubernetes)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the kinds, and the arguments of each."""
+    kinds = parser.add_subparsers(title="kinds", metavar="KIND", required=True)
+    for kind in _KINDS:
+        subparser = add_command(kinds, kind, "tf-config render")
+        subparser.set_defaults(render=kind.render)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Writes the chosen kind's text."""
+    text = arguments.render(arguments)
+    if str(arguments.output) == "-":
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(encoding="utf-8")  # as in a file, whatever the terminal shows
+        print(text, end="")
+    else:
+        _write_new(arguments.output, text)
+    return 0
+
+
+def _write_new(path: Path, text: str) -> None:
+    """Writes a file that is not there yet, all of it or nothing."""
+    try:
+        file = path.open("x", encoding="utf-8")
+    except FileExistsError:
+        raise ClusterConfigError(
+            f"--output writes a new file. Received: {shown(str(path))}, which exists. "
+            "Remove it, or name another."
+        ) from None
+    except OSError as error:
+        raise _unwritable(path, error) from None
+    try:
+        with file:
+            file.write(text)
+    except BaseException as error:
+        path.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise _unwritable(path, error) from None
+        raise
+
+
+def _unwritable(path: Path, error: OSError) -> ClusterConfigError:
+    return ClusterConfigError(
+        f"--output writes a new file. Received: {shown(str(path))} ({error.strerror}). "
+        "Name one where you may write."
+    )

@@ -1,0 +1,54 @@
+"""`tf-config render slurm`."""
+
+from __future__ import annotations
+
+import argparse
+
+from tf_config.cli.arguments import add_roles, count, positive, roles
+from tf_config.cli.program import add_program, add_settings
+from tf_config.cli.rendering import add_output, options
+from tf_config.render import SlurmJob
+
+NAME = "slurm"
+USAGE = "[OPTION ...] [--] PROGRAM [ARGUMENT ...]"
+SUMMARY = "write a batch script for Slurm's sbatch"
+EXAMPLE = "tf-config render slurm --workers 4 -o train.sbatch -- train.py"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the kind's arguments."""
+    add_roles(parser)
+    parser.add_argument("--name", default="train", help="of the job and its log (train)")
+    parser.add_argument("--nodes", type=positive, metavar="N", help="spread over N nodes")
+    parser.add_argument("--time", metavar="H:MM:SS", help="end the job after that long")
+    parser.add_argument("--partition", metavar="NAME", help="queue the job there")
+    parser.add_argument("--cpus-per-worker", type=positive, metavar="N", help="of each task")
+    parser.add_argument("--gpus-per-worker", type=positive, metavar="N", help="of each task")
+    parser.add_argument("--memory", metavar="SIZE", help="of each node, such as 16G")
+    parser.add_argument(
+        "--max-restarts",
+        type=count,
+        default=0,
+        metavar="N",
+        help="start all tasks again after a failure (0)",
+    )
+    add_output(parser)
+    add_settings(parser, "--cpus-per-worker", gpus=False)
+    add_program(parser)
+
+
+def render(arguments: argparse.Namespace) -> str:
+    """Returns the script."""
+    return SlurmJob(
+        roles=roles(arguments),
+        program=(arguments.program, *arguments.arguments),
+        name=arguments.name,
+        nodes=arguments.nodes,
+        time=arguments.time,
+        partition=arguments.partition,
+        cpus=arguments.cpus_per_worker,
+        gpus=arguments.gpus_per_worker,
+        memory=arguments.memory,
+        max_restarts=arguments.max_restarts,
+        options=options(arguments),
+    ).script()

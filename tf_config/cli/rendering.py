@@ -1,0 +1,37 @@
+"""Arguments of all kinds of `tf-config render`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from tf_config.cli.program import request
+
+
+def add_output(parser: argparse.ArgumentParser) -> None:
+    """Adds where the text goes."""
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        default=Path("-"),
+        metavar="FILE",
+        help="a new file; - for standard output (-)",
+    )
+
+
+def options(arguments: argparse.Namespace) -> tuple[str, ...]:
+    """Returns the options of `tf-config exec` that `add_settings` and `add_program` read.
+
+    A task's threads are its CPUs: inside a container TensorFlow would count the whole machine's.
+    """
+    asked = request(arguments)
+    threads = asked.threads or arguments.cpus_per_worker
+    chosen = {
+        "--start-timeout": None if asked.start_timeout is None else f"{asked.start_timeout:g}",
+        "--threads-per-worker": None if threads is None else str(threads),
+        "--interface": asked.interface,
+    }
+    words = [(option, value) for option, value in chosen.items() if value is not None]
+    words += [("--env", f"{name}={value}") for name, value in asked.variables.items()]
+    return tuple(word for pair in words for word in pair)

@@ -1,0 +1,56 @@
+"""What holds for the words of every rendered job, and the command that it runs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from tf_config.errors import ClusterConfigError, shown
+
+
+def check(what: str, value: str, pattern: str, example: str) -> None:
+    """Returns if all of `value` matches `pattern`.
+
+    Raises:
+      ClusterConfigError: if it does not; `what` is the rule.
+    """
+    if not re.fullmatch(pattern, value):
+        raise ClusterConfigError(
+            f"{what}. Received: {shown(value)}. Write for example {shown(example)}."
+        )
+
+
+def check_range(what: str, value: int, last: int) -> None:
+    """Returns if `value` is from 1 to `last`.
+
+    Raises:
+      ClusterConfigError: if it is not.
+    """
+    if not 1 <= value <= last:
+        raise ClusterConfigError(
+            f"{what} is from 1 to {last}. Received: {shown(value)}. Choose a number between them."
+        )
+
+
+def execute(environment: str, options: Sequence[str], program: Sequence[str]) -> list[str]:
+    """Returns the command of a task: `tf-config exec`, which becomes the program.
+
+    >>> execute("slurm", ["--chief"], ["train.py", "--epochs=3"])
+    ['tf-config', 'exec', '--from', 'slurm', '--chief', '--', 'train.py', '--epochs=3']
+
+    Raises:
+      ClusterConfigError: if there is no program, or one of its words is no text.
+    """
+    if not program or not program[0]:
+        raise ClusterConfigError(
+            f"A job runs a program. Received: {shown(list(program))}. Name one after '--'."
+        )
+    for word in program:
+        try:
+            word.encode("utf-8")
+        except UnicodeEncodeError:
+            raise ClusterConfigError(
+                f"The program and its arguments are text in UTF-8. Received: {shown(word)}. "
+                "Rename the file, or pass the value in a file."
+            ) from None
+    return ["tf-config", "exec", "--from", environment, *options, "--", *program]
