@@ -176,8 +176,10 @@ def _serve(address: Address, task: Task) -> socketserver.BaseServer:
         try:
             server = Server((host, address.port), RendezvousHandler, 0)
         except OSError as error:
-            # Behind address translation the name that others use is not one of this machine's.
-            if error.errno == errno.EADDRNOTAVAIL and host:
+            # Behind address translation the name that others use is not one of this machine's,
+            # and a pod's name is known some seconds after its start.
+            unknown = isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
+            if unknown and host:
                 continue
             raise ClusterConfigError(
                 f"The first worker listens at its own address. Received: {address} for {task}, "

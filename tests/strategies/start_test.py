@@ -9,7 +9,8 @@ import pytest
 
 from strategies.collectives import horovod as horovod_collectives
 from strategies.collectives.meeting import wait_for_all
-from tf_config import ClusterConfigError, ClusterSpec, Task, TFConfig, local_cluster
+from tf_config import Address, ClusterConfigError, ClusterSpec, Task, TFConfig, local_cluster
+from tf_config.builder import free_ports
 
 MEET = "import strategies; strategies.MultiWorkerMirroredStrategy(start_timeout=12)"
 
@@ -100,6 +101,38 @@ def test_a_port_that_is_taken_is_named():
         (task,) = spec.training_tasks
         with pytest.raises(ClusterConfigError, match="Choose a free port of this machine"):
             horovod_collectives._serve(spec.addresses[task], task)
+
+
+def test_a_first_worker_whose_own_name_is_not_known_yet_listens_all_the_same():
+    (port,) = free_ports(1, "")
+    task = Task("worker", 0)
+    server = horovod_collectives._serve(Address("no-such-host.invalid", port), task)
+    try:
+        socket.create_connection(("127.0.0.1", port), 5).close()
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.mark.parametrize(
+    ("hosts", "name", "version", "fine"),
+    [
+        (["127.0.0.1", "127.0.0.1"], "no-such-host.invalid", "0.28.1", False),
+        (["127.0.0.1", "127.0.0.1"], "localhost", "0.28.1", True),
+        (["127.0.0.1", "10.0.0.7"], "localhost", "0.28.1", False),
+        (["127.0.0.1", "10.0.0.7"], "10.0.0.3", "0.28.1", True),
+        (["127.0.0.1", "10.0.0.7"], "no-such-host.invalid", "0.28.1+gloo.iface", True),
+    ],
+)
+def test_a_machines_name_that_gloo_cannot_use(monkeypatch, hosts, name, version, fine):
+    monkeypatch.setattr(socket, "gethostname", lambda: name)
+    spec = ClusterSpec.from_dict({"worker": [f"{h}:{n}" for n, h in enumerate(hosts, 1)]})
+    check = horovod_collectives._check_name_of_this_host
+    if fine:
+        check(spec, Task("worker", 0), version)
+    else:
+        with pytest.raises(ClusterConfigError, match="Gloo moves data over the address of this"):
+            check(spec, Task("worker", 0), version)
 
 
 def test_horovods_place_follows_from_the_cluster():

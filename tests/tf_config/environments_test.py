@@ -75,12 +75,13 @@ def test_a_batch_script_sees_its_whole_job():
 def test_slurm_jobs_and_steps_at_once_have_ports_of_their_own():
     taken = set()
     for job in range(20, 60):
-        addresses = resolve({**STEP, "SLURM_JOB_ID": str(job)}).config.cluster.addresses
-        ports = {address.port for address in addresses.values()}
-        assert len(ports) == 3
-        assert not ports & taken
-        assert all(1024 < port < 32_768 for port in ports)
-        taken |= ports
+        for step in range(2):
+            environ = {**STEP, "SLURM_JOB_ID": str(job), "SLURM_STEP_ID": str(step)}
+            places = {str(a) for a in resolve(environ).config.cluster.addresses.values()}
+            assert len(places) == 3
+            assert not places & taken
+            assert all(1024 < int(place.split(":")[1]) < 32_768 for place in places)
+            taken |= places
 
 
 @pytest.mark.parametrize(

@@ -25,8 +25,9 @@ _STEP = ("SLURM_STEP_ID", "SLURM_STEPID")
 
 # Each job gets ports of its own, so that two of them on one node do not collide: jobs whose
 # numbers differ by less than _PORT_BLOCKS never share one, as long as they have at most
-# _PORTS_A_JOB tasks. The range is below that of outgoing connections.
-_FIRST_PORT, _PORTS_A_JOB, _PORT_BLOCKS = 11_000, 128, 160
+# _PORTS_A_BLOCK tasks on a node; nor does a step with the one before it. The range is below that
+# of outgoing connections.
+_FIRST_PORT, _PORTS_A_BLOCK, _PORT_BLOCKS = 11_000, 64, 160
 
 
 def read(variables: Variables) -> TFConfig:
@@ -49,10 +50,11 @@ def read(variables: Variables) -> TFConfig:
             "Start the step with --distribution=block or cyclic."
         )
     step = variables.find(*_STEP) or "0"
-    block = variables.number(*_JOB) + (int(step) if step.isascii() and step.isdigit() else 0)
-    first = _FIRST_PORT + block % _PORT_BLOCKS * _PORTS_A_JOB
+    odd = int(step) % 2 if step.isascii() and step.isdigit() else 0
+    block = 2 * (variables.number(*_JOB) % _PORT_BLOCKS) + odd
+    first = _FIRST_PORT + block * _PORTS_A_BLOCK
     addresses = {
-        Task("worker", index): Address(nodes[node], first + index)
+        Task("worker", index): Address(nodes[node], first + placed[:index].count(node))
         for index, node in enumerate(placed)
     }
     return TFConfig(ClusterSpec(addresses), Task("worker", rank))
