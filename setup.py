@@ -19,6 +19,7 @@ setup(
         "keras>=3,<4",
         "numpy",
         "rich",
+        "shtab",
         "tensorflow>=2.18,<2.22",
     ],
     extras_require={

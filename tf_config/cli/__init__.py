@@ -5,14 +5,15 @@ from __future__ import annotations
 import argparse
 import functools
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
-from tf_config.cli import build, check, execute, run, show
+from tf_config.cli import build, check, completion, doctor, execute, run, show, split
 from tf_config.cli.arguments import Parser
 from tf_config.errors import ClusterConfigError
 
-_COMMANDS = (build, show, check, run, execute)
+_COMMANDS = (build, show, check, run, execute, split, doctor, completion)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -27,6 +28,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ClusterConfigError as error:
         print(f"tf-config: error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
     except BrokenPipeError:  # the reader of our output has left
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
@@ -44,7 +47,7 @@ def parser() -> argparse.ArgumentParser:
             command.NAME,
             help=command.SUMMARY,
             usage=f"tf-config {command.NAME} {command.USAGE}".rstrip(),
-            description=command.SUMMARY.capitalize() + ".",
+            description=f"{command.SUMMARY[0].upper()}{command.SUMMARY[1:]}.",
             formatter_class=functools.partial(argparse.HelpFormatter, max_help_position=32),
             epilog=f"example: {command.EXAMPLE}",
         )

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
+from tf_config.cli.completing import completed, completed_by
 from tf_config.cluster import VARIABLE, TFConfig
 from tf_config.environments import ENVIRONMENTS, Resolved, resolve
 from tf_config.errors import ClusterConfigError, shown
@@ -39,20 +40,22 @@ def roles(arguments: argparse.Namespace) -> Roles:
 def add_source(parser: argparse.ArgumentParser) -> None:
     """Adds where TF_CONFIG is read from: a file, or an environment."""
     sources = parser.add_mutually_exclusive_group()
-    sources.add_argument(
+    file = sources.add_argument(
         "--file", type=Path, help=f"read {VARIABLE} from here; - for standard input"
     )
+    completed(file, "file")
     add_environment(sources)
 
 
 def add_environment(parser: argparse._ActionsContainer) -> None:
     """Adds which environment is read."""
-    parser.add_argument(
+    origin = parser.add_argument(
         "--from",
         dest="origin",
         metavar="ENVIRONMENT",
         help=f"read this one: {', '.join(ENVIRONMENTS)} (default: the first of them that is there)",
     )
+    completed_by(origin, ENVIRONMENTS)
 
 
 def read(arguments: argparse.Namespace) -> Resolved:

@@ -6,6 +6,7 @@ import argparse
 
 from tf_config import commands
 from tf_config.cli.arguments import positive, seconds
+from tf_config.cli.completing import completed
 
 
 def add_program(parser: argparse.ArgumentParser, default_threads: str) -> None:
@@ -22,8 +23,10 @@ def add_program(parser: argparse.ArgumentParser, default_threads: str) -> None:
         metavar="N",
         help=f"of TensorFlow and OpenMP ({default_threads})",
     )
-    parser.add_argument("program", help="a Python script, or a program on the PATH")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="passed on as they are")
+    program = parser.add_argument("program", help="a Python script, or a program on the PATH")
+    rest = parser.add_argument("arguments", nargs=argparse.REMAINDER, help="passed on as they are")
+    completed(program, "file")
+    completed(rest, "file")
 
 
 def settings(arguments: argparse.Namespace) -> dict[str, str | None]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from tf_config import commands, launch
 from tf_config.builder import local_cluster
 from tf_config.cli.arguments import add_roles, count, roles
+from tf_config.cli.completing import completed
 from tf_config.cli.program import add_program, settings
 
 NAME = "run"
@@ -22,7 +23,10 @@ EXAMPLE = "tf-config run --workers 2 --log-dir logs train.py --epochs 3"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
     add_roles(parser)
-    parser.add_argument("--log-dir", type=Path, metavar="DIR", help="write DIR/<task>.log files")
+    logs = parser.add_argument(
+        "--log-dir", type=Path, metavar="DIR", help="write DIR/<task>.log files"
+    )
+    completed(logs, "directory")
     parser.add_argument(
         "--max-restarts",
         type=count,
