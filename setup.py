@@ -20,6 +20,7 @@ setup(
         "numpy",
         "pyyaml",
         "rich",
+        "shtab",
         "tensorflow>=2.18,<2.22",
     ],
     extras_require={

@@ -133,7 +133,10 @@ def test_wrong_input_is_one_line_and_exit_code_2(arguments, message, monkeypatch
 
 @pytest.mark.parametrize(
     "command",
-    ["build", "show", "check", "run", "exec", "render", "render slurm", "render kubernetes"],
+    (
+        "build show check run exec render split doctor completion".split()
+        + ["render slurm", "render kubernetes"]
+    ),
 )
 def test_the_help_of_each_command_fits_a_screen_and_has_an_example(command, capsys):
     with pytest.raises(SystemExit) as end:
@@ -143,6 +146,27 @@ def test_the_help_of_each_command_fits_a_screen_and_has_an_example(command, caps
     assert "example: " in output
     assert output.count("\n") <= 40
     assert max(map(len, output.splitlines())) <= 100
+
+
+def test_a_description_keeps_its_capitals(capsys):
+    with pytest.raises(SystemExit):
+        main(["build", "--help"])
+    assert "Print a TF_CONFIG for each task" in capsys.readouterr().out
+
+
+def test_ctrl_c_is_no_traceback():
+    code = (
+        "import os, signal, sys\n"
+        "from tf_config.cli import main\n"
+        "def hook(event, _):\n"
+        "    if event == 'subprocess.Popen':\n"
+        "        os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.addaudithook(hook)\n"
+        "sys.exit(main(['doctor']))\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.returncode == 130
+    assert result.stderr == ""
 
 
 def test_exec_becomes_the_program_with_the_tf_config_of_the_scheduler(tmp_path):
@@ -235,10 +259,8 @@ def test_a_reader_that_leaves_early_gets_no_traceback():
 
 
 def test_what_takes_long_to_import_is_not_imported():
-    code = (
-        "import sys, tf_config.cli; "
-        "sys.exit(bool({'tensorflow', 'keras', 'numpy', 'rich', 'yaml'} & set(sys.modules)))"
-    )
+    slow = {"tensorflow", "keras", "numpy", "rich", "yaml", "shtab"}
+    code = f"import sys, tf_config.cli; sys.exit(bool({slow} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 

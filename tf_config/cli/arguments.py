@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
+from tf_config.cli.completing import completed
 from tf_config.errors import ClusterConfigError, shown
 from tf_config.hosts import Host, parse_hostfile, parse_hosts
 from tf_config.roles import Roles
@@ -61,9 +62,10 @@ def add_hosts(parser: argparse.ArgumentParser, default_ports: str) -> None:
     """Adds where the tasks run, and on which ports they listen."""
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--hosts", metavar="H1:N,H2:N", help="hosts with their number of workers")
-    where.add_argument(
+    hostfile = where.add_argument(
         "--hostfile", type=Path, metavar="FILE", help="the same in a file: lines 'H1 slots=N'"
     )
+    completed(hostfile, "file")
     parser.add_argument(
         "--ps-hosts", metavar="H3,H4", help="for the parameter servers (beside the workers)"
     )

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from tf_config.cli.arguments import count, say, text_of
+from tf_config.cli.completing import completed, completed_by
 from tf_config.cluster import VARIABLE, Task, TFConfig
 from tf_config.environments import ENVIRONMENTS, Resolved, resolve
 from tf_config.errors import ClusterConfigError
@@ -17,20 +18,22 @@ from tf_config.roles import Roles
 
 def add_source(parser: argparse.ArgumentParser) -> None:
     """Adds where TF_CONFIG is read from: a file, or an environment."""
-    parser.add_argument(
+    file = parser.add_argument(
         "--file", type=Path, help=f"read {VARIABLE} from here; - for standard input"
     )
+    completed(file, "file")
     add_environment(parser)
 
 
 def add_environment(parser: argparse.ArgumentParser) -> None:
     """Adds which environment is read, the roles of its tasks, and where they meet."""
-    parser.add_argument(
+    origin = parser.add_argument(
         "--from",
         dest="origin",
         metavar="ENVIRONMENT",
         help=f"read this one: {', '.join(ENVIRONMENTS)} (default: the first of them that is there)",
     )
+    completed_by(origin, ENVIRONMENTS)
     parser.add_argument("--ps", type=count, metavar="N", help="the scheduler's last N tasks are ps")
     parser.add_argument("--chief", action="store_true", help="the first is the chief")
     parser.add_argument("--evaluator", action="store_true", help="the very last is an evaluator")

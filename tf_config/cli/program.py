@@ -6,6 +6,7 @@ import argparse
 import os
 
 from tf_config.cli.arguments import count, positive, seconds
+from tf_config.cli.completing import completed
 from tf_config.errors import ClusterConfigError, shown
 from tf_config.settings import Request
 
@@ -53,8 +54,10 @@ def add_program(parser: argparse.ArgumentParser) -> None:
         metavar="NAME[=VALUE]",
         help="a variable for the tasks; without a value, this environment's",
     )
-    parser.add_argument("program", help="a Python script, or a program on the PATH")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="passed on as they are")
+    program = parser.add_argument("program", help="a Python script, or a program on the PATH")
+    rest = parser.add_argument("arguments", nargs=argparse.REMAINDER, help="passed on as they are")
+    completed(program, "file")
+    completed(rest, "file")
 
 
 def request(arguments: argparse.Namespace) -> Request:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from tf_config.cli.completing import completed
 from tf_config.cli.program import request
 
 
 def add_output(parser: argparse.ArgumentParser) -> None:
     """Adds where the text goes."""
-    parser.add_argument(
+    output = parser.add_argument(
         "-o",
         "--output",
         type=Path,
@@ -18,6 +19,7 @@ def add_output(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="a new file; - for standard output (-)",
     )
+    completed(output, "file")
 
 
 def options(arguments: argparse.Namespace) -> tuple[str, ...]:

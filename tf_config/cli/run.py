@@ -19,6 +19,7 @@ from tf_config.cli.arguments import (
     ps_hosts,
     roles,
 )
+from tf_config.cli.completing import completed
 from tf_config.cli.program import add_program, add_settings, request
 from tf_config.errors import ClusterConfigError, shown
 from tf_config.output import Console
@@ -39,7 +40,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_settings(parser)
     add_verbosity(parser)
-    parser.add_argument("--log-dir", type=Path, metavar="DIR", help="write DIR/<task>.log files")
+    log_dir = parser.add_argument(
+        "--log-dir", type=Path, metavar="DIR", help="write DIR/<task>.log files"
+    )
+    completed(log_dir, "directory")
     parser.add_argument(
         "--max-restarts",
         type=count,

@@ -1,0 +1,29 @@
+"""`tf-config completion`."""
+
+from __future__ import annotations
+
+import argparse
+
+NAME = "completion"
+USAGE = "bash|zsh"
+SUMMARY = "print a script that lets the shell complete tf-config's commands and arguments"
+EXAMPLE = 'eval "$(tf-config completion bash)"'
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's arguments."""
+    parser.add_argument(
+        "shell",
+        choices=["bash", "zsh"],
+        help="put the example's line, with this shell, into ~/.bashrc, or ~/.zshrc below compinit",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Prints the script."""
+    import shtab
+
+    from tf_config.cli import parser  # here, for it knows this command as well
+
+    print(shtab.complete(parser(), arguments.shell))
+    return 0

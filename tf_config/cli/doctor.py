@@ -1,0 +1,26 @@
+"""`tf-config doctor`."""
+
+from __future__ import annotations
+
+import argparse
+
+from tf_config.doctor import examine, exit_code
+from tf_config.machine import Machine
+
+NAME = "doctor"
+USAGE = ""
+SUMMARY = "say what is installed and built, and how to get what is missing"
+EXAMPLE = "tf-config doctor"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's arguments, of which there are none."""
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Prints a line for each thing; returns 2 if one is missing without which nothing works."""
+    lines = []
+    for line in examine(Machine.this()):
+        print(line, flush=True)  # at once, for Horovod takes a while
+        lines.append(line)
+    return exit_code(lines)

@@ -1,0 +1,83 @@
+"""`tf-config split`."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from tf_config.cli.arguments import count
+from tf_config.cli.completing import completed
+from tf_config.interruption import Interrupted, kept_signals
+from tf_config.sharding import FORMATS, Source, split
+
+NAME = "split"
+USAGE = "INPUT --shards N --output-dir DIR [--format FORMAT]"
+SUMMARY = "cut lines of text or TFRecords into files, one for each worker"
+EXAMPLE = "tf-config split train.txt --shards 4 --output-dir shards"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's arguments."""
+    source = parser.add_argument(
+        "input",
+        type=Path,
+        metavar="INPUT",
+        help="a file, or a directory: its files by name, without hidden ones and directories",
+    )
+    completed(source, "file")
+    parser.add_argument(
+        "--shards",
+        type=count,
+        required=True,
+        metavar="N",
+        help="write DIR/<name>-00000 to N-1; record i goes to shard i mod N",
+    )
+    output = parser.add_argument(
+        "--output-dir",
+        type=Path,
+        required=True,
+        metavar="DIR",
+        help="made if it does not exist; nothing in it is overwritten",
+    )
+    completed(output, "directory")
+    parser.add_argument(
+        "--format",
+        choices=list(FORMATS),
+        help="of the input, packed by gzip or not (default: seen from the content)",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Writes the shards, and prints how many and how large."""
+    source = Source.find(arguments.input, arguments.format)
+    try:
+        with kept_signals() as check, _progress_bar(source.size) as advance:
+
+            def watch(count: int) -> None:
+                check()
+                advance(count)
+
+            written = split(source, arguments.shards, arguments.output_dir, watch)
+    except Interrupted as interrupted:
+        print(f"tf-config: {interrupted}; no shard was written", file=sys.stderr)
+        return 128 + interrupted.number
+    print(written)
+    return 0
+
+
+@contextlib.contextmanager
+def _progress_bar(total: int) -> Iterator[Callable[[int], None]]:
+    """Yields what to call with a number of bytes; shows them if standard error is a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda count: None
+        return
+    from rich.console import Console
+    from rich.progress import DownloadColumn, Progress, TransferSpeedColumn
+
+    columns = (*Progress.get_default_columns(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("split", total=total)
+        yield lambda count: progress.advance(task, count)

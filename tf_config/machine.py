@@ -1,0 +1,127 @@
+"""What is installed on a machine: its programs and the packages of a Python."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import platform
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+# Where daemons are; on Debian they are on the PATH of root alone.
+_DAEMONS = "/usr/local/sbin:/usr/sbin:/sbin"
+_HOROVOD_SECONDS = 180.0  # it imports TensorFlow once for each thing that it looks for
+_SECTION = re.compile(r"Available ([\w ]+):")
+_MARKED = re.compile(r"\[([X ])\] (\w+)")
+
+# What Horovod has of each kind: {"Controllers": {"MPI": False, "Gloo": True}, ...}
+Build = Mapping[str, Mapping[str, bool]]
+
+
+class Answer(NamedTuple):
+    """What a program said.
+
+    Attributes:
+      code: its exit code; None if it did not end in time.
+      text: its output and errors.
+    """
+
+    code: int | None
+    text: str
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Answers what is installed; never raises, and never waits for long.
+
+    Attributes:
+      path: the directories of programs, as in PATH.
+      executable: the Python.
+      python: that Python's version.
+      package: returns the version of a package of that Python, None if it has none.
+    """
+
+    path: str
+    executable: str
+    python: str
+    package: Callable[[str], str | None]
+
+    @classmethod
+    def this(cls) -> Machine:
+        """Returns the machine that this runs on, and the Python that runs it."""
+        path = f"{os.environ.get('PATH', os.defpath)}:{_DAEMONS}"
+        return cls(path, sys.executable, platform.python_version(), _package)
+
+    def has(self, program: str) -> bool:
+        """Whether there is such a program."""
+        return shutil.which(program, path=self.path) is not None
+
+    def ask(self, program: str, *arguments: str, seconds: float = 20.0) -> Answer | None:
+        """Returns what a program says; None if there is none that could be started."""
+        found = shutil.which(program, path=self.path)
+        if found is None:
+            return None
+        try:
+            process = subprocess.Popen(
+                [found, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                start_new_session=True,
+            )
+        except OSError:
+            return None
+        with process:
+            try:
+                text, _ = process.communicate(timeout=seconds)
+                return Answer(process.returncode, text)
+            except subprocess.TimeoutExpired:
+                return Answer(None, "")
+            finally:  # what it started may have outlived it, and may hold on to its output
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(process.pid, signal.SIGKILL)
+
+    @functools.cached_property
+    def horovod(self) -> Build | None:
+        """How Horovod was built; None if it does not say."""
+        answer = self.ask(
+            *(self.executable, "-m", "horovod.runner.launch", "--check-build"),
+            seconds=_HOROVOD_SECONDS,
+        )
+        return parse_build(answer.text) if answer is not None else None
+
+
+def parse_build(text: str) -> Build | None:
+    """Returns what `horovodrun --check-build` prints; None if that is not it.
+
+    >>> parse_build('''Available Controllers:
+    ...     [ ] MPI
+    ...     [X] Gloo''')
+    {'Controllers': {'MPI': False, 'Gloo': True}}
+    """
+    build: dict[str, dict[str, bool]] = {}
+    marked: dict[str, bool] = {}
+    for line in text.splitlines():
+        if section := _SECTION.fullmatch(line.strip()):
+            marked = build.setdefault(section[1], {})
+        elif mark := _MARKED.fullmatch(line.strip()):
+            marked[mark[2]] = mark[1] == "X"
+    return build or None
+
+
+def _package(name: str) -> str | None:
+    from importlib import metadata
+
+    try:
+        return metadata.version(name)
+    except (metadata.PackageNotFoundError, KeyError):  # KeyError: its metadata is damaged
+        return None

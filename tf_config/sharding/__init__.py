@@ -1,0 +1,7 @@
+"""Cutting files of records into shards: the sources, their records, the shards."""
+
+from tf_config.sharding.records import FORMATS
+from tf_config.sharding.source import Source
+from tf_config.sharding.split import Split, split
+
+__all__ = ["FORMATS", "Source", "Split", "split"]

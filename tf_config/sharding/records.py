@@ -1,0 +1,105 @@
+"""The records of a file, read in one pass and in little memory."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import BinaryIO
+
+from tf_config.errors import ClusterConfigError, shown
+from tf_config.sharding.crc32c import masked_crc32c
+
+# A part of a record, and whether the record ends with it: a record may be larger than memory.
+Piece = tuple[bytes, bool]
+
+_MOST_BYTES = 1 << 20
+_HEADER_BYTES = 12  # the length in 8, its checksum in 4
+_FOOTER_BYTES = 4  # the data's checksum
+_TFRECORD_NAME = re.compile(r"[._-]tfrec(ord)?s?(?![a-z])", re.IGNORECASE)
+
+
+def lines(file: BinaryIO, path: Path) -> Iterator[Piece]:
+    r"""Yields the lines of a text of any encoding whose line breaks end in the byte `\n`.
+
+    >>> import io
+    >>> list(lines(io.BytesIO(b"a\r\nb"), Path("x")))
+    [(b'a\r\n', True), (b'b', False), (b'\n', True)]
+    """
+    ends = True
+    while data := file.readline(_MOST_BYTES):
+        ends = data.endswith(b"\n")
+        yield data, ends
+    if not ends:
+        yield b"\n", True
+
+
+def tfrecords(file: BinaryIO, path: Path) -> Iterator[Piece]:
+    """Yields the TFRecords of a file, framing and all.
+
+    The checksum of each length is checked, for without it the next record is not found. That of
+    the data goes on with the record, to whoever reads it.
+
+    Raises:
+      ClusterConfigError: if a length is damaged, or the last record is cut off.
+    """
+    position = 0
+    while header := file.read(_HEADER_BYTES):
+        if len(header) < _HEADER_BYTES:
+            raise _cut_off(path, position)
+        if not is_header(header):
+            raise ClusterConfigError(
+                "A TFRecord begins with its length and that length's checksum. Received: "
+                f"{shown(str(path))}, whose byte {position} begins none. Get the file anew, or "
+                "say with --format what it is."
+            )
+        yield header, False
+        size = left = int.from_bytes(header[:8], "little") + _FOOTER_BYTES
+        while left:
+            data = file.read(min(left, _MOST_BYTES))
+            if not data:
+                raise _cut_off(path, position)
+            left -= len(data)
+            yield data, not left
+        position += _HEADER_BYTES + size
+
+
+FORMATS: Mapping[str, Callable[[BinaryIO, Path], Iterator[Piece]]] = {
+    "text": lines,
+    "tfrecord": tfrecords,
+}
+
+
+@functools.lru_cache(maxsize=1 << 12)  # records of one file often have the same few lengths
+def is_header(data: bytes) -> bool:
+    """Whether `data` is what a TFRecord begins with: a length and its checksum."""
+    length, checksum = data[:8], data[8:]
+    return len(data) == _HEADER_BYTES and masked_crc32c(length) == int.from_bytes(
+        checksum, "little"
+    )
+
+
+def guess(head: bytes, path: Path) -> str:
+    """Returns the format of a file that begins with `head`.
+
+    Raises:
+      ClusterConfigError: if it is neither.
+    """
+    # The name counts as well, so that a file whose first length is damaged is called damaged.
+    if is_header(head[:_HEADER_BYTES]) or _TFRECORD_NAME.search(path.name):
+        return "tfrecord"
+    if b"\0" in head:
+        raise ClusterConfigError(
+            "An input is text in lines, or TFRecords; either may be packed by gzip. Received: "
+            f"{shown(str(path))}, which has zero bytes and no TFRecord at its start. Convert it "
+            "(UTF-16 to UTF-8, for example), or say with --format what it is."
+        )
+    return "text"
+
+
+def _cut_off(path: Path, position: int) -> ClusterConfigError:
+    return ClusterConfigError(
+        f"A file of TFRecords ends where a record ends. Received: {shown(str(path))}, whose record "
+        f"from byte {position} on is cut off. Get the file anew."
+    )

@@ -1,0 +1,133 @@
+"""The files that a split makes: all of them at once, or none."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import io
+import os
+import re
+import resource
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from tf_config.errors import ClusterConfigError, shown
+
+_BUFFER_BYTES = 1 << 16
+_ALL_BUFFERS_BYTES = 1 << 26
+_LEAST_BUFFER_BYTES = 1 << 12
+_OTHER_OPEN_FILES = 16  # the standard streams, the input, what was inherited
+
+
+def shard_names(name: str, count: int, is_packed: bool) -> list[str]:
+    """Returns the names of the shards of `name`.
+
+    >>> shard_names("train.txt", 2, is_packed=False)
+    ['train.txt-00000', 'train.txt-00001']
+    """
+    return [f"{name}-{index:05}{'.gz' if is_packed else ''}" for index in range(count)]
+
+
+def check_free(directory: Path, name: str) -> None:
+    """Raises an error if `directory` has shards of `name`, of whatever number.
+
+    Raises:
+      ClusterConfigError: if it has; a worker would take the rest of an old split for its data.
+    """
+    pattern = re.compile(re.escape(name) + r"-\d{5}(\.gz)?")
+    with _writing(directory):
+        present = sorted(os.listdir(directory)) if directory.exists() else []
+    for file in present:
+        if pattern.fullmatch(file):
+            raise ClusterConfigError(
+                "A split overwrites nothing, and mixes with no other split of that name. "
+                f"Received: {shown(str(directory / file))}, which exists. Remove it and the "
+                "others of its kind, or name another --output-dir."
+            )
+
+
+@contextlib.contextmanager
+def new_files(directory: Path, names: Sequence[str], is_packed: bool) -> Iterator[list[BinaryIO]]:
+    """Yields a file to write for each name; they are there once the block has ended well.
+
+    Until then they are in a hidden directory of `directory`, of which nothing is left if the
+    block ends in an error. `directory` is made if it does not exist.
+
+    Raises:
+      ClusterConfigError: if a file cannot be made or written.
+    """
+    _check_limit(len(names))
+    buffer = min(_BUFFER_BYTES, max(_ALL_BUFFERS_BYTES // len(names), _LEAST_BUFFER_BYTES))
+    with (
+        _writing(directory),
+        _made(directory),
+        tempfile.TemporaryDirectory(
+            prefix=".tf-config-split-", dir=directory, ignore_cleanup_errors=True
+        ) as hidden,
+    ):
+        with contextlib.ExitStack() as files:
+            yield [
+                files.enter_context(_created(Path(hidden, name), is_packed, buffer))
+                for name in names
+            ]
+        _move(Path(hidden), directory, names)
+
+
+def _created(path: Path, is_packed: bool, buffer: int) -> BinaryIO:
+    if not is_packed:
+        return path.open("xb", buffer)
+    # Level 6 is gzip's own default; no time in it, so that the same input gives the same bytes.
+    packed = gzip.GzipFile(path, "xb", compresslevel=6, mtime=0)
+    return io.BufferedWriter(cast(io.RawIOBase, packed), buffer)
+
+
+def _move(source: Path, target: Path, names: Sequence[str]) -> None:
+    moved: list[Path] = []
+    try:
+        for name in names:
+            # os.replace alone would overwrite what somebody else has put there meanwhile.
+            (target / name).touch(exist_ok=False)
+            moved.append(target / name)
+            os.replace(source / name, target / name)
+    except BaseException:
+        for path in moved:
+            path.unlink(missing_ok=True)
+        raise
+
+
+@contextlib.contextmanager
+def _made(directory: Path) -> Iterator[None]:
+    """Makes a directory and what it is in; removes what it made if the block fails."""
+    missing = [path for path in (directory, *directory.parents) if not path.exists()]
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        yield
+    except BaseException:
+        for path in missing:
+            with contextlib.suppress(OSError):
+                path.rmdir()
+        raise
+
+
+@contextlib.contextmanager
+def _writing(directory: Path) -> Iterator[None]:
+    """Makes one line of what goes wrong with the shards."""
+    try:
+        yield
+    except OSError as error:
+        raise ClusterConfigError(
+            "Shards are files in the directory that --output-dir names. Received: "
+            f"{shown(str(directory))} ({error.strerror or error}). Nothing was left there. Name "
+            "a directory that can be written and has room."
+        ) from None
+
+
+def _check_limit(count: int) -> None:
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit != resource.RLIM_INFINITY and count + _OTHER_OPEN_FILES > limit:
+        raise ClusterConfigError(
+            f"Each shard is an open file. Received: {count} shards, and a limit of {limit} open "
+            f"files. Ask for fewer shards, or raise it: ulimit -n {count + _OTHER_OPEN_FILES}."
+        )

@@ -1,0 +1,165 @@
+"""What is cut: one file, or all files of a directory."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import io
+import os
+import zlib
+from collections.abc import Callable, Generator, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+from tf_config.errors import ClusterConfigError, shown
+from tf_config.sharding.records import FORMATS, Piece, guess
+
+_BUFFER_BYTES = 1 << 18
+_HEAD_BYTES = 1 << 12
+_GZIP_MAGIC = b"\x1f\x8b\x08"
+
+
+@dataclass(frozen=True)
+class _Kind:
+    format: str
+    is_packed: bool
+
+    def __str__(self) -> str:
+        return f"{self.format}, {'packed' if self.is_packed else 'not packed'}"
+
+
+@dataclass(frozen=True)
+class Source:
+    """The files that are cut, in their order; all of one kind.
+
+    Attributes:
+      name: what their shards are named after.
+      paths: the files that are not empty.
+      format: a key of `FORMATS`.
+      is_packed: whether they are packed by gzip.
+      size: their bytes on the disk.
+    """
+
+    name: str
+    paths: tuple[Path, ...]
+    format: str
+    is_packed: bool
+    size: int
+
+    @classmethod
+    def find(cls, path: Path, format: str | None = None) -> Source:
+        """Returns the source that `path` names.
+
+        Args:
+          path: a file, or a directory: then its files by name, without hidden ones.
+          format: a key of `FORMATS`; None to guess it from the content.
+
+        Raises:
+          ClusterConfigError: if there is no file, or the files are of different kinds.
+        """
+        kinds = {file: kind for file in _files(path) if (kind := _kind(file, format))}
+        kind = _common(kinds)
+        name = os.path.basename(os.path.abspath(path))
+        return cls(
+            name=name.removesuffix(".gz") if kind.is_packed else name,
+            paths=tuple(kinds),
+            format=kind.format,
+            is_packed=kind.is_packed,
+            size=sum(file.stat().st_size for file in kinds),
+        )
+
+    def records(self, watch: Callable[[int], None]) -> Generator[Piece, None, None]:
+        """Yields the records of all files.
+
+        Args:
+          watch: is told how many bytes were read, each time some were; what it raises ends this.
+
+        Raises:
+          ClusterConfigError: if a file cannot be read or is damaged.
+        """
+        for path in self.paths:
+            with _reading(path), _opened(path, self.is_packed, watch) as file:
+                yield from FORMATS[self.format](file, path)
+
+
+class _WatchedFile(io.FileIO):
+    """A file that tells how many bytes are read from it."""
+
+    def __init__(self, path: Path, watch: Callable[[int], None]):
+        super().__init__(path)
+        self._watch = watch
+
+    def readinto(self, buffer: Any) -> int:
+        count = super().readinto(buffer)
+        self._watch(count)
+        return count
+
+
+@contextlib.contextmanager
+def _opened(path: Path, is_packed: bool, watch: Callable[[int], None]) -> Iterator[BinaryIO]:
+    with io.BufferedReader(_WatchedFile(path, watch), _BUFFER_BYTES) as file:
+        if not is_packed:
+            yield file
+        else:
+            unpacked = cast(io.RawIOBase, gzip.GzipFile(fileobj=file))
+            with io.BufferedReader(unpacked, _BUFFER_BYTES) as buffered:
+                yield buffered
+
+
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Makes one line of what goes wrong with a file."""
+    try:
+        yield
+    except (OSError, EOFError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ClusterConfigError(
+            "An input is a file that can be read, or a directory of such files. Received: "
+            f"{shown(str(path))} ({reason}). Correct the path, or get the file anew."
+        ) from None
+
+
+def _files(path: Path) -> Iterator[Path]:
+    with _reading(path):
+        path.stat()
+        if not path.is_dir():
+            files = [path]
+        else:
+            files = [file for file in sorted(path.iterdir()) if file.name[0] != "."]
+    for file in files:
+        with _reading(file):
+            is_file, is_directory = file.is_file(), file.is_dir()
+        # What is neither file nor directory (a broken link, a pipe) is not passed over: its
+        # records would be missing without a word.
+        if is_file:
+            yield file
+        elif not is_directory:
+            raise ClusterConfigError(
+                "An input is a file that can be read, or a directory of such files. Received: "
+                f"{shown(str(file))}, which is no regular file. Remove it, or write its content "
+                "to a file."
+            )
+
+
+def _kind(path: Path, format: str | None) -> _Kind | None:
+    """Returns what a file is; None if there is nothing in it."""
+    with _reading(path):
+        with path.open("rb") as file:
+            is_packed = file.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC or path.suffix == ".gz"
+        with _opened(path, is_packed, lambda count: None) as unpacked:
+            head = unpacked.read(_HEAD_BYTES)
+        return _Kind(format or guess(head, path), is_packed) if head else None
+
+
+def _common(kinds: Mapping[Path, _Kind]) -> _Kind:
+    """Returns what all files are; text if there is no file."""
+    first = next(iter(kinds), None)
+    for path, kind in kinds.items():
+        if first is not None and kind != kinds[first]:
+            raise ClusterConfigError(
+                "All files of an input are text, or all are TFRecords; and all are packed by gzip "
+                f"or none. Received: {shown(str(first))}, which is {kinds[first]}, and "
+                f"{shown(str(path))}, which is {kind}. Move one kind to a directory of its own."
+            )
+    return _Kind("text", False) if first is None else kinds[first]
