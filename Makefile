@@ -21,7 +21,8 @@ setup: .venv/.ready
 	$(BIN)/pip install --disable-pip-version-check --no-build-isolation -c constraints.txt \
 		-e ".[examples,test,lint]"
 	wheel=$$($(BIN)/python tools/horovod_wheel.py) && \
-		$(BIN)/pip install --disable-pip-version-check -c constraints.txt "$$wheel"
+		$(BIN)/pip install --disable-pip-version-check -c constraints.txt "$$wheel" && \
+		$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --force-reinstall "$$wheel"
 	touch $@
 
 demo: setup

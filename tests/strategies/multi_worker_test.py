@@ -6,8 +6,9 @@ import sys
 import pytest
 
 import strategies
-from strategies.multi_worker import DEFAULT_START_TIMEOUT, _timeout
+from strategies.multi_worker import _timeout
 from tf_config import ClusterConfigError
+from tf_config.settings import START_TIMEOUT_SECONDS
 
 TWO = (
     '{"cluster": {"worker": ["127.0.0.1:1", "127.0.0.1:2"]%s}, "task": {"type": "%s", "index": 0}}'
@@ -69,7 +70,7 @@ def test_the_start_timeout_comes_from_the_argument_then_from_the_launcher():
     environ = {"KERAS_STRATEGIES_START_TIMEOUT": "7"}
     assert _timeout(3, environ) == 3
     assert _timeout(None, environ) == 7
-    assert _timeout(None, {}) == DEFAULT_START_TIMEOUT
+    assert _timeout(None, {}) == START_TIMEOUT_SECONDS
 
 
 # A process in which Horovod cannot be imported, as where it is not installed.
