@@ -77,11 +77,11 @@ def test_slurm_jobs_and_steps_at_once_have_ports_of_their_own():
     for job in range(20, 60):
         for step in range(2):
             environ = {**STEP, "SLURM_JOB_ID": str(job), "SLURM_STEP_ID": str(step)}
-            places = {str(a) for a in resolve(environ).config.cluster.addresses.values()}
-            assert len(places) == 3
-            assert not places & taken
-            assert all(1024 < int(place.split(":")[1]) < 32_768 for place in places)
-            taken |= places
+            ports = {a.port for a in resolve(environ).config.cluster.addresses.values()}
+            assert len(ports) == 3
+            assert not ports & taken
+            assert all(1024 < port < 32_768 for port in ports)
+            taken |= ports
 
 
 @pytest.mark.parametrize(

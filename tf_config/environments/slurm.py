@@ -25,8 +25,8 @@ _STEP = ("SLURM_STEP_ID", "SLURM_STEPID")
 
 # Each job gets ports of its own, so that two of them on one node do not collide: jobs whose
 # numbers differ by less than _PORT_BLOCKS never share one, as long as they have at most
-# _PORTS_A_BLOCK tasks on a node; nor does a step with the one before it. The range is below that
-# of outgoing connections.
+# _PORTS_A_BLOCK tasks; nor does a step with the one before it. Ports count over all nodes, for
+# several may be one machine. The range is below that of outgoing connections.
 _FIRST_PORT, _PORTS_A_BLOCK, _PORT_BLOCKS = 11_000, 64, 160
 
 
@@ -54,7 +54,7 @@ def read(variables: Variables) -> TFConfig:
     block = 2 * (variables.number(*_JOB) % _PORT_BLOCKS) + odd
     first = _FIRST_PORT + block * _PORTS_A_BLOCK
     addresses = {
-        Task("worker", index): Address(nodes[node], first + placed[:index].count(node))
+        Task("worker", index): Address(nodes[node], first + index)
         for index, node in enumerate(placed)
     }
     return TFConfig(ClusterSpec(addresses), Task("worker", rank))
