@@ -14,7 +14,12 @@ from tensorflow.python.distribute.input_lib import (
 )
 from tensorflow.python.distribute.input_lib import _dummy_tensor_fn as empty_batch
 from tensorflow.python.distribute.input_ops import auto_shard_dataset
-from tensorflow.python.distribute.values import DistributedValues, Mirrored
+from tensorflow.python.distribute.values import (
+    DistributedValues,
+    Mirrored,
+    PerReplica,
+    PerReplicaSpec,
+)
 from tensorflow.python.eager.context import global_seed
 from tensorflow.python.trackable.base import CheckpointInitialValue
 
@@ -24,6 +29,8 @@ __all__ = [
     "DistributedDataset",
     "DistributedValues",
     "Mirrored",
+    "PerReplica",
+    "PerReplicaSpec",
     "auto_shard_dataset",
     "canonicalize",
     "distributed_spec",

@@ -9,6 +9,8 @@ import tensorflow as tf
 
 from strategies._tensorflow import (
     DistributedDataset,
+    PerReplica,
+    PerReplicaSpec,
     auto_shard_dataset,
     distributed_spec,
     empty_batch,
@@ -18,15 +20,16 @@ from strategies.collectives import Collectives
 _Policy = tf.data.experimental.AutoShardPolicy
 
 
-class WorkerDataset(DistributedDataset):
-    """A distributed dataset whose batches are this worker's parts of the global batches.
+class ReplicaDataset(DistributedDataset):
+    """A distributed dataset whose batches are the replicas' parts of the global batches.
 
-    Its iterators are those of `tf.data`, and their elements plain tensors. The datasets of all
-    workers have the same number of steps, which `share` and `equal_steps` see to; so no iterator
-    asks the others before each step whether they are done, as stock's do.
+    Its iterators are those of `tf.data`. The datasets of all workers have the same number of
+    steps, which `share` and `equal_steps` see to; so no iterator asks the others before each
+    step whether they are done, as stock's do.
 
     Args:
-      dataset: this worker's batches.
+      dataset: this worker's batches: tensors, or `PerReplica` values where it has several
+        replicas.
       strategy: the strategy that distributes them.
     """
 
@@ -81,7 +84,7 @@ class Epochs:
 
     def _begin(self) -> None:
         """Begins a new run."""
-        end = tf.data.Dataset.from_tensors((False, empty_batch(self.element_spec)))
+        end = tf.data.Dataset.from_tensors((False, _empty(self.element_spec)))
         marked = self.one_epoch.map(lambda *batch: (True, _element(batch))).concatenate(end)
         run = iter(marked.repeat())
         inside = tf.Variable(False, trainable=False)
@@ -105,14 +108,20 @@ class Epochs:
         return not self._inside.numpy()
 
 
-def share(dataset: tf.data.Dataset, collectives: Collectives) -> tf.data.Dataset | Epochs:
+def share(
+    dataset: tf.data.Dataset, collectives: Collectives, replicas: int = 1
+) -> tf.data.Dataset | Epochs:
     """Returns this worker's part of a dataset of global batches.
 
     `AutoShardPolicy` AUTO and DATA cut each batch by rows: of n rows the first n mod N of N
-    workers take one more than the others, in order of rank; a batch of fewer rows than workers
-    leaves some with an empty part. Every worker has to see the same batches in the same order.
+    replicas take one more than the others, the first replicas of all workers before the second
+    ones, in order of rank (which is how Keras puts predictions together again); a batch of fewer
+    rows than replicas leaves some with an empty part. Every worker has to see the same batches in
+    the same order.
     FILE and HINT share out files as stock tf.distribute does; with OFF each worker's data are
     its own. Their batches are made into N of 1/N of the rows.
+
+    Where a worker has several replicas, an element has a batch for each of them.
 
     Workers that run out early go on with empty batches. With DATA none does, for the policy says
     that the data are the same everywhere (Keras says so of arrays), and nobody asks. If they are
@@ -122,16 +131,18 @@ def share(dataset: tf.data.Dataset, collectives: Collectives) -> tf.data.Dataset
       dataset: batches whose components all have the same number of rows: tensors,
         `tf.RaggedTensor` or `tf.sparse.SparseTensor`, in any structure.
       collectives: the workers.
+      replicas: how many each worker has.
 
     Raises:
       ValueError: if the dataset is not batched.
     """
-    if collectives.size == 1:
+    if collectives.size * replicas == 1:
         return dataset
     policy = dataset.options().experimental_distribute.auto_shard_policy
     _check_batched(dataset.element_spec)
     if policy in (_Policy.AUTO, _Policy.DATA):
-        mine = _cut_batches(dataset, collectives.rank, collectives.size)
+        parts = range(collectives.rank, collectives.size * replicas, collectives.size)
+        mine = _cut_batches(dataset, parts, collectives.size * replicas)
         if policy == _Policy.DATA:
             # So Keras marks what it shuffles.
             state = dataset.options().experimental_external_state_policy
@@ -142,16 +153,23 @@ def share(dataset: tf.data.Dataset, collectives: Collectives) -> tf.data.Dataset
             dataset = auto_shard_dataset(
                 dataset, collectives.size, collectives.rank, collectives.size
             )
-        mine = _split_batches(dataset, collectives.size)
+        mine = _split_batches(dataset, collectives.size * replicas)
+        return equal_steps(mine, collectives, replicas)
     return equal_steps(mine, collectives)
 
 
-def equal_steps(dataset: tf.data.Dataset, collectives: Collectives) -> tf.data.Dataset:
+def equal_steps(
+    dataset: tf.data.Dataset, collectives: Collectives, replicas: int = 1
+) -> tf.data.Dataset:
     """Returns a worker's own batches, followed by empty ones until the last worker is done.
+
+    Where a worker has several replicas, each takes the next batch in turn.
 
     Raises:
       ValueError: if some workers' datasets are infinite and others' are not.
     """
+    if replicas > 1:
+        dataset = _in_groups(dataset, replicas)
     if collectives.size == 1:
         return dataset
     mine = dataset.cardinality()
@@ -165,17 +183,43 @@ def equal_steps(dataset: tf.data.Dataset, collectives: Collectives) -> tf.data.D
         )
     if infinite or len(set(counts)) == 1 and counts[0] >= 0:
         return dataset
-    empty = tf.data.Dataset.from_tensors(empty_batch(dataset.element_spec)).repeat()
+    empty = tf.data.Dataset.from_tensors(_empty(dataset.element_spec)).repeat()
     if min(counts) >= 0:
         return dataset.concatenate(empty.take(max(counts) - counts[collectives.rank]))
     return _until_all_are_done(dataset, empty, collectives)
 
 
-def _cut_batches(dataset: tf.data.Dataset, rank: int, size: int) -> tf.data.Dataset:
-    """Cuts each batch to the rows of one of `size` workers."""
-    return dataset.map(
-        lambda *batch: _part(_element(batch), rank, size), num_parallel_calls=tf.data.AUTOTUNE
-    ).prefetch(tf.data.AUTOTUNE)
+def _cut_batches(dataset: tf.data.Dataset, parts: range, size: int) -> tf.data.Dataset:
+    """Cuts each batch to the rows of some of `size` replicas."""
+
+    def mine(*batch: Any) -> Any:
+        return _together([_part(_element(batch), index, size) for index in parts])
+
+    return dataset.map(mine, num_parallel_calls=tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)
+
+
+def _in_groups(dataset: tf.data.Dataset, replicas: int) -> tf.data.Dataset:
+    """Makes one element of each so many batches, with empty ones at the end where needed."""
+    count = dataset.cardinality()
+    empty = tf.data.Dataset.from_tensors(empty_batch(dataset.element_spec))
+    windows = dataset.concatenate(empty.repeat(replicas - 1)).window(replicas, drop_remainder=True)
+
+    def together(*window: Any) -> Any:
+        batches = tf.data.Dataset.zip(_element(window))
+        parts = [batches.skip(n).take(1).get_single_element() for n in range(replicas)]
+        return _together(parts)
+
+    groups = windows.map(together)
+    if count < 0:
+        return groups
+    return groups.apply(tf.data.experimental.assert_cardinality(-(-count // replicas)))
+
+
+def _together(parts: list[Any]) -> Any:
+    """Returns a value for one replica as it is, and one value of those for several."""
+    if len(parts) == 1:
+        return parts[0]
+    return tf.nest.map_structure(lambda *values: PerReplica(values), *parts)
 
 
 def _split_batches(dataset: tf.data.Dataset, size: int) -> tf.data.Dataset:
@@ -225,6 +269,17 @@ def number_of_rows(value: Any) -> tf.Tensor:
     if isinstance(value, tf.RaggedTensor):
         return value.nrows(out_type=tf.int64)
     return tf.shape(value, tf.int64)[0]
+
+
+def _empty(spec: Any) -> Any:
+    """Returns batches without rows."""
+
+    def empty(one: Any) -> Any:
+        if isinstance(one, PerReplicaSpec):
+            return PerReplica([empty_batch(part) for part in one._value_specs])
+        return empty_batch(one)
+
+    return tf.nest.map_structure(empty, spec)
 
 
 def _element(batch: tuple) -> Any:

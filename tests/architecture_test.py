@@ -18,6 +18,8 @@ LAYERS = [
     "strategies.reduction",
     "strategies.input",
     "strategies.equality",
+    "strategies.extended",
+    "strategies.mirrored",
     "strategies.multi_worker",
     "strategies",
 ]
@@ -72,6 +74,7 @@ def test_there_is_one_door(prefix, door):
 
 def test_the_public_names():
     assert sorted(strategies.__all__) == [
+        "MirroredStrategy",
         "MultiWorkerMirroredStrategy",
         "from_tf_config",
         "verify_equal",

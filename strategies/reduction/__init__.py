@@ -1,5 +1,5 @@
 """How values of several replicas become one."""
 
-from strategies.reduction.cross_device_ops import WorkerCrossDeviceOps
+from strategies.reduction.cross_device_ops import ReplicaCrossDeviceOps
 
-__all__ = ["WorkerCrossDeviceOps"]
+__all__ = ["ReplicaCrossDeviceOps"]

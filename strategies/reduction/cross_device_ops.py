@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -11,19 +11,29 @@ from strategies._tensorflow import DistributedValues, Mirrored, regroup
 from strategies.collectives import Collectives
 
 
-class WorkerCrossDeviceOps(tf.distribute.CrossDeviceOps):
-    """A `tf.distribute.CrossDeviceOps` for workers that hold one replica each.
+class ReplicaCrossDeviceOps(tf.distribute.CrossDeviceOps):
+    """A `tf.distribute.CrossDeviceOps` for workers that hold one replica each, or more.
 
-    This is the one place where a strategy's values leave the process, in a replica's context
-    (Keras 3's optimizers) and in the cross-replica context (tf_keras, `strategy.reduce`) alike.
+    This is the one place where a strategy's values leave a replica, in its own context (Keras
+    3's optimizers) and in the cross-replica context (tf_keras, `strategy.reduce`) alike. Values
+    are summed over the replicas of the process first, then over the workers.
 
     Args:
-      collectives: what moves the values.
+      collectives: what moves the values between workers.
+      devices: the devices of this worker's replicas.
+      weights: returns what each replica's values count for, None where all count once.
     """
 
-    def __init__(self, collectives: Collectives):
+    def __init__(
+        self,
+        collectives: Collectives,
+        devices: Sequence[str] = ("/device:CPU:0",),
+        weights: Callable[[], list[tf.Tensor] | None] = lambda: None,
+    ):
         super().__init__()
         self._collectives = collectives
+        self._devices = tuple(devices)
+        self._weights = weights
 
     @property
     def _num_between_graph_workers(self) -> int:
@@ -32,38 +42,41 @@ class WorkerCrossDeviceOps(tf.distribute.CrossDeviceOps):
     def all_reduce(
         self,
         reduce_op: tf.distribute.ReduceOp,
-        values: Sequence[tf.Tensor | tf.IndexedSlices],
-        weight: tf.Tensor | None = None,
+        replicas: Sequence[Sequence[tf.Tensor | tf.IndexedSlices]],
+        weights: Sequence[tf.Tensor] | None = None,
     ) -> list[tf.Tensor | tf.IndexedSlices]:
-        """Returns the sums or means of the workers' values, the same bits on each worker.
+        """Returns the sums or means over all replicas, the same bits on each worker.
 
-        `IndexedSlices` are gathered: the result holds all workers' rows, and is their sum.
+        `IndexedSlices` are gathered: the result holds all replicas' rows, and is their sum.
 
         Args:
           reduce_op: SUM or MEAN.
-          values: tensors of the same shapes on every worker, or `IndexedSlices`.
-          weight: what this worker's values count for in a MEAN, a float32 scalar: 0 for a worker
+          replicas: for each replica of this worker its values: tensors of the same shapes on
+            every replica, or `IndexedSlices`.
+          weights: what each replica's values count for in a MEAN, float32 scalars: 0 for one
             without rows, whose NaN and infinity (means over nothing) are 0 in a SUM as well.
-            None counts each worker once.
+            None counts each replica once.
         """
         mean = reduce_op == tf.distribute.ReduceOp.MEAN
-        size = self._collectives.size
-        values = _numbers(values, weight)
+        size = self._collectives.size * len(replicas)
+        each = [None] * len(replicas) if weights is None else list(weights)
+        numbers = [_numbers(values, w) for values, w in zip(replicas, each, strict=True)]
         if not mean:
-            weight = None
-        dense = [
-            position
-            for position, value in enumerate(values)
-            if not isinstance(value, tf.IndexedSlices)
+            each = [None] * len(replicas)
+        results: list[tf.Tensor | tf.IndexedSlices] = [
+            _joined(column) if isinstance(column[0], tf.IndexedSlices) else _summed(column, each)
+            for column in zip(*numbers, strict=True)
         ]
-        results: list[tf.Tensor | tf.IndexedSlices] = list(values)
-        sent = [_weighted(values[position], weight) for position in dense]
+        dense = [n for n, value in enumerate(results) if not isinstance(value, tf.IndexedSlices)]
+        sent = [results[position] for position in dense]
+        total: int | tf.Tensor = size
         if sent:
-            received = self._collectives.all_reduce(sent + ([] if weight is None else [weight]))
-            total = size if weight is None else received.pop()
+            weighed = mean and weights is not None
+            received = self._collectives.all_reduce(sent + ([tf.add_n(each)] if weighed else []))
+            total = received.pop() if weighed else size
             for position, value in zip(dense, received, strict=True):
                 results[position] = _divided(value, total, size) if mean else value
-        for position, value in enumerate(values):
+        for position, value in enumerate(results):
             if isinstance(value, tf.IndexedSlices):
                 results[position] = self._gather_slices(value, size if mean else None)
         return results
@@ -78,8 +91,8 @@ class WorkerCrossDeviceOps(tf.distribute.CrossDeviceOps):
         return tf.transpose(joined, swapped)
 
     # The methods below are CrossDeviceOps' own, and not the `..._implementation` ones that it has
-    # for subclasses: those are reached after checks of `destinations`, which the only replica of
-    # a worker has no use for, and which refuse the arguments of a tf.function.
+    # for subclasses: those are reached after checks of `destinations`, which refuse the arguments
+    # of a tf.function. Results go to all devices of this worker.
 
     def reduce(
         self,
@@ -88,9 +101,8 @@ class WorkerCrossDeviceOps(tf.distribute.CrossDeviceOps):
         destinations: Any,
         options: Any = None,
     ) -> Any:
-        """Returns the sum or mean over all workers."""
-        del destinations, options
-        return _as_mirrored(self.all_reduce(reduce_op, [_only(per_replica_value)])[0])
+        """Returns the sum or mean over all replicas."""
+        return self.batch_reduce(reduce_op, [(per_replica_value, destinations)], options)[0]
 
     def batch_reduce(
         self,
@@ -98,10 +110,18 @@ class WorkerCrossDeviceOps(tf.distribute.CrossDeviceOps):
         value_destination_pairs: Iterable[tuple[Any, Any]],
         options: Any = None,
     ) -> list[Any]:
-        """Returns the sums or means over all workers, moved together."""
+        """Returns the sums or means over all replicas, moved together."""
         del options
-        values = [_only(value) for value, _ in value_destination_pairs]
-        return [_as_mirrored(value) for value in self.all_reduce(reduce_op, values)]
+        columns = [_components(value) for value, _ in value_destination_pairs]
+        results: list[Any] = [None] * len(columns)
+        # What every replica has alike comes as one value: each worker's counts once.
+        for count in sorted({len(column) for column in columns}):
+            chosen = [n for n, column in enumerate(columns) if len(column) == count]
+            replicas = list(zip(*(columns[n] for n in chosen), strict=True))
+            weights = self._weights() if count == len(self._devices) else None
+            for n, value in zip(chosen, self.all_reduce(reduce_op, replicas, weights), strict=True):
+                results[n] = self._mirrored(value)
+        return results
 
     def broadcast(self, tensor: Any, destinations: Any) -> Any:
         """Returns the tensor: from the first replica of this worker to its others.
@@ -110,26 +130,36 @@ class WorkerCrossDeviceOps(tf.distribute.CrossDeviceOps):
         steps) does not leave the worker. Optimizers write one in every step.
         """
         del destinations
-        return _as_mirrored(tf.convert_to_tensor(tensor))
+        return self._mirrored(tf.convert_to_tensor(tensor))
 
     def _gather(
         self, per_replica_value: Any, destinations: Any, axis: int, options: Any = None
     ) -> Any:
         del destinations, options
-        value = _only(per_replica_value)
-        if isinstance(value, tf.IndexedSlices):
+        values = _components(per_replica_value)
+        if any(isinstance(value, tf.IndexedSlices) for value in values):
             raise NotImplementedError(
                 "gather joins dense tensors. Received: IndexedSlices. "
                 "Call tf.convert_to_tensor on it first."
             )
-        return _as_mirrored(self.gather(value, axis))
+        return self._mirrored(self.gather(tf.concat(values, axis), axis))
 
     def _all_reduce(
         self, reduce_op: tf.distribute.ReduceOp, value: Any, replica_id: int, options: Any
     ) -> Any:
         del replica_id, options
         values = tf.nest.flatten(value)
-        return tf.nest.pack_sequence_as(value, self.all_reduce(reduce_op, values))
+        return tf.nest.pack_sequence_as(value, self.all_reduce(reduce_op, [values]))
+
+    def _mirrored(self, value: tf.Tensor | tf.IndexedSlices) -> Any:
+        """Returns the value on each of this worker's devices."""
+        if len(self._devices) == 1:
+            return regroup((value,), wrap_class=Mirrored)
+        copies = []
+        for device in self._devices:
+            with tf.device(device):
+                copies.append(tf.nest.map_structure(tf.identity, value, expand_composites=True))
+        return regroup(tuple(copies), wrap_class=Mirrored)
 
     def _gather_slices(self, slices: tf.IndexedSlices, size: int | None) -> tf.IndexedSlices:
         values = self._collectives.all_gather(slices.values)
@@ -155,6 +185,21 @@ def _numbers(
     return tf.cond(weight > 0, lambda: values, lambda: [replaced(value) for value in values])
 
 
+def _summed(values: Sequence[tf.Tensor], weights: Sequence[tf.Tensor | None]) -> tf.Tensor:
+    """Returns the sum over a process's replicas, each times its weight."""
+    weighted = [_weighted(value, weight) for value, weight in zip(values, weights, strict=True)]
+    return weighted[0] if len(weighted) == 1 else tf.add_n(weighted)
+
+
+def _joined(slices: Sequence[tf.IndexedSlices]) -> tf.IndexedSlices:
+    if len(slices) == 1:
+        return slices[0]
+    values = tf.concat([one.values for one in slices], 0)
+    return tf.IndexedSlices(
+        values, tf.concat([one.indices for one in slices], 0), slices[0].dense_shape
+    )
+
+
 def _weighted(value: tf.Tensor, weight: tf.Tensor | None) -> tf.Tensor:
     value = tf.convert_to_tensor(value)
     if weight is None or not value.dtype.is_floating:
@@ -168,12 +213,7 @@ def _divided(value: tf.Tensor, total: int | tf.Tensor, size: int) -> tf.Tensor:
     return value / tf.maximum(tf.cast(total, value.dtype), 1)
 
 
-def _only(per_replica_value: Any) -> Any:
+def _components(per_replica_value: Any) -> tuple[Any, ...]:
     if isinstance(per_replica_value, DistributedValues):
-        (value,) = per_replica_value.values
-        return value
-    return per_replica_value
-
-
-def _as_mirrored(value: Any) -> Any:
-    return regroup((value,), wrap_class=Mirrored)
+        return tuple(per_replica_value.values)
+    return (per_replica_value,)

@@ -1,0 +1,114 @@
+"""Synchronous training on the devices of one process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from strategies.collectives import LocalCollectives
+from strategies.extended import ReplicatedExtended
+
+
+class MirroredReduction(tf.distribute.Strategy):
+    """What both mirrored strategies do with values of all replicas."""
+
+    def reduce(self, reduce_op: Any, value: Any, axis: int | None = None) -> Any:
+        """Returns the sum or mean of `value` over all replicas, and along `axis` if it is given.
+
+        As in stock tf.distribute; but where each replica's value is a scalar, `axis` is of no
+        meaning and passed over. Keras 3 asks so for its logs.
+
+        Args:
+          reduce_op: `tf.distribute.ReduceOp.SUM` or `MEAN`, or their names.
+          value: what `run` returned, or a tensor that each worker has.
+          axis: the dimension to reduce within each replica's value, None for none.
+        """
+        leaves = [leaf for item in tf.nest.flatten(value) for leaf in _local(self, item)]
+        if all(getattr(leaf, "shape", ()) == () for leaf in leaves):
+            axis = None
+        return super().reduce(reduce_op, value, axis)
+
+    def print(self, *values: Any) -> None:
+        """Prints `values` as `print` does, on the first worker alone."""
+        if self.extended.should_save_summary:
+            print(*values, flush=True)
+
+
+class MirroredStrategy(MirroredReduction, tf.distribute.MirroredStrategy):
+    """Trains one model on all devices of this process: same variables, gradients summed.
+
+    It is used as `tf.distribute.MirroredStrategy` is, with Keras 3 and tf_keras. Without GPUs its
+    replicas are logical CPUs, as many as are asked for (Fluid's CPU_NUM):
+
+    >>> strategy = MirroredStrategy(num_replicas=1)
+    >>> strategy.num_replicas_in_sync
+    1
+
+    Args:
+      devices: the replicas' devices, such as `["GPU:0", "GPU:1"]`. None is all GPUs, or the CPU.
+      num_replicas: how many replicas there are, in place of `devices`: each takes a GPU, or a
+        logical CPU where there are no GPUs. Logical CPUs are made before TensorFlow starts up,
+        so make the strategy first.
+
+    Raises:
+      ValueError: if there are not so many devices, or both arguments are given.
+    """
+
+    def __init__(self, devices: Sequence[str] | None = None, *, num_replicas: int | None = None):
+        if devices is not None and num_replicas is not None:
+            raise ValueError(
+                "Replicas are named by devices or counted by num_replicas. Received: both. "
+                "Leave out one."
+            )
+        if devices is None:
+            gpus = len(tf.config.list_physical_devices("GPU"))
+            devices = local_devices(num_replicas or gpus or 1, range(gpus))
+        extended = ReplicatedExtended(self, LocalCollectives(), devices)
+        tf.distribute.Strategy.__init__(self, extended)
+
+
+def local_devices(count: int | None, gpus: range) -> list[str]:
+    """Returns the devices of so many replicas, one if None: GPUs, or logical CPUs.
+
+    Args:
+      count: how many.
+      gpus: the numbers of the GPUs to choose from; logical CPUs are made if there are none.
+
+    Raises:
+      ValueError: if there are not so many.
+    """
+    count = 1 if count is None else count
+    if count < 1:
+        raise ValueError(f"A worker has a replica or more. Received: {count}. Ask for 1.")
+    if len(gpus):
+        if count > len(gpus):
+            raise ValueError(
+                f"Each replica has a GPU of its own. Received: {count} replicas, {len(gpus)} GPUs. "
+                "Ask for fewer, or hide the GPUs (CUDA_VISIBLE_DEVICES=-1) to use the CPU."
+            )
+        return [f"/device:GPU:{number}" for number in gpus[:count]]
+    _make_logical_cpus(count)
+    return [f"/device:CPU:{number}" for number in range(count)]
+
+
+def _make_logical_cpus(count: int) -> None:
+    (cpu, *_) = tf.config.list_physical_devices("CPU")
+    made = tf.config.get_logical_device_configuration(cpu)
+    if made is None and count > 1:
+        logical = [tf.config.LogicalDeviceConfiguration() for _ in range(count)]
+        try:
+            tf.config.set_logical_device_configuration(cpu, logical)
+        except RuntimeError:
+            made = []
+    if made is not None and len(made) < count:
+        raise ValueError(
+            "Logical CPUs are made before TensorFlow starts up. Received: a wish for "
+            f"{count}, and there are {max(len(made), 1)} for good. Make the strategy before any "
+            "tensor, or set them with tf.config.set_logical_device_configuration."
+        )
+
+
+def _local(strategy: tf.distribute.Strategy, value: Any) -> tuple[Any, ...]:
+    return strategy.experimental_local_results(value)
