@@ -1,4 +1,4 @@
-"""Whether all workers hold the same values, to the bit."""
+"""Whether all replicas hold the same values, to the bit."""
 
 from __future__ import annotations
 
@@ -26,14 +26,16 @@ def verify_equal(strategy: tf.distribute.Strategy, variables: Iterable[Any]) -> 
     Raises:
       RuntimeError: if a worker's values differ from the first worker's; it names the variables.
     """
-    digests = [
-        hashlib.sha256(np.ascontiguousarray(v.numpy()).tobytes()).digest() for v in variables
-    ]
-    mine = np.frombuffer(b"".join(digests), np.uint8).reshape(1, len(digests), 32)
+    digests = [[_digest(value) for value in _copies(variable)] for variable in variables]
+    copies = max(map(len, digests), default=1)
+    for own in digests:
+        own += own[:1] * (copies - len(own))
+    mine = np.frombuffer(b"".join(b"".join(own) for own in digests), np.uint8)
+    mine = mine.reshape(len(digests), copies, 32).swapaxes(0, 1)
     gathered = strategy.gather(tf.constant(mine), axis=0).numpy()
     different = (gathered != gathered[:1]).any(axis=2)
     if different.any():
-        ranks = np.flatnonzero(different.any(axis=1)).tolist()
+        ranks = sorted({int(n) // copies for n in np.flatnonzero(different.any(axis=1))})
         first = int(np.flatnonzero(different.any(axis=0))[0])
         raise RuntimeError(
             "All workers hold the same values. Received: others than the first worker's in "
@@ -41,4 +43,20 @@ def verify_equal(strategy: tf.distribute.Strategy, variables: Iterable[Any]) -> 
             f"the first of them number {first}. See that every update is made from reduced "
             "gradients."
         )
-    return hashlib.sha256(mine.tobytes()).hexdigest()
+    return hashlib.sha256(mine[0].tobytes()).hexdigest()
+
+
+def _copies(variable: Any) -> list[Any]:
+    """Returns the values of a variable that this worker holds, one for each replica.
+
+    What each replica has a part of, and is added up when it is read, is one value.
+    """
+    held: Any = variable if hasattr(variable, "values") else getattr(variable, "value", None)
+    on_read = tf.VariableSynchronization.ON_READ
+    if hasattr(held, "values") and held.synchronization != on_read:
+        return [one.numpy() for one in held.values]
+    return [variable.numpy()]
+
+
+def _digest(value: Any) -> bytes:
+    return hashlib.sha256(np.ascontiguousarray(value).tobytes()).digest()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Mapping
+from typing import Any
 
 import tensorflow as tf
 from absl import logging
@@ -71,7 +72,7 @@ class MultiWorkerMirroredStrategy(MirroredReduction, tf.distribute.MultiWorkerMi
             _share_seed(collectives)
 
 
-def from_tf_config() -> tf.distribute.Strategy:
+def from_tf_config(**options: Any) -> tf.distribute.Strategy:
     """Returns the strategy that fits TF_CONFIG: mirrored on its workers.
 
     Without TF_CONFIG that is one worker, so one script serves a laptop and a cluster.
@@ -79,10 +80,13 @@ def from_tf_config() -> tf.distribute.Strategy:
     >>> from_tf_config().num_replicas_in_sync
     1
 
+    Args:
+      **options: as of `MultiWorkerMirroredStrategy`.
+
     Raises:
       ClusterConfigError: if TF_CONFIG is wrong, or names parameter servers.
     """
-    return MultiWorkerMirroredStrategy()
+    return MultiWorkerMirroredStrategy(**options)
 
 
 def _start(config: TFConfig | None, timeout: float) -> Collectives:

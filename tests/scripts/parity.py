@@ -1,6 +1,6 @@
 """N workers at B rows each follow one process at N * B rows.
 
-parity.py keras|tf_keras
+parity.py keras|tf_keras [replicas a worker]
 """
 
 import importlib
@@ -82,7 +82,8 @@ def _variables(optimizer):
     return variables() if callable(variables) else variables
 
 
-strategy = strategies.from_tf_config()
+replicas = int(sys.argv[2]) if len(sys.argv) > 2 else 1
+strategy = strategies.from_tf_config(num_replicas=replicas)
 for make_model, make_data in [(dense_model, dense_data), (embedding_model, embedding_data)]:
     for make_optimizer in [
         lambda: keras.optimizers.SGD(0.1, momentum=0.9),

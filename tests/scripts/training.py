@@ -1,6 +1,6 @@
 """What users do with a model: fit with validation data, evaluate, predict, uneven data.
 
-training.py keras|tf_keras
+training.py keras|tf_keras [replicas a worker]
 """
 
 import importlib
@@ -14,8 +14,9 @@ import tensorflow as tf
 import strategies
 
 keras = importlib.import_module(sys.argv[1])
-strategy = strategies.from_tf_config()
-workers = strategy.num_replicas_in_sync
+replicas = int(sys.argv[2]) if len(sys.argv) > 2 else 1
+strategy = strategies.from_tf_config(num_replicas=replicas)
+workers = strategy.num_replicas_in_sync // replicas
 rank = strategy.extended._get_replica_id_in_sync_group(0)
 random = np.random.default_rng(0)
 

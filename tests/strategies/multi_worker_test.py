@@ -22,6 +22,13 @@ def test_workers_do_what_one_process_does(train, script, api, workers):
     train(script, api, workers=workers)
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("api", ["keras", "tf_keras"])
+@pytest.mark.parametrize("script", ["parity.py", "training.py"])
+def test_so_do_several_replicas_a_worker(train, script, api, workers):
+    train(script, api, 2, workers=workers)
+
+
 @pytest.mark.parametrize("script", ["parity.py", "training.py", "custom_loop.py"])
 def test_a_cluster_of_one_worker_needs_no_other(train, script):
     train(script, "keras", workers=1)
