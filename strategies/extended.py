@@ -15,7 +15,7 @@ from strategies._tensorflow import (
 )
 from strategies.collectives import Collectives
 from strategies.input import ReplicaDataset, equal_steps, number_of_rows, share
-from strategies.reduction import ReplicaCrossDeviceOps
+from strategies.reduction import ReductionOptions, ReplicaCrossDeviceOps
 
 
 class ReplicatedExtended(CollectiveAllReduceExtended):
@@ -28,6 +28,7 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
       strategy: the strategy that this is the inside of.
       collectives: the workers.
       devices: this worker's, one for each of its replicas; as many on every worker.
+      options: how values are reduced.
       resolver: what the strategy's property `cluster_resolver` returns.
     """
 
@@ -36,6 +37,7 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         strategy: tf.distribute.Strategy,
         collectives: Collectives,
         devices: Sequence[str],
+        options: ReductionOptions,
         resolver: tf.distribute.cluster_resolver.ClusterResolver | None = None,
     ):
         # Not stock's constructor: it starts TensorFlow's own collectives. These are the
@@ -44,7 +46,7 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         self._collectives = collectives
         self._devices = tuple(canonicalize(device) for device in devices)
         self._cross_device_ops = ReplicaCrossDeviceOps(
-            collectives, self._devices, self._weights_of_replicas
+            collectives, self._devices, options, self._weights_of_replicas
         )
         self._host_cross_device_ops = self._cross_device_ops
         self._communication_options = tf.distribute.experimental.CommunicationOptions()

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from strategies.collectives import LocalCollectives
 from strategies.extended import ReplicatedExtended
+from strategies.reduction import ReductionOptions
 
 
 class MirroredReduction(tf.distribute.Strategy):
@@ -51,12 +52,19 @@ class MirroredStrategy(MirroredReduction, tf.distribute.MirroredStrategy):
       num_replicas: how many replicas there are, in place of `devices`: each takes a GPU, or a
         logical CPU where there are no GPUs. Logical CPUs are made before TensorFlow starts up,
         so make the strategy first.
+      options: how gradients are reduced.
 
     Raises:
       ValueError: if there are not so many devices, or both arguments are given.
     """
 
-    def __init__(self, devices: Sequence[str] | None = None, *, num_replicas: int | None = None):
+    def __init__(
+        self,
+        devices: Sequence[str] | None = None,
+        *,
+        num_replicas: int | None = None,
+        options: ReductionOptions | None = None,
+    ):
         if devices is not None and num_replicas is not None:
             raise ValueError(
                 "Replicas are named by devices or counted by num_replicas. Received: both. "
@@ -65,7 +73,8 @@ class MirroredStrategy(MirroredReduction, tf.distribute.MirroredStrategy):
         if devices is None:
             gpus = len(tf.config.list_physical_devices("GPU"))
             devices = local_devices(num_replicas or gpus or 1, range(gpus))
-        extended = ReplicatedExtended(self, LocalCollectives(), devices)
+        options = ReductionOptions() if options is None else options
+        extended = ReplicatedExtended(self, LocalCollectives(), devices, options)
         tf.distribute.Strategy.__init__(self, extended)
 
 

@@ -14,6 +14,7 @@ from strategies._tensorflow import global_seed
 from strategies.collectives import Collectives, LocalCollectives
 from strategies.extended import ReplicatedExtended
 from strategies.mirrored import MirroredReduction, local_devices
+from strategies.reduction import ReductionOptions
 from tf_config import ClusterConfigError, TFConfig
 from tf_config.settings import START_TIMEOUT_SECONDS, START_TIMEOUT_VARIABLE
 
@@ -49,6 +50,7 @@ class MultiWorkerMirroredStrategy(MirroredReduction, tf.distribute.MultiWorkerMi
     Args:
       num_replicas: how many replicas each worker has; as many on all. None is one. Each takes
         a GPU of its own, or a logical CPU where there are no GPUs.
+      options: how gradients are reduced, the same on all workers.
       start_timeout: seconds to wait at the start for the other workers. None is what
         `tf-config run --start-timeout` says, or 300.
 
@@ -59,16 +61,24 @@ class MultiWorkerMirroredStrategy(MirroredReduction, tf.distribute.MultiWorkerMi
       TimeoutError: if a worker does not come in time; the message names it.
     """
 
-    def __init__(self, *, num_replicas: int | None = None, start_timeout: float | None = None):
+    def __init__(
+        self,
+        *,
+        num_replicas: int | None = None,
+        options: ReductionOptions | None = None,
+        start_timeout: float | None = None,
+    ):
         config = TFConfig.from_env()
         devices = local_devices(num_replicas, _gpus_of(config))
         collectives = _start(config, _timeout(start_timeout))
         _check_replicas(collectives, len(devices))
         # Not stock's constructor, which starts a server of TensorFlow's on the same port. The
         # class is stock's all the same: Keras asks for it to gather logs and predictions.
-        extended = ReplicatedExtended(self, collectives, devices, _resolver(config))
+        options = ReductionOptions() if options is None else options
+        extended = ReplicatedExtended(self, collectives, devices, options, _resolver(config))
         tf.distribute.Strategy.__init__(self, extended)
         if collectives.size > 1:
+            logging.info("%d workers of %d replicas: %s", collectives.size, len(devices), options)
             _share_seed(collectives)
 
 

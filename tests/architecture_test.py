@@ -76,6 +76,7 @@ def test_the_public_names():
     assert sorted(strategies.__all__) == [
         "MirroredStrategy",
         "MultiWorkerMirroredStrategy",
+        "ReductionOptions",
         "from_tf_config",
         "verify_equal",
     ]

@@ -1,5 +1,6 @@
 """How values of several replicas become one."""
 
 from strategies.reduction.cross_device_ops import ReplicaCrossDeviceOps
+from strategies.reduction.options import ReductionOptions
 
-__all__ = ["ReplicaCrossDeviceOps"]
+__all__ = ["ReductionOptions", "ReplicaCrossDeviceOps"]

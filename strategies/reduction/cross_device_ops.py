@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ import tensorflow as tf
 
 from strategies._tensorflow import DistributedValues, Mirrored, regroup
 from strategies.collectives import Collectives
+from strategies.reduction.options import ReductionOptions
 
 
 class ReplicaCrossDeviceOps(tf.distribute.CrossDeviceOps):
@@ -21,6 +23,7 @@ class ReplicaCrossDeviceOps(tf.distribute.CrossDeviceOps):
     Args:
       collectives: what moves the values between workers.
       devices: the devices of this worker's replicas.
+      options: how they are moved.
       weights: returns what each replica's values count for, None where all count once.
     """
 
@@ -28,11 +31,13 @@ class ReplicaCrossDeviceOps(tf.distribute.CrossDeviceOps):
         self,
         collectives: Collectives,
         devices: Sequence[str] = ("/device:CPU:0",),
+        options: ReductionOptions = ReductionOptions(),  # noqa: B008  frozen
         weights: Callable[[], list[tf.Tensor] | None] = lambda: None,
     ):
         super().__init__()
         self._collectives = collectives
         self._devices = tuple(devices)
+        self._options = options
         self._weights = weights
 
     @property
@@ -63,16 +68,18 @@ class ReplicaCrossDeviceOps(tf.distribute.CrossDeviceOps):
         numbers = [_numbers(values, w) for values, w in zip(replicas, each, strict=True)]
         if not mean:
             each = [None] * len(replicas)
-        results: list[tf.Tensor | tf.IndexedSlices] = [
-            _joined(column) if isinstance(column[0], tf.IndexedSlices) else _summed(column, each)
+        results = [
+            self._by_row(column)
+            if isinstance(column[0], tf.IndexedSlices)
+            else _summed(column, each)
             for column in zip(*numbers, strict=True)
         ]
         dense = [n for n, value in enumerate(results) if not isinstance(value, tf.IndexedSlices)]
-        sent = [results[position] for position in dense]
+        weighed = mean and weights is not None
         total: int | tf.Tensor = size
-        if sent:
-            weighed = mean and weights is not None
-            received = self._collectives.all_reduce(sent + ([tf.add_n(each)] if weighed else []))
+        if dense:
+            sent = [results[n] for n in dense] + ([tf.add_n(each)] if weighed else [])
+            received = self._moved(sent, exactly=mean)
             total = received.pop() if weighed else size
             for position, value in zip(dense, received, strict=True):
                 results[position] = _divided(value, total, size) if mean else value
@@ -80,6 +87,25 @@ class ReplicaCrossDeviceOps(tf.distribute.CrossDeviceOps):
             if isinstance(value, tf.IndexedSlices):
                 results[position] = self._gather_slices(value, size if mean else None)
         return results
+
+    def _moved(self, values: Sequence[tf.Tensor], exactly: bool) -> list[tf.Tensor]:
+        """Returns the sums over all workers, moved in buckets."""
+        half = self._options.compression == "fp16" and not exactly
+        sent = [tf.cast(v, tf.float16) if half and v.dtype == tf.float32 else v for v in values]
+        sums: list[tf.Tensor] = [None] * len(sent)
+        for bucket in buckets([_bytes_of(value) for value in sent], self._options.bucket_bytes):
+            received = self._collectives.all_reduce([sent[position] for position in bucket])
+            for position, value in zip(bucket, received, strict=True):
+                sums[position] = tf.cast(value, values[position].dtype)
+        return sums
+
+    def _by_row(self, slices: Sequence[tf.IndexedSlices]) -> tf.Tensor | tf.IndexedSlices:
+        """Returns the sum over a process's replicas: each row once, or dense if that is small."""
+        joined = _joined(slices)
+        shape = None if joined.dense_shape is None else tf.get_static_value(joined.dense_shape)
+        if shape is not None and math.prod(shape.tolist()) <= self._options.dense_below:
+            return tf.convert_to_tensor(joined)
+        return _with_unique_rows(joined)
 
     def gather(self, value: tf.Tensor, axis: int) -> tf.Tensor:
         """Returns the workers' tensors joined along `axis`, by rank."""
@@ -183,6 +209,36 @@ def _numbers(
 
     values = [v if isinstance(v, tf.IndexedSlices) else tf.convert_to_tensor(v) for v in values]
     return tf.cond(weight > 0, lambda: values, lambda: [replaced(value) for value in values])
+
+
+def buckets(sizes: Sequence[int], limit: int) -> list[list[int]]:
+    """Returns positions in groups of at most `limit` bytes or one position, the last ones first.
+
+    >>> buckets([10, 10, 30, 5], 20)
+    [[3], [2], [1, 0]]
+    >>> buckets([10, 10, 30, 5], 0)
+    [[3, 2, 1, 0]]
+    """
+    groups: list[list[int]] = []
+    filled = 0
+    for position in reversed(range(len(sizes))):
+        if not groups or (limit and filled + sizes[position] > limit):
+            groups.append([])
+            filled = 0
+        groups[-1].append(position)
+        filled += sizes[position]
+    return groups
+
+
+def _bytes_of(value: tf.Tensor) -> int:
+    """Returns a tensor's bytes; 0 where its shape is not known when the graph is made."""
+    return (value.shape.num_elements() or 0) * value.dtype.size
+
+
+def _with_unique_rows(slices: tf.IndexedSlices) -> tf.IndexedSlices:
+    indices, positions = tf.unique(slices.indices)
+    values = tf.math.unsorted_segment_sum(slices.values, positions, tf.size(indices))
+    return tf.IndexedSlices(values, indices, slices.dense_shape)
 
 
 def _summed(values: Sequence[tf.Tensor], weights: Sequence[tf.Tensor | None]) -> tf.Tensor:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from strategies.reduction import ReplicaCrossDeviceOps
+from strategies.reduction import ReductionOptions, ReplicaCrossDeviceOps
 
 SUM, MEAN = tf.distribute.ReduceOp.SUM, tf.distribute.ReduceOp.MEAN
 
@@ -39,14 +39,15 @@ def test_all_values_of_a_call_travel_together():
 
 def test_the_rows_of_indexed_slices_are_joined():
     slices = tf.IndexedSlices(tf.constant([[2.0]]), tf.constant([3]), tf.constant([5, 1]))
-    dense, joined = ReplicaCrossDeviceOps(Twins()).all_reduce(MEAN, [[tf.constant(2.0), slices]])
+    ops = ReplicaCrossDeviceOps(Twins(), options=ReductionOptions(dense_below=0))
+    dense, joined = ops.all_reduce(MEAN, [[tf.constant(2.0), slices]])
     assert dense == 2
     assert joined.indices.numpy().tolist() == [3, 3]
     np.testing.assert_allclose(tf.convert_to_tensor(joined)[3], [2.0])
 
 
 def test_a_worker_without_rows_counts_for_nothing_in_a_mean():
-    ops = ReplicaCrossDeviceOps(Twins(others=[6.0, 1.0]))
+    ops = ReplicaCrossDeviceOps(Twins(others=[1.0, 6.0]))
     nothing = tf.constant(0.0)
     assert ops.all_reduce(MEAN, [[tf.constant(float("nan"))]], [nothing])[0] == 6
     assert ops.all_reduce(MEAN, [[tf.constant(4.0)]], [nothing])[0] == 6
@@ -73,3 +74,72 @@ def test_indexed_slices_are_not_gathered():
     slices = tf.IndexedSlices(tf.ones([1, 1]), tf.constant([0]))
     with pytest.raises(NotImplementedError, match="Received: IndexedSlices"):
         ReplicaCrossDeviceOps(Twins())._gather(slices, slices, 0)
+
+
+def table_gradient(rows=3):
+    indices = tf.constant([3, 1, 3])[:rows]
+    values = tf.constant([[1.0], [2.0], [4.0]])[:rows]
+    return tf.IndexedSlices(values, indices, tf.constant([5, 1]))
+
+
+def test_the_gradient_of_a_small_table_is_made_dense():
+    ops = ReplicaCrossDeviceOps(Twins(), options=ReductionOptions(dense_below=5))
+    (summed,) = ops.all_reduce(SUM, [[table_gradient()]])
+    assert summed.numpy()[:, 0].tolist() == [0, 4, 0, 10, 0]
+
+
+def test_that_of_a_large_one_moves_each_row_once():
+    ops = ReplicaCrossDeviceOps(Twins(), options=ReductionOptions(dense_below=4))
+    for replicas in ([[table_gradient()]], [[table_gradient(2)], [table_gradient()]]):
+        (joined,) = ops.all_reduce(SUM, replicas)
+        assert joined.indices.numpy().tolist() == [3, 1, 3, 1]
+        expected = sum(2 * tf.convert_to_tensor(*values).numpy() for values in replicas)
+        np.testing.assert_allclose(tf.convert_to_tensor(joined), expected)
+
+
+def test_values_travel_in_buckets_the_last_ones_first():
+    collectives = Twins()
+    ops = ReplicaCrossDeviceOps(collectives, options=ReductionOptions(bucket_bytes=16))
+    values = [tf.fill([size], float(size)) for size in (2, 2, 6, 1)]
+    results = ops.all_reduce(SUM, [values])
+    assert collectives.calls == [1, 1, 2]
+    for value, result in zip(values, results, strict=True):
+        np.testing.assert_allclose(result, 2 * value)
+
+
+def test_half_precision_is_for_sums_of_float32_alone():
+    sent = []
+
+    class Recorder(Twins):
+        def all_reduce(self, tensors):
+            sent.extend(tensor.dtype for tensor in tensors)
+            return super().all_reduce(tensors)
+
+    ops = ReplicaCrossDeviceOps(Recorder(), options=ReductionOptions(compression="fp16"))
+    values = [tf.constant(1.0 + 2**-10), tf.constant(3), tf.constant(1.0, tf.float64)]
+    results = ops.all_reduce(SUM, [values])
+    assert sorted(dtype.name for dtype in sent) == ["float16", "float64", "int32"]
+    assert [result.dtype for result in results] == [value.dtype for value in values]
+    assert float(results[0]) == 2 * (1.0 + 2**-10)
+    sent.clear()
+    ops.all_reduce(MEAN, [[tf.constant(1.0)]])
+    assert sent == [tf.float32]
+
+
+def test_replicas_of_a_process_are_summed_before_anything_moves():
+    collectives = Twins()
+    ops = ReplicaCrossDeviceOps(collectives)
+    replicas = [[tf.constant(1.0)], [tf.constant(2.0)], [tf.constant(float("nan"))]]
+    weights = [tf.constant(1.0), tf.constant(1.0), tf.constant(0.0)]
+    assert ops.all_reduce(SUM, replicas, weights)[0] == 6
+    assert ops.all_reduce(MEAN, replicas, weights)[0] == 1.5
+    assert collectives.calls == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{"bucket_bytes": -1}, {"bucket_bytes": 1.5}, {"dense_below": True}, {"compression": "bf16"}],
+)
+def test_wrong_options_are_refused(values):
+    with pytest.raises(ValueError, match="Received: "):
+        ReductionOptions(**values)
