@@ -110,21 +110,22 @@ def test_srun_trains_one_model_on_all_tasks(slurm):
     assert "weights: equal to the bit on all 3 workers" in result.stdout
 
 
+# Before the nodes' names, which no name service knows here, are replaced by their addresses.
+PLACE = (
+    "import os; from tf_config.environments import resolve; config = resolve(os.environ).config; "
+    "print(os.environ['SLURMD_NODENAME'], config.task, config.address)"
+)
+
+
 @pytest.mark.parametrize("distribution", ["block", "cyclic"])
 def test_each_task_knows_its_place_however_they_are_placed(slurm, distribution):
     step = ["srun", "--label", "-n", "4", "-N", "2", f"--distribution={distribution}"]
-    result = run(slurm, *step, "sh", "-c", "echo node $SLURMD_NODENAME; tf-config show")
+    result = run(slurm, *step, sys.executable, "-c", PLACE)
     assert result.returncode == 0, result.stderr
-    nodes, places = {}, {}
-    for rank, text in (line.split(": ", 1) for line in result.stdout.splitlines() if ": " in line):
-        if text.startswith("node "):
-            nodes[rank] = text.removeprefix("node ")
-        elif "this task" in text:
-            places[rank] = [cell.strip() for cell in text.split("│")[1:3]]
-    assert sorted(nodes) == ["0", "1", "2", "3"]
-    for rank, node in nodes.items():
-        task, address = places[rank]
-        assert task == f"worker {rank}"
+    lines = sorted(line.split() for line in result.stdout.splitlines())
+    assert [line[0] for line in lines] == ["0:", "1:", "2:", "3:"]
+    for rank, (_, node, job, index, address) in enumerate(lines):
+        assert (job, index) == ("worker", str(rank))
         assert address.startswith(f"{node}:")
 
 
