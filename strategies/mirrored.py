@@ -18,17 +18,26 @@ class MirroredReduction(tf.distribute.Strategy):
     def reduce(self, reduce_op: Any, value: Any, axis: int | None = None) -> Any:
         """Returns the sum or mean of `value` over all replicas, and along `axis` if it is given.
 
-        As in stock tf.distribute; but where each replica's value is a scalar, `axis` is of no
-        meaning and passed over. Keras 3 asks so for its logs.
+        As in stock tf.distribute, with what Keras 3 asks for beyond it: structures are reduced
+        leaf by leaf; where each replica's value is a scalar, `axis` is of no meaning and passed
+        over (its logs); and values that have no mean, for they differ in shape or are no numbers,
+        are the first replica's (a batch, of which it wants to know the shapes).
 
         Args:
           reduce_op: `tf.distribute.ReduceOp.SUM` or `MEAN`, or their names.
-          value: what `run` returned, or a tensor that each worker has.
+          value: what `run` returned, or a tensor that each worker has, or a structure of them.
           axis: the dimension to reduce within each replica's value, None for none.
         """
-        leaves = [leaf for item in tf.nest.flatten(value) for leaf in _local(self, item)]
-        if all(getattr(leaf, "shape", ()) == () for leaf in leaves):
+        return tf.nest.map_structure(lambda leaf: self._reduced(reduce_op, leaf, axis), value)
+
+    def _reduced(self, reduce_op: Any, value: Any, axis: int | None) -> Any:
+        leaves = self.experimental_local_results(value)
+        shapes = {tuple(getattr(leaf, "shape", ())) for leaf in leaves}
+        if shapes == {()}:
             axis = None
+        is_mean = reduce_op in ("MEAN", "mean", tf.distribute.ReduceOp.MEAN)
+        if is_mean and axis is None and (len(shapes) > 1 or not _is_number(leaves[0])):
+            return leaves[0]
         return super().reduce(reduce_op, value, axis)
 
     def print(self, *values: Any) -> None:
@@ -119,5 +128,6 @@ def _make_logical_cpus(count: int) -> None:
         )
 
 
-def _local(strategy: tf.distribute.Strategy, value: Any) -> tuple[Any, ...]:
-    return strategy.experimental_local_results(value)
+def _is_number(value: Any) -> bool:
+    dtype = getattr(value, "dtype", None)
+    return dtype is None or dtype not in (tf.string, tf.bool, tf.variant, tf.resource)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -10,6 +9,7 @@ import tensorflow as tf
 
 from strategies._tensorflow import DistributedValues, Mirrored, regroup
 from strategies.collectives import Collectives
+from strategies.reduction import rows
 from strategies.reduction.options import ReductionOptions
 
 
@@ -68,25 +68,46 @@ class ReplicaCrossDeviceOps(tf.distribute.CrossDeviceOps):
         numbers = [_numbers(values, w) for values, w in zip(replicas, each, strict=True)]
         if not mean:
             each = [None] * len(replicas)
-        results = [
-            self._by_row(column)
-            if isinstance(column[0], tf.IndexedSlices)
-            else _summed(column, each)
-            for column in zip(*numbers, strict=True)
-        ]
-        dense = [n for n, value in enumerate(results) if not isinstance(value, tf.IndexedSlices)]
+        columns = list(zip(*numbers, strict=True))
+        sent = [self._sent(column, each) for column in columns]
         weighed = mean and weights is not None
-        total: int | tf.Tensor = size
-        if dense:
-            sent = [results[n] for n in dense] + ([tf.add_n(each)] if weighed else [])
-            received = self._moved(sent, exactly=mean)
-            total = received.pop() if weighed else size
-            for position, value in zip(dense, received, strict=True):
-                results[position] = _divided(value, total, size) if mean else value
-        for position, value in enumerate(results):
-            if isinstance(value, tf.IndexedSlices):
-                results[position] = self._gather_slices(value, size if mean else None)
+        journey = [tensor for tensors in sent for tensor in tensors]
+        journey += [tf.add_n(each)] if weighed else []
+        arrived = iter(self._moved(journey, exactly=mean) if journey else [])
+        sums = [[next(arrived) for _ in tensors] for tensors in sent]
+        total = next(arrived) if weighed else size
+        results = []
+        for column, summed in zip(columns, sums, strict=True):
+            if isinstance(column[0], tf.IndexedSlices):
+                results.append(self._rows(rows.joined(column), summed, size if mean else None))
+            else:
+                results.append(_divided(summed[0], total, size) if mean else summed[0])
         return results
+
+    def _sent(self, column: Sequence[Any], weights: Sequence[tf.Tensor | None]) -> list[tf.Tensor]:
+        """Returns the tensors whose sums over all workers make one value; none for large tables."""
+        if not isinstance(column[0], tf.IndexedSlices):
+            return [_summed(column, weights)]
+        joined = rows.joined(column)
+        is_small = rows.elements(joined) <= self._options.dense_below
+        return rows.spread(joined) if self._options.sum_rows and is_small else []
+
+    def _rows(
+        self, mine: tf.IndexedSlices, summed: Sequence[tf.Tensor], divisor: int | None
+    ) -> tf.IndexedSlices:
+        """Returns the rows that any worker touched, from a summed table or from all workers."""
+        if summed:
+            table, counts = summed
+            result = rows.collected(table, counts, like=mine)
+        else:
+            mine = rows.unique(mine) if self._options.sum_rows else mine
+            values = self._collectives.all_gather(mine.values)
+            indices = self._collectives.all_gather(mine.indices)
+            result = tf.IndexedSlices(values, indices, mine.dense_shape)
+            result = rows.unique(result) if self._options.sum_rows else result
+        if divisor is None:
+            return result
+        return tf.IndexedSlices(result.values / divisor, result.indices, result.dense_shape)
 
     def _moved(self, values: Sequence[tf.Tensor], exactly: bool) -> list[tf.Tensor]:
         """Returns the sums over all workers, moved in buckets."""
@@ -98,14 +119,6 @@ class ReplicaCrossDeviceOps(tf.distribute.CrossDeviceOps):
             for position, value in zip(bucket, received, strict=True):
                 sums[position] = tf.cast(value, values[position].dtype)
         return sums
-
-    def _by_row(self, slices: Sequence[tf.IndexedSlices]) -> tf.Tensor | tf.IndexedSlices:
-        """Returns the sum over a process's replicas: each row once, or dense if that is small."""
-        joined = _joined(slices)
-        shape = None if joined.dense_shape is None else tf.get_static_value(joined.dense_shape)
-        if shape is not None and math.prod(shape.tolist()) <= self._options.dense_below:
-            return tf.convert_to_tensor(joined)
-        return _with_unique_rows(joined)
 
     def gather(self, value: tf.Tensor, axis: int) -> tf.Tensor:
         """Returns the workers' tensors joined along `axis`, by rank."""
@@ -187,13 +200,6 @@ class ReplicaCrossDeviceOps(tf.distribute.CrossDeviceOps):
                 copies.append(tf.nest.map_structure(tf.identity, value, expand_composites=True))
         return regroup(tuple(copies), wrap_class=Mirrored)
 
-    def _gather_slices(self, slices: tf.IndexedSlices, size: int | None) -> tf.IndexedSlices:
-        values = self._collectives.all_gather(slices.values)
-        indices = self._collectives.all_gather(slices.indices)
-        if size is not None:
-            values = values / size
-        return tf.IndexedSlices(values, indices, slices.dense_shape)
-
 
 def _numbers(
     values: Sequence[tf.Tensor | tf.IndexedSlices], weight: tf.Tensor | None
@@ -235,25 +241,10 @@ def _bytes_of(value: tf.Tensor) -> int:
     return (value.shape.num_elements() or 0) * value.dtype.size
 
 
-def _with_unique_rows(slices: tf.IndexedSlices) -> tf.IndexedSlices:
-    indices, positions = tf.unique(slices.indices)
-    values = tf.math.unsorted_segment_sum(slices.values, positions, tf.size(indices))
-    return tf.IndexedSlices(values, indices, slices.dense_shape)
-
-
 def _summed(values: Sequence[tf.Tensor], weights: Sequence[tf.Tensor | None]) -> tf.Tensor:
     """Returns the sum over a process's replicas, each times its weight."""
     weighted = [_weighted(value, weight) for value, weight in zip(values, weights, strict=True)]
     return weighted[0] if len(weighted) == 1 else tf.add_n(weighted)
-
-
-def _joined(slices: Sequence[tf.IndexedSlices]) -> tf.IndexedSlices:
-    if len(slices) == 1:
-        return slices[0]
-    values = tf.concat([one.values for one in slices], 0)
-    return tf.IndexedSlices(
-        values, tf.concat([one.indices for one in slices], 0), slices[0].dense_shape
-    )
 
 
 def _weighted(value: tf.Tensor, weight: tf.Tensor | None) -> tf.Tensor:

@@ -21,12 +21,18 @@ class ReductionOptions:
         one bucket.
       compression: "fp16" sends float32 gradients (sums) as float16: half of the bytes, a
         relative error of 5e-4, and infinity above 65504. None sends them as they are.
-      dense_below: gradients of rows (`IndexedSlices`) are summed by row and gathered from all
-        workers; those of a table with at most so many elements are made dense, and summed.
+      sum_rows: gradients of rows (`IndexedSlices`) are gathered from all workers. False sends
+        every row that a batch looks up, as often as it does: so an optimizer sees what it sees in
+        one process. True sends each row's sum once, which is less where rows repeat, and gives
+        the optimizer each row once. Linear optimizers (SGD) and tf_keras, which sums by itself,
+        come to the same; Keras 3's Adam, RMSprop and their like square repeated rows one by one
+        in one process, and their sum here.
+      dense_below: with sum_rows, tables of at most so many elements travel whole.
     """
 
     bucket_bytes: int = 25 << 20
     compression: str | None = None
+    sum_rows: bool = False
     dense_below: int = 1 << 16
 
     def __post_init__(self) -> None:
