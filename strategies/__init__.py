@@ -1,14 +1,29 @@
-"""Strategies that train Keras models on several workers."""
+"""Strategies that train Keras models on several devices and workers."""
+
+from typing import TYPE_CHECKING, Any
 
 from strategies.equality import verify_equal
 from strategies.mirrored import MirroredStrategy
 from strategies.multi_worker import MultiWorkerMirroredStrategy, from_tf_config
 from strategies.reduction import ReductionOptions
 
+if TYPE_CHECKING:
+    from strategies.loss_scaling import LossScaleOptimizer
+
 __all__ = [
+    "LossScaleOptimizer",
     "MirroredStrategy",
     "MultiWorkerMirroredStrategy",
     "ReductionOptions",
     "from_tf_config",
     "verify_equal",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # Not at once: it brings Keras 3, which a script for tf_keras has no use for.
+    if name == "LossScaleOptimizer":
+        from strategies.loss_scaling import LossScaleOptimizer
+
+        return LossScaleOptimizer
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

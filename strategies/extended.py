@@ -17,6 +17,10 @@ from strategies.collectives import Collectives
 from strategies.input import ReplicaDataset, equal_steps, number_of_rows, share
 from strategies.reduction import ReductionOptions, ReplicaCrossDeviceOps
 
+# How Keras 3 names the scale of its LossScaleOptimizer, and we that of ours.
+KERAS_LOSS_SCALE = "dynamic_scale"
+AGREED_LOSS_SCALE = "agreed_dynamic_scale"
+
 
 class ReplicatedExtended(CollectiveAllReduceExtended):
     """What a mirrored strategy does: stock's, with other collectives, input and initial values.
@@ -120,9 +124,23 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         return tf.nest.pack_sequence_as(value, reduced)
 
     def _create_variable(self, next_creator: Callable, **kwargs: Any) -> Any:
-        if _is_unsynchronized_state(kwargs):
+        first = tf.VariableAggregation.ONLY_FIRST_REPLICA
+        if kwargs.get("name") in (KERAS_LOSS_SCALE, AGREED_LOSS_SCALE):
+            self._check_loss_scale(kwargs["name"])
+        elif _is_unsynchronized_state(kwargs):
             kwargs["aggregation"] = tf.VariableAggregation.MEAN
+        elif kwargs.get("aggregation") == first and len(self._devices) == 1:
+            # The only replica is the first one; said so, it may write inside tf.cond as well.
+            kwargs["aggregation"] = tf.VariableAggregation.NONE
         return super()._create_variable(next_creator, **kwargs)
+
+    def _check_loss_scale(self, name: str) -> None:
+        if name == KERAS_LOSS_SCALE and self._num_workers > 1:
+            raise ValueError(
+                "Under mixed_float16 all workers skip a step together. Received: Keras's own "
+                "LossScaleOptimizer, which decides on each worker alone. Compile the model with "
+                "strategies.LossScaleOptimizer(optimizer), or use mixed_bfloat16."
+            )
 
     def _get_variable_creator_initial_value(
         self, replica_id: int, device: str, primary_var: Any, **kwargs: Any

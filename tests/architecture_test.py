@@ -19,6 +19,7 @@ LAYERS = [
     "strategies.input",
     "strategies.equality",
     "strategies.extended",
+    "strategies.loss_scaling",
     "strategies.mirrored",
     "strategies.multi_worker",
     "strategies",
@@ -74,6 +75,7 @@ def test_there_is_one_door(prefix, door):
 
 def test_the_public_names():
     assert sorted(strategies.__all__) == [
+        "LossScaleOptimizer",
         "MirroredStrategy",
         "MultiWorkerMirroredStrategy",
         "ReductionOptions",

@@ -1,9 +1,10 @@
 """N workers at B rows each follow one process at N * B rows.
 
-parity.py keras|tf_keras [replicas a worker]
+parity.py keras|tf_keras [replicas a worker] [fields of ReductionOptions as JSON]
 """
 
 import importlib
+import json
 import sys
 
 import numpy as np
@@ -83,7 +84,8 @@ def _variables(optimizer):
 
 
 replicas = int(sys.argv[2]) if len(sys.argv) > 2 else 1
-strategy = strategies.from_tf_config(num_replicas=replicas)
+options = strategies.ReductionOptions(**json.loads(sys.argv[3] if len(sys.argv) > 3 else "{}"))
+strategy = strategies.from_tf_config(num_replicas=replicas, options=options)
 for make_model, make_data in [(dense_model, dense_data), (embedding_model, embedding_data)]:
     for make_optimizer in [
         lambda: keras.optimizers.SGD(0.1, momentum=0.9),

@@ -29,6 +29,32 @@ def test_so_do_several_replicas_a_worker(train, script, api, workers):
     train(script, api, 2, workers=workers)
 
 
+@pytest.mark.parametrize("replicas", [2, 3])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_custom_loops_with_several_replicas_a_worker(train, workers, replicas):
+    train("replicas.py", replicas, workers=workers)
+
+
+@pytest.mark.parametrize(
+    ("api", "options"),
+    [
+        ("keras", '{"bucket_bytes": 64}'),
+        ("tf_keras", '{"bucket_bytes": 0, "sum_rows": true}'),
+        ("tf_keras", '{"sum_rows": true, "dense_below": 0}'),
+    ],
+)
+def test_parity_however_gradients_travel(train, api, options):
+    train("parity.py", api, 1, options)
+
+
+@pytest.mark.parametrize(
+    ("api", "workers", "replicas"),
+    [("keras", 1, 2), ("keras", 2, 1), ("keras", 2, 2), ("tf_keras", 2, 1)],
+)
+def test_half_precision(train, api, workers, replicas):
+    train("mixed_precision.py", api, replicas, workers=workers)
+
+
 @pytest.mark.parametrize("script", ["parity.py", "training.py", "custom_loop.py"])
 def test_a_cluster_of_one_worker_needs_no_other(train, script):
     train(script, "keras", workers=1)
