@@ -21,6 +21,7 @@ from tensorflow.python.distribute.values import (
     PerReplicaSpec,
 )
 from tensorflow.python.eager.context import global_seed
+from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext as is_compiled_by_xla
 from tensorflow.python.trackable.base import CheckpointInitialValue
 
 __all__ = [
@@ -36,5 +37,6 @@ __all__ = [
     "distributed_spec",
     "empty_batch",
     "global_seed",
+    "is_compiled_by_xla",
     "regroup",
 ]

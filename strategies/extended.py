@@ -34,6 +34,7 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
       devices: this worker's, one for each of its replicas; as many on every worker.
       options: how values are reduced.
       resolver: what the strategy's property `cluster_resolver` returns.
+      local: what sums over the replicas of one worker.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         devices: Sequence[str],
         options: ReductionOptions,
         resolver: tf.distribute.cluster_resolver.ClusterResolver | None = None,
+        local: tf.distribute.CrossDeviceOps | None = None,
     ):
         # Not stock's constructor: it starts TensorFlow's own collectives. These are the
         # attributes that the methods inherited from it read.
@@ -50,7 +52,7 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         self._collectives = collectives
         self._devices = tuple(canonicalize(device) for device in devices)
         self._cross_device_ops = ReplicaCrossDeviceOps(
-            collectives, self._devices, options, self._weights_of_replicas
+            collectives, self._devices, options, self._weights_of_replicas, local
         )
         self._host_cross_device_ops = self._cross_device_ops
         self._communication_options = tf.distribute.experimental.CommunicationOptions()

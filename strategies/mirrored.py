@@ -58,6 +58,8 @@ class MirroredStrategy(MirroredReduction, tf.distribute.MirroredStrategy):
 
     Args:
       devices: the replicas' devices, such as `["GPU:0", "GPU:1"]`. None is all GPUs, or the CPU.
+      cross_device_ops: what sums gradients over the replicas. None is NCCL between GPUs, and on
+        the CPU a sum on the first replica's device.
       num_replicas: how many replicas there are, in place of `devices`: each takes a GPU, or a
         logical CPU where there are no GPUs. Logical CPUs are made before TensorFlow starts up,
         so make the strategy first.
@@ -70,6 +72,7 @@ class MirroredStrategy(MirroredReduction, tf.distribute.MirroredStrategy):
     def __init__(
         self,
         devices: Sequence[str] | None = None,
+        cross_device_ops: tf.distribute.CrossDeviceOps | None = None,
         *,
         num_replicas: int | None = None,
         options: ReductionOptions | None = None,
@@ -83,7 +86,9 @@ class MirroredStrategy(MirroredReduction, tf.distribute.MirroredStrategy):
             gpus = len(tf.config.list_physical_devices("GPU"))
             devices = local_devices(num_replicas or gpus or 1, range(gpus))
         options = ReductionOptions() if options is None else options
-        extended = ReplicatedExtended(self, LocalCollectives(), devices, options)
+        extended = ReplicatedExtended(
+            self, LocalCollectives(), devices, options, local=cross_device_ops
+        )
         tf.distribute.Strategy.__init__(self, extended)
 
 

@@ -7,7 +7,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from strategies._tensorflow import DistributedValues, Mirrored, regroup
+from strategies._tensorflow import (
+    DistributedValues,
+    Mirrored,
+    PerReplica,
+    is_compiled_by_xla,
+    regroup,
+)
 from strategies.collectives import Collectives
 from strategies.reduction import rows
 from strategies.reduction.options import ReductionOptions
@@ -25,6 +31,8 @@ class ReplicaCrossDeviceOps(tf.distribute.CrossDeviceOps):
       devices: the devices of this worker's replicas.
       options: how they are moved.
       weights: returns what each replica's values count for, None where all count once.
+      local: what sums tensors over the replicas of this worker; None is NCCL between GPUs, and
+        sums on the first replica's device elsewhere.
     """
 
     def __init__(
@@ -33,12 +41,14 @@ class ReplicaCrossDeviceOps(tf.distribute.CrossDeviceOps):
         devices: Sequence[str] = ("/device:CPU:0",),
         options: ReductionOptions = ReductionOptions(),  # noqa: B008  frozen
         weights: Callable[[], list[tf.Tensor] | None] = lambda: None,
+        local: tf.distribute.CrossDeviceOps | None = None,
     ):
         super().__init__()
         self._collectives = collectives
         self._devices = tuple(devices)
         self._options = options
         self._weights = weights
+        self._local = local or nccl_between(devices)
 
     @property
     def _num_between_graph_workers(self) -> int:
@@ -62,6 +72,7 @@ class ReplicaCrossDeviceOps(tf.distribute.CrossDeviceOps):
             without rows, whose NaN and infinity (means over nothing) are 0 in a SUM as well.
             None counts each replica once.
         """
+        _refuse_xla(self._collectives)
         mean = reduce_op == tf.distribute.ReduceOp.MEAN
         size = self._collectives.size * len(replicas)
         each = [None] * len(replicas) if weights is None else list(weights)
@@ -69,25 +80,51 @@ class ReplicaCrossDeviceOps(tf.distribute.CrossDeviceOps):
         if not mean:
             each = [None] * len(replicas)
         columns = list(zip(*numbers, strict=True))
-        sent = [self._sent(column, each) for column in columns]
+        sums_here = self._summed_here(columns, each)
+        sent = [
+            self._spread(column) if summed is None else [_components(summed)[0]]
+            for column, summed in zip(columns, sums_here, strict=True)
+        ]
         weighed = mean and weights is not None
         journey = [tensor for tensors in sent for tensor in tensors]
         journey += [tf.add_n(each)] if weighed else []
         arrived = iter(self._moved(journey, exactly=mean) if journey else [])
         sums = [[next(arrived) for _ in tensors] for tensors in sent]
         total = next(arrived) if weighed else size
-        results = []
-        for column, summed in zip(columns, sums, strict=True):
-            if isinstance(column[0], tf.IndexedSlices):
+        results: list[Any] = []
+        for column, here, summed in zip(columns, sums_here, sums, strict=True):
+            if here is None:
                 results.append(self._rows(rows.joined(column), summed, size if mean else None))
-            else:
-                results.append(_divided(summed[0], total, size) if mean else summed[0])
+            elif mean:
+                results.append(_divided(summed[0], total, size))
+            else:  # what is on all devices already need not be copied there
+                results.append(here if self._collectives.size == 1 else summed[0])
         return results
 
-    def _sent(self, column: Sequence[Any], weights: Sequence[tf.Tensor | None]) -> list[tf.Tensor]:
-        """Returns the tensors whose sums over all workers make one value; none for large tables."""
-        if not isinstance(column[0], tf.IndexedSlices):
-            return [_summed(column, weights)]
+    def _summed_here(
+        self, columns: Sequence[Sequence[Any]], weights: Sequence[tf.Tensor | None]
+    ) -> list[Any]:
+        """Returns the sum of each tensor over this worker's replicas, None for rows."""
+        dense = [
+            n for n, column in enumerate(columns) if not isinstance(column[0], tf.IndexedSlices)
+        ]
+        weighted = [
+            [_weighted(value, weight) for value, weight in zip(columns[n], weights, strict=True)]
+            for n in dense
+        ]
+        if self._local is None or len(weights) == 1:
+            sums: list[Any] = [v[0] if len(v) == 1 else tf.add_n(v) for v in weighted]
+        else:
+            values = [PerReplica(column) for column in weighted]
+            op = tf.distribute.ReduceOp.SUM
+            sums = self._local.batch_reduce(op, [(value, value) for value in values])
+        results: list[Any] = [None] * len(columns)
+        for n, total in zip(dense, sums, strict=True):
+            results[n] = total
+        return results
+
+    def _spread(self, column: Sequence[tf.IndexedSlices]) -> list[tf.Tensor]:
+        """Returns the tensors whose sums over all workers make a table; none for large ones."""
         joined = rows.joined(column)
         is_small = rows.elements(joined) <= self._options.dense_below
         return rows.spread(joined) if self._options.sum_rows and is_small else []
@@ -192,6 +229,8 @@ class ReplicaCrossDeviceOps(tf.distribute.CrossDeviceOps):
 
     def _mirrored(self, value: tf.Tensor | tf.IndexedSlices) -> Any:
         """Returns the value on each of this worker's devices."""
+        if isinstance(value, DistributedValues):
+            return value
         if len(self._devices) == 1:
             return regroup((value,), wrap_class=Mirrored)
         copies = []
@@ -236,15 +275,29 @@ def buckets(sizes: Sequence[int], limit: int) -> list[list[int]]:
     return groups
 
 
+def nccl_between(devices: Sequence[str]) -> tf.distribute.CrossDeviceOps | None:
+    """Returns NCCL's operations if all of several devices are GPUs, else None.
+
+    >>> type(nccl_between(["/device:GPU:0", "/device:GPU:1"])).__name__
+    'NcclAllReduce'
+    >>> nccl_between(["/device:CPU:0", "/device:CPU:1"]) is None
+    True
+    """
+    is_for_all = len(devices) > 1 and all("gpu" in device.lower() for device in devices)
+    return tf.distribute.NcclAllReduce() if is_for_all else None
+
+
+def _refuse_xla(collectives: Collectives) -> None:
+    if collectives.size > 1 and is_compiled_by_xla(tf.compat.v1.get_default_graph()):
+        raise ValueError(
+            "What reduces over workers is not compiled by XLA. Received: jit_compile=True. Leave "
+            "it at Keras's default, or compile parts of the model that reduce nothing."
+        )
+
+
 def _bytes_of(value: tf.Tensor) -> int:
     """Returns a tensor's bytes; 0 where its shape is not known when the graph is made."""
     return (value.shape.num_elements() or 0) * value.dtype.size
-
-
-def _summed(values: Sequence[tf.Tensor], weights: Sequence[tf.Tensor | None]) -> tf.Tensor:
-    """Returns the sum over a process's replicas, each times its weight."""
-    weighted = [_weighted(value, weight) for value, weight in zip(values, weights, strict=True)]
-    return weighted[0] if len(weighted) == 1 else tf.add_n(weighted)
 
 
 def _weighted(value: tf.Tensor, weight: tf.Tensor | None) -> tf.Tensor:

@@ -1,0 +1,9 @@
+"""MirroredStrategy; what is checked stands in tests/scripts."""
+
+import pytest
+
+
+@pytest.mark.parametrize("api", ["keras", "tf_keras"])
+@pytest.mark.parametrize("ops", [None, "ReductionToOneDevice"])
+def test_replicas_do_what_one_process_does(train, api, ops):
+    train("mirrored.py", api, *([ops] if ops else []), workers=1)
