@@ -172,4 +172,16 @@ with tempfile.TemporaryDirectory() as directory:
     model.save_weights(path)
     model.load_weights(path)
 strategies.verify_equal(strategy, model.variables)
+# XLA cannot compile what reduces over workers: that is said, and nothing hangs.
+if workers > 1:
+    with strategy.scope():
+        model = plain_model()
+        model.compile("sgd", "binary_crossentropy", jit_compile=True)
+    try:
+        model.fit(x, y, batch_size=16, verbose=0)
+    except ValueError as error:
+        assert "is not compiled by XLA. Received: jit_compile=True" in str(error)
+    else:
+        raise AssertionError("compiled by XLA")
+
 print("passed")
