@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import socket
 from collections.abc import Iterable, Sequence
@@ -55,7 +56,7 @@ class Host:
     @property
     def is_here(self) -> bool:
         """Whether it is surely this machine."""
-        return self.is_loopback or self.name in (socket.gethostname(), socket.getfqdn())
+        return self.is_loopback or self.name.lower() in _own_names()
 
 
 def parse_hosts(text: str) -> list[Host]:
@@ -113,6 +114,12 @@ def parse_hostfile(text: str, origin: str = "hostfile") -> list[Host]:
             "Write lines such as 'node1 slots=2'."
         )
     return _merged(hosts)
+
+
+@functools.cache
+def _own_names() -> tuple[str, ...]:
+    # Once, for the full name may be asked of a name service.
+    return socket.gethostname().lower(), socket.getfqdn().lower()
 
 
 def _host(item: str, text: str) -> Host:
