@@ -6,6 +6,7 @@ Checked on TensorFlow 2.18.1 and 2.21.0.
 from tensorflow.python.distribute.collective_all_reduce_strategy import (
     CollectiveAllReduceExtended,
 )
+from tensorflow.python.distribute.collective_util import Options as CommunicationOptions
 from tensorflow.python.distribute.device_util import canonicalize
 from tensorflow.python.distribute.distribute_utils import regroup
 from tensorflow.python.distribute.input_lib import DistributedDataset
@@ -20,20 +21,24 @@ from tensorflow.python.distribute.values import (
     PerReplica,
     PerReplicaSpec,
 )
-from tensorflow.python.eager.context import global_seed
+from tensorflow.python.eager.context import context, global_seed
 from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext as is_compiled_by_xla
+from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 from tensorflow.python.trackable.base import CheckpointInitialValue
 
 __all__ = [
     "CheckpointInitialValue",
     "CollectiveAllReduceExtended",
+    "CommunicationOptions",
     "DistributedDataset",
     "DistributedValues",
     "Mirrored",
     "PerReplica",
     "PerReplicaSpec",
+    "ResourceVariable",
     "auto_shard_dataset",
     "canonicalize",
+    "context",
     "distributed_spec",
     "empty_batch",
     "global_seed",

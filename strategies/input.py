@@ -307,7 +307,8 @@ def _until_all_are_done(
     """Goes on with empty batches until no worker has rows; asks the others before each step."""
     flagged = dataset.map(lambda *batch: (1, _element(batch)))
     endless = flagged.concatenate(empty.map(lambda *batch: (0, _element(batch))))
-    steps = endless.take_while(lambda has, _: collectives.all_reduce([has])[0] > 0)
+    apart = collectives.apart()
+    steps = endless.take_while(lambda has, _: apart.all_reduce([has])[0] > 0)
     return steps.map(lambda _, batch: batch).with_options(_nothing_ahead())
 
 

@@ -11,21 +11,23 @@ import tensorflow as tf
 from absl import logging
 
 from strategies._tensorflow import global_seed
-from strategies.collectives import Collectives, LocalCollectives
+from strategies.collectives import Collectives
+from strategies.communication import checked, chosen, packed, start
 from strategies.extended import ReplicatedExtended
 from strategies.mirrored import MirroredReduction, local_devices
 from strategies.reduction import ReductionOptions
-from tf_config import ClusterConfigError, TFConfig
+from strategies.resolver import config_of, resolver_of
+from tf_config import TFConfig
 from tf_config.settings import START_TIMEOUT_SECONDS, START_TIMEOUT_VARIABLE
 
 
 class MultiWorkerMirroredStrategy(MirroredReduction, tf.distribute.MultiWorkerMirroredStrategy):
-    """Trains one model on all workers of TF_CONFIG: same variables, gradients summed by Horovod.
+    """Trains one model on all workers of TF_CONFIG: same variables, gradients summed.
 
     Each worker computes on its rows of the batch; the gradients are summed over the workers and
     every worker makes the same update. The variables are the same bits on all workers, and N
     workers at a batch of B rows each follow one process at N*B. Without TF_CONFIG there is one
-    worker, and Horovod is not needed.
+    worker.
 
     It is used as `tf.distribute.MultiWorkerMirroredStrategy` is, with Keras 3 and tf_keras:
 
@@ -48,6 +50,15 @@ class MultiWorkerMirroredStrategy(MirroredReduction, tf.distribute.MultiWorkerMi
       alike. Make the strategy before the dataset.
 
     Args:
+      cluster_resolver: says what the cluster is and which task this process is, in place of
+        TF_CONFIG: any of TensorFlow's, such as `SimpleClusterResolver`.
+      communication_options: `tf.distribute.experimental.CommunicationOptions`. Packs of
+        `bytes_per_pack` are `bucket_bytes` of `options`; `implementation` and
+        `timeout_seconds` are for TensorFlow's own collectives.
+      communication: what the workers exchange values through: "horovod", "tensorflow" for
+        TensorFlow's own collectives, which need nothing else, or "auto" for Horovod where it
+        can be imported, else TensorFlow's. None is what the environment variable
+        KERAS_STRATEGIES_COMMUNICATION says, or "auto".
       num_replicas: how many replicas each worker has; as many on all. None is one. Each takes
         a GPU of its own, or a logical CPU where there are no GPUs.
       options: how gradients are reduced, the same on all workers.
@@ -56,26 +67,35 @@ class MultiWorkerMirroredStrategy(MirroredReduction, tf.distribute.MultiWorkerMi
 
     Raises:
       ClusterConfigError: if TF_CONFIG is wrong or has tasks that this strategy has no use for.
-      ValueError: if there are not so many devices, or not the same number on all workers.
-      ImportError: if there are several workers and Horovod is not installed.
+      ValueError: if there are not so many devices, or not the same number on all workers; or if
+        Horovod cannot do what the communication options say.
+      ImportError: if Horovod is asked for and cannot be imported.
+      RuntimeError: if TensorFlow's own collectives are to start after the first tensor.
       TimeoutError: if a worker does not come in time; the message names it.
     """
 
     def __init__(
         self,
+        cluster_resolver: tf.distribute.cluster_resolver.ClusterResolver | None = None,
+        communication_options: tf.distribute.experimental.CommunicationOptions | None = None,
         *,
+        communication: str | None = None,
         num_replicas: int | None = None,
         options: ReductionOptions | None = None,
         start_timeout: float | None = None,
     ):
-        config = TFConfig.from_env()
+        wishes = checked(communication_options)
+        options = packed(options, wishes)
+        config = TFConfig.from_env() if cluster_resolver is None else config_of(cluster_resolver)
         devices = local_devices(num_replicas, _gpus_of(config))
-        collectives = _start(config, _timeout(start_timeout))
+        collectives = start(
+            config, chosen(communication), wishes, _timeout(start_timeout), devices[0]
+        )
         _check_replicas(collectives, len(devices))
         # Not stock's constructor, which starts a server of TensorFlow's on the same port. The
         # class is stock's all the same: Keras asks for it to gather logs and predictions.
-        options = ReductionOptions() if options is None else options
-        extended = ReplicatedExtended(self, collectives, devices, options, _resolver(config))
+        resolver = resolver_of(config) if cluster_resolver is None else cluster_resolver
+        extended = ReplicatedExtended(self, collectives, devices, options, resolver)
         tf.distribute.Strategy.__init__(self, extended)
         if collectives.size > 1:
             logging.info("%d workers of %d replicas: %s", collectives.size, len(devices), options)
@@ -97,30 +117,6 @@ def from_tf_config(**options: Any) -> tf.distribute.Strategy:
       ClusterConfigError: if TF_CONFIG is wrong, or names parameter servers.
     """
     return MultiWorkerMirroredStrategy(**options)
-
-
-def _start(config: TFConfig | None, timeout: float) -> Collectives:
-    """Returns the collectives among the workers of `config`, all of them here."""
-    if config is None:
-        return LocalCollectives()
-    if config.cluster.tasks("ps"):
-        raise ClusterConfigError(
-            "MultiWorkerMirroredStrategy has no use for parameter servers. Received: "
-            f"{len(config.cluster.tasks('ps'))} in TF_CONFIG. Take 'ps' out of 'cluster'."
-        )
-    if config.task.type == "evaluator" or len(config.cluster.training_tasks) == 1:
-        return LocalCollectives()
-    tasks = config.cluster.training_tasks
-    if [task.index for task in tasks if task.type == "worker"] != list(
-        range(len(config.cluster.tasks("worker")))
-    ):
-        raise ClusterConfigError(
-            "Every worker has to know all others. Received: a cluster with the tasks "
-            f"{', '.join(map(str, tasks))}. Name the workers between them too."
-        )
-    from strategies.collectives.horovod import HorovodCollectives
-
-    return HorovodCollectives.start(config.cluster, config.task, timeout)
 
 
 def _timeout(seconds: float | None, environ: Mapping[str, str] = os.environ) -> float:
@@ -160,18 +156,6 @@ def _check_replicas(collectives: Collectives, replicas: int) -> None:
             "All workers have the same number of replicas. Received, by rank: "
             f"{counts}. Give all of them the same num_replicas and as many devices."
         )
-
-
-def _resolver(config: TFConfig | None) -> tf.distribute.cluster_resolver.ClusterResolver:
-    if config is None:
-        return tf.distribute.cluster_resolver.SimpleClusterResolver(tf.train.ClusterSpec({}))
-    return tf.distribute.cluster_resolver.SimpleClusterResolver(
-        tf.train.ClusterSpec(config.cluster.to_dict()),
-        task_type=config.task.type,
-        task_id=config.task.index,
-        environment=config.environment or "",
-        rpc_layer=config.rpc_layer or "grpc",
-    )
 
 
 def _share_seed(collectives: Collectives) -> None:

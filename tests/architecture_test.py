@@ -16,6 +16,8 @@ LAYERS = [
     "strategies._tensorflow",
     "strategies.collectives",
     "strategies.reduction",
+    "strategies.communication",
+    "strategies.resolver",
     "strategies.input",
     "strategies.equality",
     "strategies.extended",

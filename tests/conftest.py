@@ -33,6 +33,13 @@ class Job:
         self.environ = {**os.environ, _MARK: self.mark, "PYTHONPATH": str(ROOT)}
         self.environ.pop("TF_CONFIG", None)
 
+    def hide_horovod(self) -> None:
+        """Lets the processes that are started from now on be unable to import Horovod."""
+        hidden = self.directory / "hidden"
+        hidden.mkdir()
+        (hidden / "horovod.py").write_text("raise ImportError('Horovod is hidden')\n")
+        self.environ["PYTHONPATH"] = f"{hidden}:{ROOT}"
+
     def start(self, *arguments: object, **options: object) -> subprocess.Popen:
         """Starts `tf-config run` with the arguments; its output is one stream of text."""
         command = [sys.executable, "-m", "tf_config", "run", *map(str, arguments)]
@@ -117,6 +124,14 @@ def job(tmp_path: Path) -> Iterator[Job]:
     job = Job(tmp_path)
     yield job
     job.close()
+
+
+@pytest.fixture(params=["horovod", "tensorflow"])
+def communication(job: Job, request: pytest.FixtureRequest) -> str:
+    """What the workers of the job communicate by."""
+    if request.param == "tensorflow":
+        job.hide_horovod()
+    return request.param
 
 
 @pytest.fixture

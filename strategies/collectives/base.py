@@ -22,6 +22,13 @@ class Collectives(Protocol):
     rank: int
     size: int
 
+    def apart(self) -> Collectives:
+        """Returns collectives of the same workers whose operations have an order of their own.
+
+        A dataset takes them: TensorFlow makes its batches at the same time as it trains, here
+        sooner and there later. All workers call this together, too.
+        """
+
     def all_reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Returns the sums over all workers, the same bits on each.
 
@@ -53,6 +60,10 @@ class LocalCollectives:
 
     rank = 0
     size = 1
+
+    def apart(self) -> LocalCollectives:
+        """Returns itself: there is nobody to wait for."""
+        return self
 
     def all_reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Returns the tensors."""

@@ -8,11 +8,9 @@ CPUs run on Gloo, between GPUs on NCCL where Horovod was built with it. Checked 
 
 from __future__ import annotations
 
-import errno
 import os
 import socket
 import socketserver
-import threading
 from collections.abc import Callable, Sequence
 from importlib import metadata
 from ipaddress import ip_address
@@ -21,25 +19,12 @@ from typing import Any
 
 import tensorflow as tf
 
+from strategies.collectives.dtypes import summed_as
 from strategies.collectives.meeting import wait_for_all
+from strategies.collectives.store import serve
 from tf_config import Address, ClusterConfigError, ClusterSpec, Task
 
 _IS_MENDED = "gloo.iface"
-# Horovod sums these as they are; others travel in the type named beside them.
-_SUMMED_AS = {
-    tf.float16: tf.float16,
-    tf.float32: tf.float32,
-    tf.float64: tf.float64,
-    tf.int32: tf.int32,
-    tf.int64: tf.int64,
-    tf.bfloat16: tf.float32,
-    tf.int8: tf.int32,
-    tf.uint8: tf.int32,
-    tf.int16: tf.int32,
-    tf.uint16: tf.int32,
-    tf.uint32: tf.int64,
-    tf.uint64: tf.int64,
-}
 # What is only moved keeps its bits: a type that Horovod does not know goes as one of its size.
 _MOVED_AS = {
     tf.bfloat16: tf.uint16,
@@ -78,7 +63,7 @@ class HorovodCollectives:
           RuntimeError: if Horovod was started before, for another job.
         """
         global _started
-        horovod = _import_horovod()
+        horovod = load()
         if _started is not None and _started[:2] == (cluster, task):
             return _started[2]
         if horovod.is_initialized():
@@ -96,11 +81,15 @@ class HorovodCollectives:
         _started = (cluster, task, cls(horovod))
         return _started[2]
 
+    def apart(self) -> HorovodCollectives:
+        """Returns these collectives, which pair operations by name; see `Collectives`."""
+        return self
+
     def all_reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Returns the sums over all workers; see `Collectives`."""
         groups: dict[tf.DType, list[int]] = {}
         for position, tensor in enumerate(tensors):
-            groups.setdefault(_summed_as(tensor.dtype), []).append(position)
+            groups.setdefault(summed_as(tensor.dtype), []).append(position)
         sums: list[tf.Tensor] = list(tensors)
         for dtype, positions in groups.items():
             carried = [tf.cast(tensors[position], dtype) for position in positions]
@@ -151,43 +140,37 @@ class HorovodCollectives:
         return result
 
 
-def _import_horovod() -> ModuleType:
+def load() -> ModuleType:
+    """Returns Horovod's module for TensorFlow.
+
+    Raises:
+      ImportError: if it is not installed, or not built for this TensorFlow.
+    """
     try:
         import horovod.tensorflow as horovod
     except Exception as error:  # Horovod raises its own, unrelated types for a wrong build
         raise ImportError(
-            "Training on several workers needs Horovod 0.28.1, built for TensorFlow "
-            f"{tf.__version__}. Received: {type(error).__name__}: {error}. "
-            "BUILD.md says how to build it, in two to four minutes."
+            "communication='horovod' needs Horovod 0.28.1, built for TensorFlow "
+            f"{tf.__version__}. Received: {type(error).__name__}: {error}. BUILD.md says how to "
+            "build it, in two to four minutes; communication='tensorflow' needs nothing else."
         ) from error
     return horovod
+
+
+def has_nccl() -> bool:
+    """Returns whether Horovod was built with NCCL.
+
+    Raises:
+      ImportError: if it cannot be used at all.
+    """
+    return bool(load().nccl_built())
 
 
 def _serve(address: Address, task: Task) -> socketserver.BaseServer:
     """Serves Horovod's rendezvous at `address`, until this process ends."""
     from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
 
-    class Server(RendezvousHTTPServer):
-        daemon_threads = True
-        allow_reuse_port = False  # newer Pythons share the port between two servers
-        address_family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-
-    for host in (address.host, ""):
-        try:
-            server = Server((host, address.port), RendezvousHandler, 0)
-        except OSError as error:
-            # Behind address translation the name that others use is not one of this machine's,
-            # and a pod's name is known some seconds after its start.
-            unknown = isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
-            if unknown and host:
-                continue
-            raise ClusterConfigError(
-                f"The first worker listens at its own address. Received: {address} for {task}, "
-                f"but {error.strerror}. Choose a free port of this machine in TF_CONFIG."
-            ) from None
-        break
-    threading.Thread(target=server.serve_forever, name="rendezvous", daemon=True).start()
-    return server
+    return serve(RendezvousHTTPServer, address, task, RendezvousHandler, 0)
 
 
 def _environment(cluster: ClusterSpec, task: Task) -> dict[str, str]:
@@ -268,13 +251,3 @@ def _interface(host: str) -> str | None:
         if addresses & {entry.address for entry in entries}:
             return name
     return None
-
-
-def _summed_as(dtype: tf.DType) -> tf.DType:
-    try:
-        return _SUMMED_AS[dtype]
-    except KeyError:
-        raise ValueError(
-            f"Sums over workers are of {', '.join(known.name for known in _SUMMED_AS)}. "
-            f"Received: {dtype.name}. Cast it to one of these."
-        ) from None

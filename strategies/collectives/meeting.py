@@ -1,7 +1,7 @@
 """The wait for all workers at the start: named, and never endless.
 
-The first worker serves a small store over HTTP (Horovod's rendezvous server); each worker
-leaves its name there and looks for the names of all others.
+The first worker serves a small store over HTTP (Horovod's rendezvous server, or `StoreServer`);
+each worker leaves its name there and looks for the names of all others.
 """
 
 from __future__ import annotations
@@ -15,26 +15,33 @@ from absl import logging
 from tf_config import Address, ClusterConfigError, ClusterSpec, Task
 
 _POLL_SECONDS = 0.1
-_NAME_EVERY_SECONDS = 5.0
+NAME_EVERY_SECONDS = 5.0
 _HTTP_TIMEOUT_SECONDS = 5.0
-_SCOPE = "keras_strategies_meeting"
+_PARTING_SECONDS = 10.0
+_MEETING = "keras_strategies_meeting"
+_PARTING = "keras_strategies_parting"
 
 
-def wait_for_all(cluster: ClusterSpec, task: Task, timeout: float) -> None:
+def wait_for_all(
+    cluster: ClusterSpec, task: Task, timeout: float, communication: str = "horovod"
+) -> None:
     """Returns when every worker is here; names those that are not every 5 seconds.
 
     Args:
       cluster: what this task was told of the cluster.
       task: this one.
       timeout: seconds until it gives up.
+      communication: what it takes to exchange values.
 
     Raises:
       TimeoutError: if a worker did not come in time; the message names it.
-      ClusterConfigError: if a worker came that was told of another cluster.
+      ClusterConfigError: if a worker came that was told of another cluster, or that takes
+        something else to exchange values.
     """
     tasks = cluster.training_tasks
     store = _Store(cluster.addresses[tasks[0]])
-    mine = hashlib.sha256(repr(cluster.to_dict()).encode()).hexdigest().encode()
+    digest = hashlib.sha256(repr(cluster.to_dict()).encode()).hexdigest()
+    mine = f"{digest} {communication}".encode()
     start = time.monotonic()
     named = start
     announced = False
@@ -46,7 +53,7 @@ def wait_for_all(cluster: ClusterSpec, task: Task, timeout: float) -> None:
             missing.pop(0)
         now = time.monotonic()
         over = now - start >= timeout
-        if missing and (over or now - named >= _NAME_EVERY_SECONDS):
+        if missing and (over or now - named >= NAME_EVERY_SECONDS):
             named = now
             if announced:
                 missing = [other for other in missing if not _is_here(store, other, mine)]
@@ -67,11 +74,30 @@ def wait_for_all(cluster: ClusterSpec, task: Task, timeout: float) -> None:
             time.sleep(_POLL_SECONDS)
 
 
+def part(cluster: ClusterSpec, task: Task, wait_for_others: bool = False) -> None:
+    """Says that this task has met all others and will not ask any more.
+
+    Args:
+      cluster: the workers.
+      task: this one.
+      wait_for_others: whether to return only when all others have said so, or are late.
+    """
+    tasks = cluster.training_tasks
+    store = _Store(cluster.addresses[tasks[0]], _PARTING)
+    store.put(task, b"")
+    end = time.monotonic() + _PARTING_SECONDS
+    while wait_for_others and time.monotonic() < end:
+        if all(store.get(other) is not None for other in tasks):
+            return
+        time.sleep(_POLL_SECONDS)
+
+
 class _Store:
     """The first worker's key-value store, as the others see it."""
 
-    def __init__(self, address: Address):
+    def __init__(self, address: Address, scope: str = _MEETING):
         self._address = address
+        self._scope = scope
 
     def put(self, task: Task, value: bytes) -> bool:
         """Writes a task's entry; returns whether the store was there."""
@@ -88,7 +114,7 @@ class _Store:
             self._address.host, self._address.port, timeout=_HTTP_TIMEOUT_SECONDS
         )
         try:
-            connection.request(method, f"/{_SCOPE}/{task.label}", body)
+            connection.request(method, f"/{self._scope}/{task.label}", body)
             response = connection.getresponse()
             return response.status, response.read()
         except (OSError, http.client.HTTPException):
@@ -99,6 +125,13 @@ class _Store:
 
 def _is_here(store: _Store, task: Task, expected: bytes) -> bool:
     entry = store.get(task)
+    if entry is not None and entry.split()[:1] == expected.split()[:1] and entry != expected:
+        theirs, ours = entry.decode().split()[-1], expected.decode().split()[-1]
+        raise ClusterConfigError(
+            f"All workers exchange values in one way. Received: {theirs} in {task}, {ours} here. "
+            "Give all of them the same argument communication, or the same variable "
+            "KERAS_STRATEGIES_COMMUNICATION; 'tf-config doctor' says where Horovod can be used."
+        )
     if entry is not None and entry != expected:
         raise ClusterConfigError(
             "All workers are told of the same cluster. Received: another one in "

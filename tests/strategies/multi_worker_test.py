@@ -22,6 +22,18 @@ def test_workers_do_what_one_process_does(train, script, api, workers):
     train(script, api, workers=workers)
 
 
+@pytest.mark.parametrize("api", ["keras", "tf_keras"])
+@pytest.mark.parametrize("script", ["parity.py", "training.py", "custom_loop.py"])
+def test_so_they_do_where_there_is_no_horovod(job, train, script, api):
+    job.hide_horovod()
+    train(script, api)
+
+
+def test_tensorflows_collectives_carry_every_type(job, train):
+    job.hide_horovod()
+    train("collectives.py")
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("api", ["keras", "tf_keras"])
 @pytest.mark.parametrize("script", ["parity.py", "training.py"])
@@ -124,11 +136,22 @@ def test_one_worker_needs_no_horovod():
     assert result.stdout == "1\n", result.stderr
 
 
-def test_without_horovod_the_error_names_build_md():
+def test_horovod_that_is_asked_for_and_missing_names_build_md():
     result = run_without_horovod(
-        "strategies.MultiWorkerMirroredStrategy()", {"TF_CONFIG": TWO % ("", "worker")}
+        "strategies.MultiWorkerMirroredStrategy(communication='horovod')",
+        {"TF_CONFIG": TWO % ("", "worker")},
     )
     assert result.returncode == 1
     last = result.stderr.strip().splitlines()[-1]
-    assert last.startswith("ImportError: Training on several workers needs Horovod 0.28.1")
+    assert last.startswith("ImportError: communication='horovod' needs Horovod 0.28.1, built")
     assert "BUILD.md" in last
+
+
+def test_tensorflows_collectives_start_before_the_first_tensor():
+    result = run_without_horovod(
+        "import tensorflow as tf; tf.constant(1); strategies.from_tf_config()",
+        {"TF_CONFIG": TWO % ("", "worker")},
+    )
+    assert result.returncode == 1
+    last = result.stderr.strip().splitlines()[-1]
+    assert "Make the strategy at the start of the script" in last

@@ -20,6 +20,7 @@ def start_worker(job, cluster, task, code=MEET):
     return job.popen([sys.executable, "-c", code])
 
 
+@pytest.mark.usefixtures("communication")
 @pytest.mark.parametrize("missing", [0, 1])
 def test_a_worker_that_does_not_come_is_named_until_the_time_is_up(job, missing):
     cluster = local_cluster(workers=2)
@@ -58,6 +59,20 @@ def test_two_processes_that_are_the_same_task_are_told_apart(job):
     assert "The first worker listens at its own address. Received: 127.0.0.1:" in refused[0]
 
 
+def test_a_server_that_does_not_start_is_named_on_both_sides(job):
+    job.hide_horovod()
+    cluster = local_cluster(workers=2)
+    first, second = cluster.training_tasks
+    address = cluster.addresses[second]
+    with socket.create_server((address.host, address.port)):
+        workers = [start_worker(job, cluster, task) for task in (first, second)]
+        waiting, failed = (worker.communicate(timeout=60)[0] for worker in workers)
+    assert [worker.returncode for worker in workers] == [1, 1]
+    assert f"Each worker listens at its own address. Received: {address} for worker 1" in failed
+    assert "All workers' servers answer within 12 s of the start" in waiting
+    assert f"worker 0: no answer from worker 1 ({address})." in waiting
+
+
 @pytest.fixture
 def meeting():
     """Serves the store of a cluster of two, as the first worker does."""
@@ -93,6 +108,14 @@ def test_a_worker_of_another_cluster_is_refused(meeting):
         wait_for_all(other, second, timeout=0.3)
     with pytest.raises(ClusterConfigError, match="Received: another one in worker 1"):
         wait_for_all(meeting, first, timeout=5)
+
+
+def test_a_worker_that_communicates_otherwise_is_refused(meeting):
+    first, second = meeting.training_tasks
+    with pytest.raises(TimeoutError):
+        wait_for_all(meeting, second, 0.3, "tensorflow")
+    with pytest.raises(ClusterConfigError, match="Received: tensorflow in worker 1, horovod here"):
+        wait_for_all(meeting, first, 5, "horovod")
 
 
 def test_a_port_that_is_taken_is_named():

@@ -1,0 +1,87 @@
+"""How values of every type travel: sums in a type that can be added up, the rest as bytes."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+# What is added up as it is; other types travel in the type named beside them.
+_SUMMED_AS = {
+    tf.float16: tf.float16,
+    tf.float32: tf.float32,
+    tf.float64: tf.float64,
+    tf.int32: tf.int32,
+    tf.int64: tf.int64,
+    tf.bfloat16: tf.float32,
+    tf.int8: tf.int32,
+    tf.uint8: tf.int32,
+    tf.int16: tf.int32,
+    tf.uint16: tf.int32,
+    tf.uint32: tf.int64,
+    tf.uint64: tf.int64,
+}
+_WORD_BYTES = 4
+
+
+def summed_as(dtype: tf.DType) -> tf.DType:
+    """Returns the type that sums of `dtype` over workers are made in.
+
+    >>> summed_as(tf.bfloat16).name
+    'float32'
+
+    Raises:
+      ValueError: if there is none.
+    """
+    try:
+        return _SUMMED_AS[dtype]
+    except KeyError:
+        raise ValueError(
+            f"Sums over workers are of {', '.join(known.name for known in _SUMMED_AS)}. "
+            f"Received: {dtype.name}. Cast it to one of these."
+        ) from None
+
+
+def to_words(tensor: tf.Tensor) -> tf.Tensor:
+    """Returns a tensor's bytes, filled up with zeros, as a vector of int32.
+
+    >>> to_words(tf.constant([True, False, True])).numpy().tolist()
+    [65537]
+
+    Raises:
+      ValueError: if a value of the tensor's type is not so many bytes.
+    """
+    if tensor.dtype == tf.bool:
+        tensor = tf.cast(tensor, tf.uint8)
+    if tensor.dtype in (tf.string, tf.variant, tf.resource):
+        raise ValueError(
+            f"Workers exchange numbers and booleans. Received: {tensor.dtype.name}. Strings "
+            "travel as numbers, for example as tf.io.decode_raw(..., tf.uint8) makes of them."
+        )
+    vector = tf.reshape(tensor, [-1])
+    if tensor.dtype.size % _WORD_BYTES == 0:
+        return tf.reshape(tf.bitcast(vector, tf.int32), [-1])
+    content = tf.reshape(tf.bitcast(vector, tf.uint8), [-1])
+    content = tf.pad(content, [[0, -tf.size(content) % _WORD_BYTES]])
+    return tf.bitcast(tf.reshape(content, [-1, _WORD_BYTES]), tf.int32)
+
+
+def bytes_of(tensor: tf.Tensor) -> tf.Tensor:
+    """Returns how many bytes a tensor's values are, an int64 scalar."""
+    each = 1 if tensor.dtype == tf.bool else tensor.dtype.size
+    return tf.size(tensor, tf.int64) * each
+
+
+def to_bytes(words: tf.Tensor) -> tf.Tensor:
+    """Returns the bytes of int32 values; the last dimension is four times as long."""
+    content = tf.bitcast(words, tf.uint8)
+    return tf.reshape(content, tf.concat([tf.shape(words)[:-1], [-1]], 0))
+
+
+def from_bytes(content: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    """Returns the vector that bytes stand for.
+
+    >>> from_bytes(to_bytes(to_words(tf.constant([1.5, -2.0], tf.float64))), tf.float64).numpy()
+    array([ 1.5, -2. ])
+    """
+    if dtype == tf.bool:
+        return tf.cast(content, tf.bool)
+    return tf.bitcast(content if dtype.size == 1 else tf.reshape(content, [-1, dtype.size]), dtype)

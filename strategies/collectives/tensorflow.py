@@ -1,0 +1,191 @@
+"""Collectives over TensorFlow's own operations, where Horovod cannot be built.
+
+Between CPUs they are TensorFlow's ring algorithms over gRPC, between GPUs NCCL's sums. Workers
+find each other's part of an operation by two numbers, its group and its instance. Here the group
+says which type of values is exchanged, and the instance how many. So a number stands for the same
+shape always, which TensorFlow asks for, and can be used again: for each new number TensorFlow
+asks the first worker, and keeps a kilobyte for good. Checked on TensorFlow 2.18.1 and 2.21.0.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from strategies._tensorflow import CommunicationOptions, ResourceVariable
+from strategies.collectives.dtypes import bytes_of, from_bytes, summed_as, to_bytes, to_words
+from strategies.collectives.server import join
+from tf_config import ClusterSpec, Task
+
+_CPU = "/device:CPU:0"
+_Implementation = tf.distribute.experimental.CommunicationImplementation
+# What is exchanged, each by a group of its own.
+_KINDS = (
+    *(("sum", dtype) for dtype in (tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)),
+    ("gather", tf.int32),
+)
+
+# A stream is a sequence of operations. All workers make their streams in the same order.
+_streams = itertools.count()
+# What this process has started.
+_started: dict[tuple[Any, ...], TensorFlowCollectives] = {}
+
+
+class TensorFlowCollectives:
+    """Collectives among all workers of a cluster; made by `start`.
+
+    An operation begins when the one before it has ended on this worker, in functions as well: it
+    names a variable, and TensorFlow puts what names the same one in order.
+
+    Args:
+      rank: this worker's number, from 0.
+      size: how many workers there are.
+      device: this worker's first one; sums of floats are made there if it is a GPU.
+      options: TensorFlow's implementation, and how long an operation may take.
+    """
+
+    def __init__(self, rank: int, size: int, device: str, options: CommunicationOptions):
+        self.rank = rank
+        self.size = size
+        self._device = device
+        self._options = options
+        self._first_group = 1 + next(_streams) * len(_KINDS)
+        self._tokens: dict[str, ResourceVariable] = {}
+        self._apart: list[TensorFlowCollectives] = []
+
+    @classmethod
+    def start(
+        cls,
+        cluster: ClusterSpec,
+        task: Task,
+        timeout: float,
+        device: str = _CPU,
+        options: CommunicationOptions | None = None,
+    ) -> TensorFlowCollectives:
+        """Waits for all workers, then joins them; the same collectives if called again.
+
+        Args:
+          cluster: the workers; their order is the rank.
+          task: this one.
+          timeout: seconds to wait for the others.
+          device: this worker's first one.
+          options: TensorFlow's implementation, and how long an operation may take.
+
+        Raises:
+          TimeoutError: if a worker does not come in time; the message names it.
+          ClusterConfigError: if this worker's port is taken, or the workers' clusters differ.
+          RuntimeError: if TensorFlow has made tensors before, or has joined another job.
+        """
+        options = CommunicationOptions() if options is None else options
+        join(cluster, task, timeout)
+        key = (device, options.implementation, options.timeout_seconds)
+        if key not in _started:
+            tasks = cluster.training_tasks
+            _started[key] = cls(tasks.index(task), len(tasks), device, options)
+        return _started[key]
+
+    def apart(self) -> TensorFlowCollectives:
+        """Returns collectives whose operations have an order of their own; see `Collectives`."""
+        # Kept, for what tf.data holds is a variable's handle, and not the variable.
+        apart = TensorFlowCollectives(self.rank, self.size, _CPU, self._options)
+        self._apart.append(apart)
+        return apart
+
+    def all_reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Returns the sums over all workers; see `Collectives`."""
+        groups: dict[tf.DType, list[int]] = {}
+        for position, tensor in enumerate(tensors):
+            groups.setdefault(summed_as(tensor.dtype), []).append(position)
+        sums: list[tf.Tensor] = list(tensors)
+        for dtype, positions in groups.items():
+            carried = [tf.cast(tensors[position], dtype) for position in positions]
+            for position, total in zip(positions, self._summed(carried), strict=True):
+                sums[position] = tf.cast(total, tensors[position].dtype)
+        return sums
+
+    def all_gather(self, tensor: tf.Tensor) -> tf.Tensor:
+        """Returns the workers' tensors joined along axis 0; see `Collectives`."""
+        mine = tf.stack([tf.shape(tensor, tf.int64)[0], bytes_of(tensor)])
+        rows, lengths = tf.unstack(tf.reshape(self._gathered(mine), [self.size, 2]), axis=1)
+        words = to_words(tensor)
+        longest = (tf.reduce_max(lengths) + 3) // 4
+        words = tf.pad(words, [[0, longest - tf.size(words, tf.int64)]])
+        contents = to_bytes(tf.reshape(self._gathered(words), [self.size, -1]))
+        parts = [contents[rank, : lengths[rank]] for rank in range(self.size)]
+        values = from_bytes(tf.concat(parts, 0), tensor.dtype)
+        shape = tf.concat([[tf.reduce_sum(rows)], tf.shape(tensor, tf.int64)[1:]], 0)
+        return tf.ensure_shape(tf.reshape(values, shape), [None, *tensor.shape[1:]])
+
+    def broadcast(self, tensor: tf.Tensor) -> tf.Tensor:
+        """Returns the first worker's tensor; see `Collectives`."""
+        words = to_words(tensor)
+        # To add zeros changes no bit.
+        content = to_bytes(self._sum(words if self.rank == 0 else tf.zeros_like(words)))
+        return _like(tensor, from_bytes(content[: bytes_of(tensor)], tensor.dtype))
+
+    def _summed(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Returns the sums of tensors of one type, which travel as one vector."""
+        vectors = [tf.reshape(tensor, [-1]) for tensor in tensors]
+        if len(vectors) == 1:
+            return [_like(tensors[0], self._sum(vectors[0]))]
+        total = self._sum(tf.concat(vectors, 0))
+        parts = tf.split(total, [tf.size(vector) for vector in vectors])
+        return [_like(tensor, part) for tensor, part in zip(tensors, parts, strict=True)]
+
+    def _sum(self, vector: tf.Tensor) -> tf.Tensor:
+        return self._exchanged("sum", vector, merge_op="Add", final_op="Id")
+
+    def _gathered(self, vector: tf.Tensor) -> tf.Tensor:
+        """Returns vectors of one length joined by rank."""
+        if vector.dtype != tf.int32:
+            return tf.bitcast(tf.reshape(self._gathered(to_words(vector)), [-1, 2]), vector.dtype)
+        return self._exchanged("gather", vector)
+
+    def _exchanged(self, kind: str, vector: tf.Tensor, **attributes: Any) -> tf.Tensor:
+        """Runs an operation of TensorFlow's on vectors of one type and length."""
+        operation = {
+            "sum": tf.raw_ops.CollectiveReduceV2,
+            "gather": tf.raw_ops.CollectiveGatherV2,
+        }[kind]
+        device, hint = self._place(kind, vector.dtype)
+        sent = vector if vector.shape[0] else _filled(vector)
+        with tf.device(_CPU):
+            instance = tf.size(sent)
+        with tf.device(device):
+            result = operation(
+                input=sent,
+                group_size=self.size,
+                group_key=self._first_group + _KINDS.index((kind, vector.dtype)),
+                instance_key=instance,
+                ordering_token=[self._token(device).handle],
+                communication_hint=hint,
+                timeout_seconds=self._options.timeout_seconds or 0.0,
+                **attributes,
+            )
+        return result if sent is vector else result[: tf.size(vector) * tf.size(result) // instance]
+
+    def _place(self, kind: str, dtype: tf.DType) -> tuple[str, str]:
+        """Returns where an operation runs, and TensorFlow's name for how."""
+        on_gpu = "GPU" in self._device and self._options.implementation != _Implementation.RING
+        if on_gpu and kind == "sum" and dtype.is_floating:
+            return self._device, "nccl"
+        return _CPU, "ring"
+
+    def _token(self, device: str) -> ResourceVariable:
+        if device not in self._tokens:
+            with tf.init_scope(), tf.device(device):
+                self._tokens[device] = ResourceVariable(0.0, trainable=False)
+        return self._tokens[device]
+
+
+def _like(tensor: tf.Tensor, vector: tf.Tensor) -> tf.Tensor:
+    """Returns a vector's values in the shape of a tensor."""
+    return tf.ensure_shape(tf.reshape(vector, tf.shape(tensor)), tensor.shape)
+
+
+def _filled(vector: tf.Tensor) -> tf.Tensor:
+    """Returns a vector with a zero in it if it is empty: TensorFlow's ring crashes on nothing."""
+    return tf.pad(vector, [[0, tf.cast(tf.equal(tf.size(vector), 0), tf.int32)]])

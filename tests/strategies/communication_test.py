@@ -1,0 +1,66 @@
+"""What workers communicate by: the argument, the environment, and what Horovod cannot do."""
+
+import pytest
+import tensorflow as tf
+
+import strategies
+from strategies import ReductionOptions
+from strategies._tensorflow import CommunicationOptions
+from strategies.communication import _check_for_horovod, chosen, packed
+
+Implementation = tf.distribute.experimental.CommunicationImplementation
+
+
+def test_the_argument_wins_over_the_environment():
+    environ = {"KERAS_STRATEGIES_COMMUNICATION": "tensorflow"}
+    assert chosen("horovod", environ) == "horovod"
+    assert chosen(None, environ) == "tensorflow"
+    assert chosen(None, {}) == "auto"
+
+
+def test_another_one_is_refused():
+    with pytest.raises(ValueError, match="'auto', 'horovod', 'tensorflow'. Received: 'mpi'"):
+        strategies.MultiWorkerMirroredStrategy(communication="mpi")
+    with pytest.raises(ValueError, match="Received: ''"):
+        chosen(None, {"KERAS_STRATEGIES_COMMUNICATION": ""})
+
+
+def test_other_options_are_refused():
+    with pytest.raises(ValueError, match=r"options=strategies.ReductionOptions\(...\)"):
+        strategies.MultiWorkerMirroredStrategy(None, ReductionOptions())
+
+
+def test_one_worker_takes_stocks_options():
+    options = tf.distribute.experimental.CommunicationOptions(
+        bytes_per_pack=50, timeout_seconds=120.0, implementation=Implementation.NCCL
+    )
+    assert strategies.MultiWorkerMirroredStrategy(None, options).num_replicas_in_sync == 1
+
+
+def test_packs_are_buckets():
+    fifty = CommunicationOptions(bytes_per_pack=50)
+    assert packed(None, CommunicationOptions()) == ReductionOptions()
+    assert packed(ReductionOptions(dense_below=1), fifty) == ReductionOptions(50, dense_below=1)
+    assert packed(ReductionOptions(50), fifty).bucket_bytes == 50
+    with pytest.raises(ValueError, match="bytes_per_pack=50 and bucket_bytes=7. Leave out one"):
+        packed(ReductionOptions(7), fifty)
+
+
+@pytest.mark.parametrize(
+    ("options", "has_nccl", "message"),
+    [
+        ({}, False, None),
+        ({"bytes_per_pack": 3}, False, None),
+        ({"implementation": Implementation.NCCL}, True, None),
+        ({"implementation": Implementation.NCCL}, False, "Implementation.NCCL"),
+        ({"implementation": Implementation.RING}, True, "Implementation.RING"),
+        ({"timeout_seconds": 3.0}, False, "timeout_seconds=3.0"),
+    ],
+)
+def test_horovod_refuses_what_it_cannot_do(options, has_nccl, message):
+    options = CommunicationOptions(**options)
+    if message is None:
+        _check_for_horovod(options, has_nccl)
+    else:
+        with pytest.raises(ValueError, match=f"{message}. Take communication='tensorflow'"):
+            _check_for_horovod(options, has_nccl)
