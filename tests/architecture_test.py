@@ -21,6 +21,11 @@ LAYERS = [
     "strategies.extended",
     "strategies.mirrored",
     "strategies.multi_worker",
+    "strategies.workers",
+    "strategies.files",
+    "strategies.first_worker",
+    "strategies.reading",
+    "strategies.callbacks",
     "strategies",
 ]
 
@@ -77,8 +82,13 @@ def test_the_public_names():
         "MirroredStrategy",
         "MultiWorkerMirroredStrategy",
         "ReductionOptions",
+        "barrier",
+        "callbacks",
         "from_tf_config",
+        "own_path",
+        "read_files",
         "verify_equal",
+        "writing",
     ]
     assert sorted(tf_config.__all__) == [
         "Address",
