@@ -2,10 +2,14 @@
 
 from typing import TYPE_CHECKING, Any
 
+from strategies import callbacks
 from strategies.equality import verify_equal
+from strategies.files import own_path, writing
 from strategies.mirrored import MirroredStrategy
 from strategies.multi_worker import MultiWorkerMirroredStrategy, from_tf_config
+from strategies.reading import read_files
 from strategies.reduction import ReductionOptions
+from strategies.workers import barrier
 
 if TYPE_CHECKING:
     from strategies.loss_scaling import LossScaleOptimizer
@@ -15,8 +19,13 @@ __all__ = [
     "MirroredStrategy",
     "MultiWorkerMirroredStrategy",
     "ReductionOptions",
+    "barrier",
+    "callbacks",
     "from_tf_config",
+    "own_path",
+    "read_files",
     "verify_equal",
+    "writing",
 ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,6 +19,7 @@ from strategies._tensorflow import (
 from strategies.collectives import Collectives
 
 _Policy = tf.data.experimental.AutoShardPolicy
+_ready: weakref.WeakSet[tf.data.Dataset] = weakref.WeakSet()
 
 
 class ReplicaDataset(DistributedDataset):
@@ -84,7 +86,7 @@ class Epochs:
 
     def _begin(self) -> None:
         """Begins a new run."""
-        end = tf.data.Dataset.from_tensors((False, _empty(self.element_spec)))
+        end = tf.data.Dataset.from_tensors((False, empty_element(self.element_spec)))
         marked = self.one_epoch.map(lambda *batch: (True, _element(batch))).concatenate(end)
         run = iter(marked.repeat())
         inside = tf.Variable(False, trainable=False)
@@ -108,6 +110,18 @@ class Epochs:
         return not self._inside.numpy()
 
 
+def ready(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Returns a dataset of a worker's own steps, as many on all workers, that `share` keeps whole.
+
+    What is made of it, by `map` for example, is any worker's own data to `share`: policy OFF.
+    """
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = _Policy.OFF
+    dataset = dataset.with_options(options)
+    _ready.add(dataset)
+    return dataset
+
+
 def share(
     dataset: tf.data.Dataset, collectives: Collectives, replicas: int = 1
 ) -> tf.data.Dataset | Epochs:
@@ -123,7 +137,8 @@ def share(
 
     Where a worker has several replicas, an element has a batch for each of them.
 
-    Workers that run out early go on with empty batches. With DATA none does, for the policy says
+    Workers that run out early go on with empty batches. What is `ready` is only cut for the
+    replicas of a worker. With DATA none does, for the policy says
     that the data are the same everywhere (Keras says so of arrays), and nobody asks. If they are
     shuffled by a function (external state that is to be ignored), the epochs are those of `Epochs`.
 
@@ -138,6 +153,8 @@ def share(
     """
     if collectives.size * replicas == 1:
         return dataset
+    if dataset in _ready:
+        return dataset if replicas == 1 else _cut_batches(dataset, range(replicas), replicas)
     policy = dataset.options().experimental_distribute.auto_shard_policy
     _check_batched(dataset.element_spec)
     if policy in (_Policy.AUTO, _Policy.DATA):
@@ -183,7 +200,7 @@ def equal_steps(
         )
     if infinite or len(set(counts)) == 1 and counts[0] >= 0:
         return dataset
-    empty = tf.data.Dataset.from_tensors(_empty(dataset.element_spec)).repeat()
+    empty = tf.data.Dataset.from_tensors(empty_element(dataset.element_spec)).repeat()
     if min(counts) >= 0:
         return dataset.concatenate(empty.take(max(counts) - counts[collectives.rank]))
     return _until_all_are_done(dataset, empty, collectives)
@@ -271,7 +288,7 @@ def number_of_rows(value: Any) -> tf.Tensor:
     return tf.shape(value, tf.int64)[0]
 
 
-def _empty(spec: Any) -> Any:
+def empty_element(spec: Any) -> Any:
     """Returns batches without rows."""
 
     def empty(one: Any) -> Any:

@@ -24,6 +24,11 @@ LAYERS = [
     "strategies.loss_scaling",
     "strategies.mirrored",
     "strategies.multi_worker",
+    "strategies.workers",
+    "strategies.files",
+    "strategies.first_worker",
+    "strategies.reading",
+    "strategies.callbacks",
     "strategies",
 ]
 
@@ -81,8 +86,13 @@ def test_the_public_names():
         "MirroredStrategy",
         "MultiWorkerMirroredStrategy",
         "ReductionOptions",
+        "barrier",
+        "callbacks",
         "from_tf_config",
+        "own_path",
+        "read_files",
         "verify_equal",
+        "writing",
     ]
     assert sorted(tf_config.__all__) == [
         "Address",

@@ -1,0 +1,122 @@
+"""What all workers write, once: the first worker's files stay, and they are whole."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import shutil
+import tempfile
+import uuid
+from collections.abc import Callable, Iterator
+
+import tensorflow as tf
+
+from strategies.collectives import Collectives
+from strategies.workers import collectives_of
+
+
+@contextlib.contextmanager
+def writing(path: str | os.PathLike[str], strategy: tf.distribute.Strategy) -> Iterator[str]:
+    """Gives each worker a path to write to; afterwards the first worker's file is at `path`.
+
+    All workers run the block, because saving may read variables that all have a part of (the
+    metrics that tf_keras saves). The others' files are thrown away. When the block is left, the
+    file is there on all workers that see the first one's file system, and it is whole: it is
+    written beside its place, and moved. What was there before stays until then.
+
+        with strategies.writing("model.keras", strategy) as path:
+            model.save(path)
+
+    It is the same for `save_weights`, `export`, `tf.saved_model.save` (a directory) and
+    `tf.train.Checkpoint.write` (several files that begin with the path).
+
+    >>> strategy = tf.distribute.get_strategy()
+    >>> with tempfile.TemporaryDirectory() as directory:
+    ...     with writing(os.path.join(directory, "runs", "note.txt"), strategy) as path:
+    ...         _ = tf.io.gfile.GFile(path, "w").write("done")
+    ...     os.listdir(os.path.join(directory, "runs"))
+    ['note.txt']
+
+    Args:
+      path: where the first worker's file goes; directories are made.
+      strategy: of the workers.
+
+    Raises:
+      ValueError: if the first worker wrote nothing.
+      RuntimeError: if another worker could not make or move its files. What is raised inside the
+        block is raised on its worker alone; let it end the script, for the others wait.
+    """
+    target = os.path.abspath(path) if "://" not in os.fspath(path) else os.fspath(path)
+    parent, base = os.path.split(target.rstrip("/"))
+    collectives = collectives_of(strategy)
+    first = collectives.rank == 0
+    above = parent if first else tempfile.gettempdir()
+    own = os.path.join(above, f".{base}.{uuid.uuid4().hex}")
+    try:
+        _on_all(collectives, lambda: tf.io.gfile.makedirs(own))
+        yield os.path.join(own, base)
+        _on_all(collectives, lambda: _move(own, parent, path) if first else None)
+    finally:
+        with contextlib.suppress(tf.errors.NotFoundError):
+            tf.io.gfile.rmtree(own)
+
+
+def own_path(path: str | os.PathLike[str], strategy: tf.distribute.Strategy) -> str:
+    """Returns `path` on the first worker, and one that ends with the process on the others.
+
+    For what writes all the time, and takes its path when it is made:
+
+        manager = tf.train.CheckpointManager(
+            checkpoint, strategies.own_path("checkpoints", strategy), max_to_keep=3
+        )
+        manager.save()               # all workers
+        strategies.barrier(strategy)
+        checkpoint.restore(tf.train.latest_checkpoint("checkpoints"))
+
+    >>> own_path("checkpoints", tf.distribute.get_strategy())
+    'checkpoints'
+
+    Args:
+      path: of a file or directory.
+      strategy: of the workers.
+    """
+    if collectives_of(strategy).rank == 0:
+        return os.fspath(path)
+    directory = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    return os.path.join(directory, os.path.basename(os.fspath(path).rstrip("/")))
+
+
+def _on_all(collectives: Collectives, action: Callable[[], None]) -> None:
+    """Runs an action; returns when all workers have, and raises on all if it failed on one."""
+    error = None
+    try:
+        action()
+    except (OSError, ValueError, tf.errors.OpError) as raised:
+        error = raised
+    failed = collectives.all_gather(tf.constant([int(error is not None)])).numpy().tolist()
+    if error is not None:
+        raise error
+    if any(failed):
+        raise RuntimeError(
+            f"All workers write together. Received: worker {failed.index(1)} could not. "
+            "Its own error says why."
+        )
+
+
+def _move(source: str, target: str, path: str | os.PathLike[str]) -> None:
+    """Moves what is in a directory to another one, over what is there."""
+    # A checkpoint's index is found by its readers, and so is the file that names the newest one:
+    # these come last.
+    names = sorted(tf.io.gfile.listdir(source), key=lambda name: (name == "checkpoint", name))
+    if not names:
+        raise ValueError(
+            f"The block writes to the path that it is given. Received: nothing, for {path}. "
+            "Write with `with strategies.writing(...) as path: model.save(path)`."
+        )
+    for name in (name.rstrip("/") for name in names):
+        place = os.path.join(target, name)
+        if tf.io.gfile.isdir(place):
+            tf.io.gfile.rmtree(place)
+        tf.io.gfile.rename(os.path.join(source, name), place, overwrite=True)

@@ -1,0 +1,228 @@
+"""What is around training: files are written once and whole, callbacks act once, all in step.
+
+around.py keras|tf_keras DIRECTORY, which all workers see and is empty
+"""
+
+import importlib
+import json
+import os
+import sys
+import time
+
+import numpy as np
+import tensorflow as tf
+
+import strategies
+
+keras = importlib.import_module(sys.argv[1])
+directory = sys.argv[2]
+strategy = strategies.from_tf_config()
+rank = strategy.extended._get_replica_id_in_sync_group(0)
+workers = strategy.num_replicas_in_sync
+first_worker = strategies.callbacks.on_first_worker
+random = np.random.default_rng(0)
+x = random.normal(size=[64, 4]).astype("float32")
+y = (x.sum(axis=1, keepdims=True) > 0).astype("float32")
+
+
+def layers():
+    return [
+        keras.layers.InputLayer([4]),
+        keras.layers.Dense(8),
+        keras.layers.BatchNormalization(),
+        keras.layers.Dense(1, "sigmoid"),
+    ]
+
+
+def outside(model):
+    """Returns the same model under no strategy."""
+    found = keras.Sequential(layers())
+    found.set_weights(model.get_weights())
+    return found
+
+
+def make(optimizer="Adam", rate=0.01):
+    with strategy.scope():
+        model = keras.Sequential(layers())
+        metrics = ["accuracy", keras.metrics.AUC()]
+        optimizer = getattr(keras.optimizers, optimizer)(rate)
+        model.compile(optimizer, "binary_crossentropy", metrics=metrics)
+    return model
+
+
+def fit(model, callbacks=(), **options):
+    options = {"batch_size": 16, "verbose": 0, **options}
+    history = model.fit(x, y, callbacks=list(callbacks), **options)
+    strategies.verify_equal(strategy, model.variables)
+    strategies.verify_equal(strategy, variables_of(model.optimizer))
+    same_everywhere(history.history)
+    return history.history
+
+
+def variables_of(optimizer):
+    found = optimizer.variables
+    return found() if callable(found) else found
+
+
+def same_everywhere(value):
+    text = json.dumps(value, sort_keys=True, default=float).encode()
+    mine = np.zeros([1, 8192], np.uint8)
+    mine[0, : len(text)] = np.frombuffer(text, np.uint8)
+    gathered = strategy.gather(tf.constant(mine), axis=0).numpy()
+    assert (gathered == gathered[:1]).all(), value
+
+
+def place(name):
+    return os.path.join(directory, name)
+
+
+def listed(name):
+    strategies.barrier(strategy)
+    found = sorted(os.listdir(place(name)))
+    strategies.barrier(strategy)
+    return found
+
+
+def same_weights(model, other):
+    for one, two in zip(model.get_weights(), other.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, two)
+
+
+# Saved by all, written once; and it is there when the block is left, however slow the first one is.
+model = make()
+fit(model, epochs=1)
+for again in range(2):
+    with strategies.writing(place("saved/model.keras"), strategy) as path:
+        model.save(path)
+        if rank == 0 and not again:
+            time.sleep(1)
+    with strategy.scope():
+        loaded = keras.models.load_model(place("saved/model.keras"))
+    same_weights(model, loaded)
+    assert listed("saved") == ["model.keras"]
+fit(loaded, epochs=1)
+
+with strategies.writing(place("weights/model.weights.h5"), strategy) as path:
+    model.save_weights(path)
+fresh = make()
+fresh.load_weights(place("weights/model.weights.h5"))
+same_weights(model, fresh)
+assert listed("weights") == ["model.weights.h5"]
+
+with strategies.writing(place("exported"), strategy) as path:
+    tf.saved_model.save(model, path)
+tf.saved_model.load(place("exported"))
+with strategies.writing(place("exported"), strategy) as path:  # a directory over a directory
+    model.export(path)
+served = tf.saved_model.load(place("exported"))
+# (tf_keras's replicas predict with moving means of their own.)
+np.testing.assert_allclose(served.serve(x), outside(model)(x), rtol=1e-5)
+
+with strategies.writing(place("once/checkpoint-1"), strategy) as path:
+    tf.train.Checkpoint(model=model, optimizer=model.optimizer).write(path)
+fresh = make()
+tf.train.Checkpoint(model=fresh).read(place("once/checkpoint-1")).expect_partial()
+same_weights(model, fresh)
+assert len(listed("once")) == 2
+
+checkpoint = tf.train.Checkpoint(model=model)
+manager = tf.train.CheckpointManager(
+    checkpoint, strategies.own_path(place("managed"), strategy), max_to_keep=2
+)
+for _ in range(3):
+    manager.save()
+strategies.barrier(strategy)
+assert tf.train.latest_checkpoint(place("managed")).endswith("ckpt-3")
+assert len(listed("managed")) == 5
+fresh = make()
+checkpoint = tf.train.Checkpoint(model=fresh)
+checkpoint.restore(tf.train.latest_checkpoint(place("managed"))).expect_partial()
+same_weights(model, fresh)
+
+# A worker that cannot write does not leave the others waiting.
+if rank == 0:
+    open(place("file"), "w").close()
+try:
+    with strategies.writing(place("file/model.keras"), strategy):
+        raise AssertionError("a file is no directory")
+except (OSError, tf.errors.OpError):
+    assert rank == 0
+except RuntimeError as error:
+    assert rank > 0 and "worker 0 could not" in str(error)
+
+# Callbacks act once, and training is the same on all workers.
+stopping = keras.callbacks.EarlyStopping("loss", patience=1, min_delta=10.0)
+slower = keras.callbacks.ReduceLROnPlateau("loss", patience=1, min_delta=10.0, factor=0.5)
+speed = strategies.callbacks.Throughput(len(x))
+once = [
+    keras.callbacks.ModelCheckpoint(place("kept/{epoch}.keras")),
+    keras.callbacks.ModelCheckpoint(place("best/best.keras"), "loss", save_best_only=True),
+    keras.callbacks.ModelCheckpoint(place("only/w.weights.h5"), save_weights_only=True),
+    keras.callbacks.CSVLogger(place("log.csv")),
+    keras.callbacks.BackupAndRestore(place("backup")),
+]
+model = make()
+history = fit(
+    model,
+    [speed, stopping, slower, *(first_worker(callback, strategy) for callback in once)],
+    epochs=5,
+    validation_data=(x, y),
+)
+assert len(history["loss"]) == 2, history
+assert np.isclose(float(model.optimizer.learning_rate.numpy()), 0.005)
+assert all(speed > 0 for speed in history["samples_per_second"])
+assert listed("kept") == ["1.keras", "2.keras"]
+assert listed("best") == ["best.keras"]
+assert listed("only") == ["w.weights.h5"]
+with open(place("log.csv")) as file:
+    assert len(file.readlines()) == 3
+if os.path.isdir(place("backup")):  # tf_keras leaves the empty directory
+    assert os.listdir(place("backup")) == []
+with strategy.scope():
+    last = keras.models.load_model(place("kept/2.keras"))
+same_weights(model, last)
+
+# Training that was interrupted goes on from the backup: it ends where the whole one ends.
+whole = make()
+start = whole.get_weights()
+fit(whole, epochs=4, shuffle=False)
+
+
+class Interruption(keras.callbacks.Callback):
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch == 2:
+            raise InterruptedError
+
+
+def backup():
+    return first_worker(keras.callbacks.BackupAndRestore(place("again")), strategy)
+
+
+model = make()
+model.set_weights(start)
+try:
+    fit(model, [backup(), Interruption()], epochs=4, shuffle=False)
+    raise AssertionError("it was interrupted")
+except InterruptedError:
+    pass
+model = make()
+history = fit(model, [backup()], epochs=4, shuffle=False)
+assert len(history["loss"]) == 2, history
+for one, two in zip(model.get_weights(), whole.get_weights(), strict=True):
+    np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-6)
+
+# The learning rate rises, step by step, to that of all replicas.
+rates = []
+
+
+class Rates(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        rates.append(float(self.model.optimizer.learning_rate.numpy()))
+
+
+model = make("SGD", 0.1)
+warmup = strategies.callbacks.LearningRateWarmup(epochs=1.5)
+fit(model, [warmup, Rates()], epochs=2)
+expected = [0.1 * (1 + (workers - 1) * min(step / 6, 1)) for step in range(8)]
+np.testing.assert_allclose(rates, expected, rtol=1e-5)
+print("passed")

@@ -1,0 +1,203 @@
+"""Callbacks, with workers that are only numbers; real ones are in tests/scripts/around.py."""
+
+import types
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+import strategies
+from strategies import callbacks, first_worker, workers
+from strategies.callbacks import LearningRateWarmup, Throughput, on_first_worker
+
+KERAS = pytest.mark.parametrize("api", [keras, tf_keras])
+
+
+@KERAS
+def test_around_training_on_real_workers(train, tmp_path, api):
+    train("around.py", api.__name__, tmp_path)
+
+
+class Worker:
+    """One of two workers, of which the others say the same as this one, or what they are told."""
+
+    size = 2
+
+    def __init__(self, rank, others=None):
+        self.rank, self._others, self.asked = rank, others, 0
+
+    def all_gather(self, tensor):
+        self.asked += 1
+        return tf.concat([tensor, tensor if self._others is None else self._others], 0)
+
+
+def use(monkeypatch, worker):
+    for module in (first_worker, callbacks, workers):
+        monkeypatch.setattr(module, "collectives_of", lambda strategy: worker, raising=False)
+    return worker
+
+
+def model_of(api, optimizer="sgd"):
+    model = api.Sequential([api.layers.InputLayer([2]), api.layers.Dense(1)])
+    model.compile(optimizer, "mse")
+    return model
+
+
+def fit(model, *given, **options):
+    x = np.ones([8, 2], "float32")
+    options = {"batch_size": 2, "verbose": 0, **options}
+    return model.fit(x, x[:, :1], callbacks=list(given), **options).history
+
+
+@KERAS
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_callback_acts_on_the_first_worker(monkeypatch, api, rank):
+    worker = use(monkeypatch, Worker(rank))
+    seen = []
+
+    class Recorder(api.callbacks.Callback):
+        def set_model(self, model):
+            super().set_model(model)
+            seen.append("set_model")
+
+        def on_train_begin(self, logs=None):
+            seen.append("on_train_begin")
+
+        def on_train_batch_end(self, batch, logs=None):
+            seen.append(batch)
+
+        def on_epoch_end(self, epoch, logs=None):
+            seen.append("on_epoch_end")
+
+    fit(model_of(api), on_first_worker(Recorder(), None))
+    everything = ["set_model", "on_train_begin", 0, 1, 2, 3, "on_epoch_end"]
+    assert seen == (everything if rank == 0 else [])
+    assert worker.asked == 2  # all begin together, and end together
+
+
+@pytest.mark.parametrize("change", ["stop", "rate"])
+def test_the_first_worker_alone_changes_nothing(monkeypatch, change):
+    use(monkeypatch, Worker(0))
+
+    class Change(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            if change == "stop":
+                self.model.stop_training = True
+            else:
+                self.model.optimizer.learning_rate = 0.5
+
+    with pytest.raises(ValueError, match="Received: Change.on_epoch_end stopped it or set"):
+        fit(model_of(keras), on_first_worker(Change(), None))
+
+
+@KERAS
+def test_what_is_in_step_by_itself_is_refused(api):
+    class Mine(api.callbacks.EarlyStopping):
+        pass
+
+    strategy = tf.distribute.get_strategy()
+    for callback in (Mine(), api.callbacks.ReduceLROnPlateau(), LearningRateWarmup(3)):
+        with pytest.raises(ValueError, match="Pass it to fit as it is: the logs are the same"):
+            on_first_worker(callback, strategy)
+
+
+def test_a_backup_that_another_worker_does_not_see_is_an_error(monkeypatch, tmp_path):
+    use(monkeypatch, Worker(1, others=[3]))
+    backup = on_first_worker(keras.callbacks.BackupAndRestore(tmp_path / "backup"), None)
+    with pytest.raises(ValueError, match=r"epochs to begin with: \[0, 3\]. Put backup_dir"):
+        fit(model_of(keras), backup)
+
+
+@KERAS
+@pytest.mark.parametrize("optimizer", ["SGD", "Adam"])
+def test_the_learning_rate_rises_step_by_step(api, optimizer):
+    rates = []
+
+    class Rates(api.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            rates.append(float(self.model.optimizer.learning_rate.numpy()))
+
+    model = model_of(api, getattr(api.optimizers, optimizer)(0.1))
+    warmup = LearningRateWarmup(6, scale=4)
+    fit(model, warmup, Rates(), epochs=2)
+    np.testing.assert_allclose(rates, [0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.4], rtol=1e-5)
+    # What others set after it stays, in this run and in the next.
+    model.optimizer.learning_rate = 0.05
+    fit(model, warmup)
+    fit(model, LearningRateWarmup(epochs=1, scale=4))
+    assert np.isclose(float(model.optimizer.learning_rate.numpy()), 0.05)
+
+
+@pytest.mark.parametrize(
+    ("done", "together", "expected"), [(3, 1, 0.25), (6, 1, 0.4), (8, 4, 0.4), (7, 1, 0.07)]
+)
+def test_a_warm_up_that_was_interrupted_goes_on(done, together, expected):
+    optimizer = keras.optimizers.SGD(0.07)
+    optimizer.build([keras.Variable(0.0)])
+    optimizer.iterations.assign(done)
+    warmup = LearningRateWarmup(6, scale=4, learning_rate=0.1)
+    warmup.set_model(types.SimpleNamespace(optimizer=optimizer, steps_per_execution=together))
+    warmup.on_train_begin()
+    warmup.on_train_batch_begin(0)
+    assert np.isclose(float(optimizer.learning_rate.numpy()), expected)
+
+
+def test_a_warm_up_that_goes_on_has_to_be_told_where_it_began():
+    model = model_of(keras)
+    fit(model)
+    with pytest.raises(ValueError, match="an optimizer after 4 of 6 steps"):
+        fit(model, LearningRateWarmup(6, scale=4))
+
+
+@KERAS
+def test_a_schedule_is_refused(api):
+    schedule = api.optimizers.schedules.ExponentialDecay(0.1, 10, 0.5)
+    with pytest.raises(ValueError, match="plain number. Received: .*CosineDecay has warmup_steps"):
+        fit(model_of(api, api.optimizers.SGD(schedule)), LearningRateWarmup(6, scale=4))
+
+
+def test_epochs_of_unknown_length_are_refused():
+    dataset = tf.data.Dataset.from_tensors((np.ones([2, 2]), np.ones([2, 1])))
+    dataset = dataset.filter(lambda *_: True)
+    with pytest.raises(ValueError, match="whose length is not known. Give the warm-up steps"):
+        warmup = LearningRateWarmup(epochs=1, scale=2)
+        model_of(keras).fit(dataset, callbacks=[warmup], verbose=0, shuffle=False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({}, "steps=None, epochs=None. Give one"),
+        ({"steps": 1, "epochs": 1}, "steps=1, epochs=1. Give one"),
+        ({"steps": 0}, "steps is above 0. Received: 0"),
+        ({"epochs": 1, "scale": float("nan")}, "scale is above 0. Received: nan"),
+        ({"steps": 1, "learning_rate": -1}, "learning_rate is above 0. Received: -1"),
+    ],
+)
+def test_wrong_warm_ups(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        LearningRateWarmup(**arguments)
+
+
+@KERAS
+def test_throughput_leaves_validation_out(api, capsys):
+    ticks = iter([0.0, 2.0, 100.0, 102.0] * 2)
+    model = model_of(api)
+    x = np.ones([8, 2], "float32")
+    history = fit(
+        model,
+        Throughput(8, clock=lambda: next(ticks)),
+        epochs=2,
+        validation_data=(x, x[:, :1]),
+        verbose=2,
+    )
+    assert history["samples_per_second"] == [2.0, 2.0]
+    assert "Epoch 1: 2 samples/s on 1 replicas" in capsys.readouterr().out
+
+
+def test_a_stock_strategy_of_several_workers_is_refused():
+    extended = types.SimpleNamespace(_in_multi_worker_mode=lambda: True)
+    with pytest.raises(ValueError, match="Use strategies.MultiWorkerMirroredStrategy"):
+        strategies.barrier(types.SimpleNamespace(extended=extended))
