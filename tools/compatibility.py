@@ -30,7 +30,16 @@ ROOT = Path(__file__).resolve().parent.parent
 SCRIPT = ROOT / "tests" / "scripts" / "compatibility.py"
 LONGEST_NOTE = 300
 # How errors of graphs and layers begin before they come to the point.
-PREAMBLES = ("Graph execution error", "Detected at node", "<stack", "Exception encountered", "File")
+PREAMBLES = (
+    "Graph execution error",
+    "Detected at node",
+    "<stack",
+    "Exception encountered",
+    "File",
+    "2 root error(s) found.",
+)
+# Colours, and files of the machine that it was measured on.
+NOISE = (r"\x1b\[\d*m", r" \(defined @ [^)]*\)")
 PACKAGES = ("tensorflow", "keras", "tf_keras", "horovod")
 INTRODUCTION = """\
 # Compatibility
@@ -216,10 +225,14 @@ def shortened(text: str) -> str:
     >>> shortened("ValueError: Exception encountered when calling Cond.call().\\n\\nno kernel")
     'ValueError: no kernel'
     """
-    kind, _, rest = re.sub(r"\x1b\[\d*m", "", text).partition(": ")
+    for noise in NOISE:
+        text = re.sub(noise, "", text)
+    kind, _, rest = text.partition(": ")
     lines = [line.strip() for line in (rest or kind).splitlines()]
     telling = [line for line in lines if line and not line.startswith(PREAMBLES)]
     line = (telling or lines)[0]
+    if line.endswith("{"):  # a value is quoted, over many lines
+        line += f" ... {telling[-1]}"
     line = f"{kind}: {line}" if rest else line
     return line if len(line) <= LONGEST_NOTE else line[: LONGEST_NOTE - 3] + "..."
 
