@@ -1,0 +1,82 @@
+"""Every cell of the compatibility table under our strategies; tests/scripts/cells has the cells."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from compatibility import Result, judged, page, surprises
+from compatibility_columns import EXPECTED
+
+TOOL = Path(__file__).resolve().parent.parent / "tools" / "compatibility.py"
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    """Where the numbers of one process are kept for all tests."""
+    return tmp_path_factory.mktemp("one-process")
+
+
+@pytest.mark.parametrize("keras", ["keras", "tf_keras"])
+@pytest.mark.parametrize(
+    "strategy",
+    ["multi-worker", "mirrored", pytest.param("multi-worker-2x2", marks=pytest.mark.slow)],
+)
+def test_every_cell_is_as_the_table_says(job, cache, strategy, keras):
+    command = [sys.executable, TOOL, "--strategy", strategy, "--keras", keras, "--cache", cache]
+    process = job.popen(list(map(str, command)))
+    output, _ = process.communicate(timeout=600)
+    assert process.returncode == 0, output
+    assert output.count("| yes") >= 20, output
+    job.assert_nothing_left()
+
+
+def record(facts, tolerance=1e-5):
+    return {"state": "ok", "facts": facts, "tolerance": tolerance}
+
+
+ONE = {"weights": [[1.0, 2.0]], "logs": {"loss": [0.5]}}
+NEAR = {"weights": [[1.0, 2.0 + 1e-6]], "logs": {"loss": [0.5]}}
+FAR = {"weights": [[1.0, 2.1]], "logs": {"loss": [0.5]}}
+
+
+def test_the_same_numbers_are_ok():
+    assert judged([record(ONE), record(ONE)], NEAR).state == "ok"
+
+
+def test_workers_are_the_same_to_the_bit():
+    result = judged([record(ONE), record(NEAR)], None)
+    assert result.state == "wrong"
+    assert "weights 0 1 differ" in result.note
+
+
+def test_numbers_are_those_of_one_process():
+    assert judged([record(FAR)], ONE).state == "wrong"
+    assert judged([record(FAR, tolerance=None)], ONE).state == "ok"
+    assert judged([record({"weights": [[1.0]], "logs": {"loss": [0.5]}})], ONE).state == "wrong"
+
+
+def test_a_cell_that_was_not_reached_is_a_surprise():
+    cells = {"Dense"}
+    assert surprises("keras", "mirrored", {"Dense": Result("ok")}, cells) == []
+    assert surprises("keras", "mirrored", {}, cells) == ["Dense: not run"]
+    assert surprises("keras", "mirrored", {"Dense": Result("hangs")}, cells) == ["Dense: hangs"]
+    assert surprises("keras", "stock-mirrored", {"Dense": Result("hangs")}, cells) == []
+
+
+@pytest.mark.parametrize(("key", "why"), EXPECTED.items())
+def test_an_expected_failure_that_is_gone_is_a_surprise(key, why):
+    keras, strategy, cell = key
+    for result, count in [
+        (Result("fails", f"Error: {why}."), 0),
+        (Result("fails", "Error: another"), 1),
+        (Result("ok"), 1),
+    ]:
+        assert len(surprises(keras, strategy, {cell: result}, {cell})) == count
+
+
+def test_the_page_has_each_error_once():
+    failed = Result("fails", "ValueError: no | way")
+    text = page({"keras": {"mirrored": {"Dense": Result("ok"), "A": failed, "B": failed}}})
+    assert "| Dense | yes |" in text
+    assert "| B | fails [1] |" in text
+    assert text.count("no | way") == 1
