@@ -16,10 +16,12 @@ def cache(tmp_path_factory):
     return tmp_path_factory.mktemp("one-process")
 
 
-@pytest.mark.parametrize("keras", ["keras", "tf_keras"])
+SLOW = pytest.mark.slow  # in `make test-all` alone
+
+
+@pytest.mark.parametrize("keras", ["keras", pytest.param("tf_keras", marks=SLOW)])
 @pytest.mark.parametrize(
-    "strategy",
-    ["multi-worker", "mirrored", pytest.param("multi-worker-2x2", marks=pytest.mark.slow)],
+    "strategy", ["multi-worker", "mirrored", pytest.param("multi-worker-2x2", marks=SLOW)]
 )
 def test_every_cell_is_as_the_table_says(job, cache, strategy, keras):
     command = [sys.executable, TOOL, "--strategy", strategy, "--keras", keras, "--cache", cache]

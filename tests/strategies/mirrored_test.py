@@ -3,7 +3,8 @@
 import pytest
 
 
-@pytest.mark.parametrize("api", ["keras", "tf_keras"])
-@pytest.mark.parametrize("ops", [None, "ReductionToOneDevice"])
+@pytest.mark.parametrize(
+    ("api", "ops"), [("keras", None), ("tf_keras", None), ("keras", "ReductionToOneDevice")]
+)
 def test_replicas_do_what_one_process_does(train, api, ops):
     train("mirrored.py", api, *([ops] if ops else []), workers=1)

@@ -15,14 +15,20 @@ TWO = (
 )
 
 
-@pytest.mark.parametrize("workers", [2, 3])
-@pytest.mark.parametrize("api", ["keras", "tf_keras"])
+# What is slow runs in `make test-all`: the same checks in more combinations.
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("api", "workers"),
+    [("keras", 2), ("keras", 3), ("tf_keras", 2), pytest.param("tf_keras", 3, marks=SLOW)],
+)
 @pytest.mark.parametrize("script", ["parity.py", "training.py", "custom_loop.py"])
 def test_workers_do_what_one_process_does(train, script, api, workers):
     train(script, api, workers=workers)
 
 
-@pytest.mark.parametrize("api", ["keras", "tf_keras"])
+@pytest.mark.parametrize("api", ["keras", pytest.param("tf_keras", marks=SLOW)])
 @pytest.mark.parametrize("script", ["parity.py", "training.py", "custom_loop.py"])
 def test_so_they_do_where_there_is_no_horovod(job, train, script, api):
     job.hide_horovod()
@@ -34,15 +40,22 @@ def test_tensorflows_collectives_carry_every_type(job, train):
     train("collectives.py")
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize("api", ["keras", "tf_keras"])
+@pytest.mark.parametrize(
+    ("api", "workers"),
+    [
+        ("keras", 2),
+        *(
+            pytest.param(*case, marks=SLOW)
+            for case in [("keras", 1), ("tf_keras", 1), ("tf_keras", 2)]
+        ),
+    ],
+)
 @pytest.mark.parametrize("script", ["parity.py", "training.py"])
 def test_so_do_several_replicas_a_worker(train, script, api, workers):
     train(script, api, 2, workers=workers)
 
 
-@pytest.mark.parametrize("replicas", [2, 3])
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize(("workers", "replicas"), [(1, 3), (2, 2)])
 def test_custom_loops_with_several_replicas_a_worker(train, workers, replicas):
     train("replicas.py", replicas, workers=workers)
 
@@ -51,8 +64,8 @@ def test_custom_loops_with_several_replicas_a_worker(train, workers, replicas):
     ("api", "options"),
     [
         ("keras", '{"bucket_bytes": 64}'),
-        ("tf_keras", '{"bucket_bytes": 0, "sum_rows": true}'),
-        ("tf_keras", '{"sum_rows": true, "dense_below": 0}'),
+        ("tf_keras", '{"sum_rows": true, "dense_below": 100}'),
+        pytest.param("tf_keras", '{"bucket_bytes": 0, "sum_rows": true}', marks=SLOW),
     ],
 )
 def test_parity_however_gradients_travel(train, api, options):
@@ -61,7 +74,13 @@ def test_parity_however_gradients_travel(train, api, options):
 
 @pytest.mark.parametrize(
     ("api", "workers", "replicas"),
-    [("keras", 1, 2), ("keras", 2, 1), ("keras", 2, 2), ("tf_keras", 2, 1)],
+    [
+        ("keras", 2, 1),
+        *(
+            pytest.param(*case, marks=SLOW)
+            for case in [("keras", 1, 2), ("keras", 2, 2), ("tf_keras", 2, 1)]
+        ),
+    ],
 )
 def test_half_precision(train, api, workers, replicas):
     train("mixed_precision.py", api, replicas, workers=workers)
