@@ -14,7 +14,7 @@ TYPES = (
 config = TFConfig.from_env()
 workers = TensorFlowCollectives.start(config.cluster, config.task, 60)
 rank, n = workers.rank, workers.size
-total = n * (n + 1) / 2  # the sum of rank + 1
+total = n * (n + 1) // 2  # the sum of rank + 1
 assert TensorFlowCollectives.start(config.cluster, config.task, 60) is workers
 
 # What is moved keeps its type and its bits, with rows or without.
@@ -24,14 +24,15 @@ for dtype in TYPES:
         first = tf.cast(tf.reshape(tf.range(int(np.prod(shape))), shape), dtype)
         found = workers.broadcast(values)
         assert found.dtype == values.dtype and found.shape == values.shape
-        np.testing.assert_array_equal(found, first)
+        np.testing.assert_array_equal(found.numpy(), first.numpy())
     for extra in (0, 1):
         mine = tf.cast(tf.fill([rank + extra, 3], rank), dtype)
         found = workers.all_gather(mine)
         assert found.dtype == mine.dtype
         ranks = np.repeat(np.arange(n), np.arange(n) + extra)[:, np.newaxis]
         expected = np.broadcast_to(ranks, [len(ranks), 3])
-        np.testing.assert_array_equal(found, expected != 0 if dtype == "bool" else expected)
+        expected = expected != 0 if dtype == "bool" else expected
+        np.testing.assert_array_equal(found.numpy(), expected)
 assert workers.all_gather(tf.zeros([rank + 1, 0])).shape == [total, 0]
 special = tf.constant([float("nan"), float("inf"), -0.0])
 assert workers.broadcast(special).numpy().tobytes() == special.numpy().tobytes()
