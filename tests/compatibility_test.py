@@ -16,10 +16,16 @@ def cache(tmp_path_factory):
     return tmp_path_factory.mktemp("one-process")
 
 
-@pytest.mark.parametrize("keras", ["keras", "tf_keras"])
 @pytest.mark.parametrize(
-    "strategy",
-    ["multi-worker", "mirrored", pytest.param("multi-worker-2x2", marks=pytest.mark.slow)],
+    ("strategy", "keras"),
+    [
+        ("multi-worker", "keras"),
+        ("multi-worker", "tf_keras"),
+        ("mirrored", "keras"),
+        pytest.param("mirrored", "tf_keras", marks=pytest.mark.slow),
+        pytest.param("multi-worker-2x2", "keras", marks=pytest.mark.slow),
+        pytest.param("multi-worker-2x2", "tf_keras", marks=pytest.mark.slow),
+    ],
 )
 def test_every_cell_is_as_the_table_says(job, cache, strategy, keras):
     command = [sys.executable, TOOL, "--strategy", strategy, "--keras", keras, "--cache", cache]
