@@ -16,12 +16,16 @@ def cache(tmp_path_factory):
     return tmp_path_factory.mktemp("one-process")
 
 
-SLOW = pytest.mark.slow  # in `make test-all` alone
-
-
-@pytest.mark.parametrize("keras", ["keras", pytest.param("tf_keras", marks=SLOW)])
 @pytest.mark.parametrize(
-    "strategy", ["multi-worker", "mirrored", pytest.param("multi-worker-2x2", marks=SLOW)]
+    ("strategy", "keras"),
+    [
+        ("multi-worker", "keras"),
+        pytest.param("multi-worker", "tf_keras", marks=pytest.mark.slow),
+        ("mirrored", "keras"),
+        pytest.param("mirrored", "tf_keras", marks=pytest.mark.slow),
+        pytest.param("multi-worker-2x2", "keras", marks=pytest.mark.slow),
+        pytest.param("multi-worker-2x2", "tf_keras", marks=pytest.mark.slow),
+    ],
 )
 def test_every_cell_is_as_the_table_says(job, cache, strategy, keras):
     command = [sys.executable, TOOL, "--strategy", strategy, "--keras", keras, "--cache", cache]

@@ -231,6 +231,8 @@ def shortened(text: str) -> str:
     lines = [line.strip() for line in (rest or kind).splitlines()]
     telling = [line for line in lines if line and not line.startswith(PREAMBLES)]
     line = (telling or lines)[0]
+    if line == "in user code:":  # tf_keras quotes the code that leads there
+        return shortened(telling[-1])
     if line.endswith("{"):  # a value is quoted, over many lines
         line += f" ... {telling[-1]}"
     line = f"{kind}: {line}" if rest else line
