@@ -1,6 +1,7 @@
 """The only door to TensorFlow's private modules: each private name, imported here once.
 
-Checked on TensorFlow 2.18.1 and 2.21.0.
+Checked on TensorFlow 2.18.1 and 2.21.0; `CommunicationOptions`, `ResourceVariable` and `context` on
+2.21.0 alone.
 """
 
 from tensorflow.python.distribute.collective_all_reduce_strategy import (

@@ -4,7 +4,7 @@ Between CPUs they are TensorFlow's ring algorithms over gRPC, between GPUs NCCL'
 find each other's part of an operation by two numbers, its group and its instance. Here the group
 says which type of values is exchanged, and the instance how many. So a number stands for the same
 shape always, which TensorFlow asks for, and can be used again: for each new number TensorFlow
-asks the first worker, and keeps a kilobyte for good. Checked on TensorFlow 2.18.1 and 2.21.0.
+asks the first worker, and keeps a kilobyte for good. Checked on TensorFlow 2.21.0.
 """
 
 from __future__ import annotations

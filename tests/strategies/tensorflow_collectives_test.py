@@ -34,6 +34,8 @@ def test_an_operation_waits_for_the_one_before_it_in_a_function():
     assert [op.type for op in made] == ["CollectiveReduceV2"] * 2 + ["CollectiveGatherV2"] * 2
     for before, after in zip(made[:-1], made[1:], strict=True):
         assert before in after.control_inputs
+        assert after.inputs[4].dtype == tf.resource
+        assert after.inputs[4] is before.inputs[4]
 
 
 def test_a_condition_waits_as_well():
