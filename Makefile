@@ -1,6 +1,7 @@
 # make setup   .venv with everything, Horovod built once; does nothing the second time
 # make demo    two workers train on real handwritten digits
 # make test    all tests; make test-all: those that take minutes too
+# make compatibility   runs every cell of docs/compatibility.md, stock TensorFlow's too
 # make lint, make types, make format
 
 SHELL := /bin/bash
@@ -9,7 +10,7 @@ SUPPORTED := import ensurepip, sys, venv; sys.exit(not (3, 10) <= sys.version_in
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.10 python3; do \
 	$$p -c '$(SUPPORTED)' 2>/dev/null && echo $$p && break; done)
 
-.PHONY: setup demo test test-all lint types format clean
+.PHONY: setup demo test test-all compatibility lint types format clean
 
 setup: .venv/.ready
 
@@ -33,6 +34,9 @@ test: setup
 
 test-all: setup
 	$(BIN)/python -m pytest -m ""
+
+compatibility: setup
+	$(BIN)/python tools/compatibility.py > docs/compatibility.md
 
 lint: setup
 	$(BIN)/ruff check .

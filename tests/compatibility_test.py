@@ -25,6 +25,8 @@ def cache(tmp_path_factory):
         pytest.param("mirrored", "tf_keras", marks=pytest.mark.slow),
         pytest.param("multi-worker-2x2", "keras", marks=pytest.mark.slow),
         pytest.param("multi-worker-2x2", "tf_keras", marks=pytest.mark.slow),
+        pytest.param("multi-worker-tensorflow", "keras", marks=pytest.mark.slow),
+        pytest.param("multi-worker-tensorflow", "tf_keras", marks=pytest.mark.slow),
     ],
 )
 def test_every_cell_is_as_the_table_says(job, cache, strategy, keras):

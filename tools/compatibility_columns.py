@@ -46,6 +46,10 @@ COLUMNS = [
         "strategies.MultiWorkerMirroredStrategy", workers=2,
     ),
     Strategy(
+        "multi-worker-tensorflow", "`MultiWorkerMirroredStrategy`, 2 workers on TensorFlow",
+        "strategies.MultiWorkerMirroredStrategy", {"communication": "tensorflow"}, workers=2,
+    ),
+    Strategy(
         "multi-worker-2x2", "`MultiWorkerMirroredStrategy`, 2 workers of 2 replicas",
         "strategies.MultiWorkerMirroredStrategy", {"num_replicas": 2}, workers=2,
     ),
@@ -75,10 +79,13 @@ EXPECTED: dict[tuple[str, str, str], str] = {
     ("tf_keras", "mirrored", "`jit_compile=True`"): NO_XLA_ACROSS_DEVICES,
     ("keras", "multi-worker", "`jit_compile=True`"): NO_XLA_ACROSS_WORKERS,
     ("tf_keras", "multi-worker", "`jit_compile=True`"): NO_XLA_ACROSS_WORKERS,
+    ("keras", "multi-worker-tensorflow", "`jit_compile=True`"): NO_XLA_ACROSS_WORKERS,
+    ("tf_keras", "multi-worker-tensorflow", "`jit_compile=True`"): NO_XLA_ACROSS_WORKERS,
     ("keras", "multi-worker-2x2", "`jit_compile=True`"): NO_XLA_ACROSS_WORKERS,
     ("tf_keras", "multi-worker-2x2", "`jit_compile=True`"): NO_XLA_ACROSS_WORKERS,
     ("keras", "mirrored", "Gradient accumulation"): NO_MERGE_IN_CONDITIONS,
     ("keras", "multi-worker-2x2", "Gradient accumulation"): NO_MERGE_IN_CONDITIONS,
     ("keras", "multi-worker", "mixed_float16"): "strategies.LossScaleOptimizer",
+    ("keras", "multi-worker-tensorflow", "mixed_float16"): "strategies.LossScaleOptimizer",
     ("keras", "multi-worker-2x2", "mixed_float16"): "strategies.LossScaleOptimizer",
 }
