@@ -1,7 +1,7 @@
 # make setup   .venv with everything, Horovod built once; does nothing the second time
 # make demo    two workers train on real handwritten digits
 # make test    all tests; make test-all: those that take minutes too
-# make compatibility   runs every cell of docs/compatibility.md, stock TensorFlow's too
+# make compatibility   what works under which strategy, stock TensorFlow's too, into docs/compatibility.md
 # make lint, make types, make format
 
 SHELL := /bin/bash
@@ -36,6 +36,7 @@ test-all: setup
 	$(BIN)/python -m pytest -m ""
 
 compatibility: setup
+	mkdir -p docs
 	$(BIN)/python tools/compatibility.py > docs/compatibility.md
 
 lint: setup
