@@ -19,7 +19,7 @@ def cache(tmp_path_factory):
 @pytest.mark.parametrize(
     ("strategy", "keras"),
     [
-        ("multi-worker", "keras"),
+        pytest.param("multi-worker", "keras", marks=pytest.mark.slow),
         pytest.param("multi-worker", "tf_keras", marks=pytest.mark.slow),
         ("mirrored", "keras"),
         pytest.param("mirrored", "tf_keras", marks=pytest.mark.slow),

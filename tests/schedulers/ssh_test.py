@@ -43,7 +43,10 @@ class Network:
     def __init__(self, directory):
         self.directory = directory
         self.names = [f"ks{os.getpid()}{letter}" for letter in "ab"]
-        self.addresses = ["10.231.7.11", "10.231.7.12"]
+        # A net of its own, for another run of these tests may go on or have been cut short.
+        self._net = f"10.231.{os.getpid() % 255}"
+        self.addresses = [f"{self._net}.11", f"{self._net}.12"]
+        self.nobody = f"{self._net}.13"
         self._bridge = f"ks{os.getpid()}"
         self._sshd = []
 
@@ -56,7 +59,7 @@ class Network:
             subprocess.run(key, check=True)
         Path("/run/sshd").mkdir(exist_ok=True)
         self.ip("link", "add", self._bridge, "type", "bridge")
-        self.ip("address", "add", "10.231.7.1/24", "dev", self._bridge)
+        self.ip("address", "add", f"{self._net}.1/24", "dev", self._bridge)
         self.ip("link", "set", self._bridge, "up")
         for name, address in zip(self.names, self.addresses, strict=True):
             self.ip("netns", "add", name)
@@ -206,12 +209,12 @@ def test_after_a_failure_all_hosts_start_again_on_new_ports(job, network):
 
 
 def test_a_host_that_cannot_be_reached_is_one_line_and_starts_nothing(job, network):
-    hosts = ["--hosts", f"{network.addresses[0]},10.231.7.13", "--ssh", network.ssh]
+    hosts = ["--hosts", f"{network.addresses[0]},{network.nobody}", "--ssh", network.ssh]
     hosts[-1] += " -o ConnectTimeout=2"
     code, output = job.run(*hosts, job.script(WHO))
     assert code == 2
     assert output.startswith("tf-config: error: Each host is reached by ssh without a password")
-    assert "Received: 10.231.7.13: 'ssh: connect to host 10.231.7.13 port 2222" in output
+    assert f"Received: {network.nobody}: 'ssh: connect to host {network.nobody} port 2222" in output
     assert output.count("\n") == 1
     assert not (job.directory / "ready-0").exists()
 

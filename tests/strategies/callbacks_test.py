@@ -15,7 +15,7 @@ from strategies.callbacks import LearningRateWarmup, Throughput, on_first_worker
 KERAS = pytest.mark.parametrize("api", [keras, tf_keras])
 
 
-@KERAS
+@pytest.mark.parametrize("api", [keras, pytest.param(tf_keras, marks=pytest.mark.slow)])
 def test_around_training_on_real_workers(train, tmp_path, api):
     train("around.py", api.__name__, tmp_path)
 

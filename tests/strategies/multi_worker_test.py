@@ -21,7 +21,11 @@ SLOW = pytest.mark.slow
 
 @pytest.mark.parametrize(
     ("api", "workers"),
-    [("keras", 2), ("keras", 3), ("tf_keras", 2), pytest.param("tf_keras", 3, marks=SLOW)],
+    [
+        ("keras", 2),
+        ("tf_keras", 2),
+        *(pytest.param(*case, marks=SLOW) for case in [("keras", 3), ("tf_keras", 3)]),
+    ],
 )
 @pytest.mark.parametrize("script", ["parity.py", "training.py", "custom_loop.py"])
 def test_workers_do_what_one_process_does(train, script, api, workers):

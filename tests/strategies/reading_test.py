@@ -46,6 +46,7 @@ def all_rows(counts):
     return sorted(f"{number}:{row}" for number, count in enumerate(counts) for row in range(count))
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(
     st.lists(st.integers(0, 12), min_size=1, max_size=6),
