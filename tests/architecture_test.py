@@ -20,6 +20,7 @@ LAYERS = [
     "strategies.resolver",
     "strategies.input",
     "strategies.equality",
+    "strategies.randomness",
     "strategies.extended",
     "strategies.loss_scaling",
     "strategies.mirrored",
