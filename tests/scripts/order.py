@@ -174,9 +174,9 @@ datasets = [each.distribute_datasets_from_function(own_rows) for each in (strate
 
 
 @tf.function
-def epoch():
+def epoch(dataset):
     found = tf.constant(0.0)
-    for batch in datasets[0]:
+    for batch in dataset:
         each = strategy.run(lambda rows: late(tf.reduce_sum(rows)) + 0.0, args=(batch,))
         for _ in tf.range(3):
             found += strategy.reduce(SUM, each, axis=None)
@@ -185,7 +185,7 @@ def epoch():
 
 sums = sum((5 + 3 * worker) * (4 + 3 * worker) / 2 for worker in range(workers))
 for _ in range(2):
-    equal(epoch(), 3 * sums)
+    equal(epoch(datasets[0]), 3 * sums)
 # Two of them at once.
 found, steps = 0.0, 0
 for left, right in zip(*datasets, strict=True):
