@@ -9,7 +9,8 @@ from tensorflow.python.distribute.collective_all_reduce_strategy import (
 )
 from tensorflow.python.distribute.collective_util import Options as CommunicationOptions
 from tensorflow.python.distribute.device_util import canonicalize
-from tensorflow.python.distribute.distribute_utils import regroup
+from tensorflow.python.distribute.distribute_lib import UpdateContext
+from tensorflow.python.distribute.distribute_utils import regroup, select_replica
 from tensorflow.python.distribute.input_lib import DistributedDataset, DistributedDatasetSpec
 from tensorflow.python.distribute.input_lib import (
     _create_distributed_tensor_spec as distributed_spec,
@@ -24,6 +25,7 @@ from tensorflow.python.distribute.values import (
 )
 from tensorflow.python.eager.context import context, global_seed
 from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext as is_compiled_by_xla
+from tensorflow.python.ops.control_flow_v2_func_graphs import WhileBodyFuncGraph
 from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 from tensorflow.python.trackable.base import CheckpointInitialValue
 
@@ -38,6 +40,8 @@ __all__ = [
     "PerReplica",
     "PerReplicaSpec",
     "ResourceVariable",
+    "UpdateContext",
+    "WhileBodyFuncGraph",
     "auto_shard_dataset",
     "canonicalize",
     "context",
@@ -46,4 +50,5 @@ __all__ = [
     "global_seed",
     "is_compiled_by_xla",
     "regroup",
+    "select_replica",
 ]

@@ -73,7 +73,6 @@ KERAS = {"keras": "Keras 3", "tf_keras": "tf_keras"}
 # What does not work with ours today: Keras, strategy, cell -> a part of the error.
 NO_XLA_ACROSS_DEVICES = "located in device"
 NO_XLA_ACROSS_WORKERS = "Received: jit_compile=True"
-NO_MERGE_IN_CONDITIONS = "`merge_call` called while defining a new graph"
 EXPECTED: dict[tuple[str, str, str], str] = {
     ("keras", "mirrored", "`jit_compile=True`"): NO_XLA_ACROSS_DEVICES,
     ("tf_keras", "mirrored", "`jit_compile=True`"): NO_XLA_ACROSS_DEVICES,
@@ -83,8 +82,6 @@ EXPECTED: dict[tuple[str, str, str], str] = {
     ("tf_keras", "multi-worker-tensorflow", "`jit_compile=True`"): NO_XLA_ACROSS_WORKERS,
     ("keras", "multi-worker-2x2", "`jit_compile=True`"): NO_XLA_ACROSS_WORKERS,
     ("tf_keras", "multi-worker-2x2", "`jit_compile=True`"): NO_XLA_ACROSS_WORKERS,
-    ("keras", "mirrored", "Gradient accumulation"): NO_MERGE_IN_CONDITIONS,
-    ("keras", "multi-worker-2x2", "Gradient accumulation"): NO_MERGE_IN_CONDITIONS,
     ("keras", "multi-worker", "mixed_float16"): "strategies.LossScaleOptimizer",
     ("keras", "multi-worker-tensorflow", "mixed_float16"): "strategies.LossScaleOptimizer",
     ("keras", "multi-worker-2x2", "mixed_float16"): "strategies.LossScaleOptimizer",
