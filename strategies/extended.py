@@ -120,16 +120,16 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
     def _call_for_each_replica(self, fn: Callable, args: Any, kwargs: Any) -> Any:
         if isinstance(fn, tf.types.experimental.PolymorphicFunction):
             if fn not in self._weighted:
-                self._weighted[fn] = fn._clone(
-                    python_function=self._with_weight(fn.python_function)
-                )
+                # Each replica makes a graph of its own, which does not know of a seed around it.
+                own = self._with_weight(fn.python_function, seeded_by=self._id_in_cluster)
+                self._weighted[fn] = fn._clone(python_function=own)
             fn = self._weighted[fn]
         else:
             fn = self._with_weight(fn)
         with own_seed(self._id_in_cluster):
             return super()._call_for_each_replica(fn, args, kwargs)
 
-    def _with_weight(self, fn: Callable) -> Callable:
+    def _with_weight(self, fn: Callable, seeded_by: int = 0) -> Callable:
         """Returns `fn` with the weight of its replica's rows known while it runs."""
 
         def weighted(*args: Any, **kwargs: Any) -> Any:
@@ -137,7 +137,8 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
             outer = self._row_weights.get(replica)
             self._row_weights[replica] = _row_weight((args, kwargs))
             try:
-                return fn(*args, **kwargs)
+                with own_seed(seeded_by):
+                    return fn(*args, **kwargs)
             finally:
                 if outer is None:
                     del self._row_weights[replica]

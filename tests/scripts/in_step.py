@@ -63,12 +63,16 @@ for seed in seeds:
 
 
 # What each replica of each worker drops is its own, in every step; [step, replica, unit].
-def dropped(layer):
+def dropped(layer, inside=False):
     def replica():
         return layer(tf.ones([1, 64]), training=True)
 
-    step = tf.function(lambda: strategy.run(replica))
-    return np.stack([strategy.gather(step(), axis=0).numpy() == 0 for _ in range(4)])
+    def step(each):
+        return strategy.run(each)
+
+    each = tf.function(replica) if inside else replica
+    step = step if inside else tf.function(step)
+    return np.stack([strategy.gather(step(each), axis=0).numpy() == 0 for _ in range(4)])
 
 
 def one_of(rate):
@@ -76,12 +80,12 @@ def one_of(rate):
         return keras.layers.Dropout(rate)
 
 
-found = dropped(one_of(0.5))
-masks = found.reshape([4 * n, 64])
-agreement = (masks[:, None] == masks[None]).mean(axis=2)
-np.fill_diagonal(agreement, 0.5)
-assert 0.1 < agreement.min() and agreement.max() < 0.9, "replicas or steps drop the same units"
-assert 0.3 < masks.mean() < 0.7
+for inside in (False, True):
+    masks = dropped(one_of(0.5), inside).reshape([4 * n, 64])
+    agreement = (masks[:, None] == masks[None]).mean(axis=2)
+    np.fill_diagonal(agreement, 0.5)
+    assert 0.1 < agreement.min() and agreement.max() < 0.9, "replicas or steps drop the same units"
+    assert 0.3 < masks.mean() < 0.7
 
 if is_keras_3:
     # The state is of all replicas: written and restored, they draw the same numbers again.
