@@ -136,7 +136,7 @@ def check(name, make_optimizer, reference, strategy, **tolerance):
     tolerance = {"atol": 1e-5, "rtol": 1e-5, "err_msg": name, **tolerance}
     same(many.get_weights(), one.get_weights(), **tolerance)
     same(many_loss, one_loss, **tolerance)
-    states = [[np.asarray(v) for v in variables_of(model.optimizer)] for model in (many, one)]
+    states = [[v.numpy() for v in variables_of(model.optimizer)] for model in (many, one)]
     same(*states, **tolerance)
     return many, one
 
