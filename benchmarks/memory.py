@@ -4,8 +4,7 @@
 
 Each way to train runs in processes of its own, on two workers, for a few steps. The peak is the
 largest resident set of a worker's process (VmHWM of /proc/self/status) over what it was when
-TensorFlow and the strategy had started; what is there after the last step is without gradients and
-activations; the optimizer's state is counted from its variables.
+TensorFlow and the strategy had started; the optimizer's state is counted from its variables.
 """
 
 from __future__ import annotations
@@ -95,11 +94,11 @@ def run(way: str) -> dict[str, float]:
 
 def table(results: dict[str, dict[str, float]]) -> str:
     """Returns the numbers as Markdown."""
-    rows = [["way", "model", "peak", "after the last step", "optimizer's state"], ["---"] * 5]
+    rows = [["way", "model", "peak", "optimizer's state"], ["---"] * 4]
     for way, result in results.items():
         model, _ = WAYS[way]
         about = f"{model.parameters / 1e6:.1f} M parameters, {model.rows} rows a worker"
-        numbers = [f"{result[name]:.0f}" for name in ("peak", "after", "optimizer")]
+        numbers = [f"{result[name]:.0f}" for name in ("peak", "optimizer")]
         rows.append([TITLES[way], about, *numbers])
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
@@ -129,11 +128,7 @@ def measured(model: Model, how: dict[str, Any]) -> dict[str, float]:
     if stack.count_params() != model.parameters or not np.isfinite(losses).all():
         raise RuntimeError(f"{stack.count_params()} parameters, losses {losses}")
     strategies.verify_equal(strategy, stack.variables)
-    return {
-        "peak": stack.peak - before,
-        "after": stack.after - before,
-        "optimizer": state_bytes(optimizer) / MIB,
-    }
+    return {"peak": stack.peak - before, "optimizer": state_bytes(optimizer) / MIB}
 
 
 def network(keras: Any, model: Model, remat: bool) -> Any:
@@ -153,12 +148,12 @@ def network(keras: Any, model: Model, remat: bool) -> Any:
             return x + inner(x)
 
     class Stack(keras.Sequential):
-        peak = after = 0.0
+        peak = 0.0
 
         # At once: what is asked of the model later makes copies.
         def fit(self, *args: Any, **options: Any) -> Any:
             history = super().fit(*args, **options)
-            self.peak, self.after = status("VmHWM"), status("VmRSS")
+            self.peak = status("VmHWM")
             return history
 
     blocks = [Block() for _ in range(model.blocks)]

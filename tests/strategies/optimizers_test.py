@@ -46,3 +46,10 @@ def test_every_optimizer_does_what_it_does_in_one_process(train, api, workers, r
 def test_so_it_does_on_tensorflows_collectives(job, train, api, workers, replicas, options, names):
     job.hide_horovod()
     train("optimizers.py", api, replicas, options, *names, workers=workers, timeout=300)
+
+
+@pytest.mark.slow
+def test_so_it_does_where_its_state_is_in_parts(train):
+    names = ["Adam", "Lion", "Ftrl", "averages, overwritten", "clipnorm"]
+    options = '{"mode": "reduce", "split_above": 10}'
+    train("optimizers.py", "keras", 1, options, *names, timeout=300)
