@@ -1,7 +1,7 @@
 """The only door to TensorFlow's private modules: each private name, imported here once.
 
-Checked on TensorFlow 2.18.1 and 2.21.0; `CommunicationOptions`, `ResourceVariable` and `context` on
-2.21.0 alone.
+Checked on TensorFlow 2.18.1 and 2.21.0; `CommunicationOptions`, `DistributedDatasetSpec`,
+`ResourceVariable` and `context` on 2.21.0 alone.
 """
 
 from tensorflow.python.distribute.collective_all_reduce_strategy import (
@@ -11,7 +11,7 @@ from tensorflow.python.distribute.collective_util import Options as Communicatio
 from tensorflow.python.distribute.device_util import canonicalize
 from tensorflow.python.distribute.distribute_lib import UpdateContext
 from tensorflow.python.distribute.distribute_utils import regroup, select_replica
-from tensorflow.python.distribute.input_lib import DistributedDataset
+from tensorflow.python.distribute.input_lib import DistributedDataset, DistributedDatasetSpec
 from tensorflow.python.distribute.input_lib import (
     _create_distributed_tensor_spec as distributed_spec,
 )
@@ -34,6 +34,7 @@ __all__ = [
     "CollectiveAllReduceExtended",
     "CommunicationOptions",
     "DistributedDataset",
+    "DistributedDatasetSpec",
     "DistributedValues",
     "Mirrored",
     "PerReplica",

@@ -19,6 +19,7 @@ from strategies._tensorflow import (
 from strategies.collectives import Collectives
 from strategies.collectives.replicas import ReplicaCollectives
 from strategies.input import ReplicaDataset, equal_steps, number_of_rows, share
+from strategies.randomness import KERAS_SEED, own_seed, seed_states
 from strategies.reduction import ReductionOptions, ReplicaCrossDeviceOps
 from strategies.split_state import SplitState
 
@@ -125,7 +126,8 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
             fn = self._weighted[fn]
         else:
             fn = self._with_weight(fn)
-        return super()._call_for_each_replica(fn, args, kwargs)
+        with own_seed(self._id_in_cluster):
+            return super()._call_for_each_replica(fn, args, kwargs)
 
     def _with_weight(self, fn: Callable) -> Callable:
         """Returns `fn` with the weight of its replica's rows known while it runs."""
@@ -169,7 +171,9 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
 
     def _create_variable(self, next_creator: Callable, **kwargs: Any) -> Any:
         first = tf.VariableAggregation.ONLY_FIRST_REPLICA
-        if kwargs.get("name") in (KERAS_LOSS_SCALE, AGREED_LOSS_SCALE):
+        if kwargs.get("name") == KERAS_SEED:
+            next_creator = seed_states(self._id_in_cluster * len(self._devices))
+        elif kwargs.get("name") in (KERAS_LOSS_SCALE, AGREED_LOSS_SCALE):
             self._check_loss_scale(kwargs["name"])
         elif _is_unsynchronized_state(kwargs):
             kwargs["aggregation"] = tf.VariableAggregation.MEAN

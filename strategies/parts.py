@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 
@@ -131,6 +132,9 @@ class _Readable(tf.Variable):
 
     def __tf_tensor__(self, dtype: tf.DType | None = None, name: str | None = None) -> tf.Tensor:
         return tf.convert_to_tensor(self.value(), dtype, name=name)
+
+    def __array__(self, dtype: Any = None) -> Any:
+        return np.asarray(self.numpy(), dtype)
 
     def read_value(self) -> tf.Tensor:
         """Returns what is in view."""

@@ -23,6 +23,7 @@ LAYERS = [
     "strategies.elementwise",
     "strategies.parts",
     "strategies.split_state",
+    "strategies.randomness",
     "strategies.extended",
     "strategies.loss_scaling",
     "strategies.mirrored",
