@@ -252,8 +252,12 @@ def _leave(exchange: Exchange, servers: Servers, presences: list[Presence]) -> N
     """Sends what is left, and tells all servers that this worker has ended."""
     with contextlib.suppress(ServerLost, tf.errors.OpError):
         exchange.drain()
-        for presence in presences:
+    for server in servers.servers:
+        server.close()
+    for presence in presences:
+        with contextlib.suppress(tf.errors.OpError):
             presence.tell(servers.rank, has_left=True)
+        presence.close()
 
 
 def _share_seed(values: Values) -> None:

@@ -16,6 +16,8 @@ from strategies.server.presence import Presence
 from tf_config import ClusterConfigError, Task, TFConfig
 
 _POLL_SECONDS = 0.5
+# In which the last worker hears that it was heard.
+_PARTING_SECONDS = 1.0
 
 
 def main() -> int:
@@ -45,6 +47,7 @@ def main() -> int:
     print(f"{task} serves at {address} for {len(cluster.training_tasks)} workers", flush=True)
     while not presence.all_have_left():
         time.sleep(_POLL_SECONDS)
+    time.sleep(_PARTING_SECONDS)
     return 0
 
 

@@ -80,6 +80,10 @@ class Server:
                 "for why it ended."
             ) from None
 
+    def close(self) -> None:
+        """Ends the connection."""
+        close(self._session)
+
     def locked(self, body: Callable[[], Sequence[tf.Tensor]]) -> tuple[tf.Operation, list[Any]]:
         """Adds what `body` does, as one change that no other comes between.
 
@@ -109,6 +113,14 @@ class Server:
         with self.building():
             *results, done = alone()
         return done.op, results
+
+
+def close(session: _V1.Session) -> None:
+    """Ends a session; waits no longer than a little, for the server may be gone."""
+    # TensorFlow would do so when Python ends, and wait for a server that is gone.
+    thread = threading.Thread(target=session.close, daemon=True)
+    thread.start()
+    thread.join(_ANSWER_SECONDS)
 
 
 class Servers:

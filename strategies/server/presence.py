@@ -5,6 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from strategies._tensorflow import ResourceVariable
+from strategies.server.connection import close
 
 
 class Presence:
@@ -51,3 +52,7 @@ class Presence:
     def all_have_left(self) -> bool:
         """Whether nobody is there any more."""
         return bool(self._session.run(self._present).all())
+
+    def close(self) -> None:
+        """Ends the connection."""
+        close(self._session)
