@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from strategies._tensorflow import VARIABLE_VALUE_KEY
+
 
 @dataclass(frozen=True)
 class Cut:
@@ -248,10 +250,10 @@ class SplitVariable(_Readable):
         return self
 
     def _serialize_to_tensors(self) -> dict[str, tf.Tensor]:
-        return {_CHECKPOINT_KEY: self.value()}
+        return {VARIABLE_VALUE_KEY: self.value()}
 
     def _restore_from_tensors(self, restored_tensors: dict[str, tf.Tensor]) -> Any:
-        return self.assign(restored_tensors[_CHECKPOINT_KEY])
+        return self.assign(restored_tensors[VARIABLE_VALUE_KEY])
 
 
 class PartView(_Readable):
@@ -292,7 +294,3 @@ class PartView(_Readable):
         """Keeps the value, for the whole to be written from all workers' parts."""
         self._written = tf.convert_to_tensor(value, self.dtype)
         return self
-
-
-# Under this name every variable is in a checkpoint, whole.
-_CHECKPOINT_KEY = "VARIABLE_VALUE"
