@@ -10,7 +10,11 @@ from tensorflow.python.distribute.collective_all_reduce_strategy import (
 from tensorflow.python.distribute.collective_util import Options as CommunicationOptions
 from tensorflow.python.distribute.device_util import canonicalize
 from tensorflow.python.distribute.distribute_lib import UpdateContext
-from tensorflow.python.distribute.distribute_utils import regroup, select_replica
+from tensorflow.python.distribute.distribute_utils import (
+    regroup,
+    select_replica,
+    update_regroup,
+)
 from tensorflow.python.distribute.input_lib import DistributedDataset, DistributedDatasetSpec
 from tensorflow.python.distribute.input_lib import (
     _create_distributed_tensor_spec as distributed_spec,
@@ -20,16 +24,21 @@ from tensorflow.python.distribute.input_ops import auto_shard_dataset
 from tensorflow.python.distribute.values import (
     DistributedValues,
     Mirrored,
+    MirroredVariable,
     PerReplica,
     PerReplicaSpec,
 )
 from tensorflow.python.eager.context import context, global_seed
 from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext as is_compiled_by_xla
 from tensorflow.python.ops.control_flow_v2_func_graphs import WhileBodyFuncGraph
-from tensorflow.python.ops.resource_variable_ops import ResourceVariable
-from tensorflow.python.trackable.base import CheckpointInitialValue
+from tensorflow.python.ops.resource_variable_ops import (
+    ResourceVariable,
+    UninitializedVariable,
+)
+from tensorflow.python.trackable.base import VARIABLE_VALUE_KEY, CheckpointInitialValue
 
 __all__ = [
+    "VARIABLE_VALUE_KEY",
     "CheckpointInitialValue",
     "CollectiveAllReduceExtended",
     "CommunicationOptions",
@@ -37,9 +46,11 @@ __all__ = [
     "DistributedDatasetSpec",
     "DistributedValues",
     "Mirrored",
+    "MirroredVariable",
     "PerReplica",
     "PerReplicaSpec",
     "ResourceVariable",
+    "UninitializedVariable",
     "UpdateContext",
     "WhileBodyFuncGraph",
     "auto_shard_dataset",
@@ -51,4 +62,5 @@ __all__ = [
     "is_compiled_by_xla",
     "regroup",
     "select_replica",
+    "update_regroup",
 ]

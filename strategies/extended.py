@@ -176,7 +176,7 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
             next_creator = seed_states(self._id_in_cluster * len(self._devices))
         elif kwargs.get("name") in (KERAS_LOSS_SCALE, AGREED_LOSS_SCALE):
             self._check_loss_scale(kwargs["name"])
-        elif _is_unsynchronized_state(kwargs):
+        elif is_unsynchronized_state(kwargs):
             kwargs["aggregation"] = tf.VariableAggregation.MEAN
         elif kwargs.get("aggregation") == first and len(self._devices) == 1:
             # The only replica is the first one; said so, it may write inside tf.cond as well.
@@ -239,9 +239,8 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         return self._split_state.update(var, fn, args, kwargs)
 
     def _replica_ctx_update(
-        self, var: Any, fn: Callable, args: Any = (), kwargs: Any = None, group: bool = True
+        self, var: Any, fn: Callable, args: Any, kwargs: Any, group: bool
     ) -> Any:
-        kwargs = {} if kwargs is None else kwargs
         by_parts = self._split_state is not None and self._split_state.can_update(var)
         if self._split_state is None or not by_parts or self._use_merge_call():
             return super()._replica_ctx_update(var, fn, args, kwargs, group)
@@ -279,7 +278,7 @@ def _row_weight(inputs: Any) -> tf.Tensor:
     return tf.constant(1.0)
 
 
-def _is_unsynchronized_state(kwargs: Mapping[str, Any]) -> bool:
+def is_unsynchronized_state(kwargs: Mapping[str, Any]) -> bool:
     """Whether a variable is a layer's own state that nothing else keeps the same on all workers.
 
     Slot variables are not: they are made beside a variable, and updated from reduced gradients.

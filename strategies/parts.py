@@ -14,7 +14,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
+
+from strategies._tensorflow import VARIABLE_VALUE_KEY
 
 
 @dataclass(frozen=True)
@@ -132,6 +135,9 @@ class _Readable(tf.Variable):
     def __tf_tensor__(self, dtype: tf.DType | None = None, name: str | None = None) -> tf.Tensor:
         return tf.convert_to_tensor(self.value(), dtype, name=name)
 
+    def __array__(self, dtype: Any = None) -> Any:
+        return np.asarray(self.numpy(), dtype)
+
     def read_value(self) -> tf.Tensor:
         """Returns what is in view."""
         return self.value()
@@ -244,10 +250,10 @@ class SplitVariable(_Readable):
         return self
 
     def _serialize_to_tensors(self) -> dict[str, tf.Tensor]:
-        return {_CHECKPOINT_KEY: self.value()}
+        return {VARIABLE_VALUE_KEY: self.value()}
 
     def _restore_from_tensors(self, restored_tensors: dict[str, tf.Tensor]) -> Any:
-        return self.assign(restored_tensors[_CHECKPOINT_KEY])
+        return self.assign(restored_tensors[VARIABLE_VALUE_KEY])
 
 
 class PartView(_Readable):
@@ -288,7 +294,3 @@ class PartView(_Readable):
         """Keeps the value, for the whole to be written from all workers' parts."""
         self._written = tf.convert_to_tensor(value, self.dtype)
         return self
-
-
-# Under this name every variable is in a checkpoint, whole.
-_CHECKPOINT_KEY = "VARIABLE_VALUE"

@@ -3,6 +3,7 @@
 import pytest
 
 SLOW = pytest.mark.slow
+REDUCE = '{"mode": "reduce", "split_above": 4}'
 CASES = [
     ("keras", 2, 1, "{}"),
     *(
@@ -13,6 +14,13 @@ CASES = [
             ("keras", 2, 1, '{"bucket_bytes": 64}'),
             ("keras", 2, 2, '{"bucket_bytes": 0}'),
             ("keras", 4, 1, "{}"),
+            ("keras", 2, 1, REDUCE),
+            ("keras", 1, 2, REDUCE),
+            ("keras", 2, 2, REDUCE),
+            ("keras", 4, 1, REDUCE),
+            ("tf_keras", 1, 2, REDUCE),
+            ("tf_keras", 2, 1, REDUCE),
+            ("tf_keras", 4, 1, REDUCE),
             ("tf_keras", 1, 2, "{}"),
             ("tf_keras", 2, 1, '{"bucket_bytes": 64}'),
             ("tf_keras", 2, 2, "{}"),
@@ -39,6 +47,8 @@ def test_every_optimizer_does_what_it_does_in_one_process(train, api, workers, r
                 ("keras", 4, 1, '{"bucket_bytes": 0}'),
                 ("tf_keras", 2, 1, "{}"),
                 ("tf_keras", 2, 2, "{}"),
+                ("keras", 2, 1, REDUCE),
+                ("tf_keras", 2, 2, REDUCE),
             ]
         ),
     ],
