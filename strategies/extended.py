@@ -19,7 +19,7 @@ from strategies._tensorflow import (
 from strategies.collectives import Collectives
 from strategies.collectives.replicas import ReplicaCollectives
 from strategies.input import ReplicaDataset, equal_steps, number_of_rows, share
-from strategies.randomness import KERAS_SEED, own_seed, seed_states
+from strategies.randomness import KERAS_SEED, own_seed, seed_states, seeded
 from strategies.reduction import ReductionOptions, ReplicaCrossDeviceOps
 from strategies.split_state import SplitState
 
@@ -121,7 +121,7 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         if isinstance(fn, tf.types.experimental.PolymorphicFunction):
             if fn not in self._weighted:
                 # Each replica makes a graph of its own, which does not know of a seed around it.
-                own = self._with_weight(fn.python_function, seeded_by=self._id_in_cluster)
+                own = seeded(self._with_weight(fn.python_function), self._id_in_cluster)
                 self._weighted[fn] = fn._clone(python_function=own)
             fn = self._weighted[fn]
         else:
@@ -129,7 +129,7 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         with own_seed(self._id_in_cluster):
             return super()._call_for_each_replica(fn, args, kwargs)
 
-    def _with_weight(self, fn: Callable, seeded_by: int = 0) -> Callable:
+    def _with_weight(self, fn: Callable) -> Callable:
         """Returns `fn` with the weight of its replica's rows known while it runs."""
 
         def weighted(*args: Any, **kwargs: Any) -> Any:
@@ -137,8 +137,7 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
             outer = self._row_weights.get(replica)
             self._row_weights[replica] = _row_weight((args, kwargs))
             try:
-                with own_seed(seeded_by):
-                    return fn(*args, **kwargs)
+                return fn(*args, **kwargs)
             finally:
                 if outer is None:
                     del self._row_weights[replica]
