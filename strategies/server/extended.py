@@ -96,6 +96,10 @@ class ServerExtended(ReplicatedExtended):
             lambda: np.zeros(servers.size, np.int64), is_counter=True,
         )  # fmt: skip
 
+    def _use_merge_call(self) -> bool:
+        # Replicas that are not merged would each send the change.
+        return len(self._devices) > 1
+
     # Variables.
 
     def _create_variable(self, next_creator: Callable, **kwargs: Any) -> Any:
@@ -209,16 +213,16 @@ class ServerExtended(ReplicatedExtended):
         return var
 
     def _replica_ctx_update(
-        self, var: Any, fn: Callable, args: Any, kwargs: Any, group: bool
+        self, var: Any, fn: Callable, args: Any = (), kwargs: Any = None, group: bool = True
     ) -> Any:
         if self._use_merge_call() or not self._is_sent(var):
             return super()._replica_ctx_update(var, fn, args, kwargs, group)
-        self._record(var, fn, (tuple(args), dict(kwargs)))
+        self._record(var, fn, (tuple(args), dict(kwargs or {})))
         return var
 
     def _change(self, var: SharedVariable, fn: Callable, value: Any, kwargs: dict[str, Any]) -> Any:
         """What `assign` and the like come to, outside of an update."""
-        in_replica = not tf.distribute.in_cross_replica_context()
+        in_replica = self._is_stepping() and not tf.distribute.in_cross_replica_context()
         if in_replica and not self._use_merge_call() and self._is_sent(var):
             self._record(var, fn, ((value,), {}))
             return var
