@@ -68,17 +68,14 @@ def make_model() -> keras.Model:
     return keras.Model([logarithms, ids], keras.layers.Dense(1, "sigmoid")(x))
 
 
-def main(argv: list[str]) -> None:
-    if len(argv) > 1:
-        raise app.UsageError(f"No arguments but flags are known. Received: {argv[1:]}.")
-    keras.utils.set_random_seed(FLAGS.seed)
-    strategy = strategies.from_tf_config(**({"mode": FLAGS.mode} if FLAGS.mode else {}))
+def read(files: str, strategy: tf.distribute.Strategy, shuffle: int = 0) -> tf.data.Dataset:
+    """Returns batches of the rows of files, of those that are this worker's."""
+    return strategies.read_files(
+        files, strategy, FLAGS.batch_size, reader=rows, shuffle=shuffle, seed=FLAGS.seed
+    )
 
-    def read(files: str, shuffle: int) -> tf.data.Dataset:
-        return strategies.read_files(
-            files, strategy, FLAGS.batch_size, reader=rows, shuffle=shuffle, seed=FLAGS.seed
-        )
 
+def train(strategy: tf.distribute.Strategy) -> keras.Model:
     with strategy.scope():
         model = make_model()
         model.compile(
@@ -86,8 +83,18 @@ def main(argv: list[str]) -> None:
             "binary_crossentropy",
             metrics=[keras.metrics.AUC(num_thresholds=1000, name="auc")],
         )
-    model.fit(read(FLAGS.train, shuffle=10_000), epochs=FLAGS.epochs, shuffle=False)
-    loss, auc = model.evaluate(read(FLAGS.test, shuffle=0), verbose=0)
+    dataset = read(FLAGS.train, strategy, shuffle=10_000)
+    model.fit(dataset, epochs=FLAGS.epochs, shuffle=False)
+    return model
+
+
+def main(argv: list[str]) -> None:
+    if len(argv) > 1:
+        raise app.UsageError(f"No arguments but flags are known. Received: {argv[1:]}.")
+    keras.utils.set_random_seed(FLAGS.seed)
+    strategy = strategies.from_tf_config(**({"mode": FLAGS.mode} if FLAGS.mode else {}))
+    model = train(strategy)
+    loss, auc = model.evaluate(read(FLAGS.test, strategy), verbose=0)
     strategy.print(f"test loss: {loss:.4f}, test AUC: {auc:.4f}")
 
 
