@@ -3,10 +3,12 @@
 from typing import TYPE_CHECKING, Any
 
 from strategies import callbacks
+from strategies.central_storage import CentralStorageStrategy
 from strategies.equality import verify_equal
 from strategies.files import own_path, writing
 from strategies.mirrored import MirroredStrategy
-from strategies.multi_worker import MultiWorkerMirroredStrategy, from_tf_config
+from strategies.multi_worker import MultiWorkerMirroredStrategy
+from strategies.parameter_server import ParameterServerStrategy, from_tf_config
 from strategies.reading import read_files
 from strategies.reduction import ReductionOptions
 from strategies.workers import barrier
@@ -15,9 +17,11 @@ if TYPE_CHECKING:
     from strategies.loss_scaling import LossScaleOptimizer
 
 __all__ = [
+    "CentralStorageStrategy",
     "LossScaleOptimizer",
     "MirroredStrategy",
     "MultiWorkerMirroredStrategy",
+    "ParameterServerStrategy",
     "ReductionOptions",
     "barrier",
     "callbacks",

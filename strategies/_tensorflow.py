@@ -9,7 +9,12 @@ from tensorflow.python.distribute.collective_all_reduce_strategy import (
 )
 from tensorflow.python.distribute.collective_util import Options as CommunicationOptions
 from tensorflow.python.distribute.device_util import canonicalize
-from tensorflow.python.distribute.distribute_utils import regroup
+from tensorflow.python.distribute.distribute_lib import UpdateContext
+from tensorflow.python.distribute.distribute_utils import (
+    regroup,
+    select_replica,
+    update_regroup,
+)
 from tensorflow.python.distribute.input_lib import DistributedDataset
 from tensorflow.python.distribute.input_lib import (
     _create_distributed_tensor_spec as distributed_spec,
@@ -19,24 +24,32 @@ from tensorflow.python.distribute.input_ops import auto_shard_dataset
 from tensorflow.python.distribute.values import (
     DistributedValues,
     Mirrored,
+    MirroredVariable,
     PerReplica,
     PerReplicaSpec,
 )
 from tensorflow.python.eager.context import context, global_seed
 from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext as is_compiled_by_xla
-from tensorflow.python.ops.resource_variable_ops import ResourceVariable
-from tensorflow.python.trackable.base import CheckpointInitialValue
+from tensorflow.python.ops.resource_variable_ops import (
+    ResourceVariable,
+    UninitializedVariable,
+)
+from tensorflow.python.trackable.base import VARIABLE_VALUE_KEY, CheckpointInitialValue
 
 __all__ = [
+    "VARIABLE_VALUE_KEY",
     "CheckpointInitialValue",
     "CollectiveAllReduceExtended",
     "CommunicationOptions",
     "DistributedDataset",
     "DistributedValues",
     "Mirrored",
+    "MirroredVariable",
     "PerReplica",
     "PerReplicaSpec",
     "ResourceVariable",
+    "UninitializedVariable",
+    "UpdateContext",
     "auto_shard_dataset",
     "canonicalize",
     "context",
@@ -45,4 +58,6 @@ __all__ = [
     "global_seed",
     "is_compiled_by_xla",
     "regroup",
+    "select_replica",
+    "update_regroup",
 ]

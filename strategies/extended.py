@@ -129,7 +129,7 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         first = tf.VariableAggregation.ONLY_FIRST_REPLICA
         if kwargs.get("name") in (KERAS_LOSS_SCALE, AGREED_LOSS_SCALE):
             self._check_loss_scale(kwargs["name"])
-        elif _is_unsynchronized_state(kwargs):
+        elif is_unsynchronized_state(kwargs):
             kwargs["aggregation"] = tf.VariableAggregation.MEAN
         elif kwargs.get("aggregation") == first and len(self._devices) == 1:
             # The only replica is the first one; said so, it may write inside tf.cond as well.
@@ -193,7 +193,7 @@ def _row_weight(inputs: Any) -> tf.Tensor:
     return tf.constant(1.0)
 
 
-def _is_unsynchronized_state(kwargs: Mapping[str, Any]) -> bool:
+def is_unsynchronized_state(kwargs: Mapping[str, Any]) -> bool:
     """Whether a variable is a layer's own state that nothing else keeps the same on all workers.
 
     Slot variables are not: they are made beside a variable, and updated from reduced gradients.

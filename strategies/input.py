@@ -16,7 +16,7 @@ from strategies._tensorflow import (
     distributed_spec,
     empty_batch,
 )
-from strategies.collectives import Collectives
+from strategies.collectives import Collectives, LocalCollectives
 
 _Policy = tf.data.experimental.AutoShardPolicy
 _ready: weakref.WeakSet[tf.data.Dataset] = weakref.WeakSet()
@@ -123,7 +123,7 @@ def ready(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def share(
-    dataset: tf.data.Dataset, collectives: Collectives, replicas: int = 1
+    dataset: tf.data.Dataset, collectives: Collectives, replicas: int = 1, in_step: bool = True
 ) -> tf.data.Dataset | Epochs:
     """Returns this worker's part of a dataset of global batches.
 
@@ -147,10 +147,12 @@ def share(
         `tf.RaggedTensor` or `tf.sparse.SparseTensor`, in any structure.
       collectives: the workers.
       replicas: how many each worker has.
+      in_step: whether all workers take as many steps; if not, nobody asks the others.
 
     Raises:
       ValueError: if the dataset is not batched.
     """
+    others = collectives if in_step else LocalCollectives()
     if collectives.size * replicas == 1:
         return dataset
     if dataset in _ready:
@@ -171,8 +173,8 @@ def share(
                 dataset, collectives.size, collectives.rank, collectives.size
             )
         mine = _split_batches(dataset, collectives.size * replicas)
-        return equal_steps(mine, collectives, replicas)
-    return equal_steps(mine, collectives)
+        return equal_steps(mine, others, replicas)
+    return equal_steps(mine, others)
 
 
 def equal_steps(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Mapping
-from typing import Any
 
 import tensorflow as tf
 from absl import logging
@@ -87,9 +86,9 @@ class MultiWorkerMirroredStrategy(MirroredReduction, tf.distribute.MultiWorkerMi
         wishes = checked(communication_options)
         options = packed(options, wishes)
         config = TFConfig.from_env() if cluster_resolver is None else config_of(cluster_resolver)
-        devices = local_devices(num_replicas, _gpus_of(config))
+        devices = local_devices(num_replicas, gpus_of(config))
         collectives = start(
-            config, chosen(communication), wishes, _timeout(start_timeout), devices[0]
+            config, chosen(communication), wishes, start_timeout_seconds(start_timeout), devices[0]
         )
         _check_replicas(collectives, len(devices))
         # Not stock's constructor, which starts a server of TensorFlow's on the same port. The
@@ -102,24 +101,12 @@ class MultiWorkerMirroredStrategy(MirroredReduction, tf.distribute.MultiWorkerMi
             _share_seed(collectives)
 
 
-def from_tf_config(**options: Any) -> tf.distribute.Strategy:
-    """Returns the strategy that fits TF_CONFIG: mirrored on its workers.
-
-    Without TF_CONFIG that is one worker, so one script serves a laptop and a cluster.
-
-    >>> from_tf_config().num_replicas_in_sync
-    1
-
-    Args:
-      **options: as of `MultiWorkerMirroredStrategy`.
+def start_timeout_seconds(seconds: float | None, environ: Mapping[str, str] = os.environ) -> float:
+    """Returns how long to wait at the start: as asked for, or as the environment says.
 
     Raises:
-      ClusterConfigError: if TF_CONFIG is wrong, or names parameter servers.
+      ValueError: if it is no time.
     """
-    return MultiWorkerMirroredStrategy(**options)
-
-
-def _timeout(seconds: float | None, environ: Mapping[str, str] = os.environ) -> float:
     given = (
         environ.get(START_TIMEOUT_VARIABLE, START_TIMEOUT_SECONDS) if seconds is None else seconds
     )
@@ -135,7 +122,7 @@ def _timeout(seconds: float | None, environ: Mapping[str, str] = os.environ) -> 
     return value
 
 
-def _gpus_of(config: TFConfig | None) -> range:
+def gpus_of(config: TFConfig | None) -> range:
     """Returns which of this host's GPUs are this worker's, if all workers share them evenly."""
     gpus = len(tf.config.list_physical_devices("GPU"))
     if config is None or config.task not in config.cluster.training_tasks:

@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from strategies.collectives import Collectives, LocalCollectives
 from strategies.extended import ReplicatedExtended
+from strategies.server.extended import ServerExtended
 
 
 def barrier(strategy: tf.distribute.Strategy) -> None:
@@ -26,6 +27,9 @@ def collectives_of(strategy: tf.distribute.Strategy) -> Collectives:
       ValueError: if it is another one with several workers.
     """
     extended = strategy.extended
+    if isinstance(extended, ServerExtended):
+        extended.exchange.drain()
+        return extended.workers
     if isinstance(extended, ReplicatedExtended):
         return extended._collectives
     if extended._in_multi_worker_mode():

@@ -23,7 +23,11 @@ LAYERS = [
     "strategies.extended",
     "strategies.loss_scaling",
     "strategies.mirrored",
+    "strategies.central_storage",
     "strategies.multi_worker",
+    "strategies.server",
+    "strategies.parameter_server",
+    "strategies.serve",
     "strategies.workers",
     "strategies.files",
     "strategies.first_worker",
@@ -82,9 +86,11 @@ def test_there_is_one_door(prefix, door):
 
 def test_the_public_names():
     assert sorted(strategies.__all__) == [
+        "CentralStorageStrategy",
         "LossScaleOptimizer",
         "MirroredStrategy",
         "MultiWorkerMirroredStrategy",
+        "ParameterServerStrategy",
         "ReductionOptions",
         "barrier",
         "callbacks",

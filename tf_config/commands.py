@@ -13,6 +13,10 @@ from tf_config.errors import ClusterConfigError, shown
 from tf_config.hosts import Host
 from tf_config.settings import Setting
 
+# A parameter server. It is started by name, for this package knows nothing of what it serves.
+SERVER = "strategies.serve"
+LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
+
 
 @dataclass(frozen=True)
 class Command:
@@ -60,9 +64,17 @@ def command(
     environ: Mapping[str, str],
     settings: Sequence[Setting],
 ) -> Command:
-    """Returns the command of one task: `what` in `environ`, with its settings and TF_CONFIG."""
+    """Returns the command of one task: `what` in `environ`, with its settings and TF_CONFIG.
+
+    A ps task runs the parameter server in place of `what`.
+    """
     told = {setting.variable: setting.value for setting in settings}
-    return Command(config.task, what, {**environ, **told, VARIABLE: config.to_json()})
+    told = {**environ, **told, VARIABLE: config.to_json()}
+    if config.task.type != "ps":
+        return Command(config.task, what, told)
+    # Its warnings are of requests that workers take back as they end.
+    told[LOG_LEVEL] = environ.get(LOG_LEVEL, "2")
+    return Command(config.task, (sys.executable, "-m", SERVER), told)
 
 
 def cores() -> int:

@@ -42,6 +42,10 @@ COLUMNS = [
         {"num_replicas": 2},
     ),
     Strategy(
+        "central", "`CentralStorageStrategy`, 2 replicas", "strategies.CentralStorageStrategy",
+        {"num_replicas": 2},
+    ),
+    Strategy(
         "multi-worker", "`MultiWorkerMirroredStrategy`, 2 workers",
         "strategies.MultiWorkerMirroredStrategy", workers=2,
     ),
@@ -77,6 +81,8 @@ NO_MERGE_IN_CONDITIONS = "`merge_call` called while defining a new graph"
 EXPECTED: dict[tuple[str, str, str], str] = {
     ("keras", "mirrored", "`jit_compile=True`"): NO_XLA_ACROSS_DEVICES,
     ("tf_keras", "mirrored", "`jit_compile=True`"): NO_XLA_ACROSS_DEVICES,
+    ("keras", "central", "`jit_compile=True`"): NO_XLA_ACROSS_DEVICES,
+    ("tf_keras", "central", "`jit_compile=True`"): NO_XLA_ACROSS_DEVICES,
     ("keras", "multi-worker", "`jit_compile=True`"): NO_XLA_ACROSS_WORKERS,
     ("tf_keras", "multi-worker", "`jit_compile=True`"): NO_XLA_ACROSS_WORKERS,
     ("keras", "multi-worker-tensorflow", "`jit_compile=True`"): NO_XLA_ACROSS_WORKERS,
@@ -84,6 +90,7 @@ EXPECTED: dict[tuple[str, str, str], str] = {
     ("keras", "multi-worker-2x2", "`jit_compile=True`"): NO_XLA_ACROSS_WORKERS,
     ("tf_keras", "multi-worker-2x2", "`jit_compile=True`"): NO_XLA_ACROSS_WORKERS,
     ("keras", "mirrored", "Gradient accumulation"): NO_MERGE_IN_CONDITIONS,
+    ("keras", "central", "Gradient accumulation"): NO_MERGE_IN_CONDITIONS,
     ("keras", "multi-worker-2x2", "Gradient accumulation"): NO_MERGE_IN_CONDITIONS,
     ("keras", "multi-worker", "mixed_float16"): "strategies.LossScaleOptimizer",
     ("keras", "multi-worker-tensorflow", "mixed_float16"): "strategies.LossScaleOptimizer",

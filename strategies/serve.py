@@ -1,0 +1,72 @@
+"""A parameter server: `python -m strategies.serve` in a process whose TF_CONFIG says `ps`.
+
+It holds the variables that workers make on it until the last worker has ended. `tf-config run`
+and `tf-config exec` start it by themselves for each ps task.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+import tensorflow as tf
+
+from strategies.server.presence import Presence
+from tf_config import ClusterConfigError, Task, TFConfig
+
+_POLL_SECONDS = 0.5
+# In which the last worker hears that it was heard.
+_PARTING_SECONDS = 1.0
+
+
+def main() -> int:
+    """Serves until all workers have ended; returns the exit code."""
+    try:
+        config = TFConfig.from_env()
+        task = _checked(config)
+    except ClusterConfigError as error:
+        print(f"strategies.serve: {error}", file=sys.stderr)
+        return 2
+    cluster = config.cluster  # type: ignore[union-attr]
+    address = cluster.addresses[task]
+    tf.config.set_visible_devices([], "GPU")
+    jobs = tf.train.ClusterSpec({"ps": {task.index: str(address)}})
+    try:
+        server = tf.distribute.Server(jobs, job_name="ps", task_index=task.index)
+    except tf.errors.OpError as error:
+        print(
+            f"strategies.serve: A server listens at its own address. Received: {address} for "
+            f"{task}, where TensorFlow's does not start: {error.message}. Choose a free port of "
+            "this machine in TF_CONFIG.",
+            file=sys.stderr,
+        )
+        return 1
+    presence = Presence(server.target, len(cluster.training_tasks))
+    presence.begin()
+    print(f"{task} serves at {address} for {len(cluster.training_tasks)} workers", flush=True)
+    while not presence.all_have_left():
+        time.sleep(_POLL_SECONDS)
+    time.sleep(_PARTING_SECONDS)
+    return 0
+
+
+def _checked(config: TFConfig | None) -> Task:
+    if config is None or config.task.type != "ps":
+        task = "no TF_CONFIG" if config is None else f"TF_CONFIG of {config.task}"
+        raise ClusterConfigError(
+            f"A parameter server runs as a ps task. Received: {task}. Start the job with "
+            "'tf-config run --ps 1 train.py'."
+        )
+    return config.task
+
+
+if __name__ == "__main__":
+    try:
+        code = main()
+    except KeyboardInterrupt:
+        code = 130
+    # TensorFlow's server does not end by itself.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -1,0 +1,187 @@
+"""A worker's connection to the parameter servers: what runs there, and what comes back.
+
+Each server is TensorFlow's own. A worker has a session with each: it adds operations to the
+session's graph and runs them, all of them on the server. A call is one message there and one
+back, whatever it does; calls of several threads run side by side.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import tensorflow as tf
+from absl import logging
+
+from tf_config import Address, ClusterSpec, Task
+from tf_config.connect import connect
+
+_CPU = "/device:CPU:0"
+_NAME_EVERY_SECONDS = 5.0
+_POLL_SECONDS = 0.1
+_ANSWER_SECONDS = 2.0
+_V1 = tf.compat.v1
+_T = TypeVar("_T")
+
+
+class ServerLost(RuntimeError):
+    """A parameter server does not answer any more."""
+
+
+class Server:
+    """One parameter server, as a worker sees it.
+
+    Args:
+      number: of the task.
+      address: where it listens.
+    """
+
+    def __init__(self, number: int, address: Address):
+        self.number = number
+        self.address = address
+        self.graph = tf.Graph()
+        self._session = _V1.Session(f"grpc://{address}", graph=self.graph)
+        self._lock = threading.RLock()
+        self._built: dict[Any, Any] = {}
+        with self.building():
+            # Every change of this server's variables is made under it.
+            self.mutex = tf.raw_ops.MutexV2(shared_name="changes")
+
+    @contextlib.contextmanager
+    def building(self) -> Iterator[None]:
+        """Operations that are made in the block are added to what the server can run."""
+        with self._lock, self.graph.as_default(), tf.device(_CPU):
+            yield
+
+    def once(self, key: Any, build: Callable[[], _T]) -> _T:
+        """Returns what `build` adds to what the server can run; built when first asked for."""
+        with self._lock:
+            if key not in self._built:
+                with self.building():
+                    self._built[key] = build()
+            return self._built[key]
+
+    def run(self, fetches: Any, feeds: dict[Any, Any] | None = None) -> Any:
+        """Runs operations on the server and returns what they give, as NumPy arrays.
+
+        Raises:
+          ServerLost: if the server is gone.
+        """
+        try:
+            return self._session.run(fetches, feeds)
+        except (tf.errors.UnavailableError, tf.errors.AbortedError) as error:
+            raise ServerLost(
+                f"Parameter servers serve as long as anybody trains. Received: ps {self.number} "
+                f"({self.address}) is gone: {error.message.splitlines()[0]}. See its own output "
+                "for why it ended."
+            ) from None
+
+    def close(self) -> None:
+        """Ends the connection."""
+        close(self._session)
+
+    def locked(self, body: Callable[[], Sequence[tf.Tensor]]) -> tuple[tf.Operation, list[Any]]:
+        """Adds what `body` does, as one change that no other comes between.
+
+        All that it needs is sent before it begins, so that no lock is held by a worker that died.
+
+        Args:
+          body: makes operations and returns tensors.
+
+        Returns:
+          The operation, and its results.
+        """
+
+        @tf.function(autograph=False)
+        def inside() -> list[tf.Tensor]:
+            return [*body(), tf.constant(0)]
+
+        @tf.function(autograph=False)
+        def alone() -> list[tf.Tensor]:
+            lock = tf.raw_ops.MutexLock(mutex=self.mutex)
+            with tf.control_dependencies([lock]):
+                results = inside()
+            # The call's operation, not its results: these may be there before its last change.
+            with tf.control_dependencies([results[0].op]):
+                tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
+            return results
+
+        with self.building():
+            *results, done = alone()
+        return done.op, results
+
+
+def close(session: _V1.Session) -> None:
+    """Ends a session; waits no longer than a little, for the server may be gone."""
+    # TensorFlow would do so when Python ends, and wait for a server that is gone.
+    thread = threading.Thread(target=session.close, daemon=True)
+    thread.start()
+    thread.join(_ANSWER_SECONDS)
+
+
+class Servers:
+    """All parameter servers of a job.
+
+    Args:
+      servers: by number.
+      rank: of this worker.
+      size: how many workers there are.
+    """
+
+    def __init__(self, servers: Sequence[Server], rank: int, size: int):
+        self.servers = tuple(servers)
+        self.rank = rank
+        self.size = size
+        self._pool = ThreadPoolExecutor(len(servers), thread_name_prefix="servers")
+
+    def __len__(self) -> int:
+        return len(self.servers)
+
+    def each(self, action: Callable[[Server], _T]) -> list[_T]:
+        """Does something with all servers at the same time; returns the results by number."""
+        if len(self.servers) == 1:
+            return [action(self.servers[0])]
+        waiting = [self._pool.submit(action, server) for server in self.servers]
+        return [future.result() for future in waiting]
+
+
+def join(cluster: ClusterSpec, task: Task, timeout: float) -> Servers:
+    """Returns the servers of a cluster, when all of them answer.
+
+    Args:
+      cluster: its tasks.
+      task: this one.
+      timeout: seconds to wait.
+
+    Raises:
+      TimeoutError: if a server does not answer in time; the message names it.
+    """
+    _wait(cluster, task, timeout)
+    servers = [Server(server.index, cluster.addresses[server]) for server in cluster.tasks("ps")]
+    tasks = cluster.training_tasks
+    return Servers(servers, tasks.index(task), len(tasks))
+
+
+def _wait(cluster: ClusterSpec, task: Task, timeout: float) -> None:
+    missing = list(cluster.tasks("ps"))
+    start = named = time.monotonic()
+    while missing:
+        answers = connect([cluster.addresses[server] for server in missing], _ANSWER_SECONDS)
+        missing = [s for s in missing if answers[cluster.addresses[s]].state != "taken"]
+        now = time.monotonic()
+        names = ", ".join(f"{server} ({cluster.addresses[server]})" for server in missing)
+        if missing and now - start >= timeout:
+            raise TimeoutError(
+                f"All parameter servers answer within {timeout:g} s of the start. Received at "
+                f"{task}: no answer from {names}. Start 'python -m strategies.serve' as each of "
+                "them, as 'tf-config run' does, and see that its address is open."
+            )
+        if missing and now - named >= _NAME_EVERY_SECONDS:
+            named = now
+            logging.warning("%s waits for %s: %.0f s of %g s.", task, names, now - start, timeout)
+        if missing:
+            time.sleep(_POLL_SECONDS)

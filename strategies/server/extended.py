@@ -1,0 +1,396 @@
+"""The inside of the parameter-server strategy: what is shared, and when it is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import tensorflow as tf
+
+from strategies._tensorflow import (
+    CheckpointInitialValue,
+    ResourceVariable,
+    UninitializedVariable,
+    select_replica,
+)
+from strategies.collectives import Collectives, LocalCollectives
+from strategies.extended import ReplicatedExtended, is_unsynchronized_state
+from strategies.input import ReplicaDataset, equal_steps, share
+from strategies.reduction import ReductionOptions
+from strategies.server.changes import Change
+from strategies.server.connection import Servers
+from strategies.server.geo import Geo, add, copy_of, take_up
+from strategies.server.program import Program
+from strategies.server.push import Push
+from strategies.server.values import Held, Values
+from strategies.server.variables import (
+    CounterVariable,
+    LocalVariable,
+    SharedVariable,
+    SlotVariable,
+)
+
+_CPU = "/device:CPU:0"
+
+
+class Exchange(Protocol):
+    """When a worker's changes are sent, and what it goes on with: a mode."""
+
+    def step(self, program: Program, push: Push) -> list[np.ndarray] | None:
+        """Takes a step's changes; returns the values to go on with, None for the present ones."""
+
+    def drain(self) -> None:
+        """Returns when all changes have been sent."""
+
+
+class ServerExtended(ReplicatedExtended):
+    """What a worker does: a mirrored strategy of its own replicas, whose variables are shared.
+
+    Args:
+      strategy: the strategy that this is the inside of.
+      workers: the collectives of all workers.
+      devices: this worker's.
+      options: how values are reduced over its replicas.
+      resolver: what the strategy's property `cluster_resolver` returns.
+      servers: that hold the variables.
+      values: what they hold.
+      exchange: the mode.
+      in_step: whether all workers make the same steps together.
+      geo: set where workers have optimizers of their own.
+      wire: the dtype that float32 travels as, to the servers.
+    """
+
+    def __init__(
+        self,
+        strategy: tf.distribute.Strategy,
+        workers: Collectives,
+        devices: Sequence[str],
+        options: ReductionOptions,
+        resolver: tf.distribute.cluster_resolver.ClusterResolver | None,
+        servers: Servers,
+        values: Values,
+        exchange: Exchange,
+        in_step: bool,
+        geo: Geo | None = None,
+        wire: tf.DType = tf.float32,
+    ):
+        among = workers if in_step else LocalCollectives()
+        super().__init__(strategy, among, devices, options, resolver)
+        self._is_chief = workers.rank == 0
+        self.workers = workers
+        self.servers = servers
+        self.on_servers = values
+        self.exchange = exchange
+        self._in_step = in_step
+        self._geo = geo
+        self._wire = wire
+        self._running = 0
+        self._changes: list[Change] = []
+        self._counts: list[tuple[CounterVariable, tf.Tensor]] = []
+        self._touched: dict[int, SharedVariable] = {}
+        self._recorded_in: Any = None
+        self._programs: dict[Any, Program] = {}
+        self.pushes: Held = values.add(
+            "steps by worker", (servers.size,), tf.int64,
+            lambda: np.zeros(servers.size, np.int64), is_counter=True,
+        )  # fmt: skip
+
+    # Variables.
+
+    def _create_variable(self, next_creator: Callable, **kwargs: Any) -> Any:
+        if kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ:
+            return super()._create_variable(next_creator, **kwargs)
+        beside = kwargs.get("colocate_with")
+        if isinstance(beside, SharedVariable) and self._geo is None:
+            with tf.init_scope():
+                return self._slot(beside, kwargs)
+        if beside is not None and not isinstance(beside, tf.Variable):
+            return super()._create_variable(next_creator, **kwargs)
+        kind = self._kind(kwargs)
+        if kind == "local":
+            made = super()._create_variable(next_creator, **kwargs)
+            return LocalVariable(made.distribute_strategy, made.values, made.aggregation)
+        with tf.init_scope():
+            return self._shared(kind, next_creator, kwargs)
+
+    def _kind(self, kwargs: dict[str, Any]) -> str:
+        """Returns what a new variable is: "weight", "counter", "state" or "local"."""
+        if "colocate_with" in kwargs:
+            return "local"
+        first = kwargs.get("aggregation") == tf.VariableAggregation.ONLY_FIRST_REPLICA
+        # tf_keras says no more of an optimizer's iterations than their name, and gives none to the
+        # counters of a model, which are the worker's own.
+        named = kwargs.get("name") is not None
+        if kwargs.get("name") == "iteration" or named and first:
+            is_counter = self._geo is None and _is_whole_number(_first_value(kwargs))
+            return "counter" if is_counter else "local"
+        if first:
+            return "local"
+        if kwargs.get("trainable") is not False:
+            return "weight" if _first_value(kwargs).dtype.kind not in "OSU" else "local"
+        if self._in_step or not is_unsynchronized_state(kwargs):
+            return "local"
+        # A single number is a setting, such as tf_keras's learning rate.
+        return "state" if _first_value(kwargs).shape else "local"
+
+    def _shared(self, kind: str, next_creator: Callable, kwargs: dict[str, Any]) -> Any:
+        first = _first_value(kwargs)
+        name = kwargs.get("name") or "variable"
+        held = self.on_servers.add(
+            name, first.shape, tf.as_dtype(first.dtype), lambda: first, is_counter=kind == "counter"
+        )
+        present = self.on_servers.read([held])[0]
+        kwargs = {**kwargs, "initial_value": tf.constant(present, held.dtype)}
+        made = super()._create_variable(next_creator, **kwargs)
+        cls = CounterVariable if kind == "counter" else SharedVariable
+        shared = cls(made.distribute_strategy, made.values, made.aggregation)
+        shared.held, shared.kind, shared.base = held, kind, None
+        if kind == "state" or self._geo is not None:
+            with tf.device(_CPU):
+                shared.base = ResourceVariable(present, trainable=False, dtype=held.dtype)
+        _contain(held, shared)
+        return shared
+
+    def _slot(self, beside: SharedVariable, kwargs: dict[str, Any]) -> SlotVariable:
+        first = _first_value(kwargs)
+        held = self.on_servers.add(
+            kwargs.get("name") or "slot", first.shape, tf.as_dtype(first.dtype), lambda: first,
+            beside=beside.held,
+        )  # fmt: skip
+        with tf.device(_CPU):
+            stand_in = UninitializedVariable(
+                trainable=False, shape=first.shape, dtype=held.dtype, name=kwargs.get("name")
+            )
+        slot = SlotVariable(self._container_strategy(), [stand_in], tf.VariableAggregation.NONE)
+        slot.held, slot.values_on_servers = held, self.on_servers
+        return slot
+
+    # What a step changes.
+
+    def _is_stepping(self) -> bool:
+        return self._running > 0
+
+    def _call_for_each_replica(self, fn: Callable, args: Any, kwargs: Any) -> Any:
+        self._running += 1
+        try:
+            result = super()._call_for_each_replica(fn, args, kwargs)
+            if self._running == 1:
+                self._flush()
+            return result
+        finally:
+            self._running -= 1
+
+    def _with_weight(self, fn: Callable) -> Callable:
+        weighted = super()._with_weight(fn)
+
+        def complete(*args: Any, **kwargs: Any) -> Any:
+            result = weighted(*args, **kwargs)
+            if len(self._devices) == 1:
+                # Inside of the function that recorded the changes, if it is one.
+                self._flush()
+            return result
+
+        return tf.__internal__.decorator.make_decorator(fn, complete)
+
+    def _update(self, var: Any, fn: Callable, args: Any, kwargs: Any, group: bool) -> Any:
+        if not self._is_sent(var):
+            result = super()._update(var, fn, args, kwargs, group)
+            if isinstance(var, SharedVariable) and not self._is_stepping():
+                self._write_through(var)
+            return result
+        if tf.executing_eagerly() and not self._is_stepping():
+            result = super()._update(var, fn, args, kwargs, group)
+            self._write_through(var)
+            return result
+        self._record(var, fn, select_replica(0, (tuple(args), dict(kwargs))))
+        if not self._is_stepping():
+            self._flush()
+        return var
+
+    def _replica_ctx_update(
+        self, var: Any, fn: Callable, args: Any, kwargs: Any, group: bool
+    ) -> Any:
+        if self._use_merge_call() or not self._is_sent(var):
+            return super()._replica_ctx_update(var, fn, args, kwargs, group)
+        self._record(var, fn, (tuple(args), dict(kwargs)))
+        return var
+
+    def _change(self, var: SharedVariable, fn: Callable, value: Any, kwargs: dict[str, Any]) -> Any:
+        """What `assign` and the like come to, outside of an update."""
+        in_replica = not tf.distribute.in_cross_replica_context()
+        if in_replica and not self._use_merge_call() and self._is_sent(var):
+            self._record(var, fn, ((value,), {}))
+            return var
+        return var.update_copy(fn, value, **kwargs)
+
+    def _is_sent(self, var: Any) -> bool:
+        """Whether the servers change a variable; else the worker does, and they follow."""
+        if isinstance(var, SlotVariable):
+            raise ValueError(
+                "An optimizer's state changes on the parameter servers, together with its "
+                f"variable. Received: a change of {var.held.name!r} alone. Leave out what keeps "
+                "gradients between steps (gradient_accumulation_steps), or take mode='geo', "
+                "where workers have optimizers of their own."
+            )
+        if not isinstance(var, SharedVariable):
+            return False
+        if self._geo is None and var.kind != "state":
+            return True
+        if self._is_stepping():
+            self._touched[id(var)] = var
+        return False
+
+    def _record(self, var: SharedVariable, fn: Callable, args: Any) -> None:
+        if any(change.variable is var for change in self._changes) and _assigns(fn):
+            raise ValueError(
+                "A variable that the servers have been told to change is known here when the step "
+                f"is complete. Received: a new value for {var.held.name!r} in the same step, as a "
+                "weight's constraint gives it. Leave the constraint out, or take mode='geo', "
+                "where workers have optimizers of their own."
+            )
+        self._enter_graph()
+        self._changes.append(Change(var, fn, args))
+
+    def _count(self, counter: CounterVariable, delta: Any) -> Any:
+        """Adds to a counter; an optimizer does so last, and its changes are sent with that."""
+        if self._use_merge_call() and not tf.distribute.in_cross_replica_context():
+            context = tf.distribute.get_replica_context()
+            return context.merge_call(lambda _, value: self._count(counter, value), args=(delta,))
+        self._enter_graph()
+        delta = select_replica(0, delta)
+        self._counts.append((counter, tf.convert_to_tensor(delta, counter.dtype)))
+        self._flush()
+        return counter
+
+    def _enter_graph(self) -> None:
+        graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+        if self._changes and graph is not self._recorded_in:
+            self._changes = []
+            raise ValueError(
+                "All changes of a step are sent together. Received: an optimizer that makes them "
+                "under a condition, as gradient_accumulation_steps does. Leave that out, or take "
+                "mode='geo', where workers have optimizers of their own."
+            )
+        self._recorded_in = graph
+
+    def _flush(self) -> None:
+        """Sends what has been recorded."""
+        touched = list(self._touched.values())
+        self._touched = {}
+        if self._geo is not None:
+            if touched:
+                self._geo.step(touched, lambda changes: self._sent(changes, [])[1])
+            return
+        changes, counts = self._changes, self._counts
+        if not (changes or counts or touched):
+            return
+        self._enter_graph()
+        self._changes, self._counts = [], []
+        for state in touched:
+            now = copy_of(state)
+            changes.append(Change(state, add, ((now - state.base,), {})))
+            state.base.assign(now, read_value=False)
+        fresh, values = self._sent(changes, counts)
+
+        def take() -> tf.Tensor:
+            for variable, value in values:
+                take_up(variable, value)
+                if variable.base is not None:
+                    variable.base.assign(value, read_value=False)
+            return tf.constant(True)
+
+        tf.cond(fresh, take, lambda: tf.constant(False))
+
+    def _sent(
+        self, changes: Sequence[Change], counts: Sequence[tuple[CounterVariable, tf.Tensor]]
+    ) -> tuple[tf.Tensor, _Unpacked]:
+        """Sends changes; returns whether there are new values, and these."""
+        counters = [counter for counter, _ in counts]
+        key = (*(c.key for c in changes), *(counter.held.name for counter in counters))
+        if key not in self._programs:
+            self._programs[key] = Program(self.servers, changes, counters, self.pushes, self._wire)
+        program = self._programs[key]
+        dtypes = [dtype.as_numpy_dtype for dtype in program.dtypes]
+
+        def deliver(*arrays: np.ndarray) -> list[Any]:
+            vectors = self.exchange.step(program, program.received(arrays))
+            if vectors is None:
+                return [False, *(np.zeros([0], dtype) for dtype in dtypes)]
+            return [True, *vectors]
+
+        with tf.device(_CPU):
+            tensors = program.sent(changes, [count for _, count in counts])
+            fresh, *vectors = tf.numpy_function(deliver, tensors, [tf.bool, *program.dtypes])
+        return tf.ensure_shape(fresh, []), _Unpacked(program, vectors)
+
+    def _write_through(self, var: SharedVariable) -> None:
+        """Gives the servers the value that this worker's copy was given."""
+        if not tf.executing_eagerly():
+            return
+        self.exchange.drain()
+        value = copy_of(var)
+        self.on_servers.write(var.held, value.numpy())
+        if var.base is not None:
+            var.base.assign(value)
+
+    # Input.
+
+    def _make_input_context(self) -> tf.distribute.InputContext:
+        return tf.distribute.InputContext(
+            self.workers.size, self.workers.rank, self._num_replicas_in_sync
+        )
+
+    def _experimental_distribute_dataset(
+        self, dataset: tf.data.Dataset, options: Any
+    ) -> ReplicaDataset:
+        if self._in_step:
+            return super()._experimental_distribute_dataset(dataset, options)
+        shared = share(dataset, self.workers, len(self._devices), in_step=False)
+        return ReplicaDataset(shared, self._container_strategy())
+
+    def _distribute_datasets_from_function(
+        self, dataset_fn: Callable, options: Any
+    ) -> ReplicaDataset:
+        if self._in_step:
+            return super()._distribute_datasets_from_function(dataset_fn, options)
+        dataset = dataset_fn(self._make_input_context())
+        shared = equal_steps(dataset, LocalCollectives(), len(self._devices))
+        return ReplicaDataset(shared, self._container_strategy())
+
+
+class _Unpacked:
+    """The new values, made tensors of where they are used: in a branch, if need be."""
+
+    def __init__(self, program: Program, vectors: Sequence[tf.Tensor]):
+        self._program = program
+        self._vectors = vectors
+
+    def __iter__(self) -> Iterator[tuple[SharedVariable, tf.Tensor]]:
+        return iter(self._program.unpacked(self._vectors))
+
+
+def _first_value(kwargs: dict[str, Any]) -> np.ndarray:
+    """Returns the initial value that this worker's script asks for."""
+    with tf.init_scope(), tf.device(_CPU):
+        value = kwargs["initial_value"]
+        value = value() if callable(value) else value
+        if isinstance(value, CheckpointInitialValue):
+            value = value.wrapped_value
+        value = tf.convert_to_tensor(value, dtype=kwargs.get("dtype"))
+        kwargs["initial_value"] = value
+        return value.numpy() if value.dtype != tf.string else np.array(value.numpy(), object)
+
+
+def _is_whole_number(value: np.ndarray) -> bool:
+    return value.shape == () and value.dtype.kind in "iu"
+
+
+def _contain(held: Held, shared: SharedVariable) -> None:
+    """Lets an optimizer find the variable that a part of it on a server is of."""
+    for part in held.parts:
+        part.handle._distributed_container = lambda: shared
+
+
+def _assigns(fn: Callable) -> bool:
+    return "assign" in getattr(fn, "__code__", _assigns.__code__).co_names
