@@ -23,9 +23,9 @@ flags.DEFINE_string("train", None, "Pattern of the files to train on.", required
 flags.DEFINE_string("test", None, "Pattern of the files to test on.", required=True)
 flags.DEFINE_enum(
     "mode",
-    "async",
+    None,
     ["sync", "async", "half_async", "geo"],
-    "What workers wait for, where there are parameter servers; else they do all in step.",
+    "How the workers and the parameter servers work together; only where there are servers.",
 )
 flags.DEFINE_integer("epochs", 1, "How often the rows are gone through.", 1)
 flags.DEFINE_integer("batch_size", 512, "Rows a step, on all workers together.", 1)
@@ -92,7 +92,7 @@ def main(argv: list[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"No arguments but flags are known. Received: {argv[1:]}.")
     keras.utils.set_random_seed(FLAGS.seed)
-    strategy = strategies.from_tf_config(mode=FLAGS.mode)
+    strategy = strategies.from_tf_config(**({"mode": FLAGS.mode} if FLAGS.mode else {}))
     model = train(strategy)
     loss, auc = model.evaluate(read(FLAGS.test, strategy), verbose=0)
     strategy.print(f"test loss: {loss:.4f}, test AUC: {auc:.4f}")

@@ -26,9 +26,9 @@ import strategies
 FLAGS = flags.FLAGS
 flags.DEFINE_enum(
     "mode",
-    "async",
+    None,
     ["sync", "async", "half_async", "geo"],
-    "What workers wait for, where there are parameter servers; else they do all in step.",
+    "How the workers and the parameter servers work together; only where there are servers.",
 )
 flags.DEFINE_integer("epochs", 5, "How often the pairs of words are gone through.", 1)
 flags.DEFINE_integer("batch_size", 512, "Pairs a step, on all workers together.", 1)
@@ -119,7 +119,7 @@ def main(argv: list[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"No arguments but flags are known. Received: {argv[1:]}.")
     keras.utils.set_random_seed(FLAGS.seed)
-    strategy = strategies.from_tf_config(mode=FLAGS.mode)
+    strategy = strategies.from_tf_config(**({"mode": FLAGS.mode} if FLAGS.mode else {}))
 
     manual = text()
     words, counts = vocabulary(manual, FLAGS.least)

@@ -23,9 +23,8 @@ from strategies.multi_worker import (
 from strategies.reduction import ReductionOptions
 from strategies.resolver import config_of, resolver_of
 from strategies.server.asynchronous import Async
-from strategies.server.calls import ServerLost
 from strategies.server.collectives import ServerCollectives
-from strategies.server.connection import Servers, join
+from strategies.server.connection import ServerLost, Servers, join
 from strategies.server.extended import Exchange, ServerExtended
 from strategies.server.geo import Geo
 from strategies.server.half_async import HalfAsync
@@ -235,10 +234,7 @@ def _with_servers(config: TFConfig | None) -> TFConfig:
 
 def _arrive(servers: Servers, timeout: float) -> list[Presence]:
     """Tells all servers that this worker is there."""
-    presences = [
-        Presence(f"grpc://{server.address}", servers.size, server.call)
-        for server in servers.servers
-    ]
+    presences = [Presence(f"grpc://{server.address}", servers.size) for server in servers.servers]
     start = time.monotonic()
     for presence, server in zip(presences, servers.servers, strict=True):
         while not presence.is_begun():
@@ -259,7 +255,7 @@ def _leave(exchange: Exchange, servers: Servers, presences: list[Presence]) -> N
     for server in servers.servers:
         server.close()
     for presence in presences:
-        with contextlib.suppress(ServerLost, tf.errors.OpError):
+        with contextlib.suppress(tf.errors.OpError):
             presence.tell(servers.rank, has_left=True)
         presence.close()
 

@@ -30,7 +30,7 @@ class Clock(keras.callbacks.Callback):
 
 def main() -> None:
     name, *mode = [argument for argument in sys.argv[1:] if not argument.startswith("--")]
-    strategy = strategies.from_tf_config(mode=mode[0] if mode else "async")
+    strategy = strategies.from_tf_config(**({"mode": mode[0]} if mode else {}))
     with strategy.scope():
         model = make_model(keras.layers.Embedding)
         model.compile(optimizer(name), "binary_crossentropy")

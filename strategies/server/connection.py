@@ -17,7 +17,6 @@ from typing import Any, TypeVar
 import tensorflow as tf
 from absl import logging
 
-from strategies.server.calls import Calls
 from tf_config import Address, ClusterSpec, Task
 from tf_config.connect import connect
 
@@ -27,6 +26,10 @@ _POLL_SECONDS = 0.1
 _ANSWER_SECONDS = 2.0
 _V1 = tf.compat.v1
 _T = TypeVar("_T")
+
+
+class ServerLost(RuntimeError):
+    """A parameter server does not answer any more."""
 
 
 class Server:
@@ -41,7 +44,6 @@ class Server:
         self.number = number
         self.address = address
         self.graph = tf.Graph()
-        self.call = Calls(number, address)
         self._session = _V1.Session(f"grpc://{address}", graph=self.graph)
         self._lock = threading.RLock()
         self._built: dict[Any, Any] = {}
@@ -70,13 +72,17 @@ class Server:
           ServerLost: if the server is gone.
         """
         try:
-            return self.call(lambda: self._session.run(fetches, feeds))
+            return self._session.run(fetches, feeds)
         except (tf.errors.UnavailableError, tf.errors.AbortedError) as error:
-            raise self.call.lost(error.message.splitlines()[0]) from None
+            raise ServerLost(
+                f"Parameter servers serve as long as anybody trains. Received: ps {self.number} "
+                f"({self.address}) is gone: {error.message.splitlines()[0]}. See its own output "
+                "for why it ended."
+            ) from None
 
     def close(self) -> None:
         """Ends the connection."""
-        close(self._session, self.call)
+        close(self._session)
 
     def locked(self, body: Callable[[], Sequence[tf.Tensor]]) -> tuple[tf.Operation, list[Any]]:
         """Adds what `body` does, as one change that no other comes between.
@@ -109,13 +115,12 @@ class Server:
         return done.op, results
 
 
-def close(session: tf.compat.v1.Session, call: Calls | None = None) -> None:
-    """Ends a session; waits no longer than a little, and not for a server known to be gone."""
+def close(session: _V1.Session) -> None:
+    """Ends a session; waits no longer than a little, for the server may be gone."""
     # TensorFlow would do so when Python ends, and wait for a server that is gone.
     thread = threading.Thread(target=session.close, daemon=True)
     thread.start()
-    if call is None or not call.is_lost:
-        thread.join(_ANSWER_SECONDS)
+    thread.join(_ANSWER_SECONDS)
 
 
 class Servers:

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import tensorflow as tf
 
 from strategies._tensorflow import ResourceVariable
-from strategies.server.calls import Calls
 from strategies.server.connection import close
 
 
@@ -18,12 +14,9 @@ class Presence:
     Args:
       target: of a session with the server.
       workers: how many there are.
-      call: makes the calls, if they may find the server gone.
     """
 
-    def __init__(self, target: str, workers: int, call: Calls | None = None):
-        self._calls = call
-        self._call: Callable[[Callable[[], Any]], Any] = call or (lambda action: action())
+    def __init__(self, target: str, workers: int):
         self._graph = tf.Graph()
         with self._graph.as_default(), tf.device("/device:CPU:0"):
             self._left = ResourceVariable(
@@ -41,28 +34,25 @@ class Presence:
 
     def begin(self) -> None:
         """Says that nobody has left."""
-        self._run(self._begin)
+        self._session.run(self._begin)
 
     def is_begun(self) -> bool:
         """Whether the server has said so."""
-        return bool(self._run(self._is_begun))
+        return bool(self._session.run(self._is_begun))
 
     def tell(self, worker: int, has_left: bool) -> None:
         """Says whether a worker has left."""
-        self._run(self._tell, {self._who: worker, self._what: int(has_left)})
+        self._session.run(self._tell, {self._who: worker, self._what: int(has_left)})
 
     def left(self) -> list[int]:
         """Returns the workers that have left."""
-        flags = self._run(self._present).tolist()
+        flags = self._session.run(self._present).tolist()
         return [worker for worker, has_left in enumerate(flags) if has_left]
 
     def all_have_left(self) -> bool:
         """Whether nobody is there any more."""
-        return bool(self._run(self._present).all())
-
-    def _run(self, fetches: Any, feeds: dict[Any, Any] | None = None) -> Any:
-        return self._call(lambda: self._session.run(fetches, feeds))
+        return bool(self._session.run(self._present).all())
 
     def close(self) -> None:
         """Ends the connection."""
-        close(self._session, self._calls)
+        close(self._session)

@@ -20,7 +20,7 @@ import ctr_dnn
 def main(_):
     flags = ctr_dnn.FLAGS
     keras.utils.set_random_seed(flags.seed)
-    strategy = strategies.from_tf_config(mode=flags.mode)
+    strategy = strategies.from_tf_config(**({"mode": flags.mode} if flags.mode else {}))
     weights = ctr_dnn.train(strategy).get_weights()
     strategies.barrier(strategy)
     model = ctr_dnn.make_model()
