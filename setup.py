@@ -27,7 +27,15 @@ setup(
         # No wheel of it is on the package index, and its build needs a flag: see BUILD.md.
         "horovod": ["horovod==0.28.1"],
         "examples": ["scikit-learn"],
-        "test": ["hypothesis", "kubernetes", "psutil", "pytest", "scikit-learn", "tf_keras"],
+        "test": [
+            "hypothesis",
+            "kubernetes",
+            "psutil",
+            "pytest",
+            "scikit-learn",
+            "tensorboard",
+            "tf_keras",
+        ],
         "lint": ["mypy", "ruff", "types-PyYAML"],
     },
     entry_points={"console_scripts": ["tf-config = tf_config.cli:main"]},

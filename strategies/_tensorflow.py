@@ -1,7 +1,7 @@
 """The only door to TensorFlow's private modules: each private name, imported here once.
 
-Checked on TensorFlow 2.18.1 and 2.21.0; `CommunicationOptions`, `ResourceVariable` and `context` on
-2.21.0 alone.
+Checked on TensorFlow 2.18.1 and 2.21.0; `CommunicationOptions`, `DistributedDatasetSpec`,
+`ResourceVariable` and `context` on 2.21.0 alone.
 """
 
 from tensorflow.python.distribute.collective_all_reduce_strategy import (
@@ -15,7 +15,7 @@ from tensorflow.python.distribute.distribute_utils import (
     select_replica,
     update_regroup,
 )
-from tensorflow.python.distribute.input_lib import DistributedDataset
+from tensorflow.python.distribute.input_lib import DistributedDataset, DistributedDatasetSpec
 from tensorflow.python.distribute.input_lib import (
     _create_distributed_tensor_spec as distributed_spec,
 )
@@ -30,6 +30,7 @@ from tensorflow.python.distribute.values import (
 )
 from tensorflow.python.eager.context import context, global_seed
 from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext as is_compiled_by_xla
+from tensorflow.python.ops.control_flow_v2_func_graphs import WhileBodyFuncGraph
 from tensorflow.python.ops.resource_variable_ops import (
     ResourceVariable,
     UninitializedVariable,
@@ -42,6 +43,7 @@ __all__ = [
     "CollectiveAllReduceExtended",
     "CommunicationOptions",
     "DistributedDataset",
+    "DistributedDatasetSpec",
     "DistributedValues",
     "Mirrored",
     "MirroredVariable",
@@ -50,6 +52,7 @@ __all__ = [
     "ResourceVariable",
     "UninitializedVariable",
     "UpdateContext",
+    "WhileBodyFuncGraph",
     "auto_shard_dataset",
     "canonicalize",
     "context",

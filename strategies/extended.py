@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -11,11 +13,15 @@ import tensorflow as tf
 from strategies._tensorflow import (
     CheckpointInitialValue,
     CollectiveAllReduceExtended,
+    WhileBodyFuncGraph,
     canonicalize,
 )
 from strategies.collectives import Collectives
+from strategies.collectives.replicas import ReplicaCollectives
 from strategies.input import ReplicaDataset, equal_steps, number_of_rows, share
+from strategies.randomness import KERAS_SEED, own_seed, seed_states
 from strategies.reduction import ReductionOptions, ReplicaCrossDeviceOps
+from strategies.split_state import SplitState
 
 # How Keras 3 names the scale of its LossScaleOptimizer, and we that of ours.
 KERAS_LOSS_SCALE = "dynamic_scale"
@@ -54,7 +60,13 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         self._cross_device_ops = ReplicaCrossDeviceOps(
             collectives, self._devices, options, self._weights_of_replicas, local
         )
+        self._options = options
+        self._apart: list[ReplicaCrossDeviceOps] = []
         self._host_cross_device_ops = self._cross_device_ops
+        self.is_alone = False
+        self._split_state: SplitState | None = None
+        if options.mode == "reduce":
+            self._split_state = SplitState(collectives, self._devices, options.split_above)
         self._communication_options = tf.distribute.experimental.CommunicationOptions()
         self._cluster_resolver = resolver
         self._task_type = None if resolver is None else resolver.task_type
@@ -73,9 +85,37 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         self._weighted: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
     def _use_merge_call(self) -> bool:
-        # One replica a process has nobody to merge with; without merge_call gradients are
-        # reduced inside tf.cond, loops and recomputed functions as well.
-        return len(self._devices) > 1
+        # One replica a process has nobody to merge with; several are merged, but for functions
+        # in which each of them branches or loops by itself.
+        return len(self._devices) > 1 and not self._is_inside_branch()
+
+    def _is_inside_branch(self) -> bool:
+        """Whether a replica is in a graph inside of its function's: of tf.cond, or a function.
+
+        In a loop of each replica's own TensorFlow's operations would not find each other: there
+        merge_call says that it cannot be.
+        """
+        own = getattr(threading.current_thread(), "graph", None)
+        graph = tf.compat.v1.get_default_graph()
+        if own is None or tf.executing_eagerly() or graph is own:
+            return False
+        while graph is not own:
+            if isinstance(graph, WhileBodyFuncGraph):
+                return False
+            graph = getattr(graph, "outer_graph", own)
+        return True
+
+    def _of_replica(self, replica: int) -> ReplicaCrossDeviceOps:
+        """Returns what reduces one replica's values, where replicas are not merged."""
+        if len(self._devices) == 1:
+            return self._cross_device_ops
+        if not self._apart:
+            every = ReplicaCollectives.of_all(self._devices, self._collectives)
+            self._apart = [
+                ReplicaCrossDeviceOps(collectives, [device], self._options)
+                for collectives, device in zip(every, self._devices, strict=True)
+            ]
+        return self._apart[replica]
 
     def _call_for_each_replica(self, fn: Callable, args: Any, kwargs: Any) -> Any:
         if isinstance(fn, tf.types.experimental.PolymorphicFunction):
@@ -86,7 +126,8 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
             fn = self._weighted[fn]
         else:
             fn = self._with_weight(fn)
-        return super()._call_for_each_replica(fn, args, kwargs)
+        with own_seed(self._id_in_cluster):
+            return super()._call_for_each_replica(fn, args, kwargs)
 
     def _with_weight(self, fn: Callable) -> Callable:
         """Returns `fn` with the weight of its replica's rows known while it runs."""
@@ -119,21 +160,30 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         self, reduce_op: tf.distribute.ReduceOp, value: Any, options: Any = None
     ) -> Any:
         del options
+        if self._use_merge_call():
+            return super()._replica_ctx_all_reduce(reduce_op, value)
+        replica = self._local_replica()
         values = tf.nest.flatten(value)
-        weight = self._row_weights.get(0)
+        weight = self._row_weights.get(replica)
         weights = None if weight is None else [weight]
-        reduced = self._cross_device_ops.all_reduce(reduce_op, [values], weights)
+        reduced = self._of_replica(replica).all_reduce(reduce_op, [values], weights)
         return tf.nest.pack_sequence_as(value, reduced)
 
     def _create_variable(self, next_creator: Callable, **kwargs: Any) -> Any:
         first = tf.VariableAggregation.ONLY_FIRST_REPLICA
-        if kwargs.get("name") in (KERAS_LOSS_SCALE, AGREED_LOSS_SCALE):
+        if kwargs.get("name") == KERAS_SEED:
+            next_creator = seed_states(self._id_in_cluster * len(self._devices))
+        elif kwargs.get("name") in (KERAS_LOSS_SCALE, AGREED_LOSS_SCALE):
             self._check_loss_scale(kwargs["name"])
         elif is_unsynchronized_state(kwargs):
             kwargs["aggregation"] = tf.VariableAggregation.MEAN
         elif kwargs.get("aggregation") == first and len(self._devices) == 1:
             # The only replica is the first one; said so, it may write inside tf.cond as well.
             kwargs["aggregation"] = tf.VariableAggregation.NONE
+        if self._split_state is not None:
+            variable = self._split_state.new_state(next_creator, self._first_value, kwargs)
+            if variable is not None:
+                return variable
         return super()._create_variable(next_creator, **kwargs)
 
     def _check_loss_scale(self, name: str) -> None:
@@ -154,14 +204,48 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
 
         def initial_value() -> tf.Tensor:
             with tf.device(device):
-                value = kwargs["initial_value"]
-                value = value() if callable(value) else value
-                if isinstance(value, CheckpointInitialValue):
-                    value = value.wrapped_value
-                value = tf.convert_to_tensor(value, dtype=kwargs.get("dtype"))
-                return self._collectives.broadcast(value)
+                return self._first_value(kwargs["initial_value"], kwargs.get("dtype"))
 
         return initial_value
+
+    def _first_value(self, value: Any, dtype: Any = None) -> tf.Tensor:
+        """Returns the first worker's initial value of a variable."""
+        value = value() if callable(value) else value
+        if isinstance(value, CheckpointInitialValue):
+            value = value.wrapped_value
+        value = tf.convert_to_tensor(value, dtype=dtype)
+        return value if self.is_alone else self._collectives.broadcast(value)
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Lets this worker do without the others in the block, as far as that can be.
+
+        New variables have its own initial values: Keras makes some where it saves a model. What
+        needs the others raises, for it would not end.
+        """
+        states: list[Any] = [self] if self._split_state is None else [self, self._split_state]
+        for state in states:
+            state.is_alone = True
+        try:
+            yield
+        finally:
+            for state in states:
+                state.is_alone = False
+
+    def _update(self, var: Any, fn: Callable, args: Any, kwargs: Any, group: bool) -> Any:
+        if self._split_state is None or not self._split_state.can_update(var):
+            return super()._update(var, fn, args, kwargs, group)
+        return self._split_state.update(var, fn, args, kwargs)
+
+    def _replica_ctx_update(
+        self, var: Any, fn: Callable, args: Any, kwargs: Any, group: bool
+    ) -> Any:
+        by_parts = self._split_state is not None and self._split_state.can_update(var)
+        if self._split_state is None or not by_parts or self._use_merge_call():
+            return super()._replica_ctx_update(var, fn, args, kwargs, group)
+        replica = self._local_replica()
+        collectives = self._of_replica(replica).collectives
+        return self._split_state.update_in_replica(var, replica, collectives, fn, args, kwargs)
 
     def _experimental_distribute_dataset(
         self, dataset: tf.data.Dataset, options: Any

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
 from strategies.equality import verify_equal
+from strategies.parts import SplitVariable
 from strategies.workers import barrier, collectives_of
 
 # These change training from the logs, which are the same on all workers.
@@ -72,6 +75,7 @@ class _OnFirstWorker:
         self._callback = callback
         self._strategy = strategy
         self._collectives = collectives_of(strategy)
+        self._model: Any = None
         names = _names(callback)
         in_tf_keras = any(cls.__module__.startswith("tf_keras.") for cls in type(callback).__mro__)
         self._acts_everywhere = in_tf_keras and bool(names & set(_TF_KERAS_ON_ALL))
@@ -82,14 +86,30 @@ class _OnFirstWorker:
         if name == "set_model":
             # TensorBoard's writes files.
             needed = self._acts_everywhere or self._on_all or self._collectives.rank == 0
-            return found if needed else _nothing
+            return functools.partial(self._set_model, found if needed else _nothing)
         if not name.startswith("on_"):
             return found
         if name in ("on_train_begin", "on_train_end"):
             return self._with_all(name, found)
         if self._acts_everywhere or getattr(found, "_is_default", False):
             return found
-        return self._alone(name, found) if self._collectives.rank == 0 else _nothing
+        return self._alone(name, found) if self._takes_part(name) else _nothing
+
+    def _set_model(self, hook: Callable, model: Any) -> None:
+        self._model = model
+        hook(model)
+
+    def _takes_part(self, name: str) -> bool:
+        # State in parts is gathered from all workers before the first one saves it.
+        return self._collectives.rank == 0 or (name == "on_epoch_end" and bool(self._state()))
+
+    def _state(self) -> list[SplitVariable]:
+        """Returns the optimizer's state that is in parts."""
+        optimizer = getattr(self._model, "optimizer", None)
+        variables = getattr(optimizer, "variables", ())
+        variables = variables() if callable(variables) else variables
+        held = [getattr(variable, "_value", variable) for variable in variables]
+        return [variable for variable in held if isinstance(variable, SplitVariable)]
 
     def _with_all(self, name: str, hook: Callable) -> Callable:
         def together(*args: Any, **kwargs: Any) -> None:
@@ -105,6 +125,16 @@ class _OnFirstWorker:
 
     def _alone(self, name: str, hook: Callable) -> Callable:
         def alone(*args: Any, **kwargs: Any) -> None:
+            with contextlib.ExitStack() as stack:
+                for variable in self._state() if name == "on_epoch_end" else ():
+                    stack.enter_context(variable.kept())
+                if self._collectives.rank > 0:
+                    return
+                if self._collectives.size > 1:
+                    stack.enter_context(self._strategy.extended.alone())
+                unchanged(*args, **kwargs)
+
+        def unchanged(*args: Any, **kwargs: Any) -> None:
             before = self._training_state(name)
             hook(*args, **kwargs)
             if self._training_state(name) != before:

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from strategies._tensorflow import (
     DistributedDataset,
+    DistributedDatasetSpec,
     PerReplica,
     PerReplicaSpec,
     auto_shard_dataset,
@@ -52,6 +53,24 @@ class ReplicaDataset(DistributedDataset):
     def element_spec(self) -> Any:
         """The `tf.TypeSpec`s of this worker's batches."""
         return self._dataset.element_spec
+
+    @property
+    def _type_spec(self) -> ReplicaDatasetSpec:
+        return ReplicaDatasetSpec(
+            self._input_workers, self._element_spec, self._strategy, self._options
+        )
+
+
+class ReplicaDatasetSpec(DistributedDatasetSpec):
+    """What a function that has a `ReplicaDataset` as its argument knows of it."""
+
+    @property
+    def value_type(self) -> type:
+        """The class of the datasets."""
+        return ReplicaDataset
+
+    def _from_components(self, components: list[tf.data.Dataset]) -> ReplicaDataset:
+        return ReplicaDataset(components[0], self._strategy)
 
 
 class Epochs:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -36,9 +37,19 @@ class MirroredReduction(tf.distribute.Strategy):
         if shapes == {()}:
             axis = None
         is_mean = reduce_op in ("MEAN", "mean", tf.distribute.ReduceOp.MEAN)
-        if is_mean and axis is None and (len(shapes) > 1 or not _is_number(leaves[0])):
-            return leaves[0]
+        if is_mean and axis is None:
+            if not _is_number(leaves[0]) or not self._have_one_shape(shapes):
+                return leaves[0]
         return super().reduce(reduce_op, value, axis)
+
+    def _have_one_shape(self, shapes: set[tuple]) -> bool:
+        """Whether all replicas' values have the same shape; in a graph this worker's alone."""
+        if shapes == {()} or not tf.executing_eagerly():
+            return len(shapes) == 1
+        # The workers' parts of a batch may differ, and one that reduced alone would wait forever.
+        mine = zlib.crc32(repr(sorted(shapes)).encode())
+        everyone = self.extended._collectives.all_gather(tf.constant([mine], tf.int64))
+        return len(shapes) == 1 and len(set(everyone.numpy().tolist())) == 1
 
     def print(self, *values: Any) -> None:
         """Prints `values` as `print` does, on the first worker alone."""

@@ -28,6 +28,9 @@ _KINDS = (
     ("gather", tf.int32),
 )
 
+# Groups inside a process have numbers of their own, so many for each of a number of workers.
+_INSIDE, _WORKERS = 1 << 20, 1 << 10
+
 # A stream is a sequence of operations. All workers make their streams in the same order.
 _streams = itertools.count()
 # What this process has started.
@@ -45,14 +48,27 @@ class TensorFlowCollectives:
       size: how many workers there are.
       device: this worker's first one; sums of floats are made there if it is a GPU.
       options: TensorFlow's implementation, and how long an operation may take.
+      first_group: the first of the numbers that these operations go by; None is the next free.
+      at_device: whether everything runs on the device.
     """
 
-    def __init__(self, rank: int, size: int, device: str, options: CommunicationOptions):
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        device: str,
+        options: CommunicationOptions,
+        first_group: int | None = None,
+        at_device: bool = False,
+    ):
         self.rank = rank
         self.size = size
         self._device = device
         self._options = options
-        self._first_group = 1 + next(_streams) * len(_KINDS)
+        self._at_device = at_device
+        if first_group is None:
+            first_group = 1 + next(_streams) * len(_KINDS)
+        self._first_group = first_group
         self._tokens: dict[str, ResourceVariable] = {}
         self._apart: list[TensorFlowCollectives] = []
 
@@ -86,6 +102,21 @@ class TensorFlowCollectives:
             tasks = cluster.training_tasks
             _started[key] = cls(tasks.index(task), len(tasks), device, options)
         return _started[key]
+
+    @classmethod
+    def inside(cls, devices: Sequence[str], rank: int) -> list[TensorFlowCollectives]:
+        """Returns collectives among the replicas of this process, one for each.
+
+        Args:
+          devices: the replicas', each another one.
+          rank: this worker's number: the workers' groups have different ones.
+        """
+        group = _INSIDE + (next(_streams) * _WORKERS + rank) * len(_KINDS)
+        options = CommunicationOptions()
+        return [
+            cls(replica, len(devices), device, options, group, at_device=True)
+            for replica, device in enumerate(devices)
+        ]
 
     def apart(self) -> TensorFlowCollectives:
         """Returns collectives whose operations have an order of their own; see `Collectives`."""
@@ -169,6 +200,8 @@ class TensorFlowCollectives:
 
     def _place(self, kind: str, dtype: tf.DType) -> tuple[str, str]:
         """Returns where an operation runs, and TensorFlow's name for how."""
+        if self._at_device:
+            return self._device, "nccl" if "GPU" in self._device else "ring"
         on_gpu = "GPU" in self._device and self._options.implementation != _Implementation.RING
         if on_gpu and kind == "sum" and dtype.is_floating:
             return self._device, "nccl"

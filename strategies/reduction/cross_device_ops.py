@@ -51,6 +51,11 @@ class ReplicaCrossDeviceOps(tf.distribute.CrossDeviceOps):
         self._local = local or nccl_between(devices)
 
     @property
+    def collectives(self) -> Collectives:
+        """What moves the values."""
+        return self._collectives
+
+    @property
     def _num_between_graph_workers(self) -> int:
         return self._collectives.size
 

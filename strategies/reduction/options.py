@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 _COMPRESSIONS = (None, "fp16")
+_MODES = ("all_reduce", "reduce")
 
 
 @dataclass(frozen=True)
@@ -28,15 +29,24 @@ class ReductionOptions:
         come to the same; Keras 3's Adam, RMSprop and their like square repeated rows one by one
         in one process, and their sum here.
       dense_below: with sum_rows, tables of at most so many elements travel whole.
+      mode: "all_reduce" lets every replica update all variables. "reduce" splits the optimizer's
+        state: each of N replicas holds and updates an N-th, and the variables are gathered
+        afterwards (Fluid's ReduceStrategy.Reduce, ZeRO stage 1). A step moves half as much again,
+        and Adam's state takes 2/N of the variables' bytes in place of 2. Optimizers that look at a
+        variable as a whole (Adafactor, Lamb, Muon) work, and gather their state in every step.
+        What reads that state (`save`, checkpoints) runs on all workers.
+      split_above: with mode "reduce", the state of variables of more elements is split.
     """
 
     bucket_bytes: int = 25 << 20
     compression: str | None = None
     sum_rows: bool = False
     dense_below: int = 1 << 16
+    mode: str = "all_reduce"
+    split_above: int = 8192
 
     def __post_init__(self) -> None:
-        for name in ("bucket_bytes", "dense_below"):
+        for name in ("bucket_bytes", "dense_below", "split_above"):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 0:
                 raise ValueError(
@@ -48,4 +58,9 @@ class ReductionOptions:
                 f"compression is one of {', '.join(map(repr, _COMPRESSIONS))}. Received: "
                 f"{self.compression!r}. bfloat16 saves as much, as a policy of the model's: "
                 "mixed_bfloat16."
+            )
+        if self.mode not in _MODES:
+            raise ValueError(
+                f"mode is one of {', '.join(map(repr, _MODES))}. Received: {self.mode!r}. "
+                "Leave it out for 'all_reduce'."
             )

@@ -115,7 +115,7 @@ class Server:
         return done.op, results
 
 
-def close(session: _V1.Session) -> None:
+def close(session: tf.compat.v1.Session) -> None:
     """Ends a session; waits no longer than a little, for the server may be gone."""
     # TensorFlow would do so when Python ends, and wait for a server that is gone.
     thread = threading.Thread(target=session.close, daemon=True)

@@ -182,6 +182,19 @@ with strategy.scope():
     last = keras.models.load_model(place("kept/2.keras"))
 same_weights(model, last)
 
+# TensorBoard has one set of event files, with each epoch once, and what is written of weights and
+# steps does not bring the workers out of step.
+board = keras.callbacks.TensorBoard(place("board"), histogram_freq=1, update_freq=2)
+model = make()
+fit(model, [first_worker(board, strategy)], epochs=3, validation_data=(x, y))
+for part, epochs in (("train", [0, 1, 2]), ("validation", [0, 1, 2])):
+    (name,) = (name for name in listed(f"board/{part}") if "tfevents" in name)
+    events = tf.compat.v1.train.summary_iterator(place(f"board/{part}/{name}"))
+    values = [(value.tag, event.step) for event in events for value in event.summary.value]
+    assert [step for tag, step in values if tag == "epoch_loss"] == epochs, values
+    kernels = {tag for tag, _ in values if "kernel" in tag}
+    assert bool(kernels) == (part == "train"), values
+
 # Training that was interrupted goes on from the backup: it ends where the whole one ends.
 whole = make()
 start = whole.get_weights()

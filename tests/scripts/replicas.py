@@ -62,6 +62,14 @@ for wrapped in (lambda fn: fn, tf.function):
     )
     equal(mine(gather())[0], np.arange(n))
 
+# Values of several shapes have no mean: each worker has its first. All find that out together,
+# though only the last one has several.
+sizes = strategy.experimental_distribute_values_from_function(
+    lambda context: tf.ones([1 if context.replica_id_in_sync_group == n - 1 else 2])
+)
+equal(strategy.reduce("MEAN", sizes, axis=None), mine(sizes)[0])
+equal(strategy.reduce("MEAN", rows, axis=None)[:, 0], [(n - 1) / 2] * 2)
+
 
 # merge_call sees this worker's replicas.
 def merged(strategy, value):

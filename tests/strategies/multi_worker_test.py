@@ -77,6 +77,20 @@ def test_parity_however_gradients_travel(train, api, options):
 
 
 @pytest.mark.parametrize(
+    ("communication", "api", "replicas"),
+    [
+        ("horovod", "keras", 1),
+        pytest.param("horovod", "tf_keras", 2, marks=SLOW),
+        pytest.param("tensorflow", "keras", 1, marks=SLOW),
+        pytest.param("tensorflow", "tf_keras", 2, marks=SLOW),
+    ],
+    indirect=["communication"],
+)
+def test_compression(train, communication, api, replicas):
+    train("compression.py", api, replicas)
+
+
+@pytest.mark.parametrize(
     ("api", "workers", "replicas"),
     [
         ("keras", 2, 1),

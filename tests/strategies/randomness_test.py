@@ -1,0 +1,53 @@
+"""Random numbers of replicas, and long training with them; scripts run on real workers."""
+
+import pytest
+import tensorflow as tf
+
+from strategies import randomness
+
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("api", "workers", "replicas"),
+    [
+        ("keras", 2, 2),
+        ("tf_keras", 2, 1),
+        *(
+            pytest.param(*case, marks=SLOW)
+            for case in [
+                ("keras", 1, 1),
+                ("keras", 1, 3),
+                ("keras", 2, 1),
+                ("keras", 3, 1),
+                ("tf_keras", 3, 1),
+                ("tf_keras", 2, 2),
+            ]
+        ),
+    ],
+)
+def test_200_steps_leave_all_replicas_equal(train, api, workers, replicas):
+    train("in_step.py", api, replicas, workers=workers)
+
+
+@pytest.mark.parametrize("api", ["keras", pytest.param("tf_keras", marks=SLOW)])
+def test_so_they_do_on_tensorflows_collectives(job, train, api):
+    job.hide_horovod()
+    train("in_step.py", api)
+
+
+def test_outside_of_replicas_a_seed_is_as_it_was_written():
+    state = randomness.SeedState(replica=3, initial_value=tf.constant([7, 0], tf.int64))
+    assert state.numpy().tolist() == [7, 0]
+    state.assign([8, 1])
+    assert state.numpy().tolist() == [8, 1]
+
+
+@pytest.mark.parametrize(("rank", "is_own"), [(0, False), (1, True)])
+def test_a_graph_has_its_seed_again_afterwards(monkeypatch, rank, is_own):
+    monkeypatch.setattr(randomness, "global_seed", lambda: 5)
+    with tf.Graph().as_default() as graph:
+        graph.seed = 5
+        with randomness.own_seed(rank):
+            assert (graph.seed != 5) == is_own
+        assert graph.seed == 5

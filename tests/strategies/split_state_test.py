@@ -1,0 +1,120 @@
+"""Mode "reduce" and its parts; what is checked on clusters stands in tests/scripts."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given
+from hypothesis import strategies as some
+
+from strategies.elementwise import is_elementwise, optimizer_of
+from strategies.parts import Cut, Split, SplitVariable
+
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("api", "workers", "replicas"),
+    [
+        ("keras", 2, 1),
+        ("keras", 1, 2),
+        *(
+            pytest.param(*case, marks=SLOW)
+            for case in [("keras", 1, 1), ("tf_keras", 2, 1), ("keras", 2, 2), ("tf_keras", 2, 2)]
+        ),
+    ],
+)
+def test_each_replica_holds_a_part_and_nothing_else_changes(
+    train, tmp_path, api, workers, replicas
+):
+    directory = tmp_path / "shared"
+    directory.mkdir()
+    train("split_state.py", api, replicas, directory, workers=workers)
+
+
+shapes = some.lists(some.integers(0, 5), max_size=3).map(tuple)
+
+
+@given(shapes, some.integers(1, 7))
+def test_parts_joined_are_the_whole(shape, count):
+    cut = Cut(shape, count)
+    value = tf.constant(np.arange(np.prod(shape, dtype=int)).reshape(shape))
+    parts = [cut.part(value, number) for number in range(count)]
+    assert [tuple(part.shape) for part in parts] == [cut.shape_of(n) for n in range(count)]
+    assert max(cut.sizes) - min(cut.sizes) <= 1
+    np.testing.assert_array_equal(cut.whole(tf.concat(parts, 0)), value)
+
+
+@given(some.lists(some.integers(0, 5), max_size=8), some.integers(1, 8))
+def test_parts_of_rows_are_parts_of_the_table(indices, count):
+    cut = Cut((6, 2), count)
+    values = np.random.default_rng(0).normal(size=[len(indices), 2]).astype("float32")
+    rows = tf.IndexedSlices(values, tf.constant(indices, tf.int32), tf.constant([6, 2]))
+    for number in range(count):
+        part = tf.convert_to_tensor(cut.part(rows, number))
+        expected = cut.part(tf.convert_to_tensor(rows), number)
+        np.testing.assert_allclose(part, expected, rtol=1e-6)
+
+
+def split_variable():
+    split = Split(Cut((3, 2), 2), [0, 1], lambda parts: tf.concat(parts, 0))
+    parts = [tf.Variable(tf.zeros([2, 2])), tf.Variable(tf.ones([1, 2]))]
+    return split, SplitVariable(parts, split, "momentum")
+
+
+def test_what_is_in_view_is_read_and_written():
+    split, variable = split_variable()
+    with split.viewing(1):
+        assert variable.shape == (1, 2)
+        variable.assign_add(variable * 2)
+        variable.scatter_sub(tf.IndexedSlices(tf.ones([1, 2]), tf.constant([0])))
+    assert variable.shape == (3, 2)
+    np.testing.assert_array_equal(variable.numpy(), [[0, 0], [0, 0], [2, 2]])
+    variable.scatter_update(tf.IndexedSlices([[5.0, 6.0]], tf.constant([2])))
+    variable.assign_sub(tf.ones([3, 2]))
+    np.testing.assert_array_equal(tf.sqrt(variable + 1), tf.sqrt([[0.0, 0], [0, 0], [5, 6]]))
+
+
+def test_what_is_kept_does_not_ask_the_others():
+    split, variable = split_variable()
+    with variable.kept():
+        split.join = None
+        np.testing.assert_array_equal(variable.numpy(), [[0, 0], [0, 0], [1, 1]])
+
+
+def test_a_checkpoint_holds_the_whole(tmp_path):
+    _, variable = split_variable()
+    path = tf.train.Checkpoint(v=variable).write(str(tmp_path / "c"))
+    plain = tf.Variable(tf.zeros([3, 2]))
+    tf.train.Checkpoint(v=plain).read(path).assert_consumed()
+    np.testing.assert_array_equal(plain.numpy(), [[0, 0], [0, 0], [1, 1]])
+    variable.assign(tf.zeros([3, 2]))
+    tf.train.Checkpoint(v=variable).read(path).assert_consumed()
+    np.testing.assert_array_equal(variable.numpy(), plain.numpy())
+
+
+class Own(keras.optimizers.SGD):
+    pass
+
+
+class OwnElementwise(keras.optimizers.SGD):
+    elementwise = True
+
+
+@pytest.mark.parametrize(
+    ("cls", "expected"),
+    [
+        (keras.optimizers.Nadam, True),
+        (keras.optimizers.Muon, False),
+        (keras.optimizers.Adafactor, False),
+        (Own, False),
+        (OwnElementwise, True),
+    ],
+)
+def test_optimizers_that_treat_each_element_by_itself(cls, expected):
+    assert is_elementwise(cls(0.1)) is expected
+
+
+def test_only_an_optimizers_own_step_is_known():
+    assert optimizer_of(lambda variable: variable) is None
+    assert optimizer_of(print) is None
