@@ -33,6 +33,7 @@ from strategies.server.presence import Presence
 from strategies.server.sync import Sync
 from strategies.server.values import Values
 from tf_config import ClusterConfigError, TFConfig
+from tf_config.connect import connect
 
 _MODES = ("sync", "async", "half_async", "geo")
 _OF_MODE = {
@@ -44,6 +45,7 @@ _OF_MODE = {
 _OWN_SETTINGS = ("mode", "placement", "min_slice_size", "compression", *_OF_MODE)
 _WIRES = {None: tf.float32, "fp16": tf.float16}
 _POLL_SECONDS = 0.05
+_ANSWER_SECONDS = 2.0
 
 
 class ParameterServerStrategy(MirroredReduction, tf.distribute.MultiWorkerMirroredStrategy):
@@ -254,9 +256,13 @@ def _leave(exchange: Exchange, servers: Servers, presences: list[Presence]) -> N
         exchange.drain()
     for server in servers.servers:
         server.close()
-    for presence in presences:
+    answers = connect([server.address for server in servers.servers], _ANSWER_SECONDS)
+    for presence, server in zip(presences, servers.servers, strict=True):
+        if answers[server.address].state != "taken":
+            continue
         with contextlib.suppress(tf.errors.OpError):
             presence.tell(servers.rank, has_left=True)
+    for presence in presences:
         presence.close()
 
 

@@ -8,6 +8,7 @@ back, whatever it does; calls of several threads run side by side.
 from __future__ import annotations
 
 import contextlib
+import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +25,8 @@ _CPU = "/device:CPU:0"
 _NAME_EVERY_SECONDS = 5.0
 _POLL_SECONDS = 0.1
 _ANSWER_SECONDS = 2.0
+_LOOK_EVERY_SECONDS = 1.0
+_SAY_EVERY_SECONDS = 10.0
 _V1 = tf.compat.v1
 _T = TypeVar("_T")
 
@@ -68,17 +71,48 @@ class Server:
     def run(self, fetches: Any, feeds: dict[Any, Any] | None = None) -> Any:
         """Runs operations on the server and returns what they give, as NumPy arrays.
 
+        Says every ten seconds that it waits, as long as the server is there.
+
         Raises:
           ServerLost: if the server is gone.
         """
+        # TensorFlow waits for a server that is gone, so the wait is where it can be given up.
+        answer: queue.SimpleQueue = queue.SimpleQueue()
+        call = threading.Thread(target=self._call, args=(answer, fetches, feeds), daemon=True)
+        call.start()
+        start = named = time.monotonic()
+        while True:
+            try:
+                result, error = answer.get(timeout=_LOOK_EVERY_SECONDS)
+                break
+            except queue.Empty:
+                now = time.monotonic()
+                if now - named >= _SAY_EVERY_SECONDS:
+                    named = now
+                    logging.warning(
+                        "Waiting for ps %d (%s), or for another worker there: %.0f s.",
+                        self.number, self.address, now - start,
+                    )  # fmt: skip
+                reached = connect([self.address], _ANSWER_SECONDS)[self.address]
+                if reached.state == "closed":
+                    raise self._lost("nobody listens there") from None
+        if isinstance(error, (tf.errors.UnavailableError, tf.errors.AbortedError)):
+            raise self._lost(error.message.splitlines()[0]) from None
+        if error is not None:
+            raise error
+        return result
+
+    def _call(self, answer: queue.SimpleQueue, fetches: Any, feeds: dict | None) -> None:
         try:
-            return self._session.run(fetches, feeds)
-        except (tf.errors.UnavailableError, tf.errors.AbortedError) as error:
-            raise ServerLost(
-                f"Parameter servers serve as long as anybody trains. Received: ps {self.number} "
-                f"({self.address}) is gone: {error.message.splitlines()[0]}. See its own output "
-                "for why it ended."
-            ) from None
+            answer.put((self._session.run(fetches, feeds), None))
+        except Exception as error:
+            answer.put((None, error))
+
+    def _lost(self, reason: str) -> ServerLost:
+        return ServerLost(
+            f"Parameter servers serve as long as anybody trains. Received: ps {self.number} "
+            f"({self.address}) is gone: {reason}. See its own output for why it ended."
+        )
 
     def close(self) -> None:
         """Ends the connection."""
@@ -115,7 +149,7 @@ class Server:
         return done.op, results
 
 
-def close(session: tf.compat.v1.Session) -> None:
+def close(session: Any) -> None:
     """Ends a session; waits no longer than a little, for the server may be gone."""
     # TensorFlow would do so when Python ends, and wait for a server that is gone.
     thread = threading.Thread(target=session.close, daemon=True)

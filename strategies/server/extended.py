@@ -218,7 +218,7 @@ class ServerExtended(ReplicatedExtended):
 
     def _change(self, var: SharedVariable, fn: Callable, value: Any, kwargs: dict[str, Any]) -> Any:
         """What `assign` and the like come to, outside of an update."""
-        in_replica = not tf.distribute.in_cross_replica_context()
+        in_replica = self._is_stepping() and not tf.distribute.in_cross_replica_context()
         if in_replica and not self._use_merge_call() and self._is_sent(var):
             self._record(var, fn, ((value,), {}))
             return var
