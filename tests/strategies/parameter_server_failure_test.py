@@ -1,4 +1,4 @@
-"""What becomes of training when a worker or a server is killed, or a server is paused."""
+"""What becomes of `fit` when a worker or a server is killed, or a server is paused."""
 
 import signal
 import sys
@@ -49,9 +49,8 @@ class ByHand:
             assert process.returncode == 0, output
 
 
-@pytest.mark.parametrize(
-    "mode", ["async", *(pytest.param(mode, marks=SLOW) for mode in ("half_async", "geo"))]
-)
+@SLOW
+@pytest.mark.parametrize("mode", ["async", "half_async", "geo"])
 def test_a_killed_worker_is_not_missed_and_comes_back(job, mode):
     tasks = ByHand(job, mode)
     server, first, second = tasks.serve(), tasks.work(0), tasks.work(1)
@@ -71,9 +70,8 @@ def test_a_killed_worker_is_not_missed_and_comes_back(job, mode):
     tasks.stop(first, second, server)
 
 
-@pytest.mark.parametrize(
-    "mode", ["async", *(pytest.param(m, marks=SLOW) for m in ("sync", "half_async", "geo"))]
-)
+@SLOW
+@pytest.mark.parametrize("mode", ["sync", "async", "half_async", "geo"])
 def test_workers_name_a_server_that_is_killed(job, mode):
     tasks = ByHand(job, mode)
     server, *workers = tasks.serve(), tasks.work(0), tasks.work(1)
@@ -109,9 +107,8 @@ def test_training_goes_on_from_the_last_checkpoint(job):
     assert losses[-1] < losses[0]
 
 
-@pytest.mark.parametrize(
-    "mode", ["async", *(pytest.param(m, marks=SLOW) for m in ("sync", "half_async", "geo"))]
-)
+@SLOW
+@pytest.mark.parametrize("mode", ["sync", "async", "half_async", "geo"])
 def test_a_paused_server_loses_nothing(job, mode):
     """Twenty seconds without an answer: no error, and every step is counted in the end."""
     epochs = 20
