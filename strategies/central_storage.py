@@ -82,6 +82,10 @@ class CentralExtended(ReplicatedExtended):
         super().__init__(strategy, LocalCollectives(), devices, ReductionOptions(), local=local)
         self._holder = holder
 
+    def _use_merge_call(self) -> bool:
+        # Replicas that are not merged would each make the update of the one variable.
+        return len(self._devices) > 1
+
     def _create_variable(self, next_creator: Callable, **kwargs: Any) -> Any:
         if not _is_one_for_all(kwargs):
             return super()._create_variable(next_creator, **kwargs)

@@ -24,7 +24,7 @@ from strategies.reduction import ReductionOptions
 from strategies.resolver import config_of, resolver_of
 from strategies.server.asynchronous import Async
 from strategies.server.collectives import ServerCollectives
-from strategies.server.connection import ServerLost, Servers, join
+from strategies.server.connection import ServerLost, Servers, is_gone, join
 from strategies.server.extended import Exchange, ServerExtended
 from strategies.server.geo import Geo
 from strategies.server.half_async import HalfAsync
@@ -33,7 +33,6 @@ from strategies.server.presence import Presence
 from strategies.server.sync import Sync
 from strategies.server.values import Values
 from tf_config import ClusterConfigError, TFConfig
-from tf_config.connect import connect
 
 _MODES = ("sync", "async", "half_async", "geo")
 _OF_MODE = {
@@ -45,7 +44,6 @@ _OF_MODE = {
 _OWN_SETTINGS = ("mode", "placement", "min_slice_size", "compression", *_OF_MODE)
 _WIRES = {None: tf.float32, "fp16": tf.float16}
 _POLL_SECONDS = 0.05
-_ANSWER_SECONDS = 2.0
 
 
 class ParameterServerStrategy(MirroredReduction, tf.distribute.MultiWorkerMirroredStrategy):
@@ -256,9 +254,8 @@ def _leave(exchange: Exchange, servers: Servers, presences: list[Presence]) -> N
         exchange.drain()
     for server in servers.servers:
         server.close()
-    answers = connect([server.address for server in servers.servers], _ANSWER_SECONDS)
     for presence, server in zip(presences, servers.servers, strict=True):
-        if answers[server.address].state != "taken":
+        if is_gone(server.address):
             continue
         with contextlib.suppress(tf.errors.OpError):
             presence.tell(servers.rank, has_left=True)

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import queue
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import tensorflow as tf
@@ -93,8 +93,7 @@ class Server:
                         "Waiting for ps %d (%s), or for another worker there: %.0f s.",
                         self.number, self.address, now - start,
                     )  # fmt: skip
-                reached = connect([self.address], _ANSWER_SECONDS)[self.address]
-                if reached.state == "closed":
+                if is_gone(self.address):
                     raise self._lost("nobody listens there") from None
         if isinstance(error, (tf.errors.UnavailableError, tf.errors.AbortedError)):
             raise self._lost(error.message.splitlines()[0]) from None
@@ -170,7 +169,6 @@ class Servers:
         self.servers = tuple(servers)
         self.rank = rank
         self.size = size
-        self._pool = ThreadPoolExecutor(len(servers), thread_name_prefix="servers")
 
     def __len__(self) -> int:
         return len(self.servers)
@@ -179,8 +177,35 @@ class Servers:
         """Does something with all servers at the same time; returns the results by number."""
         if len(self.servers) == 1:
             return [action(self.servers[0])]
-        waiting = [self._pool.submit(action, server) for server in self.servers]
-        return [future.result() for future in waiting]
+        answers: queue.SimpleQueue = queue.SimpleQueue()
+        # Not a pool of threads, which is closed when a script has ended and the rest is sent.
+        for server in self.servers:
+            threading.Thread(target=_answer, args=(answers, action, server), daemon=True).start()
+        results: dict[int, _T] = {}
+        for _ in self.servers:
+            number, result, error = answers.get()
+            if error is not None:
+                raise error
+            results[number] = result
+        return [results[server.number] for server in self.servers]
+
+
+def _answer(answers: queue.SimpleQueue, action: Callable[[Server], Any], server: Server) -> None:
+    try:
+        answers.put((server.number, action(server), None))
+    except BaseException as error:
+        answers.put((server.number, None, error))
+
+
+def is_gone(address: Address) -> bool:
+    """Whether the host of a server is there and the server is not."""
+    try:
+        with socket.create_connection((address.host, address.port), _ANSWER_SECONDS):
+            return False
+    except ConnectionRefusedError:
+        return True
+    except OSError:
+        return False
 
 
 def join(cluster: ClusterSpec, task: Task, timeout: float) -> Servers:

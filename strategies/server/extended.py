@@ -96,6 +96,10 @@ class ServerExtended(ReplicatedExtended):
             lambda: np.zeros(servers.size, np.int64), is_counter=True,
         )  # fmt: skip
 
+    def _use_merge_call(self) -> bool:
+        # Replicas that are not merged would each send the change.
+        return len(self._devices) > 1
+
     # Variables.
 
     def _create_variable(self, next_creator: Callable, **kwargs: Any) -> Any:
@@ -209,11 +213,11 @@ class ServerExtended(ReplicatedExtended):
         return var
 
     def _replica_ctx_update(
-        self, var: Any, fn: Callable, args: Any, kwargs: Any, group: bool
+        self, var: Any, fn: Callable, args: Any = (), kwargs: Any = None, group: bool = True
     ) -> Any:
         if self._use_merge_call() or not self._is_sent(var):
             return super()._replica_ctx_update(var, fn, args, kwargs, group)
-        self._record(var, fn, (tuple(args), dict(kwargs)))
+        self._record(var, fn, (tuple(args), dict(kwargs or {})))
         return var
 
     def _change(self, var: SharedVariable, fn: Callable, value: Any, kwargs: dict[str, Any]) -> Any:
