@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from strategies import callbacks
+from strategies.embedding import Admission, Eviction, FeatureConfig, TableConfig
 from strategies.equality import verify_equal
 from strategies.files import own_path, writing
 from strategies.mirrored import MirroredStrategy
@@ -12,13 +13,19 @@ from strategies.reduction import ReductionOptions
 from strategies.workers import barrier
 
 if TYPE_CHECKING:
+    from strategies.embedding.keras_layer import DistributedEmbedding
     from strategies.loss_scaling import LossScaleOptimizer
 
 __all__ = [
+    "Admission",
+    "DistributedEmbedding",
+    "Eviction",
+    "FeatureConfig",
     "LossScaleOptimizer",
     "MirroredStrategy",
     "MultiWorkerMirroredStrategy",
     "ReductionOptions",
+    "TableConfig",
     "barrier",
     "callbacks",
     "from_tf_config",
@@ -30,9 +37,13 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # Not at once: it brings Keras 3, which a script for tf_keras has no use for.
+    # Not at once: they bring Keras 3, which a script for tf_keras has no use for.
     if name == "LossScaleOptimizer":
         from strategies.loss_scaling import LossScaleOptimizer
 
         return LossScaleOptimizer
+    if name == "DistributedEmbedding":
+        from strategies.embedding.keras_layer import DistributedEmbedding
+
+        return DistributedEmbedding
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -16,6 +16,7 @@ from strategies._tensorflow import (
 from strategies.collectives import Collectives
 from strategies.input import ReplicaDataset, equal_steps, number_of_rows, share
 from strategies.reduction import ReductionOptions, ReplicaCrossDeviceOps
+from strategies.row_variable import RowVariable
 
 # How Keras 3 names the scale of its LossScaleOptimizer, and we that of ours.
 KERAS_LOSS_SCALE = "dynamic_scale"
@@ -125,7 +126,33 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         reduced = self._cross_device_ops.all_reduce(reduce_op, [values], weights)
         return tf.nest.pack_sequence_as(value, reduced)
 
+    def _validate_colocate_with_variable(self, colocate_with_variable: Any) -> None:
+        if not isinstance(colocate_with_variable, RowVariable):
+            super()._validate_colocate_with_variable(colocate_with_variable)
+
+    def _update(self, var: Any, fn: Callable, args: Any, kwargs: Any, group: bool) -> Any:
+        if not isinstance(var, RowVariable):
+            return super()._update(var, fn, args, kwargs, group)
+        # All replicas of a worker have one table: it is updated once.
+        args, kwargs = tf.nest.map_structure(self._first, (tuple(args), kwargs))
+        with tf.device(self._worker_device):
+            result = fn(var, *args, **kwargs)
+        return tf.group(result) if group and result is not None else result
+
+    def _replica_ctx_update(
+        self, var: Any, fn: Callable, args: Any = (), kwargs: Any = None, group: bool = True
+    ) -> Any:
+        if not isinstance(var, RowVariable) or self._use_merge_call():
+            return super()._replica_ctx_update(var, fn, args, kwargs, group)
+        return self._update(var, fn, args, kwargs or {}, group)
+
+    def _first(self, value: Any) -> Any:
+        return self._local_results(value)[0]
+
     def _create_variable(self, next_creator: Callable, **kwargs: Any) -> Any:
+        beside = kwargs.get("colocate_with")
+        if isinstance(beside, RowVariable):
+            return beside.make_slot(kwargs["name"], kwargs["initial_value"], kwargs.get("dtype"))
         first = tf.VariableAggregation.ONLY_FIRST_REPLICA
         if kwargs.get("name") in (KERAS_LOSS_SCALE, AGREED_LOSS_SCALE):
             self._check_loss_scale(kwargs["name"])

@@ -16,6 +16,7 @@ LAYERS = [
     "strategies._tensorflow",
     "strategies.collectives",
     "strategies.reduction",
+    "strategies.row_variable",
     "strategies.communication",
     "strategies.resolver",
     "strategies.input",
@@ -25,6 +26,7 @@ LAYERS = [
     "strategies.mirrored",
     "strategies.multi_worker",
     "strategies.workers",
+    "strategies.embedding",
     "strategies.files",
     "strategies.first_worker",
     "strategies.reading",
@@ -82,10 +84,15 @@ def test_there_is_one_door(prefix, door):
 
 def test_the_public_names():
     assert sorted(strategies.__all__) == [
+        "Admission",
+        "DistributedEmbedding",
+        "Eviction",
+        "FeatureConfig",
         "LossScaleOptimizer",
         "MirroredStrategy",
         "MultiWorkerMirroredStrategy",
         "ReductionOptions",
+        "TableConfig",
         "barrier",
         "callbacks",
         "from_tf_config",

@@ -50,6 +50,15 @@ class Collectives(Protocol):
           tensor: of the same shape and dtype on every worker.
         """
 
+    def all_to_all(self, tensor: tf.Tensor, counts: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the rows that the workers sent to this one, by rank, and how many each sent.
+
+        Args:
+          tensor: rows, those for the first worker first; only their number may differ between
+            workers.
+          counts: [size], how many rows are for each worker.
+        """
+
 
 class LocalCollectives:
     """The collectives of a single worker: each returns what it is given.
@@ -76,3 +85,7 @@ class LocalCollectives:
     def broadcast(self, tensor: tf.Tensor) -> tf.Tensor:
         """Returns the tensor."""
         return tensor
+
+    def all_to_all(self, tensor: tf.Tensor, counts: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the tensor and the counts."""
+        return tensor, counts

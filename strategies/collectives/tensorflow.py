@@ -119,6 +119,21 @@ class TensorFlowCollectives:
         shape = tf.concat([[tf.reduce_sum(rows)], tf.shape(tensor, tf.int64)[1:]], 0)
         return tf.ensure_shape(tf.reshape(values, shape), [None, *tensor.shape[1:]])
 
+    def all_to_all(self, tensor: tf.Tensor, counts: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the rows that the workers sent to this one; see `Collectives`.
+
+        TensorFlow's own exchange wants as many rows for each worker. Here every worker gets all
+        rows and keeps its own, which among N workers is N times the traffic.
+        """
+        sent = tf.reshape(self.all_gather(counts), [self.size, self.size])
+        starts = tf.reshape(tf.cumsum(tf.reshape(sent, [-1]), exclusive=True), tf.shape(sent))
+        everything = self.all_gather(tensor)
+        parts = [
+            everything[starts[rank, self.rank] : starts[rank, self.rank] + sent[rank, self.rank]]
+            for rank in range(self.size)
+        ]
+        return tf.concat(parts, 0), sent[:, self.rank]
+
     def broadcast(self, tensor: tf.Tensor) -> tf.Tensor:
         """Returns the first worker's tensor; see `Collectives`."""
         words = to_words(tensor)
