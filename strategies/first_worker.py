@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from strategies import workers
 from strategies.equality import verify_equal
 from strategies.workers import barrier, collectives_of
 
@@ -106,7 +107,8 @@ class _OnFirstWorker:
     def _alone(self, name: str, hook: Callable) -> Callable:
         def alone(*args: Any, **kwargs: Any) -> None:
             before = self._training_state(name)
-            hook(*args, **kwargs)
+            with workers.alone():
+                hook(*args, **kwargs)
             if self._training_state(name) != before:
                 raise ValueError(
                     "A callback of the first worker changes nothing in training. Received: "

@@ -277,11 +277,24 @@ class RowVariable(ResourceVariable):
     ) -> Any:
         """Sets the rows in view."""
         del use_locking, name, read_value
-        if tuple(getattr(value, "shape", ())) == (1, *self.shape[1:]) and tf.executing_eagerly():
-            return self  # what numpy() gave
+        if tf.executing_eagerly() and self._is_stand_in(value):
+            return self
         self._all_there()
         self.table.update(self.view.rows(), tf.convert_to_tensor(value))
         return self
+
+    def _is_stand_in(self, value: Any) -> bool:
+        """Returns whether a value is what `numpy` gives, which model.set_weights brings back."""
+        if tuple(getattr(value, "shape", ())) != tuple(self.shape):
+            return False
+        if np.array_equal(np.array(value), self.numpy()):
+            return True
+        if int(tf.size(self.view.rows())) != 1:
+            raise ValueError(
+                "The rows of an embedding are no weights of the model; one row stands for them. "
+                f"Received: other values for {self.name!r}. Set rows by the layer's set_rows."
+            )
+        return False
 
     def assign_add(
         self, delta: Any, use_locking: Any = None, name: Any = None, read_value: bool = True

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import keras
 
-from strategies.embedding.config import Admission, Eviction, FeatureConfig
 from strategies.embedding.layer import EmbeddingLayer
 
 
@@ -20,7 +16,7 @@ class DistributedEmbedding(EmbeddingLayer, keras.layers.Layer):
     training costs what it touches: the optimizer updates the rows of the ids that came, and no
     others.
 
-    >>> import keras
+    >>> import tensorflow as tf
     >>> layer = DistributedEmbedding(2, combiner="sum", embeddings_initializer="ones")
     >>> layer(tf.ragged.constant([[5, -5], [], [2**63 - 1]], dtype=tf.int64)).numpy().tolist()
     [[2.0, 2.0], [0.0, 0.0], [1.0, 1.0]]
@@ -29,7 +25,8 @@ class DistributedEmbedding(EmbeddingLayer, keras.layers.Layer):
     * A row's first value depends on the seed, the table and the id alone.
     * Optimizers that work element by element are run on the touched rows: SGD, Adagrad, Adam,
       RMSprop, Adadelta, Ftrl, Lion and their like. Momentum and decay of a row that is not
-      touched wait until it is. Clipping by norm is of what a worker has. `use_ema` and `gradient_accumulation_steps` are refused.
+      touched wait until it is. Clipping by norm is of what a worker has. `use_ema` and
+      `gradient_accumulation_steps` are refused.
     * The rows are no weights of the model in `get_weights`: there, one row of zeros stands for
       them. `rows` returns them.
 
@@ -54,45 +51,3 @@ class DistributedEmbedding(EmbeddingLayer, keras.layers.Layer):
     """
 
     initializers = keras.initializers
-
-    def __init__(
-        self,
-        output_dim: int | None = None,
-        input_dim: int | None = None,
-        *,
-        combiner: str | None = None,
-        embeddings_initializer: Any = "uniform",
-        features: Mapping[str, FeatureConfig] | None = None,
-        admission: Admission | None = None,
-        eviction: Eviction | None = None,
-        mask_zero: bool = False,
-        unseen: str = "initial",
-        seed: int = 0,
-        **kwargs: Any,
-    ):
-        keras.layers.Layer.__init__(self, **kwargs)
-        self.supports_masking = mask_zero
-        self._configure(
-            output_dim, input_dim, combiner, embeddings_initializer, features, admission,
-            eviction, mask_zero, unseen, seed,
-        )  # fmt: skip
-
-    def build(self, input_shape: Any = None) -> None:
-        """Makes the tables."""
-        del input_shape
-        self._build_tables()
-        self.built = True
-
-    def call(self, inputs: Any, weights: Any = None, training: bool | None = None) -> Any:
-        """Returns the rows of ids.
-
-        Args:
-          inputs: ids, integers: a dense, ragged or sparse tensor; a dictionary with `features`.
-          weights: what each id's row counts for, in the same form as `inputs`; for combiners.
-          training: whether ids get rows.
-        """
-        return self._looked_up(inputs, weights, training)
-
-    def get_config(self) -> dict[str, Any]:
-        """Returns the constructor's arguments."""
-        return {**keras.layers.Layer.get_config(self), **self._config()}

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from strategies.embedding import saving
 from strategies.embedding.combine import Bags
 from strategies.embedding.config import (
     COMBINERS,
@@ -18,6 +19,7 @@ from strategies.embedding.config import (
     TableConfig,
 )
 from strategies.embedding.initial import initial_rows
+from strategies.embedding.saving import RowsInCheckpoint
 from strategies.embedding.tables import Tables, Wanted
 from strategies.extended import ReplicatedExtended
 from strategies.row_variable import know_slots
@@ -34,22 +36,25 @@ class EmbeddingLayer:
     name: str
     trainable: bool
     compute_dtype: str
+    built: bool
     add_weight: Callable
 
-    def _configure(
+    def __init__(
         self,
-        output_dim: int | None,
-        input_dim: int | None,
-        combiner: str | None,
-        embeddings_initializer: Any,
-        features: Mapping[str, FeatureConfig] | None,
-        admission: Admission | None,
-        eviction: Eviction | None,
-        mask_zero: bool,
-        unseen: str,
-        seed: int,
-    ) -> None:
-        """Checks and keeps the constructor's arguments."""
+        output_dim: int | None = None,
+        input_dim: int | None = None,
+        *,
+        combiner: str | None = None,
+        embeddings_initializer: Any = "uniform",
+        features: Mapping[str, FeatureConfig] | None = None,
+        admission: Admission | None = None,
+        eviction: Eviction | None = None,
+        mask_zero: bool = False,
+        unseen: str = "initial",
+        seed: int = 0,
+        **kwargs: Any,
+    ):
+        super().__init__(**kwargs)
         if (output_dim is None) == (features is None):
             which = "neither" if features is None else "both"
             raise ValueError(
@@ -88,13 +93,15 @@ class EmbeddingLayer:
             given = {name: _feature(value) for name, value in (features or {}).items()}
         self._is_single = features is None
         tables = _tables(given)
-        self.mask_zero = mask_zero
+        self.mask_zero = self.supports_masking = mask_zero
         self.unseen = unseen
         self.seed = seed
         self._collectives = collectives_of(_strategy())
         initial = {name: self._initializer(table) for name, table in tables.items()}
         self._wanted = Wanted(given, initial)
         self._tables: Tables | None = None
+        self._restored: Mapping[str, np.ndarray] | None = None
+        self._saved_rows = RowsInCheckpoint(self)
         if not tf.distribute.has_strategy():
             know_slots()
 
@@ -107,8 +114,9 @@ class EmbeddingLayer:
     def _features(self) -> Mapping[str, FeatureConfig]:
         return self._wanted.features
 
-    def _build_tables(self) -> None:
-        """Makes the variables."""
+    def build(self, input_shape: Any = None) -> None:
+        """Makes the tables."""
+        del input_shape
         strategy = _strategy() if tf.distribute.has_strategy() else None
         tables = Tables(self._wanted, self._collectives, self.unseen, strategy)
         for variable in tables.variables:
@@ -122,9 +130,19 @@ class EmbeddingLayer:
                     dtype="float32",
                 )  # fmt: skip
         self._tables = tables
+        self.built = True
+        if self._restored is not None:
+            tables.unpack(self._restored)
+            self._restored = None
 
-    def _looked_up(self, inputs: Any, weights: Any, training: Any) -> Any:
-        """Returns each feature's output."""
+    def call(self, inputs: Any, weights: Any = None, training: bool | None = None) -> Any:
+        """Returns the rows of ids.
+
+        Args:
+          inputs: ids, integers: a dense, ragged or sparse tensor; a dictionary with `features`.
+          weights: what each id's row counts for, in the same form as `inputs`; for combiners.
+          training: whether ids get rows.
+        """
         if self._is_single:
             inputs = {"": inputs}
             weights = None if weights is None else {"": weights}
@@ -142,6 +160,21 @@ class EmbeddingLayer:
         is_training = bool(training) and self.trainable
         outputs = self._built_tables().outputs(bags, is_training, self.compute_dtype)
         return outputs[""] if self._is_single else outputs
+
+    def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
+        """Returns which ids are ids, with `mask_zero` and without a combiner."""
+        del mask
+        if not self.mask_zero:
+            return None
+        masks = {
+            name: None if feature.combiner is not None else _mask(each)
+            for (name, feature), each in zip(
+                self._features.items(),
+                [inputs] if self._is_single else [inputs[name] for name in self._features],
+                strict=True,
+            )
+        }
+        return masks[""] if self._is_single else masks
 
     def evict(self) -> dict[str, int]:
         """Takes away the rows that the tables' `eviction` names; returns how many, by table.
@@ -169,6 +202,67 @@ class EmbeddingLayer:
         """
         return self._built_tables().rows(table)
 
+    def set_rows(self, ids: np.ndarray, rows: np.ndarray, table: str | None = None) -> None:
+        """Gives ids these rows, in place of what they had; other ids keep theirs.
+
+        All workers call it, with the same ids or each with a part of them that it owns.
+
+        Args:
+          ids: int64 [n], each once.
+          rows: float32 [n, width].
+          table: its name; None is the layer's only one.
+
+        Raises:
+          ValueError: if the rows do not fit.
+        """
+        self._built_tables().set_rows(ids, rows, table)
+
+    def save_rows(self, directory: str, *, delta: bool = False) -> str:
+        """Saves rows, slot variables, counts and times; returns the name of the folder.
+
+        All workers call it, and each writes its part, into the same directory. What was saved
+        there before is replaced when all is written. The files are NumPy's.
+
+        Args:
+          directory: that all workers see.
+          delta: whether to add what changed since, and leave what is there.
+
+        Raises:
+          ValueError: if there is nothing that a delta could build on.
+        """
+        return self._built_tables().save(directory, delta)
+
+    def load_rows(self, directory: str) -> None:
+        """Sets everything to what `save_rows` saved, by any number of workers.
+
+        All workers call it. Slot variables that the optimizer makes later are set then.
+
+        Raises:
+          ValueError: if nothing was saved there, or other tables.
+        """
+        self._built_tables().load(directory)
+
+    def packed_rows(self) -> Mapping[str, np.ndarray]:
+        """Returns the rows of all workers, for a checkpoint."""
+        if self._tables is None:
+            return self._restored or {}
+        return self._tables.packed()
+
+    def unpack_rows(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Sets the rows from a checkpoint, at once or when the layer is built."""
+        if self._tables is None:
+            self._restored = arrays
+        else:
+            self._tables.unpack(arrays)
+
+    def save_own_variables(self, store: Any) -> None:
+        """Puts the rows into what Keras saves."""
+        saving.to_store(self.packed_rows(), store)
+
+    def load_own_variables(self, store: Any) -> None:
+        """Sets the rows from what Keras saved."""
+        self.unpack_rows(saving.from_store(store))
+
     def _built_tables(self) -> Tables:
         if self._tables is None:
             raise ValueError(
@@ -177,7 +271,7 @@ class EmbeddingLayer:
             )
         return self._tables
 
-    def _config(self) -> dict[str, Any]:
+    def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments as plain values."""
 
         def plain(table: TableConfig) -> dict[str, Any]:
@@ -185,7 +279,8 @@ class EmbeddingLayer:
             initializer = self.initializers.get(fields["embeddings_initializer"])
             return {**fields, "embeddings_initializer": self.initializers.serialize(initializer)}
 
-        common = {"mask_zero": self.mask_zero, "unseen": self.unseen, "seed": self.seed}
+        common = {**super().get_config()}  # type: ignore[misc]  # Keras's layer
+        common |= {"mask_zero": self.mask_zero, "unseen": self.unseen, "seed": self.seed}
         if self._is_single:
             feature = self._features[""]
             fields = plain(feature.table)
@@ -247,6 +342,10 @@ def _check_names(inputs: Any, weights: Any, features: Mapping[str, FeatureConfig
             f"Weights are a dictionary of some of the features {sorted(features)}. "
             f"Received: {sorted(weights) if isinstance(weights, Mapping) else weights!r}."
         )
+
+
+def _mask(ids: Any) -> Any:
+    return None if isinstance(ids, (tf.RaggedTensor, tf.SparseTensor)) else tf.not_equal(ids, 0)
 
 
 def _tensor(value: Any) -> Any:

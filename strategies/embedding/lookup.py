@@ -56,6 +56,8 @@ class Lookup:
         if training:
             self._store.step.assign_add(1, read_value=False)
         rows, values = self._here(trip.keys, training)
+        if training:
+            self._check_sizes()
         found = self._differentiable(trip, rows, values) if training else trip.back(values)
         each = tf.gather(found, tf.concat(positions, 0))
         parts = tf.split(each, tf.stack(sizes)) if len(sizes) > 1 else [each]
@@ -82,6 +84,23 @@ class Lookup:
             tf.reshape(tf.dynamic_stitch(places, rows), [-1]),
             tf.reshape(tf.dynamic_stitch(places, values), [-1, self._store.width]),
         )
+
+    def _check_sizes(self) -> None:
+        """Ends the step, on all workers, if a table has more ids than it may have."""
+        bounded = [table for table in self._tables if table.config.input_dim is not None]
+        if not bounded:
+            return
+        sizes = tf.stack([table.map.size() for table in bounded])
+        sizes = self._exchange.collectives.all_reduce([sizes])[0]
+        for table, size in zip(bounded, tf.unstack(sizes), strict=True):
+            most = tf.constant(table.config.input_dim, tf.int64)
+            tf.debugging.Assert(
+                size <= most,
+                [
+                    f"The table {table.config.name!r} has at most input_dim ids. Received:", size,
+                    "ids for input_dim =", most, "Raise it, leave it out, or use admission.",
+                ],
+            )  # fmt: skip
 
     def _valued(self, table: Table, ids: tf.Tensor, rows: tf.Tensor, training: bool) -> tf.Tensor:
         """Returns the values of rows, and for -1 what an id has that has no row."""

@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from strategies.collectives import Collectives
+from strategies.embedding import checkpoint, state
 from strategies.embedding.combine import Bags
 from strategies.embedding.config import FeatureConfig, TableConfig
 from strategies.embedding.exchange import Exchange
@@ -16,6 +17,7 @@ from strategies.embedding.lookup import Lookup
 from strategies.embedding.store import RowStore
 from strategies.embedding.table import COUNTED, Table
 from strategies.row_variable import RowVariable, new_name
+from strategies.workers import is_alone
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,7 @@ class Tables:
         strategy: tf.distribute.Strategy | None,
     ):
         self.collectives = collectives
+        self.exchange = Exchange(collectives)
         self.by_name: dict[str, Table] = {}
         self._features = features = wanted.features
         self._lookups: list[tuple[list[Table], Lookup]] = []
@@ -59,7 +62,7 @@ class Tables:
             store = RowStore(width, new_name(), strategy)
             tables = [Table(each, store, wanted.initial[each.name]) for each in configs]
             self.by_name.update({each.config.name: each for each in tables})
-            self._lookups.append((tables, Lookup(store, tables, Exchange(collectives), unseen)))
+            self._lookups.append((tables, Lookup(store, tables, self.exchange, unseen)))
 
     @property
     def stores(self) -> list[RowStore]:
@@ -106,6 +109,42 @@ class Tables:
             numbers["imbalance"] = float(everyone[:, 0].max() / mean) if mean else 1.0
             result[name] = numbers
         return result
+
+    def set_rows(self, ids: np.ndarray, rows: np.ndarray, name: str | None) -> None:
+        """Sets the rows of ids; each worker takes its own."""
+        ids, rows = np.asarray(ids, np.int64), np.asarray(rows, np.float32)
+        if len(np.unique(ids)) != ids.size or ids.ndim != 1:
+            raise ValueError(
+                "Rows are set for ids, each named once. Received: ids of shape "
+                f"{ids.shape}, {len(np.unique(ids))} of them different."
+            )
+        state.put(self.table(name), {"ids": ids, "rows": rows}, self.exchange)
+
+    def packed(self) -> state.Arrays:
+        """Returns all rows of all workers, which all call it.
+
+        Raises:
+          ValueError: if one worker alone calls it, in a callback of the first worker.
+        """
+        if self.collectives.size > 1 and is_alone():
+            raise ValueError(
+                "Each worker has a part of an embedding, so all of them save together. Received: "
+                "a callback of the first worker. Pass ModelCheckpoint to fit as it is, with "
+                "strategies.own_path(path, strategy), or use the layer's save_rows."
+            )
+        return state.packed(self.by_name, self.collectives)
+
+    def unpack(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Sets all rows to what `packed` returned."""
+        state.unpack(self.by_name, arrays, self.exchange)
+
+    def save(self, directory: str, delta: bool) -> str:
+        """Saves the rows to a directory; see `checkpoint`."""
+        return checkpoint.save(self.by_name, directory, self.collectives, delta)
+
+    def load(self, directory: str) -> None:
+        """Sets the rows from a directory; see `checkpoint`."""
+        checkpoint.load(self.by_name, directory, self.exchange)
 
     def rows(self, name: str | None) -> tuple[np.ndarray, np.ndarray]:
         """Returns this worker's ids of a table in rising order, and their rows."""

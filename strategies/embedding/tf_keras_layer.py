@@ -2,97 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import tf_keras
 
-from strategies.embedding.config import Admission, Eviction, FeatureConfig
 from strategies.embedding.layer import EmbeddingLayer
 
 
 @tf_keras.saving.register_keras_serializable(package="strategies")
 class DistributedEmbedding(EmbeddingLayer, tf_keras.layers.Layer):
-    """Gives every id a row of numbers, trained with the model: any int64, as many as come.
+    """What `strategies.DistributedEmbedding` is, for tf_keras.
 
-    It is used as `keras.layers.Embedding` is, and needs no size. Where training is distributed,
-    each worker has its part of the rows, and the ids, rows and gradients travel. A step of
-    training costs what it touches: the optimizer updates the rows of the ids that came, and no
-    others.
-
-    >>> import tf_keras
-    >>> layer = DistributedEmbedding(2, combiner="sum", embeddings_initializer="ones")
-    >>> layer(tf.ragged.constant([[5, -5], [], [2**63 - 1]], dtype=tf.int64)).numpy().tolist()
-    [[2.0, 2.0], [0.0, 0.0], [1.0, 1.0]]
-
-    * An id gets its row when it comes in training; elsewhere it adds nothing.
-    * A row's first value depends on the seed, the table and the id alone.
-    * Optimizers that work element by element are run on the touched rows: SGD, Adagrad, Adam,
-      RMSprop, Adadelta, Ftrl, Lion and their like. Momentum and decay of a row that is not
-      touched wait until it is. `use_ema` and `gradient_accumulation_steps` are refused.
-    * The rows are no weights of the model in `get_weights`: there, one row of zeros stands for
-      them. `rows` returns them.
+    >>> DistributedEmbedding(3, combiner="mean").get_config()["combiner"]
+    'mean'
 
     Args:
-      output_dim: how many numbers a row has.
-      input_dim: how many ids may have a row, on all workers together; None is any number. One
-        more ends training with an error.
-      combiner: None gives each id's row, [..., output_dim]; "sum", "mean" or "sqrtn" put the rows
-        of the last dimension, of ragged or sparse inputs too, together to one.
-      embeddings_initializer: the first value of a row: one whose numbers do not depend on the
-        shape.
-      features: in place of the arguments above: a dictionary of `FeatureConfig`; the layer is
-        called with a dictionary of ids and returns one.
-      admission: when an id gets a row; None is at once.
-      eviction: which rows `evict` takes away.
-      mask_zero: whether id 0 is no id: masked without a combiner, left out with one.
-      unseen: what an id has that has no row: its "initial" value, or "zeros".
-      seed: of the first values.
-
-    Raises:
-      ValueError: if an argument has no meaning, or under another package's strategy.
+      *args: as of `strategies.DistributedEmbedding`.
+      **kwargs: as of `strategies.DistributedEmbedding`.
     """
 
     initializers = tf_keras.initializers
-
-    def __init__(
-        self,
-        output_dim: int | None = None,
-        input_dim: int | None = None,
-        *,
-        combiner: str | None = None,
-        embeddings_initializer: Any = "uniform",
-        features: Mapping[str, FeatureConfig] | None = None,
-        admission: Admission | None = None,
-        eviction: Eviction | None = None,
-        mask_zero: bool = False,
-        unseen: str = "initial",
-        seed: int = 0,
-        **kwargs: Any,
-    ):
-        tf_keras.layers.Layer.__init__(self, **kwargs)
-        self.supports_masking = mask_zero
-        self._configure(
-            output_dim, input_dim, combiner, embeddings_initializer, features, admission,
-            eviction, mask_zero, unseen, seed,
-        )  # fmt: skip
-
-    def build(self, input_shape: Any = None) -> None:
-        """Makes the tables."""
-        del input_shape
-        self._build_tables()
-        self.built = True
-
-    def call(self, inputs: Any, weights: Any = None, training: bool | None = None) -> Any:
-        """Returns the rows of ids.
-
-        Args:
-          inputs: ids, integers: a dense, ragged or sparse tensor; a dictionary with `features`.
-          weights: what each id's row counts for, in the same form as `inputs`; for combiners.
-          training: whether ids get rows.
-        """
-        return self._looked_up(inputs, weights, training)
-
-    def get_config(self) -> dict[str, Any]:
-        """Returns the constructor's arguments."""
-        return {**tf_keras.layers.Layer.get_config(self), **self._config()}
