@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import numpy as np
 import tensorflow as tf
 
 from strategies._tensorflow import ResourceVariable
@@ -62,11 +63,30 @@ class SketchCounter:
     """
 
     def __init__(self, memory: int):
+        self._of_others: np.ndarray | int = 0
         self._width = memory // (4 * _DEPTH)
         with tf.init_scope(), tf.device(HOST):
             self.table = ResourceVariable(
                 tf.zeros([_DEPTH * self._width], tf.int32), trainable=False
             )
+
+    def own(self) -> np.ndarray:
+        """Returns what this worker adds to the sum over all workers."""
+        return self.table.numpy() - self._of_others
+
+    def restore(self, total: np.ndarray, is_first: bool) -> None:
+        """Sets the numbers to a sum over workers, which the first one adds to later sums.
+
+        Raises:
+          ValueError: if it was made with another memory.
+        """
+        if total.shape != tuple(self.table.shape):
+            raise ValueError(
+                "A sketch is restored with the memory that it was saved with. Received: "
+                f"{total.nbytes} bytes, for {4 * self.table.shape[0]}."
+            )
+        self.table.assign(total)
+        self._of_others = np.zeros_like(total) if is_first else total
 
     def added(self, ids: tf.Tensor, counts: tf.Tensor) -> tf.Tensor:
         """Adds to the ids' counts and returns them, or more than they are."""

@@ -277,7 +277,10 @@ class EmbeddingLayer:
         def plain(table: TableConfig) -> dict[str, Any]:
             fields = table.to_dict()
             initializer = self.initializers.get(fields["embeddings_initializer"])
-            return {**fields, "embeddings_initializer": self.initializers.serialize(initializer)}
+            serialized = self.initializers.serialize(initializer)
+            # Keras numbers objects by their place in memory, where another one may be by now.
+            serialized.pop("shared_object_id", None)
+            return {**fields, "embeddings_initializer": serialized}
 
         common = {**super().get_config()}  # type: ignore[misc]  # Keras's layer
         common |= {"mask_zero": self.mask_zero, "unseen": self.unseen, "seed": self.seed}

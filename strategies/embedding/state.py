@@ -15,7 +15,7 @@ from strategies.collectives import Collectives
 from strategies.embedding.admission import ExactCounter, SketchCounter
 from strategies.embedding.exchange import Exchange
 from strategies.embedding.table import Table
-from strategies.row_variable import HOST, Rows
+from strategies.row_variable import Rows
 
 Arrays = dict[str, np.ndarray]
 SLOT = "slot/"
@@ -44,7 +44,7 @@ def arrays_of(table: Table, since: int | None = None) -> Arrays:
         refused, counts = table.counter.map.all()
         arrays |= {"refused_ids": refused.numpy(), "refused_counts": counts.numpy()}
     elif isinstance(table.counter, SketchCounter):
-        arrays["sketch"] = table.counter.table.numpy()
+        arrays["sketch"] = table.counter.own()
     return arrays
 
 
@@ -98,7 +98,7 @@ def clear(tables: Mapping[str, Table]) -> None:
         if isinstance(table.counter, ExactCounter):
             table.counter.map.remove(table.counter.map.all()[0])
         elif isinstance(table.counter, SketchCounter):
-            table.counter.table.assign(tf.zeros_like(table.counter.table))
+            table.counter.restore(np.zeros_like(table.counter.table.numpy()), is_first=True)
         table.store.clear()
 
 
@@ -151,14 +151,7 @@ def _put_refused(table: Table, arrays: Mapping[str, np.ndarray], exchange: Excha
         counts = tf.constant(arrays["refused_counts"], tf.int64)
         table.counter.map.insert(tf.boolean_mask(ids, mine), tf.boolean_mask(counts, mine))
     if isinstance(table.counter, SketchCounter) and "sketch" in arrays:
-        if arrays["sketch"].shape != tuple(table.counter.table.shape):
-            raise ValueError(
-                "A sketch is restored with the memory that it was saved with. Received: "
-                f"{arrays['sketch'].nbytes} bytes for the table {table.config.name!r} with "
-                f"{table.config.admission}."
-            )
-        with tf.device(HOST):
-            table.counter.table.assign(arrays["sketch"])
+        table.counter.restore(arrays["sketch"], exchange.collectives.rank == 0)
 
 
 def _by_row(table: Table) -> dict[str, Rows]:

@@ -34,26 +34,35 @@ def optimizer_of(kind, *arguments, **options):
 
 def step(layer, ids, optimizer=None):
     """One step of a loop of one's own; returns the rows that this worker's ids had."""
+    if (layer, optimizer) not in functions:
+        functions[layer, optimizer] = function_of(layer, optimizer)
+    return functions[layer, optimizer](tf.constant(ids, tf.int64)).numpy()
+
+
+functions = {}
+
+
+def function_of(layer, optimizer):
     with strategy.scope():
         if not layer.built:
             layer.build(None)
         if optimizer is not None:
             optimizer.build(layer.trainable_variables)
 
-    @tf.function
-    def run(ids):
-        def replica(ids):
-            with tf.GradientTape() as tape:
-                rows = layer(ids, training=True)
-                loss = tf.reduce_sum(rows)
-            if optimizer is not None:
-                gradients = tape.gradient(loss, layer.trainable_variables)
-                optimizer.apply_gradients(zip(gradients, layer.trainable_variables, strict=True))
-            return rows
+    def replica(ids):
+        with tf.GradientTape() as tape:
+            rows = layer(ids, training=True)
+            loss = tf.reduce_sum(rows)
+        if optimizer is not None:
+            gradients = tape.gradient(loss, layer.trainable_variables)
+            optimizer.apply_gradients(zip(gradients, layer.trainable_variables, strict=True))
+        return rows
 
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.int64)])
+    def run(ids):
         return strategy.run(replica, args=(ids,))
 
-    return run(tf.constant(ids, tf.int64)).numpy()
+    return run
 
 
 def ids_of(layer):
