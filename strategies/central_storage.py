@@ -12,6 +12,7 @@ from strategies.collectives import LocalCollectives
 from strategies.extended import ReplicatedExtended, is_unsynchronized_state
 from strategies.mirrored import MirroredReduction, local_devices
 from strategies.reduction import ReductionOptions
+from strategies.row_variable import RowVariable
 
 _HOST = "/device:CPU:0"
 
@@ -104,7 +105,7 @@ class CentralExtended(ReplicatedExtended):
         return False
 
     def _update(self, var: Any, fn: Callable, args: Any, kwargs: Any, group: bool) -> Any:
-        if len(set(map(id, var.values))) > 1:
+        if isinstance(var, RowVariable) or len(set(map(id, var.values))) > 1:
             return super()._update(var, fn, args, kwargs, group)
         with tf.device(self._holder), UpdateContext(0):
             updated = fn(var.values[0], *select_replica(0, args), **select_replica(0, kwargs))

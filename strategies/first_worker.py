@@ -9,6 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from strategies import workers
 from strategies.equality import verify_equal
 from strategies.parts import SplitVariable
 from strategies.workers import barrier, collectives_of
@@ -136,7 +137,8 @@ class _OnFirstWorker:
 
         def unchanged(*args: Any, **kwargs: Any) -> None:
             before = self._training_state(name)
-            hook(*args, **kwargs)
+            with workers.alone():
+                hook(*args, **kwargs)
             if self._training_state(name) != before:
                 raise ValueError(
                     "A callback of the first worker changes nothing in training. Received: "

@@ -85,6 +85,8 @@ class ReplicaCrossDeviceOps(tf.distribute.CrossDeviceOps):
         if not mean:
             each = [None] * len(replicas)
         columns = list(zip(*numbers, strict=True))
+        kept = [rows.is_kept_here(column[0]) for column in columns]
+        everything, columns = columns, [c for c, k in zip(columns, kept, strict=True) if not k]
         sums_here = self._summed_here(columns, each)
         sent = [
             self._spread(column) if summed is None else [_components(summed)[0]]
@@ -104,7 +106,11 @@ class ReplicaCrossDeviceOps(tf.distribute.CrossDeviceOps):
                 results.append(_divided(summed[0], total, size))
             else:  # what is on all devices already need not be copied there
                 results.append(here if self._collectives.size == 1 else summed[0])
-        return results
+        others = iter(results)
+        return [
+            rows.summed_here(column) if is_kept else next(others)
+            for column, is_kept in zip(everything, kept, strict=True)
+        ]
 
     def _summed_here(
         self, columns: Sequence[Sequence[Any]], weights: Sequence[tf.Tensor | None]
