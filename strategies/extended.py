@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -16,6 +15,7 @@ from strategies._tensorflow import (
     WhileBodyFuncGraph,
     canonicalize,
 )
+from strategies.alone import is_alone
 from strategies.collectives import Collectives
 from strategies.collectives.replicas import ReplicaCollectives
 from strategies.input import ReplicaDataset, equal_steps, number_of_rows, share
@@ -64,7 +64,6 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         self._options = options
         self._apart: list[ReplicaCrossDeviceOps] = []
         self._host_cross_device_ops = self._cross_device_ops
-        self.is_alone = False
         self._split_state: SplitState | None = None
         if options.mode == "reduce":
             self._split_state = SplitState(collectives, self._devices, options.split_above)
@@ -231,23 +230,7 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         if isinstance(value, CheckpointInitialValue):
             value = value.wrapped_value
         value = tf.convert_to_tensor(value, dtype=dtype)
-        return value if self.is_alone else self._collectives.broadcast(value)
-
-    @contextlib.contextmanager
-    def alone(self) -> Iterator[None]:
-        """Lets this worker do without the others in the block, as far as that can be.
-
-        New variables have its own initial values: Keras makes some where it saves a model. What
-        needs the others raises, for it would not end.
-        """
-        states: list[Any] = [self] if self._split_state is None else [self, self._split_state]
-        for state in states:
-            state.is_alone = True
-        try:
-            yield
-        finally:
-            for state in states:
-                state.is_alone = False
+        return value if is_alone() else self._collectives.broadcast(value)
 
     def _update(self, var: Any, fn: Callable, args: Any, kwargs: Any, group: bool) -> Any:
         if isinstance(var, RowVariable):

@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from strategies import workers
+from strategies.alone import alone as alone_here
 from strategies.equality import verify_equal
 from strategies.parts import SplitVariable
 from strategies.workers import barrier, collectives_of
@@ -131,14 +131,12 @@ class _OnFirstWorker:
                     stack.enter_context(variable.kept())
                 if self._collectives.rank > 0:
                     return
-                if self._collectives.size > 1:
-                    stack.enter_context(self._strategy.extended.alone())
+                stack.enter_context(alone_here())
                 unchanged(*args, **kwargs)
 
         def unchanged(*args: Any, **kwargs: Any) -> None:
             before = self._training_state(name)
-            with workers.alone():
-                hook(*args, **kwargs)
+            hook(*args, **kwargs)
             if self._training_state(name) != before:
                 raise ValueError(
                     "A callback of the first worker changes nothing in training. Received: "

@@ -2,32 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
-
 import tensorflow as tf
 
 from strategies.collectives import Collectives, LocalCollectives
 from strategies.extended import ReplicatedExtended
 from strategies.server.extended import ServerExtended
-
-_alone = 0
-
-
-@contextlib.contextmanager
-def alone() -> Iterator[None]:
-    """Says that no other worker does what is done in the block."""
-    global _alone
-    _alone += 1
-    try:
-        yield
-    finally:
-        _alone -= 1
-
-
-def is_alone() -> bool:
-    """Returns whether this worker is known to do something that the others do not."""
-    return _alone > 0
 
 
 def barrier(strategy: tf.distribute.Strategy) -> None:

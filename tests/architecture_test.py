@@ -21,6 +21,7 @@ LAYERS = [
     "strategies.resolver",
     "strategies.input",
     "strategies.equality",
+    "strategies.alone",
     "strategies.elementwise",
     "strategies.parts",
     "strategies.split_state",

@@ -310,7 +310,7 @@ def _strategy() -> tf.distribute.Strategy:
         )
     if isinstance(strategy.extended, ServerExtended):
         raise ValueError(
-            "DistributedEmbedding has its rows on the workers. Received: a ParameterServerStrategy. "
+            "DistributedEmbedding has its rows on the workers. Received: parameter servers. "
             "Start the job without --ps: strategies.MultiWorkerMirroredStrategy shards the rows "
             "over the workers; or use keras.layers.Embedding, whose table is cut over the servers."
         )

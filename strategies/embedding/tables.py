@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import tensorflow as tf
 
+from strategies.alone import is_alone
 from strategies.collectives import Collectives
 from strategies.embedding import checkpoint, state
 from strategies.embedding.combine import Bags
@@ -17,7 +18,6 @@ from strategies.embedding.lookup import Lookup
 from strategies.embedding.store import RowStore
 from strategies.embedding.table import COUNTED, Table
 from strategies.row_variable import RowVariable, new_name
-from strategies.workers import is_alone
 
 
 @dataclass(frozen=True)
