@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
@@ -91,6 +92,7 @@ class ServerExtended(ReplicatedExtended):
         self._touched: dict[int, SharedVariable] = {}
         self._recorded_in: Any = None
         self._programs: dict[Any, Program] = {}
+        self._shared_variables: list[weakref.ref[SharedVariable]] = []
         self.pushes: Held = values.add(
             "steps by worker", (servers.size,), tf.int64,
             lambda: np.zeros(servers.size, np.int64), is_counter=True,
@@ -154,6 +156,7 @@ class ServerExtended(ReplicatedExtended):
             with tf.device(_CPU):
                 shared.base = ResourceVariable(present, trainable=False, dtype=held.dtype)
         _contain(held, shared)
+        self._shared_variables.append(weakref.ref(shared))
         return shared
 
     def _slot(self, beside: SharedVariable, kwargs: dict[str, Any]) -> SlotVariable:
@@ -327,6 +330,24 @@ class ServerExtended(ReplicatedExtended):
             tensors = program.sent(changes, [count for _, count in counts])
             fresh, *vectors = tf.numpy_function(deliver, tensors, [tf.bool, *program.dtypes])
         return tf.ensure_shape(fresh, []), _Unpacked(program, vectors)
+
+    def take_up_all(self) -> None:
+        """Gives this worker's copies the servers' present values, each server's at one moment.
+
+        In "geo" a worker's copies are its own, and stay.
+        """
+        self.exchange.drain()
+        if self._geo is not None:
+            return
+        variables = [
+            v for v in (reference() for reference in self._shared_variables) if v is not None
+        ]
+        present = self.on_servers.read([variable.held for variable in variables])
+        for variable, value in zip(variables, present, strict=True):
+            value = tf.constant(value, variable.dtype)
+            take_up(variable, value)
+            if variable.base is not None:
+                variable.base.assign(value)
 
     def _write_through(self, var: SharedVariable) -> None:
         """Gives the servers the value that this worker's copy was given."""

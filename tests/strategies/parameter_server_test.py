@@ -46,6 +46,14 @@ def test_no_change_is_lost_and_staleness_is_bounded(train, mode, steps, workers,
     train("servers_counting.py", *arguments, workers=workers, ps=ps, timeout=400)
 
 
+@slow
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_files_are_of_one_moment_and_read_by_any_number_of_servers(train, job, mode):
+    train("servers_checkpoint.py", "write", mode, workers=2, ps=2)
+    train("servers_checkpoint.py", "read", job.directory, "half_async", workers=2, ps=1)
+    train("servers_checkpoint.py", "alone", job.directory, workers=1)
+
+
 class Cluster:
     """Servers and workers that are started one by one, as a scheduler does."""
 
