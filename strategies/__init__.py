@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from strategies.loss_scaling import LossScaleOptimizer
 
 __all__ = [
-    "CentralStorageStrategy",
     "Admission",
+    "CentralStorageStrategy",
     "DistributedEmbedding",
     "Eviction",
     "FeatureConfig",

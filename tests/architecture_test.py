@@ -93,8 +93,8 @@ def test_there_is_one_door(prefix, door):
 
 def test_the_public_names():
     assert sorted(strategies.__all__) == [
-        "CentralStorageStrategy",
         "Admission",
+        "CentralStorageStrategy",
         "DistributedEmbedding",
         "Eviction",
         "FeatureConfig",
