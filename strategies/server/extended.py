@@ -10,7 +10,6 @@ import numpy as np
 import tensorflow as tf
 
 from strategies._tensorflow import (
-    CheckpointInitialValue,
     ResourceVariable,
     UninitializedVariable,
     select_replica,
@@ -21,6 +20,7 @@ from strategies.input import ReplicaDataset, equal_steps, share
 from strategies.reduction import ReductionOptions
 from strategies.server.changes import Change
 from strategies.server.connection import Servers
+from strategies.server.creation import assigns, contain, first_value, is_whole_number
 from strategies.server.geo import Geo, add, copy_of, take_up
 from strategies.server.program import Program
 from strategies.server.push import Push
@@ -129,19 +129,19 @@ class ServerExtended(ReplicatedExtended):
         # counters of a model, which are the worker's own.
         named = kwargs.get("name") is not None
         if kwargs.get("name") == "iteration" or named and first:
-            is_counter = self._geo is None and _is_whole_number(_first_value(kwargs))
+            is_counter = self._geo is None and is_whole_number(first_value(kwargs))
             return "counter" if is_counter else "local"
         if first:
             return "local"
         if kwargs.get("trainable") is not False:
-            return "weight" if _first_value(kwargs).dtype.kind not in "OSU" else "local"
+            return "weight" if first_value(kwargs).dtype.kind not in "OSU" else "local"
         if self._in_step or not is_unsynchronized_state(kwargs):
             return "local"
         # A single number is a setting, such as tf_keras's learning rate.
-        return "state" if _first_value(kwargs).shape else "local"
+        return "state" if first_value(kwargs).shape else "local"
 
     def _shared(self, kind: str, next_creator: Callable, kwargs: dict[str, Any]) -> Any:
-        first = _first_value(kwargs)
+        first = first_value(kwargs)
         name = kwargs.get("name") or "variable"
         held = self.on_servers.add(
             name, first.shape, tf.as_dtype(first.dtype), lambda: first, is_counter=kind == "counter"
@@ -155,12 +155,12 @@ class ServerExtended(ReplicatedExtended):
         if kind == "state" or self._geo is not None:
             with tf.device(_CPU):
                 shared.base = ResourceVariable(present, trainable=False, dtype=held.dtype)
-        _contain(held, shared)
+        contain(held, shared)
         self._shared_variables.append(weakref.ref(shared))
         return shared
 
     def _slot(self, beside: SharedVariable, kwargs: dict[str, Any]) -> SlotVariable:
-        first = _first_value(kwargs)
+        first = first_value(kwargs)
         held = self.on_servers.add(
             kwargs.get("name") or "slot", first.shape, tf.as_dtype(first.dtype), lambda: first,
             beside=beside.held,
@@ -185,6 +185,9 @@ class ServerExtended(ReplicatedExtended):
             if self._running == 1:
                 self._flush()
             return result
+        except BaseException:
+            self._changes, self._counts, self._touched = [], [], {}
+            raise
         finally:
             self._running -= 1
 
@@ -249,7 +252,7 @@ class ServerExtended(ReplicatedExtended):
         return False
 
     def _record(self, var: SharedVariable, fn: Callable, args: Any) -> None:
-        if any(change.variable is var for change in self._changes) and _assigns(fn):
+        if any(change.variable is var for change in self._changes) and assigns(fn):
             raise ValueError(
                 "A variable that the servers have been told to change is known here when the step "
                 f"is complete. Received: a new value for {var.held.name!r} in the same step, as a "
@@ -393,29 +396,3 @@ class _Unpacked:
 
     def __iter__(self) -> Iterator[tuple[SharedVariable, tf.Tensor]]:
         return iter(self._program.unpacked(self._vectors))
-
-
-def _first_value(kwargs: dict[str, Any]) -> np.ndarray:
-    """Returns the initial value that this worker's script asks for."""
-    with tf.init_scope(), tf.device(_CPU):
-        value = kwargs["initial_value"]
-        value = value() if callable(value) else value
-        if isinstance(value, CheckpointInitialValue):
-            value = value.wrapped_value
-        value = tf.convert_to_tensor(value, dtype=kwargs.get("dtype"))
-        kwargs["initial_value"] = value
-        return value.numpy() if value.dtype != tf.string else np.array(value.numpy(), object)
-
-
-def _is_whole_number(value: np.ndarray) -> bool:
-    return value.shape == () and value.dtype.kind in "iu"
-
-
-def _contain(held: Held, shared: SharedVariable) -> None:
-    """Lets an optimizer find the variable that a part of it on a server is of."""
-    for part in held.parts:
-        part.handle._distributed_container = lambda: shared
-
-
-def _assigns(fn: Callable) -> bool:
-    return "assign" in getattr(fn, "__code__", _assigns.__code__).co_names
