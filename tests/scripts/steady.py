@@ -61,5 +61,9 @@ model.fit(
     verbose=0,
     shuffle=False,
 )
+strategy.extended.exchange.drain()
 strategies.barrier(strategy)
-print("iterations at the end:", int(model.optimizer.iterations.numpy()), flush=True)
+count = model.optimizer.iterations.value
+if mode in ("async", "half_async"):  # where a worker's copy may lack the others' last steps
+    (count,) = strategy.extended.on_servers.read([count.held])
+print("iterations at the end:", int(np.asarray(count)), flush=True)

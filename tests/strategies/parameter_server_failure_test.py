@@ -38,14 +38,14 @@ class ByHand:
         lines = path.read_text().splitlines() if path.exists() else []
         return [float(line.split()[1]) for line in lines]
 
-    def wait_for_epochs(self, index, count, within=100):
+    def wait_for_epochs(self, index, count, within=200):
         self.job.wait_for(lambda: len(self.losses(index)) >= count, within)
 
     def stop(self, *processes):
         """Ends training; fails if a process does not end well."""
         (self.job.directory / "stop").touch()
         for process in processes:
-            output, _ = process.communicate(timeout=60)
+            output, _ = process.communicate(timeout=100)
             assert process.returncode == 0, output
 
 
@@ -80,7 +80,7 @@ def test_workers_name_a_server_that_is_killed(job, mode):
     server.kill()
     start = time.monotonic()
     for worker in workers:
-        output, _ = worker.communicate(timeout=60)
+        output, _ = worker.communicate(timeout=100)
         assert worker.returncode != 0
         assert time.monotonic() - start < 10
         assert f"ps 0 ({tasks.cluster.addresses[Task('ps', 0)]})" in output, output
@@ -94,10 +94,10 @@ def test_training_goes_on_from_the_last_checkpoint(job):
         SCRIPT, "async", job.directory, epochs, "checkpoint",
     )  # fmt: skip
     path = job.directory / "worker-0"
-    job.wait_for(lambda: path.exists() and len(path.read_text().splitlines()) >= 4, 60)
+    job.wait_for(lambda: path.exists() and len(path.read_text().splitlines()) >= 4, 120)
     (server,) = [p for p in job.processes() if "strategies.serve" in p.cmdline()]
     server.kill()
-    output, _ = process.communicate(timeout=120)
+    output, _ = process.communicate(timeout=200)
     assert process.returncode == 0, output
     lines = [line.split() for line in path.read_text().splitlines()]
     numbers = [int(epoch) for epoch, _, _ in lines]
@@ -122,7 +122,7 @@ def test_a_paused_server_loses_nothing(job, mode):
     server.send_signal(signal.SIGCONT)
     outputs = []
     for process in (*workers, server):
-        outputs.append(process.communicate(timeout=60)[0])
+        outputs.append(process.communicate(timeout=100)[0])
         assert process.returncode == 0, outputs[-1]
     total = epochs * STEPS * (2 if mode in ("async", "half_async") else 1)
     assert any(f"iterations at the end: {total}" in output for output in outputs), outputs
