@@ -7,7 +7,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from strategies import workers
 from strategies.equality import verify_equal
 from strategies.workers import barrier, collectives_of
 
@@ -107,7 +106,7 @@ class _OnFirstWorker:
     def _alone(self, name: str, hook: Callable) -> Callable:
         def alone(*args: Any, **kwargs: Any) -> None:
             before = self._training_state(name)
-            with workers.alone():
+            with acting_alone():
                 hook(*args, **kwargs)
             if self._training_state(name) != before:
                 raise ValueError(

@@ -14,7 +14,7 @@ _alone = 0
 
 
 @contextlib.contextmanager
-def alone() -> Iterator[None]:
+def acting_alone() -> Iterator[None]:
     """Says that no other worker does what is done in the block."""
     global _alone
     _alone += 1
