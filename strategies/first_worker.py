@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from strategies.equality import verify_equal
-from strategies.workers import barrier, collectives_of
+from strategies.workers import acting_alone, barrier, collectives_of
 
 # These change training from the logs, which are the same on all workers.
 _IN_STEP_BY_THEMSELVES = (
