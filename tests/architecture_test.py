@@ -16,6 +16,7 @@ LAYERS = [
     "strategies._tensorflow",
     "strategies.collectives",
     "strategies.reduction",
+    "strategies.row_array",
     "strategies.row_variable",
     "strategies.communication",
     "strategies.resolver",

@@ -11,7 +11,7 @@ from strategies._tensorflow import ResourceVariable
 from strategies.embedding.config import Admission
 from strategies.embedding.hashing import mixed
 from strategies.embedding.ids import IdMap
-from strategies.row_variable import HOST
+from strategies.row_array import HOST
 
 _DEPTH = 4
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from strategies.row_variable import HOST
+from strategies.row_array import HOST
 
 
 class IdMap:

@@ -15,7 +15,7 @@ from strategies.collectives import Collectives
 from strategies.embedding.admission import ExactCounter, SketchCounter
 from strategies.embedding.exchange import Exchange
 from strategies.embedding.table import Table
-from strategies.row_variable import Rows
+from strategies.row_array import Rows
 
 Arrays = dict[str, np.ndarray]
 SLOT = "slot/"

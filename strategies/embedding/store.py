@@ -6,7 +6,8 @@ import numpy as np
 import tensorflow as tf
 
 from strategies._tensorflow import ResourceVariable
-from strategies.row_variable import HOST, Rows, RowVariable, View
+from strategies.row_array import HOST, Rows
+from strategies.row_variable import RowVariable, View
 
 
 class RowStore:

@@ -11,7 +11,7 @@ from strategies.embedding.admission import counter_of
 from strategies.embedding.config import TableConfig
 from strategies.embedding.ids import IdMap
 from strategies.embedding.store import RowStore
-from strategies.row_variable import HOST
+from strategies.row_array import HOST
 
 # What `statistics` counts, in this order.
 COUNTED = ("lookups", "unique", "new", "refused", "evicted")
