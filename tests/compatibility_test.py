@@ -1,11 +1,12 @@
 """Every cell of the compatibility table under our strategies; tests/scripts/cells has the cells."""
 
+import re
 import sys
 from pathlib import Path
 
 import pytest
-from compatibility import Result, judged, page, surprises
-from compatibility_columns import EXPECTED
+from compatibility import Result, judged, literal, page, surprises
+from compatibility_columns import EXPECTED, KERAS, STRATEGIES
 
 TOOL = Path(__file__).resolve().parent.parent / "tools" / "compatibility.py"
 
@@ -88,3 +89,57 @@ def test_the_page_has_each_error_once():
     assert "| Dense | yes |" in text
     assert "| B | fails [1] |" in text
     assert text.count("no | way") == 1
+
+
+PAGE = TOOL.parent.parent / "docs" / "compatibility.md"
+
+
+def columns_of(text):
+    """Returns what the page says: Keras, strategy, cell -> the state and the note."""
+    notes = dict(re.findall(r"^(\d+)\. (.*)$", text, re.M))
+    keras_of = {title: keras for keras, title in KERAS.items()}
+    names = {column.title: name for name, column in STRATEGIES.items()}
+    found = {}
+    for title, part in re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", text, re.M | re.S):
+        if title not in keras_of:
+            continue
+        head, _, *rows = [
+            line.strip("| ").split(" | ") for line in part.splitlines() if line.startswith("|")
+        ]
+        for cell, *states in rows:
+            for column, entry in zip(head, states, strict=True):
+                state, _, number = entry.partition(" [")
+                note = notes[number.rstrip("]")].strip("`") if number else ""
+                found[keras_of[title], names[column], cell] = state, note
+    return found
+
+
+def test_a_page_is_read_as_it_was_written():
+    failed = Result("fails", "ValueError: no way")
+    results = {"mirrored": {"A": Result("ok"), "B": failed}, "stock-mirrored": {"A": failed}}
+    results["stock-mirrored"]["B"] = Result("missing", "none")
+    found = columns_of(page({"keras": results}))
+    assert found["keras", "mirrored", "A"] == ("yes", "")
+    assert found["keras", "mirrored", "B"] == ("fails", "ValueError: no way")
+    assert found["keras", "stock-mirrored", "B"] == ("missing", "none")
+
+
+def test_the_page_is_what_is_expected(monkeypatch):
+    """Each column of the page in docs has these cells, and ours fail where EXPECTED says so."""
+    monkeypatch.syspath_prepend(str(TOOL.parent.parent / "tests" / "scripts"))
+    from cells import CELLS
+
+    found = columns_of(PAGE.read_text())
+    cells = {cell.name for cell in CELLS}
+    ours = {name for name, column in STRATEGIES.items() if column.is_ours}
+    columns = {(keras, name) for keras, name, _ in found}
+    assert {keras for keras, _ in columns} == set(KERAS)
+    for column in columns:
+        measured = {cell for *other, cell in found if tuple(other) == column}
+        assert measured == cells, f"{column}: make compatibility"
+    for (keras, name, cell), (state, note) in found.items():
+        if name in ours:
+            why = EXPECTED.get((keras, name, cell))
+            states = ("yes", "missing") if why is None else ("fails",)
+            assert state in states, (keras, name, cell, state, note)
+            assert why is None or literal(why).strip("`") in note, (cell, note)
