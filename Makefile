@@ -1,6 +1,7 @@
 # make setup   .venv with everything, Horovod built once; does nothing the second time
 # make demo    two workers train on real handwritten digits
 # make test    all tests; make test-all: those that take minutes too
+# make benchmarks   this package and its peers in turn, on an idle machine; TORCH names a Python of PyTorch's
 # make compatibility   what works under which strategy, stock TensorFlow's too, into docs/compatibility.md
 # make lint, make types, make format
 
@@ -10,7 +11,7 @@ SUPPORTED := import ensurepip, sys, venv; sys.exit(not (3, 10) <= sys.version_in
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.10 python3; do \
 	$$p -c '$(SUPPORTED)' 2>/dev/null && echo $$p && break; done)
 
-.PHONY: setup demo test test-all compatibility lint types format clean
+.PHONY: setup demo test test-all benchmarks compatibility lint types format clean
 
 setup: .venv/.ready
 
@@ -34,6 +35,11 @@ test: setup
 
 test-all: setup
 	$(BIN)/python -m pytest -m ""
+
+benchmarks: setup
+	$(BIN)/python benchmarks/all_reduce.py $(addprefix --torch ,$(TORCH))
+	$(BIN)/python benchmarks/mirrored.py $(addprefix --torch ,$(TORCH))
+	$(BIN)/python benchmarks/parameter_server.py
 
 compatibility: setup
 	mkdir -p docs

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from strategies import callbacks
 from strategies.central_storage import CentralStorageStrategy
+from strategies.embedding import Admission, Eviction, FeatureConfig, TableConfig
 from strategies.equality import verify_equal
 from strategies.files import own_path, writing
 from strategies.mirrored import MirroredStrategy
@@ -14,15 +15,21 @@ from strategies.reduction import ReductionOptions
 from strategies.workers import barrier
 
 if TYPE_CHECKING:
+    from strategies.embedding.keras_layer import DistributedEmbedding
     from strategies.loss_scaling import LossScaleOptimizer
 
 __all__ = [
+    "Admission",
     "CentralStorageStrategy",
+    "DistributedEmbedding",
+    "Eviction",
+    "FeatureConfig",
     "LossScaleOptimizer",
     "MirroredStrategy",
     "MultiWorkerMirroredStrategy",
     "ParameterServerStrategy",
     "ReductionOptions",
+    "TableConfig",
     "barrier",
     "callbacks",
     "from_tf_config",
@@ -34,9 +41,13 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # Not at once: it brings Keras 3, which a script for tf_keras has no use for.
+    # Not at once: they bring Keras 3, which a script for tf_keras has no use for.
     if name == "LossScaleOptimizer":
         from strategies.loss_scaling import LossScaleOptimizer
 
         return LossScaleOptimizer
+    if name == "DistributedEmbedding":
+        from strategies.embedding.keras_layer import DistributedEmbedding
+
+        return DistributedEmbedding
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,7 +1,7 @@
 """The only door to TensorFlow's private modules: each private name, imported here once.
 
 Checked on TensorFlow 2.18.1 and 2.21.0; `CommunicationOptions`, `DistributedDatasetSpec`,
-`ResourceVariable` and `context` on 2.21.0 alone.
+`ResourceVariable`, `context` and `is_recorded` on 2.21.0 alone.
 """
 
 from tensorflow.python.distribute.collective_all_reduce_strategy import (
@@ -29,6 +29,7 @@ from tensorflow.python.distribute.values import (
     PerReplicaSpec,
 )
 from tensorflow.python.eager.context import context, global_seed
+from tensorflow.python.eager.record import should_record_backprop as is_recorded
 from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext as is_compiled_by_xla
 from tensorflow.python.ops.control_flow_v2_func_graphs import WhileBodyFuncGraph
 from tensorflow.python.ops.resource_variable_ops import (
@@ -60,6 +61,7 @@ __all__ = [
     "empty_batch",
     "global_seed",
     "is_compiled_by_xla",
+    "is_recorded",
     "regroup",
     "select_replica",
     "update_regroup",

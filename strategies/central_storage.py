@@ -12,6 +12,7 @@ from strategies.collectives import LocalCollectives
 from strategies.extended import ReplicatedExtended, is_unsynchronized_state
 from strategies.mirrored import MirroredReduction, local_devices
 from strategies.reduction import ReductionOptions
+from strategies.row_variable import RowVariable
 
 _HOST = "/device:CPU:0"
 
@@ -82,6 +83,10 @@ class CentralExtended(ReplicatedExtended):
         super().__init__(strategy, LocalCollectives(), devices, ReductionOptions(), local=local)
         self._holder = holder
 
+    def _use_merge_call(self) -> bool:
+        # Replicas that are not merged would each make the update of the one variable.
+        return len(self._devices) > 1
+
     def _create_variable(self, next_creator: Callable, **kwargs: Any) -> Any:
         if not _is_one_for_all(kwargs):
             return super()._create_variable(next_creator, **kwargs)
@@ -100,7 +105,7 @@ class CentralExtended(ReplicatedExtended):
         return False
 
     def _update(self, var: Any, fn: Callable, args: Any, kwargs: Any, group: bool) -> Any:
-        if len(set(map(id, var.values))) > 1:
+        if isinstance(var, RowVariable) or len(set(map(id, var.values))) > 1:
             return super()._update(var, fn, args, kwargs, group)
         with tf.device(self._holder), UpdateContext(0):
             updated = fn(var.values[0], *select_replica(0, args), **select_replica(0, kwargs))

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -16,11 +15,13 @@ from strategies._tensorflow import (
     WhileBodyFuncGraph,
     canonicalize,
 )
+from strategies.alone import is_alone
 from strategies.collectives import Collectives
 from strategies.collectives.replicas import ReplicaCollectives
 from strategies.input import ReplicaDataset, equal_steps, number_of_rows, share
 from strategies.randomness import KERAS_SEED, own_seed, seed_states, seeded
 from strategies.reduction import ReductionOptions, ReplicaCrossDeviceOps
+from strategies.row_variable import RowVariable
 from strategies.split_state import SplitState
 
 # How Keras 3 names the scale of its LossScaleOptimizer, and we that of ours.
@@ -63,7 +64,6 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         self._options = options
         self._apart: list[ReplicaCrossDeviceOps] = []
         self._host_cross_device_ops = self._cross_device_ops
-        self.is_alone = False
         self._split_state: SplitState | None = None
         if options.mode == "reduce":
             self._split_state = SplitState(collectives, self._devices, options.split_above)
@@ -169,7 +169,23 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         reduced = self._of_replica(replica).all_reduce(reduce_op, [values], weights)
         return tf.nest.pack_sequence_as(value, reduced)
 
+    def _validate_colocate_with_variable(self, colocate_with_variable: Any) -> None:
+        if not isinstance(colocate_with_variable, RowVariable):
+            super()._validate_colocate_with_variable(colocate_with_variable)
+
+    def _update_rows(self, var: RowVariable, fn: Callable, args: Any, kwargs: Any) -> Any:
+        """Updates a table of this worker's, which all of its replicas have but once."""
+        args, kwargs = tf.nest.map_structure(self._first, (tuple(args), dict(kwargs or {})))
+        with tf.device(self._worker_device):
+            return fn(var, *args, **kwargs)
+
+    def _first(self, value: Any) -> Any:
+        return self._local_results(value)[0]
+
     def _create_variable(self, next_creator: Callable, **kwargs: Any) -> Any:
+        beside = kwargs.get("colocate_with")
+        if isinstance(beside, RowVariable):
+            return beside.make_slot(kwargs["name"], kwargs["initial_value"], kwargs.get("dtype"))
         first = tf.VariableAggregation.ONLY_FIRST_REPLICA
         if kwargs.get("name") == KERAS_SEED:
             next_creator = seed_states(self._id_in_cluster * len(self._devices))
@@ -214,25 +230,12 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         if isinstance(value, CheckpointInitialValue):
             value = value.wrapped_value
         value = tf.convert_to_tensor(value, dtype=dtype)
-        return value if self.is_alone else self._collectives.broadcast(value)
-
-    @contextlib.contextmanager
-    def alone(self) -> Iterator[None]:
-        """Lets this worker do without the others in the block, as far as that can be.
-
-        New variables have its own initial values: Keras makes some where it saves a model. What
-        needs the others raises, for it would not end.
-        """
-        states: list[Any] = [self] if self._split_state is None else [self, self._split_state]
-        for state in states:
-            state.is_alone = True
-        try:
-            yield
-        finally:
-            for state in states:
-                state.is_alone = False
+        return value if is_alone() else self._collectives.broadcast(value)
 
     def _update(self, var: Any, fn: Callable, args: Any, kwargs: Any, group: bool) -> Any:
+        if isinstance(var, RowVariable):
+            result = self._update_rows(var, fn, args, kwargs)
+            return tf.group(result) if group and result is not None else result
         if self._split_state is None or not self._split_state.can_update(var):
             return super()._update(var, fn, args, kwargs, group)
         return self._split_state.update(var, fn, args, kwargs)
@@ -240,6 +243,10 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
     def _replica_ctx_update(
         self, var: Any, fn: Callable, args: Any, kwargs: Any, group: bool
     ) -> Any:
+        if isinstance(var, RowVariable) and not self._use_merge_call():
+            # Inside a branch each replica comes here; what they have in common is updated once.
+            is_first = self._local_replica() == 0
+            return self._update_rows(var, fn, args, kwargs) if is_first else None
         by_parts = self._split_state is not None and self._split_state.can_update(var)
         if self._split_state is None or not by_parts or self._use_merge_call():
             return super()._replica_ctx_update(var, fn, args, kwargs, group)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 import tensorflow as tf
 
 from strategies.collectives import Collectives
-from strategies.workers import collectives_of
+from strategies.workers import collectives_of, take_up
 
 
 @contextlib.contextmanager
@@ -55,6 +55,8 @@ def writing(path: str | os.PathLike[str], strategy: tf.distribute.Strategy) -> I
     own = os.path.join(above, f".{base}.{uuid.uuid4().hex}")
     try:
         _on_all(collectives, lambda: tf.io.gfile.makedirs(own))
+        # All workers are here, and what they sent to parameter servers has arrived.
+        take_up(strategy)
         yield os.path.join(own, base)
         _on_all(collectives, lambda: _move(own, parent, path) if first else None)
     finally:

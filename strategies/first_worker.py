@@ -9,6 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from strategies.alone import alone as alone_here
 from strategies.equality import verify_equal
 from strategies.parts import SplitVariable
 from strategies.workers import barrier, collectives_of
@@ -130,8 +131,7 @@ class _OnFirstWorker:
                     stack.enter_context(variable.kept())
                 if self._collectives.rank > 0:
                     return
-                if self._collectives.size > 1:
-                    stack.enter_context(self._strategy.extended.alone())
+                stack.enter_context(alone_here())
                 unchanged(*args, **kwargs)
 
         def unchanged(*args: Any, **kwargs: Any) -> None:

@@ -24,7 +24,7 @@ from strategies.reduction import ReductionOptions
 from strategies.resolver import config_of, resolver_of
 from strategies.server.asynchronous import Async
 from strategies.server.collectives import ServerCollectives
-from strategies.server.connection import ServerLost, Servers, join
+from strategies.server.connection import ServerLost, Servers, is_gone, join
 from strategies.server.extended import Exchange, ServerExtended
 from strategies.server.geo import Geo
 from strategies.server.half_async import HalfAsync
@@ -254,9 +254,12 @@ def _leave(exchange: Exchange, servers: Servers, presences: list[Presence]) -> N
         exchange.drain()
     for server in servers.servers:
         server.close()
-    for presence in presences:
+    for presence, server in zip(presences, servers.servers, strict=True):
+        if is_gone(server.address):
+            continue
         with contextlib.suppress(tf.errors.OpError):
             presence.tell(servers.rank, has_left=True)
+    for presence in presences:
         presence.close()
 
 

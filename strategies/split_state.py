@@ -15,6 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from strategies._tensorflow import UpdateContext, select_replica
+from strategies.alone import is_alone
 from strategies.collectives import Collectives
 from strategies.elementwise import is_elementwise, optimizer_of
 from strategies.parts import Cut, PartView, Split, SplitVariable
@@ -31,9 +32,6 @@ class SplitState:
       collectives: the workers.
       devices: this worker's, one for each replica.
       above: variables of more elements are split.
-
-    Attributes:
-      is_alone: whether the other workers take no part in what is read.
     """
 
     def __init__(self, collectives: Collectives, devices: Sequence[str], above: int):
@@ -45,7 +43,6 @@ class SplitState:
         begin = collectives.rank * len(devices)
         self._numbers = range(begin, begin + len(devices))
         self._splits: dict[str, Split] = {}
-        self.is_alone = False
 
     def new_state(
         self, next_creator: Callable, first_value: Callable[[Any, Any], tf.Tensor], kwargs: Mapping
@@ -180,7 +177,7 @@ class SplitState:
         return self._splits[key]
 
     def _join(self, parts: list[tf.Tensor]) -> tf.Tensor:
-        if self.is_alone:
+        if is_alone():
             raise RuntimeError(
                 "With mode='reduce' all workers read the optimizer's state. Received: a read by "
                 "the first worker alone. Save at the end of an epoch (save_freq='epoch'), or on "

@@ -18,6 +18,13 @@ def barrier(strategy: tf.distribute.Strategy) -> None:
       strategy: of the workers.
     """
     collectives_of(strategy).all_gather(tf.constant([0]))
+    take_up(strategy)
+
+
+def take_up(strategy: tf.distribute.Strategy) -> None:
+    """Gives a worker the parameter servers' present values, where there are any."""
+    if isinstance(strategy.extended, ServerExtended):
+        strategy.extended.take_up_all()
 
 
 def collectives_of(strategy: tf.distribute.Strategy) -> Collectives:

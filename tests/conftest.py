@@ -141,9 +141,11 @@ def train(job: Job) -> Callable[..., str]:
     The scripts are programs with plain asserts that hold for any number of workers.
     """
 
-    def run(script: str, *arguments: object, workers: int = 2, timeout: float = 150) -> str:
+    def run(
+        script: str, *arguments: object, workers: int = 2, ps: int = 0, timeout: float = 150
+    ) -> str:
         code, output = job.run(
-            "--workers", workers, "--start-timeout", 60, SCRIPTS / script, *arguments,
+            "--workers", workers, "--ps", ps, "--start-timeout", 60, SCRIPTS / script, *arguments,
             timeout=timeout,
         )  # fmt: skip
         if code != 0:

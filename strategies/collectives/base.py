@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import tensorflow as tf
@@ -50,6 +50,37 @@ class Collectives(Protocol):
           tensor: of the same shape and dtype on every worker.
         """
 
+    def all_to_all(self, tensor: tf.Tensor, counts: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the rows that the workers sent to this one, by rank, and how many each sent.
+
+        Args:
+          tensor: rows, those for the first worker first; only their number may differ between
+            workers.
+          counts: [size], how many rows are for each worker.
+        """
+
+
+class ExchangeByGathering:
+    """`all_to_all` for collectives that have no exchange of their own.
+
+    Every worker gets all rows and keeps its own, which among N workers is N times the traffic.
+    """
+
+    rank: int
+    size: int
+    all_gather: Callable[[tf.Tensor], tf.Tensor]
+
+    def all_to_all(self, tensor: tf.Tensor, counts: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the rows that the workers sent to this one; see `Collectives`."""
+        sent = tf.reshape(self.all_gather(counts), [self.size, self.size])
+        starts = tf.reshape(tf.cumsum(tf.reshape(sent, [-1]), exclusive=True), tf.shape(sent))
+        everything = self.all_gather(tensor)
+        parts = [
+            everything[starts[rank, self.rank] : starts[rank, self.rank] + sent[rank, self.rank]]
+            for rank in range(self.size)
+        ]
+        return tf.concat(parts, 0), sent[:, self.rank]
+
 
 class LocalCollectives:
     """The collectives of a single worker: each returns what it is given.
@@ -76,3 +107,7 @@ class LocalCollectives:
     def broadcast(self, tensor: tf.Tensor) -> tf.Tensor:
         """Returns the tensor."""
         return tensor
+
+    def all_to_all(self, tensor: tf.Tensor, counts: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the tensor and the counts."""
+        return tensor, counts

@@ -111,6 +111,16 @@ class HorovodCollectives:
         """Returns the first worker's tensor; see `Collectives`."""
         return self._moved("broadcast", self._horovod.broadcast, tensor, root_rank=0)
 
+    def all_to_all(self, tensor: tf.Tensor, counts: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the rows that the workers sent to this one; see `Collectives`."""
+        with tf.device("/device:CPU:0"):
+            splits = tf.cast(counts, tf.int32)
+        carrier = _MOVED_AS.get(tensor.dtype, tensor.dtype)
+        sent = tensor if carrier == tensor.dtype else tf.bitcast(tensor, carrier)
+        received, splits = self._named("all_to_all", self._horovod.alltoall, sent, splits)
+        received = received if carrier == tensor.dtype else tf.bitcast(received, tensor.dtype)
+        return tf.ensure_shape(received, [None, *tensor.shape[1:]]), tf.cast(splits, counts.dtype)
+
     def _moved(
         self, kind: str, operation: Callable[..., tf.Tensor], tensor: tf.Tensor, **options: Any
     ) -> tf.Tensor:

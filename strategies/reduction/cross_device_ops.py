@@ -81,7 +81,12 @@ class ReplicaCrossDeviceOps(tf.distribute.CrossDeviceOps):
         mean = reduce_op == tf.distribute.ReduceOp.MEAN
         size = self._collectives.size * len(replicas)
         each = [None] * len(replicas) if weights is None else list(weights)
-        numbers = [_numbers(values, w) for values, w in zip(replicas, each, strict=True)]
+        # A mark is lost in tf.cond, so these are told apart first.
+        kept = [rows.is_kept_here(value) for value in replicas[0]]
+        numbers = [
+            _numbers([v for v, k in zip(values, kept, strict=True) if not k], w)
+            for values, w in zip(replicas, each, strict=True)
+        ]
         if not mean:
             each = [None] * len(replicas)
         columns = list(zip(*numbers, strict=True))
@@ -104,7 +109,11 @@ class ReplicaCrossDeviceOps(tf.distribute.CrossDeviceOps):
                 results.append(_divided(summed[0], total, size))
             else:  # what is on all devices already need not be copied there
                 results.append(here if self._collectives.size == 1 else summed[0])
-        return results
+        others = iter(results)
+        return [
+            rows.summed_here(column) if is_kept else next(others)
+            for column, is_kept in zip(zip(*replicas, strict=True), kept, strict=True)
+        ]
 
     def _summed_here(
         self, columns: Sequence[Sequence[Any]], weights: Sequence[tf.Tensor | None]
@@ -249,7 +258,7 @@ def _numbers(
     values: Sequence[tf.Tensor | tf.IndexedSlices], weight: tf.Tensor | None
 ) -> Sequence[tf.Tensor | tf.IndexedSlices]:
     """Replaces what is not a number by 0 where the weight is 0."""
-    if weight is None or tf.get_static_value(weight):
+    if not values or weight is None or tf.get_static_value(weight):
         return values
 
     def replaced(value: tf.Tensor | tf.IndexedSlices) -> tf.Tensor | tf.IndexedSlices:

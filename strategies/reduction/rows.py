@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
+
+# By the identity of a gradient's indices, which what scales or clips it leaves as they are.
+_here: weakref.WeakValueDictionary[int, tf.Tensor] = weakref.WeakValueDictionary()
+_shown: dict[int, tuple[tf.Tensor, Callable]] = {}
 
 
 def joined(slices: Sequence[tf.IndexedSlices]) -> tf.IndexedSlices:
@@ -49,3 +54,37 @@ def collected(table: tf.Tensor, counts: tf.Tensor, like: tf.IndexedSlices) -> tf
     """Returns the touched rows of what `spread` gave: an optimizer leaves the others alone."""
     indices = tf.cast(tf.where(counts > 0)[:, 0], like.indices.dtype)
     return tf.IndexedSlices(tf.gather(table, indices), indices, like.dense_shape)
+
+
+def keep_here(
+    indices: tf.Tensor,
+    rows: tf.Tensor,
+    show: Callable[[tf.Tensor, tf.Tensor], tf.IndexedSlices],
+) -> None:
+    """Marks a gradient as one whose rows this worker alone has, summed over all workers.
+
+    Args:
+      indices: of the gradient.
+      rows: the rows that it is of.
+      show: makes a gradient of values and rows, for the sum over replicas of this worker.
+    """
+    key = id(indices)
+    _here[key] = indices
+    _shown[key] = rows, show
+    weakref.finalize(indices, _shown.pop, key, None)
+
+
+def is_kept_here(slices: object) -> bool:
+    """Returns whether a gradient is one that `keep_here` marked."""
+    return isinstance(slices, tf.IndexedSlices) and _here.get(id(slices.indices)) is slices.indices
+
+
+def summed_here(column: Sequence[tf.IndexedSlices]) -> tf.IndexedSlices:
+    """Returns the sum over replicas of gradients that `keep_here` marked."""
+    if len(column) == 1:
+        return column[0]
+    _, show = _shown[id(column[0].indices)]
+    numbers = tf.concat([_shown[id(one.indices)][0] for one in column], 0)
+    values = tf.concat([one.values for one in column], 0)
+    total = unique(tf.IndexedSlices(values, numbers))
+    return show(total.values, total.indices)

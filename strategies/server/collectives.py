@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from strategies._tensorflow import ResourceVariable
+from strategies.collectives.base import ExchangeByGathering
 from strategies.collectives.dtypes import summed_as
 from strategies.server.connection import Server, Servers
 
@@ -21,7 +22,7 @@ _CAPACITY = 1 << 20
 _HEADER = 8  # bytes: the number of rows
 
 
-class ServerCollectives:
+class ServerCollectives(ExchangeByGathering):
     """Collectives among all workers of a job with parameter servers; see `Collectives`.
 
     Args:

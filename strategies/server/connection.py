@@ -8,10 +8,11 @@ back, whatever it does; calls of several threads run side by side.
 from __future__ import annotations
 
 import contextlib
+import queue
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import tensorflow as tf
@@ -24,6 +25,8 @@ _CPU = "/device:CPU:0"
 _NAME_EVERY_SECONDS = 5.0
 _POLL_SECONDS = 0.1
 _ANSWER_SECONDS = 2.0
+_LOOK_EVERY_SECONDS = 1.0
+_SAY_EVERY_SECONDS = 10.0
 _V1 = tf.compat.v1
 _T = TypeVar("_T")
 
@@ -68,17 +71,47 @@ class Server:
     def run(self, fetches: Any, feeds: dict[Any, Any] | None = None) -> Any:
         """Runs operations on the server and returns what they give, as NumPy arrays.
 
+        Says every ten seconds that it waits, as long as the server is there.
+
         Raises:
           ServerLost: if the server is gone.
         """
+        # TensorFlow waits for a server that is gone, so the wait is where it can be given up.
+        answer: queue.SimpleQueue = queue.SimpleQueue()
+        call = threading.Thread(target=self._call, args=(answer, fetches, feeds), daemon=True)
+        call.start()
+        start = named = time.monotonic()
+        while True:
+            try:
+                result, error = answer.get(timeout=_LOOK_EVERY_SECONDS)
+                break
+            except queue.Empty:
+                now = time.monotonic()
+                if now - named >= _SAY_EVERY_SECONDS:
+                    named = now
+                    logging.warning(
+                        "Waiting for ps %d (%s), or for another worker there: %.0f s.",
+                        self.number, self.address, now - start,
+                    )  # fmt: skip
+                if is_gone(self.address):
+                    raise self._lost("nobody listens there") from None
+        if isinstance(error, (tf.errors.UnavailableError, tf.errors.AbortedError)):
+            raise self._lost(error.message.splitlines()[0]) from None
+        if error is not None:
+            raise error
+        return result
+
+    def _call(self, answer: queue.SimpleQueue, fetches: Any, feeds: dict | None) -> None:
         try:
-            return self._session.run(fetches, feeds)
-        except (tf.errors.UnavailableError, tf.errors.AbortedError) as error:
-            raise ServerLost(
-                f"Parameter servers serve as long as anybody trains. Received: ps {self.number} "
-                f"({self.address}) is gone: {error.message.splitlines()[0]}. See its own output "
-                "for why it ended."
-            ) from None
+            answer.put((self._session.run(fetches, feeds), None))
+        except Exception as error:
+            answer.put((None, error))
+
+    def _lost(self, reason: str) -> ServerLost:
+        return ServerLost(
+            f"Parameter servers serve as long as anybody trains. Received: ps {self.number} "
+            f"({self.address}) is gone: {reason}. See its own output for why it ended."
+        )
 
     def close(self) -> None:
         """Ends the connection."""
@@ -136,7 +169,6 @@ class Servers:
         self.servers = tuple(servers)
         self.rank = rank
         self.size = size
-        self._pool = ThreadPoolExecutor(len(servers), thread_name_prefix="servers")
 
     def __len__(self) -> int:
         return len(self.servers)
@@ -145,8 +177,35 @@ class Servers:
         """Does something with all servers at the same time; returns the results by number."""
         if len(self.servers) == 1:
             return [action(self.servers[0])]
-        waiting = [self._pool.submit(action, server) for server in self.servers]
-        return [future.result() for future in waiting]
+        answers: queue.SimpleQueue = queue.SimpleQueue()
+        # Not a pool of threads, which is closed when a script has ended and the rest is sent.
+        for server in self.servers:
+            threading.Thread(target=_answer, args=(answers, action, server), daemon=True).start()
+        results: dict[int, _T] = {}
+        for _ in self.servers:
+            number, result, error = answers.get()
+            if error is not None:
+                raise error
+            results[number] = result
+        return [results[server.number] for server in self.servers]
+
+
+def _answer(answers: queue.SimpleQueue, action: Callable[[Server], Any], server: Server) -> None:
+    try:
+        answers.put((server.number, action(server), None))
+    except BaseException as error:
+        answers.put((server.number, None, error))
+
+
+def is_gone(address: Address) -> bool:
+    """Whether the host of a server is there and the server is not."""
+    try:
+        with socket.create_connection((address.host, address.port), _ANSWER_SECONDS):
+            return False
+    except ConnectionRefusedError:
+        return True
+    except OSError:
+        return False
 
 
 def join(cluster: ClusterSpec, task: Task, timeout: float) -> Servers:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
@@ -9,7 +10,6 @@ import numpy as np
 import tensorflow as tf
 
 from strategies._tensorflow import (
-    CheckpointInitialValue,
     ResourceVariable,
     UninitializedVariable,
     select_replica,
@@ -20,6 +20,7 @@ from strategies.input import ReplicaDataset, equal_steps, share
 from strategies.reduction import ReductionOptions
 from strategies.server.changes import Change
 from strategies.server.connection import Servers
+from strategies.server.creation import assigns, contain, first_value, is_whole_number
 from strategies.server.geo import Geo, add, copy_of, take_up
 from strategies.server.program import Program
 from strategies.server.push import Push
@@ -91,10 +92,15 @@ class ServerExtended(ReplicatedExtended):
         self._touched: dict[int, SharedVariable] = {}
         self._recorded_in: Any = None
         self._programs: dict[Any, Program] = {}
+        self._shared_variables: list[weakref.ref[SharedVariable]] = []
         self.pushes: Held = values.add(
             "steps by worker", (servers.size,), tf.int64,
             lambda: np.zeros(servers.size, np.int64), is_counter=True,
         )  # fmt: skip
+
+    def _use_merge_call(self) -> bool:
+        # Replicas that are not merged would each send the change.
+        return len(self._devices) > 1
 
     # Variables.
 
@@ -123,19 +129,19 @@ class ServerExtended(ReplicatedExtended):
         # counters of a model, which are the worker's own.
         named = kwargs.get("name") is not None
         if kwargs.get("name") == "iteration" or named and first:
-            is_counter = self._geo is None and _is_whole_number(_first_value(kwargs))
+            is_counter = self._geo is None and is_whole_number(first_value(kwargs))
             return "counter" if is_counter else "local"
         if first:
             return "local"
         if kwargs.get("trainable") is not False:
-            return "weight" if _first_value(kwargs).dtype.kind not in "OSU" else "local"
+            return "weight" if first_value(kwargs).dtype.kind not in "OSU" else "local"
         if self._in_step or not is_unsynchronized_state(kwargs):
             return "local"
         # A single number is a setting, such as tf_keras's learning rate.
-        return "state" if _first_value(kwargs).shape else "local"
+        return "state" if first_value(kwargs).shape else "local"
 
     def _shared(self, kind: str, next_creator: Callable, kwargs: dict[str, Any]) -> Any:
-        first = _first_value(kwargs)
+        first = first_value(kwargs)
         name = kwargs.get("name") or "variable"
         held = self.on_servers.add(
             name, first.shape, tf.as_dtype(first.dtype), lambda: first, is_counter=kind == "counter"
@@ -149,11 +155,12 @@ class ServerExtended(ReplicatedExtended):
         if kind == "state" or self._geo is not None:
             with tf.device(_CPU):
                 shared.base = ResourceVariable(present, trainable=False, dtype=held.dtype)
-        _contain(held, shared)
+        contain(held, shared)
+        self._shared_variables.append(weakref.ref(shared))
         return shared
 
     def _slot(self, beside: SharedVariable, kwargs: dict[str, Any]) -> SlotVariable:
-        first = _first_value(kwargs)
+        first = first_value(kwargs)
         held = self.on_servers.add(
             kwargs.get("name") or "slot", first.shape, tf.as_dtype(first.dtype), lambda: first,
             beside=beside.held,
@@ -178,6 +185,9 @@ class ServerExtended(ReplicatedExtended):
             if self._running == 1:
                 self._flush()
             return result
+        except BaseException:
+            self._changes, self._counts, self._touched = [], [], {}
+            raise
         finally:
             self._running -= 1
 
@@ -209,16 +219,16 @@ class ServerExtended(ReplicatedExtended):
         return var
 
     def _replica_ctx_update(
-        self, var: Any, fn: Callable, args: Any, kwargs: Any, group: bool
+        self, var: Any, fn: Callable, args: Any = (), kwargs: Any = None, group: bool = True
     ) -> Any:
         if self._use_merge_call() or not self._is_sent(var):
             return super()._replica_ctx_update(var, fn, args, kwargs, group)
-        self._record(var, fn, (tuple(args), dict(kwargs)))
+        self._record(var, fn, (tuple(args), dict(kwargs or {})))
         return var
 
     def _change(self, var: SharedVariable, fn: Callable, value: Any, kwargs: dict[str, Any]) -> Any:
         """What `assign` and the like come to, outside of an update."""
-        in_replica = not tf.distribute.in_cross_replica_context()
+        in_replica = self._is_stepping() and not tf.distribute.in_cross_replica_context()
         if in_replica and not self._use_merge_call() and self._is_sent(var):
             self._record(var, fn, ((value,), {}))
             return var
@@ -242,7 +252,7 @@ class ServerExtended(ReplicatedExtended):
         return False
 
     def _record(self, var: SharedVariable, fn: Callable, args: Any) -> None:
-        if any(change.variable is var for change in self._changes) and _assigns(fn):
+        if any(change.variable is var for change in self._changes) and assigns(fn):
             raise ValueError(
                 "A variable that the servers have been told to change is known here when the step "
                 f"is complete. Received: a new value for {var.held.name!r} in the same step, as a "
@@ -324,6 +334,24 @@ class ServerExtended(ReplicatedExtended):
             fresh, *vectors = tf.numpy_function(deliver, tensors, [tf.bool, *program.dtypes])
         return tf.ensure_shape(fresh, []), _Unpacked(program, vectors)
 
+    def take_up_all(self) -> None:
+        """Gives this worker's copies the servers' present values, each server's at one moment.
+
+        In "geo" a worker's copies are its own, and stay.
+        """
+        self.exchange.drain()
+        if self._geo is not None:
+            return
+        variables = [
+            v for v in (reference() for reference in self._shared_variables) if v is not None
+        ]
+        present = self.on_servers.read([variable.held for variable in variables])
+        for variable, value in zip(variables, present, strict=True):
+            value = tf.constant(value, variable.dtype)
+            take_up(variable, value)
+            if variable.base is not None:
+                variable.base.assign(value)
+
     def _write_through(self, var: SharedVariable) -> None:
         """Gives the servers the value that this worker's copy was given."""
         if not tf.executing_eagerly():
@@ -368,29 +396,3 @@ class _Unpacked:
 
     def __iter__(self) -> Iterator[tuple[SharedVariable, tf.Tensor]]:
         return iter(self._program.unpacked(self._vectors))
-
-
-def _first_value(kwargs: dict[str, Any]) -> np.ndarray:
-    """Returns the initial value that this worker's script asks for."""
-    with tf.init_scope(), tf.device(_CPU):
-        value = kwargs["initial_value"]
-        value = value() if callable(value) else value
-        if isinstance(value, CheckpointInitialValue):
-            value = value.wrapped_value
-        value = tf.convert_to_tensor(value, dtype=kwargs.get("dtype"))
-        kwargs["initial_value"] = value
-        return value.numpy() if value.dtype != tf.string else np.array(value.numpy(), object)
-
-
-def _is_whole_number(value: np.ndarray) -> bool:
-    return value.shape == () and value.dtype.kind in "iu"
-
-
-def _contain(held: Held, shared: SharedVariable) -> None:
-    """Lets an optimizer find the variable that a part of it on a server is of."""
-    for part in held.parts:
-        part.handle._distributed_container = lambda: shared
-
-
-def _assigns(fn: Callable) -> bool:
-    return "assign" in getattr(fn, "__code__", _assigns.__code__).co_names

@@ -147,6 +147,8 @@ class Program:
                 places = self._places(server, dtype)
                 sizes = [math.prod(held.shape_of(number)) for held, number in places]
                 vector = tf.ensure_shape(vector, [sum(sizes)])
+                if not sizes:  # this server has none of them
+                    continue
                 for (held, number), part in zip(places, tf.split(vector, sizes), strict=True):
                     found[held.name, number] = tf.reshape(part, held.shape_of(number))
         values = []

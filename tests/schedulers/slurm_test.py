@@ -167,26 +167,23 @@ restart = int(os.environ["KERAS_STRATEGIES_RESTARTS"])
 path = pathlib.Path(f"{restart}.{os.environ['SLURM_PROCID']}.json")
 path.with_suffix(".new").write_text(os.environ["TF_CONFIG"])
 path.with_suffix(".new").rename(path)
-while len(list(pathlib.Path().glob(f"{restart}.*.json"))) < 4:
+while len(list(pathlib.Path().glob(f"{restart}.*.json"))) < 3:
     time.sleep(0.05)
 sys.exit(5 if restart == 0 else 0)
 """
-    job = ["--workers", "1", "--ps", "1", "--chief", "--evaluator", "--max-restarts", "3"]
+    job = ["--workers", "1", "--chief", "--evaluator", "--max-restarts", "3"]
     ended, log = submit(slurm, tmp_path, capsys, *job, "--", sys.executable, "-c", code)
     assert ended == 0, log
     starts = []
     for restart in range(2):
         configs = [
-            json.loads((tmp_path / f"{restart}.{rank}.json").read_text()) for rank in range(4)
+            json.loads((tmp_path / f"{restart}.{rank}.json").read_text()) for rank in range(3)
         ]
-        assert [config["task"]["type"] for config in configs] == [
-            "chief", "worker", "ps", "evaluator",
-        ]  # fmt: skip
+        assert [config["task"]["type"] for config in configs] == ["chief", "worker", "evaluator"]
         assert all(config["cluster"] == configs[0]["cluster"] for config in configs)
         assert {name: len(tasks) for name, tasks in configs[0]["cluster"].items()} == {
             "chief": 1,
             "worker": 1,
-            "ps": 1,
         }
         starts.append({address for tasks in configs[0]["cluster"].values() for address in tasks})
     assert not starts[0] & starts[1]

@@ -208,10 +208,14 @@ def test_a_schedulers_tasks_get_the_roles_that_are_asked_for(step, roles, text, 
     assert f"{text.partition('this task is ')[2]} " in capsys.readouterr().out
 
 
-def test_exec_gives_the_roles_too(step):
-    code = "import os; print(os.environ['TF_CONFIG'])"
-    command = [sys.executable, "-m", "tf_config", "exec", "--ps", "1", "--", sys.executable, "-c"]
-    result = subprocess.run([*command, code], capture_output=True, text=True)
+def test_exec_gives_the_roles_too_and_a_ps_task_is_a_server(step, tmp_path):
+    serve = tmp_path / "strategies" / "serve.py"
+    serve.parent.mkdir()
+    serve.write_text("import os; print(os.environ['TF_CONFIG'])")
+    command = [sys.executable, "-m", "tf_config", "exec", "--ps", "1", "--", "no-such-program"]
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    environ = {**os.environ, "PYTHONPATH": path}
+    result = subprocess.run(command, capture_output=True, text=True, env=environ, cwd=tmp_path)
     config = json.loads(result.stdout)
     assert {job: len(tasks) for job, tasks in config["cluster"].items()} == {"worker": 1, "ps": 1}
     assert config["task"] == {"type": "ps", "index": 0}
@@ -362,12 +366,18 @@ def test_run_starts_every_role_and_ends_the_servers_with_the_workers(job):
         "import json, os, time\n"
         "task = json.loads(os.environ['TF_CONFIG'])['task']\n"
         "print('is', task['type'], flush=True)\n"
-        "time.sleep(60 if task['type'] == 'ps' else 0.3)\n"
+        "time.sleep(0.3)\n"
     )
+    serve = job.directory / "strategies" / "serve.py"
+    serve.parent.mkdir()
+    serve.write_text("import time; print('serves', flush=True); time.sleep(60)")
+    job.environ["PYTHONPATH"] = f"{job.directory}:{job.environ['PYTHONPATH']}"
     code, output = job.run("--ps", 2, "--chief", "--evaluator", "--workers", 1, script, timeout=20)
     assert code == 0, output
-    for task in ("chief 0", "worker 0", "ps 0", "ps 1", "evaluator 0"):
+    for task in ("chief 0", "worker 0", "evaluator 0"):
         assert f"[{task}] is {task.split()[0]}\n" in output
+    for task in ("ps 0", "ps 1"):
+        assert f"[{task}] serves\n" in output
     assert "ending ps 0, ps 1 (SIGTERM)" in output
     job.assert_nothing_left()
 

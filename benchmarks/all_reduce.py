@@ -1,0 +1,37 @@
+"""Sums over workers: milliseconds that one takes, this package and its peers in turn.
+
+    $ .venv/bin/python benchmarks/all_reduce.py --torch ~/torch/bin/python
+
+Tensors of one size, and one set of 161 tensors with the sizes of ResNet-50's gradients, 102 MB.
+PyTorch comes from a Python of its own, since it would bring its own libraries into this one; it is
+left out where none is named.
+"""
+
+from __future__ import annotations
+
+from turns import PEERS, measured, on_workers, parser, table
+
+
+def main() -> None:
+    arguments = parser(__doc__.splitlines()[0])
+    arguments.add_argument("--torch", help="a Python that has PyTorch")
+    given = arguments.parse_args()
+    program = PEERS / "sums.py"
+    short = ["--short"] if given.short else []
+    systems = [
+        on_workers(name, given.workers, program, system, *short)
+        for name, system in (
+            ("this package, Horovod", "horovod_strategy"),
+            ("this package, TensorFlow's collectives", "tensorflow_strategy"),
+            ("TensorFlow MultiWorkerMirrored, RING", "stock"),
+            ("Horovod", "horovod"),
+        )
+    ]
+    if given.torch:
+        program = PEERS / "sums_torch.py"
+        systems.append(on_workers("PyTorch, gloo", given.workers, given.torch, program, *short))
+    print(table(measured(systems, given.rounds, given.timeout), less_is_better=True))
+
+
+if __name__ == "__main__":
+    main()

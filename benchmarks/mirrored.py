@@ -1,0 +1,34 @@
+"""Synchronous training of a small network: samples a second, this package and its peers in turn.
+
+    $ .venv/bin/python benchmarks/mirrored.py --torch ~/torch/bin/python
+
+Layers of 1024, 1024 and 10 units above 784 inputs, Adam, batches of 128 rows a worker.
+"""
+
+from __future__ import annotations
+
+from turns import PEERS, measured, on_workers, parser, table
+
+
+def main() -> None:
+    arguments = parser(__doc__.splitlines()[0])
+    arguments.add_argument("--torch", help="a Python that has PyTorch")
+    given = arguments.parse_args()
+    short = ["--short"] if given.short else []
+    systems = [
+        on_workers(name, given.workers, PEERS / "mlp.py", system, *short)
+        for name, system in (
+            ("this package, fit", "fit"),
+            ("this package, custom loop", "loop"),
+            ("TensorFlow MultiWorkerMirrored, RING, custom loop", "stock"),
+            ("Horovod, tape in a custom loop", "horovod"),
+        )
+    ]
+    if given.torch:
+        program = PEERS / "mlp_torch.py"
+        systems.append(on_workers("PyTorch DDP, gloo", given.workers, given.torch, program, *short))
+    print(table(measured(systems, given.rounds, given.timeout), less_is_better=False))
+
+
+if __name__ == "__main__":
+    main()

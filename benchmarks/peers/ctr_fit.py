@@ -1,0 +1,48 @@
+"""Trains the click model by `fit`, under the parameter servers of TF_CONFIG or in one process.
+
+ctr_fit.py sgd|adam [mode]
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+
+import keras
+from ctr import ROWS, STEPS, data, make_model, optimizer
+
+import strategies
+
+
+class Clock(keras.callbacks.Callback):
+    """Measures the seconds of the last epoch."""
+
+    seconds = 0.0
+
+    def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
+        self._start = time.perf_counter()
+
+    def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
+        self.seconds = time.perf_counter() - self._start
+
+
+def main() -> None:
+    name, *mode = [argument for argument in sys.argv[1:] if not argument.startswith("--")]
+    strategy = strategies.from_tf_config(**({"mode": mode[0]} if mode else {}))
+    with strategy.scope():
+        model = make_model(keras.layers.Embedding)
+        model.compile(optimizer(name), "binary_crossentropy")
+    dataset = strategy.distribute_datasets_from_function(lambda _: data())
+    clock = Clock()
+    model.fit(dataset, epochs=2, steps_per_epoch=STEPS, callbacks=[clock], verbose=0)
+    config = json.loads(os.environ.get("TF_CONFIG", '{"cluster": {"worker": [0]}}'))
+    if config.get("task", {}).get("index", 0) == 0:
+        # Workers that do not wait for each other are taken to be as fast as the first.
+        samples = STEPS * ROWS * len(config["cluster"]["worker"]) / clock.seconds
+        print("RESULT", json.dumps({"samples/s": samples}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

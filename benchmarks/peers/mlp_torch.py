@@ -1,0 +1,45 @@
+"""Trains the network of mirrored.py by PyTorch's own DDP; prints samples a second."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+
+import torch
+import torch.distributed
+from workers_torch import join
+
+ROWS = 128  # a step and worker
+STEPS, WARM_UP = (10, 5) if "--short" in sys.argv else (300, 50)
+
+
+def main() -> None:
+    rank, workers = join()
+    torch.manual_seed(0)
+    layers = torch.nn.Sequential(
+        torch.nn.Linear(784, 1024),
+        torch.nn.ReLU(),
+        torch.nn.Linear(1024, 1024),
+        torch.nn.ReLU(),
+        torch.nn.Linear(1024, 10),
+    )
+    model = torch.nn.parallel.DistributedDataParallel(layers)
+    optimizer = torch.optim.Adam(model.parameters())
+    x, y = torch.randn([20, ROWS, 784]), torch.randint(0, 10, [20, ROWS])
+    for number in range(WARM_UP + STEPS):
+        if number == WARM_UP:
+            start = time.perf_counter()
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(model(x[number % 20]), y[number % 20])
+        loss.backward()
+        optimizer.step()
+        loss.item()
+    if rank == 0:
+        samples = STEPS * ROWS * workers / (time.perf_counter() - start)
+        print("RESULT", json.dumps({"samples/s": samples}), flush=True)
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

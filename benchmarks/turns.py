@@ -1,0 +1,111 @@
+"""Runs systems in turn, A B C A B C, and prints their medians and ratios as a table.
+
+A machine's speed changes from minute to minute, so only what was measured in one run, in turn, is
+compared. A system is a program that prints one line `RESULT {"what": number, ...}`, `RESULT` and
+JSON; it prints it once, on whichever of its processes it likes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PEERS = Path(__file__).resolve().parent / "peers"
+ONE_THREAD = {
+    name: "1" for name in ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
+}
+
+
+@dataclass(frozen=True)
+class System:
+    """A system to measure: its name in the table, and the command that measures it once."""
+
+    name: str
+    command: tuple[str, ...]
+
+
+def on_workers(name: str, workers: int, *program: object, ps: int = 0) -> System:
+    """Returns a system whose program `tf-config run` starts, one thread a process."""
+    run = [sys.executable, "-m", "tf_config", "run", "--workers", workers, "--ps", ps]
+    return System(name, tuple(map(str, [*run, "--threads-per-worker", 1, *program])))
+
+
+def measured(
+    systems: Sequence[System], rounds: int, timeout: float
+) -> dict[str, dict[str, list[float]]]:
+    """Returns what each system measured in each round, by system and by what is measured.
+
+    Raises:
+      RuntimeError: if one of them fails; the message has the end of its output.
+    """
+    found: dict[str, dict[str, list[float]]] = {system.name: {} for system in systems}
+    for number in range(rounds):
+        for system in systems:
+            print(f"round {number + 1} of {rounds}: {system.name}", file=sys.stderr)
+            for what, value in _once(system, timeout).items():
+                found[system.name].setdefault(what, []).append(value)
+    return found
+
+
+def _once(system: System, timeout: float) -> Mapping[str, float]:
+    process = subprocess.run(
+        system.command,
+        env={**os.environ, **ONE_THREAD, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "2"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=timeout,
+    )
+    result = re.search(r"RESULT (\{.*\})", process.stdout)
+    if process.returncode or not result:
+        raise RuntimeError(
+            f"A system prints its result and ends with 0. Received: {process.returncode} from "
+            f"{' '.join(system.command)}:\n{process.stdout[-3000:]}"
+        )
+    return json.loads(result[1])
+
+
+def table(found: Mapping[str, Mapping[str, Sequence[float]]], less_is_better: bool) -> str:
+    """Returns medians as a table of Markdown, with each one's ratio to the first system's.
+
+    A ratio above 1 says that the first system is better by that factor.
+
+    >>> print(table({"a": {"ms": [1, 9, 2]}, "b": {"ms": [3, 4, 5]}}, less_is_better=True))
+    | system | ms |
+    |---|---|
+    | a | 2.00 |
+    | b | 4.00 (2.00 x) |
+    """
+    first = next(iter(found.values()))
+    lines = [f"| system | {' | '.join(first)} |", "|---" * (1 + len(first)) + "|"]
+    for system, values in found.items():
+        cells = []
+        for what, reference in first.items():
+            if what not in values:
+                cells.append("-")
+                continue
+            ours, theirs = statistics.median(reference), statistics.median(values[what])
+            ratio = theirs / ours if less_is_better else ours / theirs
+            number = f"{theirs:.2f}" if theirs < 100 else f"{theirs:,.0f}"
+            cells.append(number if values is first else f"{number} ({ratio:.2f} x)")
+        lines.append(f"| {system} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def parser(description: str) -> argparse.ArgumentParser:
+    """Returns a parser of the arguments that all benchmarks have."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--workers", type=int, default=2, help="processes that train (2)")
+    parser.add_argument("--rounds", type=int, default=5, help="how often each system runs (5)")
+    parser.add_argument("--timeout", type=float, default=600, help="seconds a run may take (600)")
+    parser.add_argument("--short", action="store_true", help="a few steps, to see that all runs")
+    return parser

@@ -1,0 +1,110 @@
+"""How often ids came that have no row yet."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+import tensorflow as tf
+
+from strategies._tensorflow import ResourceVariable
+from strategies.embedding.config import Admission
+from strategies.embedding.hashing import mixed
+from strategies.embedding.ids import IdMap
+from strategies.row_array import HOST
+
+_DEPTH = 4
+
+
+class Counter(Protocol):
+    """Counts ids, int64 [n], each named once in a call."""
+
+    def added(self, ids: tf.Tensor, counts: tf.Tensor) -> tf.Tensor:
+        """Adds to the ids' counts and returns them."""
+
+    def forget(self, ids: tf.Tensor) -> None:
+        """Takes back what is counted for ids, as far as that can be."""
+
+
+def counter_of(admission: Admission) -> Counter:
+    """Returns what counts as `admission` says."""
+    return ExactCounter() if admission.memory is None else SketchCounter(admission.memory)
+
+
+class ExactCounter:
+    """A number for each id.
+
+    >>> counter = ExactCounter()
+    >>> ids = tf.constant([-1, 5], tf.int64)
+    >>> _ = counter.added(ids, tf.constant([1, 2], tf.int64))
+    >>> counter.added(ids, tf.constant([1, 1], tf.int64)).numpy().tolist()
+    [2, 3]
+    """
+
+    def __init__(self) -> None:
+        self.map = IdMap()
+
+    def added(self, ids: tf.Tensor, counts: tf.Tensor) -> tf.Tensor:
+        """Adds to the ids' counts and returns them."""
+        totals = tf.maximum(self.map.find(ids), 0) + counts
+        self.map.insert(ids, totals)
+        return totals
+
+    def forget(self, ids: tf.Tensor) -> None:
+        """Takes the ids' numbers away."""
+        self.map.remove(ids)
+
+
+class SketchCounter:
+    """A count-min sketch: four rows of numbers, an id's count is the least of its four.
+
+    Args:
+      memory: bytes, on each worker.
+    """
+
+    def __init__(self, memory: int):
+        self._of_others: np.ndarray | int = 0
+        self._width = memory // (4 * _DEPTH)
+        with tf.init_scope(), tf.device(HOST):
+            self.table = ResourceVariable(
+                tf.zeros([_DEPTH * self._width], tf.int32), trainable=False
+            )
+
+    def own(self) -> np.ndarray:
+        """Returns what this worker adds to the sum over all workers."""
+        return self.table.numpy() - self._of_others
+
+    def restore(self, total: np.ndarray, is_first: bool) -> None:
+        """Sets the numbers to a sum over workers, which the first one adds to later sums.
+
+        Raises:
+          ValueError: if it was made with another memory.
+        """
+        if total.shape != tuple(self.table.shape):
+            raise ValueError(
+                "A sketch is restored with the memory that it was saved with. Received: "
+                f"{total.nbytes} bytes, for {4 * self.table.shape[0]}."
+            )
+        self.table.assign(total)
+        self._of_others = np.zeros_like(total) if is_first else total
+
+    def added(self, ids: tf.Tensor, counts: tf.Tensor) -> tf.Tensor:
+        """Adds to the ids' counts and returns them, or more than they are."""
+        places = self._places(ids)
+        with tf.device(HOST):
+            self.table.scatter_add(
+                tf.IndexedSlices(
+                    tf.repeat(tf.cast(counts, tf.int32), _DEPTH), tf.reshape(places, [-1])
+                )
+            )
+            found = self.table.sparse_read(places)
+        return tf.cast(tf.reduce_min(found, 1), tf.int64)
+
+    def forget(self, ids: tf.Tensor) -> None:
+        """Does nothing: other ids may have the same numbers."""
+
+    def _places(self, ids: tf.Tensor) -> tf.Tensor:
+        """Returns where each id's numbers are, [n, 4]."""
+        rows = tf.range(_DEPTH, dtype=tf.int64)
+        mixture = mixed(mixed(ids)[:, tf.newaxis] ^ (rows + 1))
+        return tf.math.floormod(mixture, self._width) + rows * self._width

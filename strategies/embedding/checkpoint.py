@@ -1,0 +1,139 @@
+"""Rows in files: each worker writes its part, any number of workers reads them.
+
+A directory has a folder for each time that was saved to it, and a file `latest` that names the
+last whole one, and those that it builds on. `latest` is put in place when all parts are written:
+a job that is killed while saving leaves what was saved before. A part is one `.npy` file for each
+array of `state`, which NumPy alone can read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import tensorflow as tf
+
+from strategies.collectives import Collectives
+from strategies.embedding import state
+from strategies.embedding.exchange import Exchange
+from strategies.embedding.table import Table
+
+_LATEST = "latest"
+
+
+def save(tables: Mapping[str, Table], directory: str, collectives: Collectives, delta: bool) -> str:
+    """Saves the rows of all workers, which all call it; returns the name of the new folder.
+
+    Args:
+      tables: by name.
+      directory: that all workers see.
+      collectives: the workers.
+      delta: whether to write only rows that were trained on since the directory was saved to.
+
+    Raises:
+      ValueError: if there is nothing that a delta could build on.
+    """
+    path = Path(directory)
+    before = _read(path)
+    if delta and before is None:
+        raise ValueError(
+            "A delta holds what changed since rows were saved. Received: a directory without "
+            f"any, {directory!r}. Save all rows there first."
+        )
+    chain = [] if before is None else before["folders"]
+    number = 1 + max((int(name) for name in before["seen"]), default=0) if before else 1
+    # No worker may read `latest` after another one has written it.
+    number = int(collectives.broadcast(tf.constant(number)))
+    folder = path / f"{number:06d}"
+    folder.mkdir(parents=True, exist_ok=True)
+    since = before["steps"] if delta and before is not None else None
+    for position, (name, table) in enumerate(tables.items()):
+        arrays = state.arrays_of(table, None if since is None else since[name])
+        for key, array in arrays.items():
+            file = folder / _file(position, collectives.rank, key)
+            np.save(file, array)
+    steps = {name: int(table.store.step.read_value()) for name, table in tables.items()}
+    collectives.all_gather(tf.constant([0]))  # all parts are written
+    if collectives.rank == 0:
+        folders = [*chain, folder.name] if delta else [folder.name]
+        latest = {
+            "folders": folders,
+            "seen": [*(before["seen"] if before else []), folder.name],
+            "steps": steps,
+            "tables": {name: table.config.output_dim for name, table in tables.items()},
+            "workers": {**(before["workers"] if delta and before else {}),
+                        folder.name: collectives.size},
+        }  # fmt: skip
+        new = path / f".{_LATEST}"
+        new.write_text(json.dumps(latest, indent=1))
+        new.replace(path / _LATEST)
+        for name in set(chain) - set(folders):
+            for file in (path / name).iterdir():
+                file.unlink()
+            (path / name).rmdir()
+    collectives.all_gather(tf.constant([0]))
+    return str(folder)
+
+
+def load(tables: Mapping[str, Table], directory: str, exchange: Exchange) -> None:
+    """Sets the rows to what was saved, whatever the number of workers was then.
+
+    Raises:
+      ValueError: if nothing was saved there, or other tables.
+    """
+    path = Path(directory)
+    latest = _read(path)
+    if latest is None:
+        raise ValueError(
+            "Rows are restored from a directory that they were saved to. Received: "
+            f"{directory!r}, which has no file {_LATEST!r}."
+        )
+    widths = {name: table.config.output_dim for name, table in tables.items()}
+    if latest["tables"] != widths:
+        raise ValueError(
+            "Rows are restored to tables of the same names and widths. Received: "
+            f"{latest['tables']} in {directory!r}, for {widths}."
+        )
+    state.clear(tables)
+    for folder in latest["folders"]:
+        for position, table in enumerate(tables.values()):
+            ranks = range(latest["workers"][folder])
+            parts = [_part(path / folder, position, rank) for rank in ranks]
+            state.put(table, _joined(parts), exchange)
+    for name, table in tables.items():
+        table.store.step.assign(latest["steps"][name])
+
+
+def _joined(parts: list[state.Arrays]) -> state.Arrays:
+    """Returns the arrays of all workers that saved."""
+    joined = {}
+    for name in {name for part in parts for name in part}:
+        arrays = [part[name] for part in parts if name in part]
+        joined[name] = sum(arrays[1:], arrays[0]) if name == "sketch" else np.concatenate(arrays)
+    return joined
+
+
+def _part(folder: Path, position: int, rank: int) -> state.Arrays:
+    prefix = _file(position, rank, "").removesuffix(".npy")
+    files = folder.glob(f"{prefix}*.npy")
+    return {_key(file.name.removeprefix(prefix)): np.load(file) for file in files}
+
+
+def _file(position: int, rank: int, key: str) -> str:
+    """Returns the name of an array's file.
+
+    >>> _file(0, 1, "slot/momentum")
+    'table0-worker1-slot.momentum.npy'
+    """
+    return f"table{position}-worker{rank}-{key.replace('/', '.')}.npy"
+
+
+def _key(name: str) -> str:
+    return name.removesuffix(".npy").replace(".", "/", 1)
+
+
+def _read(path: Path) -> dict | None:
+    file = path / _LATEST
+    return json.loads(file.read_text()) if file.exists() else None

@@ -1,0 +1,111 @@
+"""Ids of every kind of input as one vector, and their rows put together again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+
+class Bags:
+    """The ids of one feature in a batch: a flat vector, and to which example each belongs.
+
+    Args:
+      inputs: ids, a dense tensor, a `tf.RaggedTensor` or a `tf.SparseTensor`, of integers.
+      weights: None, or float numbers in the same form as the ids.
+      combiner: None, "sum", "mean" or "sqrtn".
+      mask_zero: whether id 0 stands for no id.
+
+    Raises:
+      ValueError: if they do not fit together.
+    """
+
+    def __init__(self, inputs: Any, weights: Any, combiner: str | None, mask_zero: bool):
+        self._combiner = combiner
+        self._inputs = inputs
+        if not inputs.dtype.is_integer:
+            raise ValueError(
+                f"Ids are integers. Received: {inputs.dtype.name}. Make the input with "
+                "dtype='int64'; strings become ids by keras.layers.StringLookup or Hashing."
+            )
+        if weights is not None and combiner is None:
+            raise ValueError(
+                "Weights are for rows that are added up. Received: weights with combiner=None. "
+                "Choose 'sum', 'mean' or 'sqrtn'."
+            )
+        if weights is not None and type(weights) is not type(inputs):
+            raise ValueError(
+                "Weights come in the form of the ids. Received: ids in a "
+                f"{type(inputs).__name__}, weights in a {type(weights).__name__}."
+            )
+        if isinstance(inputs, tf.SparseTensor):
+            if combiner is None:
+                raise ValueError(
+                    "Ids of a SparseTensor are put together to one row for each example. "
+                    "Received: combiner=None. Choose 'sum', 'mean' or 'sqrtn', or pass a "
+                    "RaggedTensor."
+                )
+            ids, self._bags = inputs.values, inputs.indices[:, 0]
+            self._count = inputs.dense_shape[0]
+            weights = None if weights is None else weights.values
+        elif isinstance(inputs, tf.RaggedTensor):
+            if combiner is not None and inputs.ragged_rank > 1:
+                raise ValueError(
+                    "A bag is one row of ids. Received: a RaggedTensor of ragged_rank "
+                    f"{inputs.ragged_rank}. Call merge_dims(1, -1) on it first."
+                )
+            ids = inputs.flat_values
+            self._bags, self._count = inputs.value_rowids(), inputs.nrows()
+            if weights is not None:
+                with tf.control_dependencies(
+                    [tf.debugging.assert_equal(inputs.row_splits, weights.row_splits)]
+                ):
+                    weights = tf.identity(weights.flat_values)
+        else:
+            ids = tf.reshape(inputs, [-1])
+            length = 1 if inputs.shape.rank == 1 else tf.shape(inputs, tf.int64)[-1]
+            self._count = tf.size(ids, tf.int64) // tf.maximum(tf.cast(length, tf.int64), 1)
+            if inputs.shape.rank != 1:  # bags without ids are bags as well
+                self._count = tf.reduce_prod(tf.shape(inputs, tf.int64)[:-1])
+            self._bags = tf.repeat(tf.range(self._count), length)
+            weights = None if weights is None else tf.reshape(weights, [-1])
+        self._weights = None if weights is None else tf.cast(weights, tf.float32)
+        self._kept = None
+        ids = tf.cast(ids, tf.int64)
+        if mask_zero and combiner is not None:
+            self._kept = tf.where(ids != 0)[:, 0]
+            ids = tf.gather(ids, self._kept)
+        self.ids = ids
+
+    def combined(self, rows: tf.Tensor) -> Any:
+        """Returns the feature's output, made from one row for each of `ids`, [n, width]."""
+        width = rows.shape[-1]
+        if self._combiner is None:
+            if isinstance(self._inputs, tf.RaggedTensor):
+                return self._inputs.with_flat_values(rows)
+            shape = tf.concat([tf.shape(self._inputs), [width]], 0)
+            return tf.ensure_shape(tf.reshape(rows, shape), [*self._inputs.shape, width])
+        bags, weights = self._bags, self._weights
+        if self._kept is not None:
+            bags = tf.gather(bags, self._kept)
+            weights = None if weights is None else tf.gather(weights, self._kept)
+        if weights is None:
+            weights = tf.ones([tf.size(bags)])
+        else:
+            rows = rows * weights[:, tf.newaxis]
+
+        def total(values: tf.Tensor) -> tf.Tensor:
+            return tf.math.unsorted_segment_sum(values, bags, self._count)
+
+        result = total(rows)
+        # Summed first and divided then, so that an empty bag is 0.
+        if self._combiner == "mean":
+            result = tf.math.divide_no_nan(result, total(weights)[:, tf.newaxis])
+        elif self._combiner == "sqrtn":
+            result = tf.math.divide_no_nan(result, tf.sqrt(total(weights**2))[:, tf.newaxis])
+        inputs = self._inputs
+        if isinstance(inputs, tf.Tensor) and inputs.shape.rank > 2:
+            outer = tf.shape(inputs)[:-1]
+            result = tf.reshape(result, tf.concat([outer, [width]], 0))
+            return tf.ensure_shape(result, [*inputs.shape[:-1], width])
+        return tf.ensure_shape(result, [inputs.shape[0], width])

@@ -1,0 +1,142 @@
+"""What tables there are, and which features look up in them: values, valid once built."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+COMBINERS = (None, "sum", "mean", "sqrtn")
+UNSEEN = ("initial", "zeros")
+
+
+@dataclass(frozen=True)
+class Admission:
+    """Gives an id a row when it has come often enough; until then its vector is that of no row.
+
+    >>> Admission(count=3)
+    Admission(count=3, memory=None)
+
+    Args:
+      count: how often an id comes in training before it has a row, each occurrence counted; it
+        gets it in the step in which it comes for the `count`-th time.
+      memory: None counts exactly, with a number for each id that was refused. Else so many bytes
+        on each worker hold a count-min sketch (Cormode and Muthukrishnan, "An improved data
+        stream summary", 2005), which may admit an id too early, and never too late.
+
+    Raises:
+      ValueError: if a number has no meaning.
+    """
+
+    count: int
+    memory: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_whole("count", self.count, 1)
+        if self.memory is not None:
+            _check_whole("memory", self.memory, 1024)
+
+
+@dataclass(frozen=True)
+class Eviction:
+    """Which rows `evict` takes away; a row goes if either is so.
+
+    >>> Eviction(age=1000)
+    Eviction(age=1000, count=None)
+
+    Args:
+      age: it was not trained on in the last `age` steps.
+      count: it was trained on fewer than `count` times, each occurrence counted.
+
+    Raises:
+      ValueError: if neither is given, or a number has no meaning.
+    """
+
+    age: int | None = None
+    count: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.age is None and self.count is None:
+            raise ValueError(
+                "Rows are taken away by age, by count, or both. Received: neither. Give one."
+            )
+        for name, value in (("age", self.age), ("count", self.count)):
+            if value is not None:
+                _check_whole(name, value, 1)
+
+
+@dataclass(frozen=True)
+class TableConfig:
+    """A table of rows, which one feature looks up in or several.
+
+    Args:
+      name: its name, unlike that of the layer's other tables.
+      output_dim: how many numbers a row has.
+      input_dim: how many ids may have a row, on all workers together; None is any number.
+      embeddings_initializer: a Keras initializer or its name, for a row's first value.
+      admission: when an id gets a row; None is at once.
+      eviction: which rows `evict` takes away; None is none.
+
+    Raises:
+      ValueError: if a number has no meaning.
+    """
+
+    name: str
+    output_dim: int
+    input_dim: int | None = None
+    embeddings_initializer: Any = "uniform"
+    admission: Admission | None = None
+    eviction: Eviction | None = None
+
+    def __post_init__(self) -> None:
+        _check_whole("output_dim", self.output_dim, 1)
+        if self.input_dim is not None:
+            _check_whole("input_dim", self.input_dim, 1)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns what `from_dict` makes it from; an initializer stays as it is."""
+        initializer = self.embeddings_initializer
+        plain = {
+            name: value if value is None or isinstance(value, (int, str)) else asdict(value)
+            for name, value in vars(self).items()
+            if name != "embeddings_initializer"
+        }
+        return {**plain, "embeddings_initializer": initializer}
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> TableConfig:
+        """Returns the table that `to_dict` was called on."""
+        kinds = {"admission": Admission, "eviction": Eviction}
+        made = {
+            name: kinds[name](**value) if name in kinds and isinstance(value, Mapping) else value
+            for name, value in fields.items()
+        }
+        return cls(**made)
+
+
+@dataclass(frozen=True)
+class FeatureConfig:
+    """A feature: ids that are looked up in a table.
+
+    Args:
+      table: the table; features that share it name the same one.
+      combiner: None gives each id's row, "sum", "mean" or "sqrtn" one row for each bag of ids.
+
+    Raises:
+      ValueError: if there is no such combiner.
+    """
+
+    table: TableConfig
+    combiner: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.combiner not in COMBINERS:
+            raise ValueError(
+                f"A combiner is one of {', '.join(map(repr, COMBINERS))}. "
+                f"Received: {self.combiner!r}."
+            )
+
+
+def _check_whole(name: str, value: Any, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ValueError(f"{name} is a whole number from {least}. Received: {value!r}.")

@@ -1,0 +1,53 @@
+"""The embedding as a layer of Keras 3."""
+
+from __future__ import annotations
+
+import keras
+
+from strategies.embedding.layer import EmbeddingLayer
+
+
+@keras.saving.register_keras_serializable(package="strategies")
+class DistributedEmbedding(EmbeddingLayer, keras.layers.Layer):
+    """Gives every id a row of numbers, trained with the model: any int64, as many as come.
+
+    It is used as `keras.layers.Embedding` is, and needs no size. Where training is distributed,
+    each worker has its part of the rows, and the ids, rows and gradients travel. A step of
+    training costs what it touches: the optimizer updates the rows of the ids that came, and no
+    others.
+
+    >>> import tensorflow as tf
+    >>> layer = DistributedEmbedding(2, combiner="sum", embeddings_initializer="ones")
+    >>> layer(tf.ragged.constant([[5, -5], [], [2**63 - 1]], dtype=tf.int64)).numpy().tolist()
+    [[2.0, 2.0], [0.0, 0.0], [1.0, 1.0]]
+
+    * An id gets its row when it comes in training; elsewhere it adds nothing.
+    * A row's first value depends on the seed, the table and the id alone.
+    * Optimizers that work element by element are run on the touched rows: SGD, Adagrad, Adam,
+      RMSprop, Adadelta, Ftrl, Lion and their like. Momentum and decay of a row that is not
+      touched wait until it is. Clipping by norm is of what a worker has. `use_ema` and
+      `gradient_accumulation_steps` are refused.
+    * The rows are no weights of the model in `get_weights`: there, one row of zeros stands for
+      them. `rows` returns them.
+
+    Args:
+      output_dim: how many numbers a row has.
+      input_dim: how many ids may have a row, on all workers together; None is any number. One
+        more ends training with an error.
+      combiner: None gives each id's row, [..., output_dim]; "sum", "mean" or "sqrtn" put the rows
+        of the last dimension, of ragged or sparse inputs too, together to one.
+      embeddings_initializer: the first value of a row: one whose numbers do not depend on the
+        shape.
+      features: in place of the arguments above: a dictionary of `FeatureConfig`; the layer is
+        called with a dictionary of ids and returns one.
+      admission: when an id gets a row; None is at once.
+      eviction: which rows `evict` takes away.
+      mask_zero: whether id 0 is no id: masked without a combiner, left out with one.
+      unseen: what an id has that has no row: its "initial" value, or "zeros".
+      seed: of the first values.
+
+    Raises:
+      ValueError: if an argument has no meaning, or under another package's strategy.
+    """
+
+    initializers = keras.initializers

@@ -1,0 +1,176 @@
+"""All tables of a layer: what is looked up together, and what happens to rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import tensorflow as tf
+
+from strategies.alone import is_alone
+from strategies.collectives import Collectives
+from strategies.embedding import checkpoint, state
+from strategies.embedding.combine import Bags
+from strategies.embedding.config import FeatureConfig, TableConfig
+from strategies.embedding.exchange import Exchange
+from strategies.embedding.lookup import Lookup
+from strategies.embedding.store import RowStore
+from strategies.embedding.table import COUNTED, Table
+from strategies.row_variable import RowVariable, new_name
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a layer's tables are made from.
+
+    Attributes:
+      features: which look up in them.
+      initial: for each table's name, what makes first rows.
+    """
+
+    features: Mapping[str, FeatureConfig]
+    initial: Mapping[str, Callable[[tf.Tensor], tf.Tensor]]
+
+
+class Tables:
+    """The tables of a layer, those of one width with their rows together.
+
+    Args:
+      wanted: what they are made from.
+      collectives: the workers.
+      unseen: "initial" or "zeros", what an id has that has no row.
+      strategy: the one that they are made under, None for none.
+    """
+
+    def __init__(
+        self,
+        wanted: Wanted,
+        collectives: Collectives,
+        unseen: str,
+        strategy: tf.distribute.Strategy | None,
+    ):
+        self.collectives = collectives
+        self.exchange = Exchange(collectives)
+        self.by_name: dict[str, Table] = {}
+        self._features = features = wanted.features
+        self._lookups: list[tuple[list[Table], Lookup]] = []
+        widths: dict[int, list[TableConfig]] = {}
+        for config in {feature.table.name: feature.table for feature in features.values()}.values():
+            widths.setdefault(config.output_dim, []).append(config)
+        for width, configs in widths.items():
+            store = RowStore(width, new_name(), strategy)
+            tables = [Table(each, store, wanted.initial[each.name]) for each in configs]
+            self.by_name.update({each.config.name: each for each in tables})
+            self._lookups.append((tables, Lookup(store, tables, self.exchange, unseen)))
+
+    @property
+    def stores(self) -> list[RowStore]:
+        """Where the rows are, one for each width."""
+        return [tables[0].store for tables, _ in self._lookups]
+
+    @property
+    def variables(self) -> list[RowVariable]:
+        """What an optimizer sees, one for each width."""
+        return [store.variable for store in self.stores]
+
+    def outputs(self, bags: Mapping[str, Bags], training: bool, dtype: str) -> dict:
+        """Returns each feature's output."""
+        outputs = {}
+        for tables, lookup in self._lookups:
+            members = [self._members(table) for table in tables]
+            ids = [tf.concat([bags[name].ids for name in names], 0) for names in members]
+            for names, rows in zip(members, lookup(ids, training), strict=True):
+                for name, part in zip(names, _split(rows, [bags[n] for n in names]), strict=True):
+                    outputs[name] = bags[name].combined(tf.cast(part, dtype))
+        return {name: outputs[name] for name in self._features}
+
+    def _members(self, table: Table) -> list[str]:
+        """Returns the features that look up in a table."""
+        name = table.config.name
+        return [feature for feature, config in self._features.items() if config.table.name == name]
+
+    def evict(self) -> dict[str, int]:
+        """Takes away the rows that the tables' `eviction` names; returns how many, by table."""
+        gone = [table.evict() for table in self.by_name.values()]
+        total = self.collectives.all_reduce([tf.stack(gone)])[0].numpy().tolist()
+        return dict(zip(self.by_name, total, strict=True))
+
+    def statistics(self) -> dict[str, dict[str, float]]:
+        """Returns what happened to each table on all workers."""
+        result = {}
+        for name, table in self.by_name.items():
+            mine = tf.concat([[table.map.size()], table.counts.read_value()], 0)
+            everyone = self.collectives.all_gather(mine[tf.newaxis]).numpy()
+            total = everyone.sum(axis=0)
+            numbers = dict(zip(("rows", *COUNTED), total.tolist(), strict=True))
+            numbers["unique_ratio"] = numbers["unique"] / max(numbers["lookups"], 1)
+            mean = total[0] / len(everyone)
+            numbers["imbalance"] = float(everyone[:, 0].max() / mean) if mean else 1.0
+            result[name] = numbers
+        return result
+
+    def set_rows(self, ids: np.ndarray, rows: np.ndarray, name: str | None) -> None:
+        """Sets the rows of ids; each worker takes its own."""
+        ids, rows = np.asarray(ids, np.int64), np.asarray(rows, np.float32)
+        if len(np.unique(ids)) != ids.size or ids.ndim != 1:
+            raise ValueError(
+                "Rows are set for ids, each named once. Received: ids of shape "
+                f"{ids.shape}, {len(np.unique(ids))} of them different."
+            )
+        state.put(self.table(name), {"ids": ids, "rows": rows}, self.exchange)
+
+    def packed(self) -> state.Arrays:
+        """Returns all rows of all workers, which all call it.
+
+        Raises:
+          ValueError: if one worker alone calls it, in a callback of the first worker.
+        """
+        if self.collectives.size > 1 and is_alone():
+            raise ValueError(
+                "Each worker has a part of an embedding, so all of them save together. Received: "
+                "a callback of the first worker. Pass ModelCheckpoint to fit as it is, with "
+                "strategies.own_path(path, strategy), or use the layer's save_rows."
+            )
+        return state.packed(self.by_name, self.collectives)
+
+    def unpack(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Sets all rows to what `packed` returned."""
+        state.unpack(self.by_name, arrays, self.exchange)
+
+    def save(self, directory: str, delta: bool) -> str:
+        """Saves the rows to a directory; see `checkpoint`."""
+        return checkpoint.save(self.by_name, directory, self.collectives, delta)
+
+    def load(self, directory: str) -> None:
+        """Sets the rows from a directory; see `checkpoint`."""
+        checkpoint.load(self.by_name, directory, self.exchange)
+
+    def rows(self, name: str | None) -> tuple[np.ndarray, np.ndarray]:
+        """Returns this worker's ids of a table in rising order, and their rows."""
+        table = self.table(name)
+        ids, rows = (each.numpy() for each in table.map.all())
+        order = np.argsort(ids)
+        return ids[order], table.store.variable.table.gather(tf.constant(rows[order])).numpy()
+
+    def table(self, name: str | None) -> Table:
+        """Returns a table by its name; None is the only one.
+
+        Raises:
+          ValueError: if there is no such table.
+        """
+        if name is None and len(self.by_name) == 1:
+            return next(iter(self.by_name.values()))
+        if name not in self.by_name:
+            raise ValueError(
+                f"A table is one of {', '.join(map(repr, self.by_name))}. Received: {name!r}."
+            )
+        return self.by_name[name]
+
+
+def _split(rows: tf.Tensor, bags: Sequence[Bags]) -> list[tf.Tensor]:
+    """Returns each feature's rows of those that were looked up together."""
+    if len(bags) == 1:
+        return [rows]
+    parts = tf.split(rows, tf.stack([tf.size(bag.ids) for bag in bags]), num=len(bags))
+    return [tf.ensure_shape(part, [None, rows.shape[-1]]) for part in parts]

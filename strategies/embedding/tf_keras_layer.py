@@ -1,0 +1,22 @@
+"""The embedding as a layer of tf_keras."""
+
+from __future__ import annotations
+
+import tf_keras
+
+from strategies.embedding.layer import EmbeddingLayer
+
+
+@tf_keras.saving.register_keras_serializable(package="strategies")
+class DistributedEmbedding(EmbeddingLayer, tf_keras.layers.Layer):
+    """What `strategies.DistributedEmbedding` is, for tf_keras.
+
+    >>> DistributedEmbedding(3, combiner="mean").get_config()["combiner"]
+    'mean'
+
+    Args:
+      *args: as of `strategies.DistributedEmbedding`.
+      **kwargs: as of `strategies.DistributedEmbedding`.
+    """
+
+    initializers = tf_keras.initializers

@@ -1,0 +1,152 @@
+"""Arrays that grow by rows, in host memory."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from strategies._tensorflow import ResourceVariable
+
+HOST = "/device:CPU:0"
+# The indices of TensorFlow's in-place operations are int32.
+_MOST_ROWS = 2**31 - 1
+# How many rows are copied at once when a table grows.
+_CHUNK = 65536
+
+
+def _rooms() -> list[int]:
+    """Returns the sizes in bytes that an array has one after the other, before it is doubled.
+
+    TensorFlow does not give freed memory back, so an array that grows by copies leaves its
+    smaller ones behind. What is reserved and not written to takes none, where Linux allows it:
+    an array that is not small reserves a part of the machine's memory. TensorFlow reserves no
+    more than there is, so it is a small part.
+    """
+    rule = Path("/proc/sys/vm/overcommit_memory")
+    if rule.exists() and rule.read_text().strip() != "2":
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        return [1 << 16, 1 << 20, 1 << 24, max(memory // 24, 1 << 25)]
+    return [1 << 16]
+
+
+class Rows:
+    """An array in host memory that grows by rows; memory that no row was written to is not used.
+
+    Args:
+      shape: of one row.
+      dtype: of its elements.
+      fill: the row that new ones are set to; None leaves that to who writes them.
+    """
+
+    def __init__(self, shape: tuple[int, ...], dtype: tf.DType, fill: Any = None):
+        self.shape = shape
+        self.dtype = tf.as_dtype(dtype)
+        self.fill = None if fill is None else np.broadcast_to(fill, shape)
+        with tf.init_scope(), tf.device(HOST):
+            self._array = ResourceVariable(
+                tf.zeros([0, *shape], self.dtype), trainable=False, shape=[None, *shape]
+            )
+            self._length = ResourceVariable(tf.constant(0, tf.int64), trainable=False)
+
+    def resize(self, length: tf.Tensor) -> None:
+        """Sees to it that there are so many rows, or more."""
+        with tf.device(HOST):
+            tf.cond(
+                length > self._length.read_value(), lambda: self._extended(length), lambda: False
+            )
+
+    def gather(self, rows: tf.Tensor) -> tf.Tensor:
+        """Returns rows by their numbers."""
+        with tf.device(HOST):
+            array = self._array.read_value()
+            values = tf.gather(array, rows)
+            self._after([values], array)
+        return tf.ensure_shape(values, [*rows.shape, *self.shape])
+
+    def update(self, rows: tf.Tensor, values: tf.Tensor) -> None:
+        """Sets rows, each named once."""
+        self._written(tf.raw_ops.InplaceUpdate, rows, values)
+
+    def add(self, rows: tf.Tensor, values: tf.Tensor) -> None:
+        """Adds to rows; a row that is named twice gets both."""
+        self._written(tf.raw_ops.InplaceAdd, rows, values)
+
+    def _written(self, operation: Callable, rows: tf.Tensor, values: tf.Tensor) -> None:
+        with tf.device(HOST):
+            array = self._array.read_value()
+            values = tf.cast(values, self.dtype)
+            written = operation(x=array, i=tf.cast(rows, tf.int32), v=values)
+            self._after([], written)
+
+    def _after(self, done: list[tf.Tensor], array: tf.Tensor) -> None:
+        """Lets what uses the array from now on wait for what is done to it.
+
+        TensorFlow's own operations on a variable's rows make it one that copies what is assigned
+        to it, so that growing would write to all the room that is kept. The operations here
+        work on the value where it is; to assign the same value again puts them in order.
+        """
+        with tf.control_dependencies(done):
+            self._array.assign(array, read_value=False)
+
+    def reset(self, rows: tf.Tensor) -> None:
+        """Sets rows to what new ones are, those that there are."""
+        there = tf.boolean_mask(rows, rows < self._length.read_value())
+        self.update(there, self._filling(tf.size(there)))
+
+    def clear(self) -> None:
+        """Forgets all rows."""
+        self._array.assign(tf.zeros([0, *self.shape], self.dtype))
+        self._length.assign(0)
+
+    def _filling(self, count: tf.Tensor) -> tf.Tensor:
+        fill = tf.constant(self.fill, self.dtype)[tf.newaxis]
+        return tf.tile(fill, [count, *[1] * len(self.shape)])
+
+    def _extended(self, length: tf.Tensor) -> bool:
+        there = self._length.read_value()
+        space = tf.raw_ops.VariableShape(input=self._array.handle, out_type=tf.int64)[0]
+        tf.cond(length > space, lambda: self._moved(there, length, space), lambda: False)
+        if self.fill is not None:
+
+            def filled(start: tf.Tensor) -> tuple[tf.Tensor]:
+                stop = tf.minimum(start + _CHUNK, length)
+                self.update(tf.range(start, stop), self._filling(tf.cast(stop - start, tf.int32)))
+                return (stop,)
+
+            tf.while_loop(lambda start: start < length, filled, [there])
+        self._length.assign(length)
+        return True
+
+    def _moved(self, there: tf.Tensor, length: tf.Tensor, space: tf.Tensor) -> bool:
+        """Copies the rows into an array with room for more; its room takes no memory yet."""
+        row_bytes = self.dtype.size * max(math.prod(self.shape), 1)
+        room = tf.maximum(length, 2 * space)
+        for size in reversed(_rooms()):
+            rows = tf.constant(size // row_bytes, tf.int64)
+            room = tf.where(length <= rows, rows, room)
+        room = tf.minimum(room, _MOST_ROWS)
+        message = f"An array has at most {_MOST_ROWS} rows. Use more workers. Received:"
+        tf.debugging.Assert(length <= room, [message, length])
+        shape = tf.stack([tf.cast(room, tf.int32), *self.shape])
+        old = self._array.read_value()
+        larger = tf.raw_ops.Empty(shape=shape, dtype=self.dtype, init=False)
+
+        def copied(start: tf.Tensor, larger: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            stop = tf.minimum(start + _CHUNK, there)
+            rows = tf.range(start, stop)
+            part = tf.gather(old, rows)
+            larger = tf.raw_ops.InplaceUpdate(x=larger, i=tf.cast(rows, tf.int32), v=part)
+            return stop, tf.ensure_shape(larger, [None, *self.shape])
+
+        larger = tf.ensure_shape(larger, [None, *self.shape])
+        _, larger = tf.while_loop(
+            lambda start, _: start < there, copied, [tf.constant(0, tf.int64), larger]
+        )
+        self._array.assign(larger)
+        return True

@@ -1,0 +1,268 @@
+"""Variables of which an optimizer sees the rows in view, so that a step costs what it touches.
+
+A table of an embedding has as many rows as ids have come, and a step touches a few thousand of
+them. Stock optimizers are written for whole variables. So a table's variable and the optimizer's
+slot variables answer as if they were the touched rows alone: what reads them gathers these rows,
+what writes them scatters. `update_step` of any optimizer that works element by element runs on
+that unchanged, Keras 3's and tf_keras's, and rows that are not touched stay as they are.
+
+Which rows are in view is known when the gradient is: it leaves the backward pass as
+`tf.IndexedSlices` with each row once, its indices 0, 1, 2, ... the positions in the view. In
+these terms it is a gradient as any other: it can be clipped, scaled, scattered or made dense.
+The rows themselves stand in a variable, for the update may be another function than the backward
+pass. Nothing hooks into the update, so it works without a strategy as well.
+
+The other half is that slot variables become such variables too. Under this package's strategies
+`extended` makes them, where an optimizer asks for a variable beside a table's. Without a strategy
+Keras asks in no such words; a variable creator then knows them by the table's name in theirs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from strategies._tensorflow import ResourceVariable
+from strategies.row_array import HOST, Rows
+
+# Optimizer states that are of all rows, touched or not.
+_OF_ALL_ROWS = ("gradient_accumulator", "average", "acc_grad")
+
+_numbers = itertools.count()
+_named: weakref.WeakValueDictionary[str, RowVariable] = weakref.WeakValueDictionary()
+_creators = threading.local()
+
+
+class View:
+    """Which rows an optimizer sees; one for a table's variable and all its slot variables."""
+
+    def __init__(self) -> None:
+        with tf.init_scope(), tf.device(HOST):
+            self._rows = ResourceVariable(tf.zeros([0], tf.int64), trainable=False, shape=[None])
+            # How many rows there are, in use or not.
+            self.length = ResourceVariable(tf.constant(0, tf.int64), trainable=False)
+        # Changes whenever rows are put in view.
+        self.mark = object()
+
+    def show(self, rows: tf.Tensor) -> None:
+        """Puts rows in view."""
+        with tf.device(HOST):
+            self._rows.assign(rows)
+        self.mark = object()
+
+    def rows(self, positions: tf.Tensor | None = None) -> tf.Tensor:
+        """Returns the numbers of the rows in view, all or some."""
+        with tf.device(HOST):
+            return (
+                self._rows.read_value() if positions is None else self._rows.sparse_read(positions)
+            )
+
+
+class RowVariable(ResourceVariable):
+    """A table's trainable variable, or a slot variable of it.
+
+    It keeps a value of one row by itself, of which gradients are taken and the shape is
+    told; its rows are elsewhere.
+
+    Args:
+      view: the rows to be seen.
+      row: the row that new ones are set to, [width].
+      trainable: whether it is the table's, and not a slot variable.
+      name: a part of the names of the slot variables.
+      strategy: the one that it is made under.
+    """
+
+    def __init__(
+        self,
+        view: View,
+        row: Any,
+        trainable: bool,
+        name: str,
+        strategy: tf.distribute.Strategy | None,
+    ):
+        with tf.init_scope(), tf.device(HOST):
+            super().__init__(
+                tf.convert_to_tensor(row)[tf.newaxis],
+                trainable=trainable,
+                name=name,
+                distribute_strategy=strategy,
+            )
+        self.view = view
+        self.table_name = name
+        self.table = Rows(tuple(self.shape[1:]), self.dtype, None if trainable else np.array(row))
+        self.slots: dict[str, RowVariable] = {}
+        self._on_slot: Callable[[str, RowVariable], None] = lambda name, slot: None
+        self._resized_for: object = None
+        if trainable:
+            _named[name] = self
+
+    def token(self) -> tf.Tensor:
+        """Returns a tensor whose gradient is the variable's."""
+        return self._read_variable_op()
+
+    def on_slot(self, function: Callable[[str, RowVariable], None]) -> None:
+        """Calls a function with the name of each slot variable that is made."""
+        self._on_slot = function
+
+    def make_slot(self, name: str, initial_value: Any, dtype: Any = None) -> RowVariable:
+        """Returns a new slot variable of this variable.
+
+        Args:
+          name: what the optimizer calls it.
+          initial_value: of the shape of this variable, or a function that makes it.
+          dtype: of its elements; None is that of the value.
+
+        Raises:
+          ValueError: if it is not one row for each row, or is of all rows in every step.
+        """
+        if any(part in name for part in _OF_ALL_ROWS):
+            raise ValueError(
+                "An embedding's rows are updated when they are touched, by optimizers whose state "
+                f"is of these rows. Received: {name!r}, which is of all rows. Leave out use_ema "
+                "and gradient_accumulation_steps."
+            )
+        with tf.init_scope(), tf.device(HOST):
+            value = initial_value() if callable(initial_value) else initial_value
+            value = np.array(tf.cast(value, dtype or value.dtype))
+        if value.shape != tuple(self.shape):
+            raise ValueError(
+                "An embedding is trained by optimizers that have a state of its shape. Received: "
+                f"{name!r} of shape {value.shape}, for {tuple(self.shape)}. Choose SGD, Adagrad, "
+                "Adam, RMSprop, Adadelta, Ftrl or Lion."
+            )
+        slot = RowVariable(self.view, value[0], False, name, self._distribute_strategy)
+        # Keras 3 puts it behind the variable's name, tf_keras before it.
+        before, _, behind = name.partition(self.table_name)
+        key = behind.strip("_:") or before.split("/")[0]
+        while key in self.slots:  # another optimizer's
+            key += "_"
+        self.slots[key] = slot
+        self._on_slot(key, slot)
+        return slot
+
+    def _all_there(self) -> None:
+        mark = (self.view.mark, tf.compat.v1.get_default_graph())
+        if tf.executing_eagerly() or self._resized_for != mark:
+            self.table.resize(self.view.length.read_value())
+        self._resized_for = mark
+
+    def value(self, no_copy: bool = False) -> tf.Tensor:
+        """Returns the rows in view."""
+        del no_copy
+        self._all_there()
+        return self.table.gather(self.view.rows())
+
+    def read_value(self) -> tf.Tensor:
+        """Returns the rows in view."""
+        return self.value()
+
+    def sparse_read(self, indices: tf.Tensor, name: Any = None) -> tf.Tensor:
+        """Returns rows by their positions in the view; `tf.gather` calls it."""
+        del name
+        self._all_there()
+        return self.table.gather(self.view.rows(indices))
+
+    def numpy(self) -> np.ndarray:
+        """Returns the value of one row that stands for the table."""
+        return np.array(self._read_variable_op())
+
+    def assign(
+        self, value: Any, use_locking: Any = None, name: Any = None, read_value: bool = True
+    ) -> Any:
+        """Sets the rows in view."""
+        del use_locking, name, read_value
+        if tf.executing_eagerly() and self._is_stand_in(value):
+            return self
+        self._all_there()
+        self.table.update(self.view.rows(), tf.convert_to_tensor(value))
+        return self
+
+    def _is_stand_in(self, value: Any) -> bool:
+        """Returns whether a value is what `numpy` gives, which model.set_weights brings back."""
+        if tuple(getattr(value, "shape", ())) != tuple(self.shape):
+            return False
+        if np.array_equal(np.array(value), self.numpy()):
+            return True
+        if int(tf.size(self.view.rows())) != 1:
+            raise ValueError(
+                "The rows of an embedding are no weights of the model; one row stands for them. "
+                f"Received: other values for {self.name!r}. Set rows by the layer's set_rows."
+            )
+        return False
+
+    def assign_add(
+        self, delta: Any, use_locking: Any = None, name: Any = None, read_value: bool = True
+    ) -> Any:
+        """Adds to the rows in view."""
+        del use_locking, name, read_value
+        self._all_there()
+        self.table.add(self.view.rows(), tf.convert_to_tensor(delta))
+        return self
+
+    def assign_sub(
+        self, delta: Any, use_locking: Any = None, name: Any = None, read_value: bool = True
+    ) -> Any:
+        """Subtracts from the rows in view."""
+        return self.assign_add(-tf.convert_to_tensor(delta))
+
+    def scatter_add(
+        self, sparse_delta: tf.IndexedSlices, use_locking: bool = False, name: Any = None
+    ) -> Any:
+        """Adds to rows, named by their positions in the view."""
+        del use_locking, name
+        self._all_there()
+        rows = self.view.rows(sparse_delta.indices)
+        self.table.add(rows, sparse_delta.values)
+        return self
+
+    def scatter_sub(
+        self, sparse_delta: tf.IndexedSlices, use_locking: bool = False, name: Any = None
+    ) -> Any:
+        """Subtracts from rows, named by their positions in the view."""
+        return self.scatter_add(tf.IndexedSlices(-sparse_delta.values, sparse_delta.indices))
+
+    def scatter_update(
+        self, sparse_delta: tf.IndexedSlices, use_locking: bool = False, name: Any = None
+    ) -> Any:
+        """Sets rows, named by their positions in the view."""
+        del use_locking, name
+        self._all_there()
+        self.table.update(self.view.rows(sparse_delta.indices), sparse_delta.values)
+        return self
+
+
+def new_name() -> str:
+    """Returns a name for a table's variable that no name of another one begins with."""
+    return f"embedding_rows_{next(_numbers)}_"
+
+
+def know_slots() -> None:
+    """Lets slot variables be known by their names, where there is no strategy that knows them.
+
+    From now on, in this thread. Other variables are not concerned.
+
+    Raises:
+      RuntimeError: if it is called inside a `tf.variable_creator_scope` of others.
+    """
+    if getattr(_creators, "entered", None) is not None:
+        return
+    with tf.init_scope():
+        scope = contextlib.ExitStack()
+        scope.enter_context(tf.variable_creator_scope(_created))
+    _creators.entered = scope
+
+
+def _created(next_creator: Callable, **kwargs: Any) -> Any:
+    name = kwargs.get("name") or ""
+    if "embedding_rows_" in name and not kwargs.get("trainable"):
+        for known, variable in list(_named.items()):
+            if known in name:
+                return variable.make_slot(name, kwargs["initial_value"], kwargs.get("dtype"))
+    return next_creator(**kwargs)

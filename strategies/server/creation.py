@@ -1,0 +1,43 @@
+"""What a new variable is, told from what it is made with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from strategies._tensorflow import CheckpointInitialValue
+from strategies.server.values import Held
+from strategies.server.variables import SharedVariable
+
+_CPU = "/device:CPU:0"
+
+
+def first_value(kwargs: dict[str, Any]) -> np.ndarray:
+    """Returns the initial value that this worker's script asks for."""
+    with tf.init_scope(), tf.device(_CPU):
+        value = kwargs["initial_value"]
+        value = value() if callable(value) else value
+        if isinstance(value, CheckpointInitialValue):
+            value = value.wrapped_value
+        value = tf.convert_to_tensor(value, dtype=kwargs.get("dtype"))
+        kwargs["initial_value"] = value
+        return value.numpy() if value.dtype != tf.string else np.array(value.numpy(), object)
+
+
+def is_whole_number(value: np.ndarray) -> bool:
+    """Whether a value is one integer."""
+    return value.shape == () and value.dtype.kind in "iu"
+
+
+def contain(held: Held, shared: SharedVariable) -> None:
+    """Lets an optimizer find the variable that a part of it on a server is of."""
+    for part in held.parts:
+        part.handle._distributed_container = lambda: shared
+
+
+def assigns(fn: Callable) -> bool:
+    """Whether a function gives a variable another value, and adds nothing to it."""
+    return "assign" in getattr(fn, "__code__", assigns.__code__).co_names

@@ -1,0 +1,91 @@
+"""The benchmarks run in turn, and their table says what was measured."""
+
+import doctest
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+BENCHMARKS = ROOT / "benchmarks"
+
+
+@pytest.fixture
+def load():
+    """Loads a file of the benchmarks as a module."""
+
+    def load(path):
+        spec = importlib.util.spec_from_file_location(f"benchmarks_{path.stem}", path)
+        module = importlib.util.module_from_spec(spec)
+        # A dataclass looks for its module there.
+        sys.modules[spec.name] = module
+        spec.loader.exec_module(module)
+        return module
+
+    yield load
+    for name in [name for name in sys.modules if name.startswith("benchmarks_")]:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def turns(load):
+    return load(BENCHMARKS / "turns.py")
+
+
+def test_systems_take_turns(turns, tmp_path):
+    log = tmp_path / "log"
+
+    def system(name, value):
+        program = (
+            f"file = open({str(log)!r}, 'a'); file.write({name!r}); "
+            f"print('[worker 0] RESULT {{\"ms\": {value}}}')"
+        )
+        return turns.System(name, (sys.executable, "-c", program))
+
+    found = turns.measured([system("A", 2), system("B", 3)], rounds=3, timeout=30)
+    assert log.read_text() == "ABABAB"
+    assert found == {"A": {"ms": [2, 2, 2]}, "B": {"ms": [3, 3, 3]}}
+
+
+@pytest.mark.parametrize("program", ["print('nothing')", "print('RESULT {}'); exit(3)"])
+def test_a_system_that_fails_is_shown(turns, program):
+    system = turns.System("broken", (sys.executable, "-c", program))
+    with pytest.raises(RuntimeError, match="Received: [03] from .*"):
+        turns.measured([system], rounds=1, timeout=30)
+
+
+def test_every_process_has_one_thread(turns):
+    program = (
+        "import os, json; names = [name for name in os.environ if name.endswith('_THREADS')]; "
+        "print('RESULT', json.dumps({name: int(os.environ[name]) for name in names}))"
+    )
+    found = turns.measured([turns.System("a", (sys.executable, "-c", program))], 1, 30)
+    for name in ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"):
+        assert found["a"][name] == [1]
+
+
+def test_a_ratio_above_one_is_in_favour_of_the_first(turns):
+    measured = {"a": {"x": [1, 2, 300]}, "b": {"x": [4, 4, 5]}, "c": {}}
+    less = turns.table(measured, less_is_better=True).splitlines()
+    assert less[2:] == ["| a | 2.00 |", "| b | 4.00 (2.00 x) |", "| c | - |"]
+    more = turns.table(measured, less_is_better=False).splitlines()
+    assert more[3] == "| b | 4.00 (0.50 x) |"
+
+
+def test_the_examples_in_them_hold(load, turns):
+    for module in (turns, load(BENCHMARKS / "peers" / "sizes.py")):
+        failed, tried = doctest.testmod(module)
+        assert tried and not failed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["all_reduce", "mirrored", "parameter_server"])
+def test_a_benchmark_runs(job, name):
+    command = [sys.executable, str(BENCHMARKS / f"{name}.py"), "--short", "--rounds", "1"]
+    process = job.popen([*command, "--timeout", "200"])
+    output, _ = process.communicate(timeout=900)
+    assert process.returncode == 0, output
+    assert "| this package, " in output
+    assert not any(" - " in line for line in output.splitlines() if line.startswith("|")), output
+    job.assert_nothing_left()

@@ -1,0 +1,62 @@
+"""The click model: what it reads, and how well it predicts on one worker and on two."""
+
+import re
+
+import numpy as np
+import pytest
+
+SMALL = ["--layers=64,32", "--table_rows=20001", "--batch_size=128"]
+BEST = 0.806  # criteo_data.py says so of these rows
+
+
+@pytest.fixture
+def model(example):
+    return example("ctr_dnn", "--train=unused", "--test=unused")
+
+
+def line(label="0", integers=("",) * 13, values=("",) * 26):
+    return "\t".join([label, *integers, *values])
+
+
+def test_integers_become_logarithms(model):
+    integers = ["", "0", "1", "-3", "1000000", *[""] * 8]
+    (logarithms, ids), labels = model.parse([line("1", integers), line()])
+    assert labels.numpy().tolist() == [[1], [0]]
+    expected = np.zeros([2, 13])
+    expected[0, :5] = 0, 0, np.log(2), -np.log(4), np.log(1_000_001)
+    np.testing.assert_allclose(logarithms, expected, rtol=1e-6)
+    assert ids.shape == [2, 26]
+
+
+def test_a_value_has_an_id_in_each_feature(model):
+    """The same text is another value in another feature, and nothing is a value too."""
+    _, ids = model.parse([line(values=["68fd1e64"] * 26), line()])[0]
+    ids = ids.numpy()
+    assert len(set(ids.ravel())) == 52
+    assert ids.min() >= 0 and ids.max() < 100_001
+    other = ["68fd1e64"] * 25 + ["0b153874"]
+    _, again = model.parse([line(values=other)])[0]
+    assert again.numpy()[0, :25].tolist() == ids[0, :25].tolist()
+    assert again.numpy()[0, 25] != ids[0, 25]
+
+
+def test_a_file_becomes_rows(model, tmp_path):
+    count = model.PARSED_TOGETHER + 3
+    path = tmp_path / "file"
+    path.write_text("".join(line(str(row % 2)) + "\n" for row in range(count)))
+    found = [int(label) for _, (label,) in model.rows(str(path)).as_numpy_iterator()]
+    assert found == [row % 2 for row in range(count)]
+
+
+def test_it_learns_as_much_on_two_workers(run, click_logs):
+    """Files are shared out and batches are others, so on rows so few the AUC is near, not equal."""
+    alone = run("ctr_dnn", *SMALL, *click_logs)
+    both = run("ctr_dnn", *SMALL, *click_logs, under=("--workers", "2"))
+    assert 0.68 < auc(alone) < BEST
+    assert 0.68 < auc(both) < BEST
+    assert abs(auc(both) - auc(alone)) < 0.03
+    assert both.count("test AUC") == 1
+
+
+def auc(output):
+    return float(re.search(r"test AUC: ([\d.]+)", output)[1])

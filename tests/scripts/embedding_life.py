@@ -1,0 +1,189 @@
+"""The life of rows on any number of workers: who gets one, who loses it, and what is counted.
+
+embedding_life.py keras|tf_keras
+"""
+
+import importlib
+import sys
+import tempfile
+
+import numpy as np
+import tensorflow as tf
+
+import strategies
+from strategies.workers import collectives_of
+
+keras = importlib.import_module(sys.argv[1])
+module = f"strategies.embedding.{sys.argv[1]}_layer"
+DistributedEmbedding = importlib.import_module(module).DistributedEmbedding
+strategy = strategies.from_tf_config()
+everyone = collectives_of(strategy)
+rank, n = everyone.rank, everyone.size
+ENDS = [-(2**63), -3, -2, -1, 0, 2**63 - 2, 2**63 - 1]
+
+
+def layer_of(*arguments, **options):
+    with strategy.scope():
+        return DistributedEmbedding(*arguments, name="table", **options)
+
+
+def optimizer_of(kind, *arguments, **options):
+    with strategy.scope():
+        return kind(*arguments, **options)
+
+
+def step(layer, ids, optimizer=None):
+    """One step of a loop of one's own; returns the rows that this worker's ids had."""
+    if (layer, optimizer) not in functions:
+        functions[layer, optimizer] = function_of(layer, optimizer)
+    return functions[layer, optimizer](tf.constant(ids, tf.int64)).numpy()
+
+
+functions = {}
+
+
+def function_of(layer, optimizer):
+    with strategy.scope():
+        if not layer.built:
+            layer.build(None)
+        if optimizer is not None:
+            optimizer.build(layer.trainable_variables)
+
+    def replica(ids):
+        with tf.GradientTape() as tape:
+            rows = layer(ids, training=True)
+            loss = tf.reduce_sum(rows)
+        if optimizer is not None:
+            gradients = tape.gradient(loss, layer.trainable_variables)
+            optimizer.apply_gradients(zip(gradients, layer.trainable_variables, strict=True))
+        return rows
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.int64)])
+    def run(ids):
+        return strategy.run(replica, args=(ids,))
+
+    return run
+
+
+def ids_of(layer):
+    return sorted(everyone.all_gather(tf.constant(layer.rows()[0])).numpy().tolist())
+
+
+# Every int64 is an id; what duplicates of all workers bring is added up before it counts.
+layer = layer_of(2, embeddings_initializer="zeros")
+step(layer, ENDS * 3, optimizer_of(keras.optimizers.SGD, 1.0))
+assert ids_of(layer) == ENDS
+np.testing.assert_array_equal(layer(np.array(ENDS)).numpy(), -3.0 * n)
+adagrad = layer_of(2, embeddings_initializer="zeros")
+step(
+    adagrad,
+    [7, 7],
+    optimizer_of(keras.optimizers.Adagrad, 1.0, initial_accumulator_value=0.0, epsilon=0.0),
+)
+np.testing.assert_allclose(adagrad(np.array([7])).numpy(), -1.0)  # g / sqrt(g * g)
+# A worker without ids takes part.
+step(layer, [5] if rank == 0 else [], optimizer_of(keras.optimizers.SGD, 1.0))
+np.testing.assert_array_equal(layer(np.array([5])).numpy(), -1.0)
+step(layer, [], optimizer_of(keras.optimizers.Adam, 1.0))
+assert len(ids_of(layer)) == len(ENDS) + 1
+# The same row wherever and whenever it comes.
+first, second = (layer_of(3, embeddings_initializer="normal") for _ in range(2))
+step(first, ENDS)
+for one in reversed(ENDS):
+    step(second, [one])
+np.testing.assert_array_equal(first(np.array(ENDS)), second(np.array(ENDS)))
+alone = layer_of(3, embeddings_initializer="normal", unseen="zeros")
+np.testing.assert_array_equal(alone(np.array(ENDS)).numpy(), 0.0)
+np.testing.assert_array_equal(step(alone, ENDS), first(np.array(ENDS)))
+
+# Admission: in the step in which an id comes for the third time, from all workers together.
+for memory in (None, 2**16):
+    rule = strategies.Admission(3, memory=memory)
+    layer = layer_of(2, embeddings_initializer="ones", unseen="zeros", admission=rule)
+    got = step(layer, [1, 2] if rank == 0 else [2], optimizer_of(keras.optimizers.SGD, 1.0))
+    assert ids_of(layer) == ([2] if n >= 3 else [])
+    assert (got == (1 if n >= 3 else 0))[-1].all()
+    step(layer, [1] if rank == 0 else [])
+    step(layer, [1] if rank == 0 else [])
+    assert 1 in ids_of(layer)
+    counted = layer.statistics()["table"]
+    assert counted["refused"] == (2 if n >= 3 else 3), counted
+    assert counted["rows"] == len(ids_of(layer)) == counted["new"]
+# Of a small sketch no id is refused that came often enough.
+layer = layer_of(2, admission=strategies.Admission(2, memory=1024))
+many = np.arange(2000)
+step(layer, many)
+if n == 1:
+    step(layer, many)
+assert ids_of(layer) == many.tolist()
+
+# Eviction by age and by count; a row that comes again is new, and so are its slot variables.
+layer = layer_of(
+    2, embeddings_initializer="zeros", eviction=strategies.Eviction(age=2, count=2 * n)
+)
+optimizer = optimizer_of(keras.optimizers.SGD, 1.0, momentum=0.5)
+step(layer, [1, 1, 2, 2, 3], optimizer)
+assert layer.evict() == {"table": 1}  # 3 came once
+assert ids_of(layer) == [1, 2]
+np.testing.assert_array_equal(layer(np.array([1, 3])).numpy()[:, 0], [-2.0 * n, 0.0])
+step(layer, [1, 1], optimizer)
+step(layer, [1, 1, 4, 4], optimizer)
+assert layer.evict() == {"table": 1}  # 2 came two steps ago
+assert ids_of(layer) == [1, 4]
+step(layer, [2, 2, 5, 5], optimizer)
+np.testing.assert_array_equal(layer(np.array([2, 5])).numpy(), -2.0 * n)
+assert layer.evict() == {"table": 0}
+counted = layer.statistics()["table"]
+assert (counted["rows"], counted["new"], counted["evicted"]) == (4, 6, 2), counted
+assert counted["lookups"] == 15 * n and counted["imbalance"] >= 1.0
+
+# A bound on the number of ids, of all workers together.
+layer = layer_of(2, 10)
+step(layer, np.arange(10))
+try:
+    step(layer, [3, 11])
+except tf.errors.InvalidArgumentError as error:
+    assert "at most input_dim ids. Received:" in str(error), error
+else:
+    raise AssertionError("eleven of ten ids")
+
+# Growth keeps what was there.
+layer = layer_of(4, embeddings_initializer="normal")
+optimizer = optimizer_of(keras.optimizers.Adam, 0.1)
+step(layer, np.arange(500), optimizer)
+before = layer(np.arange(500)).numpy()
+step(layer, np.arange(500, 10_000), optimizer)
+np.testing.assert_array_equal(layer(np.arange(500)).numpy(), before)
+assert len(ids_of(layer)) == 10_000
+assert layer.statistics()["table"]["imbalance"] < 1.1
+
+# Rows of one's own, and rows in files of which the last one is whole.
+layer = layer_of(2, embeddings_initializer="zeros")
+layer.build(None)
+layer.set_rows(np.array([4, -4]), np.array([[1.0, 2.0], [3.0, 4.0]]))
+np.testing.assert_array_equal(layer(np.array([-4, 4, 5])).numpy(), [[3, 4], [1, 2], [0, 0]])
+directory = tempfile.mkdtemp() if rank == 0 else ""
+code = tf.io.decode_raw([directory.ljust(80)], tf.uint8)
+directory = bytes(everyone.broadcast(code).numpy().tolist()[0]).decode().strip()
+try:
+    layer.save_rows(directory, delta=True)
+except ValueError as error:
+    assert "Save all rows there first" in str(error)
+else:
+    raise AssertionError("a delta of nothing")
+optimizer = optimizer_of(keras.optimizers.SGD, 1.0, momentum=0.5)
+layer.save_rows(directory)
+step(layer, [4, 9], optimizer)
+folder = layer.save_rows(directory, delta=True)
+after = layer(np.array([-4, 4, 9])).numpy()
+step(layer, [-4, 4, 10], optimizer)
+again = layer_of(2, embeddings_initializer="zeros")
+again.build()
+again.load_rows(directory)
+np.testing.assert_array_equal(again(np.array([-4, 4, 9])).numpy(), after)
+assert ids_of(again) == [-4, 4, 9]
+optimizer = optimizer_of(keras.optimizers.SGD, 1.0, momentum=0.5)
+step(again, [4], optimizer)  # the slot variable that was saved goes on: m = 0.5 * -n - n
+np.testing.assert_array_equal(again(np.array([4])).numpy(), after[1:2] - 1.5 * n)
+strategies.barrier(strategy)
+print("passed")

@@ -1,0 +1,106 @@
+"""The modes that wait for nobody, in closed form: no change is lost, and what a worker lacks.
+
+servers_counting.py async|half_async|geo STEPS [other options of ParameterServerStrategy as JSON]
+
+Each step of worker w takes 1 from element w of a vector, and 1 from all elements of a table.
+"""
+
+import json
+import sys
+import time
+
+import numpy as np
+import tensorflow as tf
+
+import strategies
+
+mode, steps = sys.argv[1], int(sys.argv[2])
+options = json.loads(sys.argv[3] if len(sys.argv) > 3 else "{}")
+strategy = strategies.from_tf_config(mode=mode, min_slice_size=4, **options)
+extended = strategy.extended
+rank, size = extended.workers.rank, extended.workers.size
+assert strategy.num_replicas_in_sync == options.get("num_replicas", 1)
+with strategy.scope():
+    mine = tf.Variable(tf.zeros([size]), name="mine")
+    table = tf.Variable(tf.zeros([6, 2]), name="table")
+    moving = tf.Variable(tf.zeros([3]), trainable=False, name="moving")
+    iteration = tf.Variable(
+        0, trainable=False, dtype=tf.int64, name="iteration",
+        aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
+    )  # fmt: skip
+everything = [mine, table, moving]
+
+
+@tf.function
+def step():
+    def replica():
+        tf.distribute.get_replica_context()
+        moving.assign_add(tf.ones([3]))
+        mine.assign_sub(tf.one_hot(rank, size))
+        table.assign_sub(tf.ones([6, 2]))
+        iteration.assign_add(1)
+
+    strategy.run(replica)
+
+
+def on_servers(variable):
+    return extended.on_servers.read([variable.held])[0]
+
+
+lag = 0
+for number in range(1, steps + 1):
+    step()
+    lag = max(lag, number + int(mine.numpy()[rank]))
+if mode != "geo":
+    bounds = {"half_async": 0, "async": 0}
+    if mode == "async":
+        merge, waiting = options.get("max_merge", 1), options.get("send_queue_size", 4)
+        bounds["async"] = waiting + merge + options.get("pull_every", 1) + merge
+    assert lag <= bounds[mode], (lag, bounds)
+print("lacks at most", lag, "of its own", flush=True)
+strategies.barrier(strategy)
+
+total = steps * size
+if mode == "geo":
+    every = options["geo_steps"]
+    sent = steps // every * every
+    # All but what is left of each worker's progress: 1 - 1/N of the last exchange's, and so on.
+    left = sum(every * (1 - 1 / size) ** (n + 1) for n in range(steps // every))
+    np.testing.assert_allclose(on_servers(mine), -(sent - left), rtol=1e-5)
+    np.testing.assert_allclose(on_servers(table), -(sent - left) * size, rtol=1e-5)
+    np.testing.assert_allclose(on_servers(moving), (sent - left) * size, rtol=1e-5)
+    assert int(iteration.numpy()) == steps
+    strategies.barrier(strategy)
+
+    # With no progress of its own, what a worker has not sent shrinks by 1 - 1/N an exchange.
+    def unsent():
+        return mine.values[0].numpy() - mine.base.numpy()
+
+    @tf.function
+    def rest():
+        strategy.run(lambda: mine.assign_add(tf.zeros([size])))
+
+    before = unsent()
+    for exchange in range(1, 5):
+        for _ in range(every):
+            rest()
+        np.testing.assert_allclose(unsent(), before * (1 - 1 / size) ** exchange, atol=2e-4)
+    strategies.barrier(strategy)
+else:
+    np.testing.assert_array_equal(on_servers(mine), np.full([size], -steps))
+    np.testing.assert_array_equal(on_servers(table), np.full([6, 2], -total))
+    np.testing.assert_array_equal(on_servers(moving), np.full([3], total))
+    assert int(on_servers(iteration)) == total
+    np.testing.assert_array_equal(
+        extended.on_servers.read([extended.pushes])[0], np.full([size], steps)
+    )
+strategies.barrier(strategy)
+
+# A value that is given outside of a step is everybody's.
+if rank == 0:
+    table.assign(np.arange(12.0).reshape(6, 2))
+strategies.barrier(strategy)
+np.testing.assert_array_equal(on_servers(table), np.arange(12.0).reshape(6, 2))
+strategies.barrier(strategy)
+time.sleep(0.1)
+print("passed")

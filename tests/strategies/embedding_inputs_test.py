@@ -1,0 +1,162 @@
+"""What DistributedEmbedding takes and gives in one process, against NumPy."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from strategies import Admission, DistributedEmbedding, Eviction, FeatureConfig, TableConfig
+from strategies.embedding.combine import Bags
+
+ID = st.integers(-(2**63), 2**63 - 1)
+
+
+def expected(bags, weights, rows, combiner):
+    result = []
+    for bag, weight in zip(bags, weights, strict=True):
+        w = np.array(weight, np.float64)
+        total = sum((w[k] * rows[one] for k, one in enumerate(bag)), np.zeros(3))
+        divisor = {"sum": 1, "mean": w.sum(), "sqrtn": np.sqrt((w**2).sum())}[combiner]
+        result.append(total / divisor if divisor else np.zeros(3))
+    return np.array(result).reshape([-1, 3])
+
+
+@settings(max_examples=25)
+@given(
+    st.lists(st.lists(st.tuples(ID, st.floats(0.5, 2.0, width=32)), max_size=4), max_size=4),
+    st.sampled_from(["sum", "mean", "sqrtn"]),
+)
+def test_bags_of_any_lengths_ragged_and_sparse(pairs, combiner):
+    layer = DistributedEmbedding(3, name="bags", embeddings_initializer="normal", combiner=combiner)
+    bags = [[one for one, _ in bag] for bag in pairs]
+    weights = [[weight for _, weight in bag] for bag in pairs]
+    flat = sorted({one for bag in bags for one in bag})
+    single = DistributedEmbedding(3, name="bags", embeddings_initializer="normal")
+    rows = dict(zip(flat, single(np.array(flat, np.int64)).numpy(), strict=True)) if flat else {}
+    ragged = tf.ragged.constant(bags, tf.int64, ragged_rank=1, inner_shape=())
+    ragged_weights = tf.ragged.constant(weights, tf.float32, ragged_rank=1, inner_shape=())
+    want = expected(bags, weights, rows, combiner)
+    np.testing.assert_allclose(layer(ragged, weights=ragged_weights), want, atol=1e-5)
+    sparse, sparse_weights = ragged.to_sparse(), ragged_weights.to_sparse()
+    np.testing.assert_allclose(layer(sparse, weights=sparse_weights), want, atol=1e-5)
+    ones = [[1.0] * len(bag) for bag in bags]
+    np.testing.assert_allclose(layer(ragged), expected(bags, ones, rows, combiner), atol=1e-5)
+
+
+def test_dense_ids_of_any_rank_with_padding():
+    ids = np.array([[[5, 0], [7, 7]], [[0, 0], [-1, 5]]])
+    plain = DistributedEmbedding(3, name="dense", embeddings_initializer="normal", mask_zero=True)
+    bags = DistributedEmbedding(
+        3, name="dense", embeddings_initializer="normal", combiner="mean", mask_zero=True
+    )
+    rows = plain(ids).numpy()
+    assert rows.shape == (2, 2, 2, 3)
+    np.testing.assert_array_equal(plain.compute_mask(tf.constant(ids)), ids != 0)
+    means = bags(ids).numpy()
+    np.testing.assert_allclose(means[0, 0], rows[0, 0, 0], atol=1e-6)
+    np.testing.assert_allclose(means[0, 1], rows[0, 1, 0], atol=1e-6)
+    np.testing.assert_array_equal(means[1, 0], 0.0)
+    np.testing.assert_allclose(means[1, 1], rows[1, 1].mean(axis=0), atol=1e-6)
+    ragged = plain(tf.ragged.constant([[3], [], [4, 5]], tf.int64))
+    assert ragged.row_lengths().numpy().tolist() == [1, 0, 2] and ragged.shape[-1] == 3
+
+
+def test_features_share_tables_and_a_config_makes_the_layer_again():
+    shared = TableConfig("shared", 2, embeddings_initializer="normal", admission=Admission(2))
+    other = TableConfig("other", 3, input_dim=9, eviction=Eviction(age=3, count=2))
+    features = {
+        "a": FeatureConfig(shared),
+        "b": FeatureConfig(shared, "sum"),
+        "c": FeatureConfig(other, "sqrtn"),
+    }
+    layer = DistributedEmbedding(features=features, seed=3, unseen="zeros", name="three")
+    again = DistributedEmbedding.from_config(layer.get_config())
+    assert again.get_config() == layer.get_config()
+    inputs = {name: np.array([[1, 2], [2, 4]]) for name in features}
+    outputs = layer(inputs, training=True)
+    assert [tuple(outputs[name].shape) for name in features] == [(2, 2, 2), (2, 2), (2, 3)]
+    np.testing.assert_allclose(tf.reduce_sum(outputs["a"], 1), outputs["b"], atol=1e-6)
+    assert layer.rows("shared")[0].tolist() == [1, 2, 4]
+    with pytest.raises(ValueError, match="A table is one of 'shared', 'other'. Received: None"):
+        layer.rows()
+
+
+def test_half_precision_and_several_steps_an_execution():
+    inputs = keras.Input([2], dtype="int64")
+    layer = DistributedEmbedding(3, dtype="mixed_bfloat16")
+    model = keras.Model(inputs, keras.layers.Dense(1)(keras.layers.Flatten()(layer(inputs))))
+    model.compile("adam", "mse", steps_per_execution=3)
+    model.fit(np.arange(24).reshape([12, 2]), np.ones([12, 1]), batch_size=2, verbose=0)
+    assert layer(np.array([1])).dtype == tf.bfloat16
+    ids, rows = layer.rows()
+    assert ids.tolist() == list(range(24)) and rows.dtype == np.float32
+
+
+def test_one_layer_called_twice_in_a_step_has_the_gradient_of_both():
+    layer = DistributedEmbedding(2, embeddings_initializer="zeros")
+    optimizer = keras.optimizers.Adagrad(1.0, initial_accumulator_value=0.0, epsilon=0.0)
+    for _ in range(2):
+        with tf.GradientTape() as tape:
+            first, second = (layer(np.array(ids), training=True) for ids in ([1, 2], [2, 3, 3]))
+            loss = tf.reduce_sum(first) + tf.reduce_sum(second)
+        (gradient,) = tape.gradient(loss, layer.trainable_variables)
+        by_id = dict(zip(layer.rows()[0].tolist(), gradient.values.numpy()[:, 0], strict=True))
+        assert sorted(by_id.values()) == [1.0, 2.0, 2.0]
+        optimizer.apply([gradient], layer.trainable_variables)
+    np.testing.assert_allclose(layer(np.array([1, 2, 3])).numpy(), -1 - 0.5**0.5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: DistributedEmbedding(), "Received: neither. Give output_dim or features"),
+        (lambda: DistributedEmbedding(0), "output_dim is a whole number from 1. Received: 0"),
+        (lambda: DistributedEmbedding(2, combiner="max"), "combiner is one of .* 'max'"),
+        (lambda: DistributedEmbedding(2, unseen="nan"), "unseen is one of .* Received: 'nan'"),
+        (lambda: DistributedEmbedding(2, seed=0.5), "seed is a whole number. Received: 0.5"),
+        (lambda: DistributedEmbedding(features={}), "has a feature or more. Received: none"),
+        (lambda: DistributedEmbedding(features={"a": 1}), "a FeatureConfig. Received: 1"),
+        (
+            lambda: DistributedEmbedding(2, embeddings_initializer="glorot_uniform"),
+            "Received: embeddings_initializer GlorotUniform",
+        ),
+        (
+            lambda: DistributedEmbedding(
+                2, embeddings_initializer=keras.initializers.RandomNormal(seed=5)
+            ),
+            "RandomNormal with seed=5. Give the seed to the layer",
+        ),
+        (lambda: Admission(0), "count is a whole number from 1. Received: 0"),
+        (lambda: Eviction(), "by age, by count, or both. Received: neither"),
+        (lambda: DistributedEmbedding(2).rows(), "Received: one that was not called"),
+        (lambda: DistributedEmbedding(2)(np.array([0.5])), "Ids are integers. Received: float32"),
+        (
+            lambda: DistributedEmbedding(2)(tf.sparse.from_dense([[1]])),
+            "Received: combiner=None. Choose",
+        ),
+        (
+            lambda: Bags(tf.constant([[1]]), tf.constant([[1.0]]), None, False),
+            "Received: weights with combiner=None",
+        ),
+    ],
+)
+def test_what_cannot_be_done_is_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+@pytest.mark.parametrize("options", [{"use_ema": True}, {"gradient_accumulation_steps": 2}])
+def test_optimizers_that_touch_all_rows_are_refused(options):
+    layer = DistributedEmbedding(2)
+    layer(np.array([1]))
+    optimizer = keras.optimizers.SGD(1.0, **options)
+    with pytest.raises(ValueError, match="Leave out use_ema and gradient_accumulation_steps"):
+        optimizer.build(layer.trainable_variables)
+
+
+def test_stock_strategies_are_refused():
+    with tf.distribute.OneDeviceStrategy("CPU:0").scope():
+        with pytest.raises(ValueError, match="Received: .*OneDeviceStrategy. Use"):
+            DistributedEmbedding(2)

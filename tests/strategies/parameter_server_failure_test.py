@@ -1,0 +1,129 @@
+"""What becomes of `fit` when a worker or a server is killed, or a server is paused."""
+
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tf_config import Task, TFConfig, local_cluster
+
+SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "steady.py"
+STEPS = 20  # of an epoch of the script
+SLOW = pytest.mark.slow
+
+
+class ByHand:
+    """Two workers and a server, each started by itself as on machines of their own."""
+
+    def __init__(self, job, mode):
+        self.job, self.mode = job, mode
+        self.cluster = local_cluster(workers=2, ps=1)
+
+    def serve(self):
+        return self._start(Task("ps", 0), "-m", "strategies.serve")
+
+    def work(self, index, epochs=10_000):
+        return self._start(Task("worker", index), SCRIPT, self.mode, self.job.directory, epochs)
+
+    def _start(self, task, *command):
+        config = TFConfig(self.cluster, task).to_json()
+        variables = ["env", f"TF_CONFIG={config}", "OMP_NUM_THREADS=1"]
+        return self.job.popen([*variables, sys.executable, *map(str, command)])
+
+    def losses(self, index):
+        """Returns the losses of a worker's epochs so far."""
+        path = self.job.directory / f"worker-{index}"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [float(line.split()[1]) for line in lines]
+
+    def wait_for_epochs(self, index, count, within=200):
+        self.job.wait_for(lambda: len(self.losses(index)) >= count, within)
+
+    def stop(self, *processes):
+        """Ends training; fails if a process does not end well."""
+        (self.job.directory / "stop").touch()
+        for process in processes:
+            output, _ = process.communicate(timeout=100)
+            assert process.returncode == 0, output
+
+
+@SLOW
+@pytest.mark.parametrize("mode", ["async", "half_async", "geo"])
+def test_a_killed_worker_is_not_missed_and_comes_back(job, mode):
+    tasks = ByHand(job, mode)
+    server, first, second = tasks.serve(), tasks.work(0), tasks.work(1)
+    tasks.wait_for_epochs(0, 3)
+    tasks.wait_for_epochs(1, 3)
+    second.kill()
+    second.wait()
+    before = len(tasks.losses(0))
+    tasks.wait_for_epochs(0, before + 5)
+    epochs = len(tasks.losses(1))
+    second = tasks.work(1)
+    tasks.wait_for_epochs(1, epochs + 5)
+    losses, again = tasks.losses(0), tasks.losses(1)[epochs:]
+    assert losses[-1] < 0.9 * losses[before] < losses[0]
+    assert again[0] < 0.9 * tasks.losses(1)[0], "it begins with the present variables"
+    assert again[-1] < again[0]
+    tasks.stop(first, second, server)
+
+
+@SLOW
+@pytest.mark.parametrize("mode", ["sync", "async", "half_async", "geo"])
+def test_workers_name_a_server_that_is_killed(job, mode):
+    tasks = ByHand(job, mode)
+    server, *workers = tasks.serve(), tasks.work(0), tasks.work(1)
+    tasks.wait_for_epochs(0, 3)
+    tasks.wait_for_epochs(1, 3)
+    server.kill()
+    start = time.monotonic()
+    for worker in workers:
+        output, _ = worker.communicate(timeout=100)
+        assert worker.returncode != 0
+        assert time.monotonic() - start < 10
+        assert f"ps 0 ({tasks.cluster.addresses[Task('ps', 0)]})" in output, output
+
+
+def test_training_goes_on_from_the_last_checkpoint(job):
+    """The launcher starts all again; the epochs that were trained are not trained again."""
+    epochs = 12
+    process = job.start(
+        "--workers", 2, "--ps", 1, "--max-restarts", 1,
+        SCRIPT, "async", job.directory, epochs, "checkpoint",
+    )  # fmt: skip
+    path = job.directory / "worker-0"
+    job.wait_for(lambda: path.exists() and len(path.read_text().splitlines()) >= 4, 120)
+    (server,) = [p for p in job.processes() if "strategies.serve" in p.cmdline()]
+    server.kill()
+    output, _ = process.communicate(timeout=200)
+    assert process.returncode == 0, output
+    lines = [line.split() for line in path.read_text().splitlines()]
+    numbers = [int(epoch) for epoch, _, _ in lines]
+    assert numbers[-1] == epochs - 1
+    assert numbers.count(0) == 1 and len(numbers) <= epochs + 1, numbers
+    losses = [float(loss) for _, loss, _ in lines]
+    assert losses[-1] < losses[0]
+
+
+@SLOW
+@pytest.mark.parametrize("mode", ["sync", "async", "half_async", "geo"])
+def test_a_paused_server_loses_nothing(job, mode):
+    """Twenty seconds without an answer: no error, and every step is counted in the end."""
+    epochs = 20
+    tasks = ByHand(job, mode)
+    server, *workers = tasks.serve(), tasks.work(0, epochs), tasks.work(1, epochs)
+    tasks.wait_for_epochs(0, 3)
+    server.send_signal(signal.SIGSTOP)
+    time.sleep(20)
+    done = len(tasks.losses(0))
+    assert done < epochs
+    server.send_signal(signal.SIGCONT)
+    outputs = []
+    for process in (*workers, server):
+        outputs.append(process.communicate(timeout=100)[0])
+        assert process.returncode == 0, outputs[-1]
+    total = epochs * STEPS * (2 if mode in ("async", "half_async") else 1)
+    assert any(f"iterations at the end: {total}" in output for output in outputs), outputs
+    assert tasks.losses(0)[-1] < tasks.losses(0)[0]

@@ -1,0 +1,232 @@
+"""ParameterServerStrategy on real clusters; what is checked stands in tests/scripts."""
+
+import json
+import signal
+import sys
+import time
+
+import pytest
+
+from strategies.server.placement import Placement
+from tf_config.builder import free_ports
+
+slow = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("keras", "workers", "ps", "options"),
+    [
+        ("keras", 2, 2, {}),
+        pytest.param("tf_keras", 2, 2, {}, marks=slow),
+        pytest.param("keras", 3, 1, {}, marks=slow),
+        pytest.param("keras", 1, 2, {}, marks=slow),
+        pytest.param("keras", 2, 2, {"num_replicas": 2}, marks=slow),
+        pytest.param("tf_keras", 3, 2, {"placement": "hash"}, marks=slow),
+    ],
+)
+def test_workers_in_step_follow_one_process(train, keras, workers, ps, options):
+    arguments = keras, json.dumps(options)
+    train("servers_parity.py", *arguments, workers=workers, ps=ps, timeout=400)
+
+
+@pytest.mark.parametrize(
+    ("mode", "steps", "workers", "ps", "options"),
+    [
+        ("async", 200, 2, 2, {"max_merge": 3, "send_queue_size": 5, "pull_every": 2}),
+        ("half_async", 50, 2, 2, {}),
+        ("geo", 12, 2, 2, {"geo_steps": 3}),
+        pytest.param("async", 3334, 3, 2, {}, marks=slow),
+        pytest.param("half_async", 50, 2, 1, {"num_replicas": 2}, marks=slow),
+        pytest.param("geo", 12, 3, 1, {"geo_steps": 2}, marks=slow),
+        pytest.param("geo", 12, 1, 2, {"geo_steps": 2}, marks=slow),
+    ],
+)
+def test_no_change_is_lost_and_staleness_is_bounded(train, mode, steps, workers, ps, options):
+    arguments = mode, steps, json.dumps(options)
+    train("servers_counting.py", *arguments, workers=workers, ps=ps, timeout=400)
+
+
+@slow
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_files_are_of_one_moment_and_read_by_any_number_of_servers(train, job, mode):
+    train("servers_checkpoint.py", "write", mode, workers=2, ps=2)
+    train("servers_checkpoint.py", "read", job.directory, "half_async", workers=2, ps=1)
+    train("servers_checkpoint.py", "alone", job.directory, workers=1)
+
+
+class Cluster:
+    """Servers and workers that are started one by one, as a scheduler does."""
+
+    def __init__(self, job, script, workers, ps):
+        self._job = job
+        self._script = script
+        ports = free_ports(workers + ps, "127.0.0.1")
+        self._cluster = {
+            "worker": [f"127.0.0.1:{port}" for port in ports[:workers]],
+            "ps": [f"127.0.0.1:{port}" for port in ports[workers:]],
+        }
+
+    def start(self, kind, index, *arguments):
+        task = {"cluster": self._cluster, "task": {"type": kind, "index": index}}
+        self._job.environ["TF_CONFIG"] = json.dumps(task)
+        what = ["-m", "strategies.serve"] if kind == "ps" else [str(self._script)]
+        return self._job.popen([sys.executable, *what, *map(str, arguments)])
+
+
+# A step takes 1 from the weight, and its number goes to a file, for the test to see.
+STEPS = """
+import os, sys, time
+import tensorflow as tf
+import strategies
+
+strategy = strategies.from_tf_config(mode={mode!r}, **{options})
+with strategy.scope():
+    weight = tf.Variable(tf.zeros([40]), name="weight")
+extended = strategy.extended
+
+@tf.function
+def step():
+    strategy.run(lambda: weight.assign_sub(tf.ones([40])))
+
+me = extended.workers.rank
+first = int(weight.numpy()[0])
+open(f"first{{me}}-{{os.getpid()}}", "w").write(str(first))
+number = 0
+while not os.path.exists("stop"):
+    step()
+    number += 1
+    open(f"worker{{me}}.new", "w").write(str(number))
+    os.replace(f"worker{{me}}.new", f"worker{{me}}")
+    time.sleep(0.02)
+extended.exchange.drain()
+print("did", number, "found", int(-extended.on_servers.read([weight.held])[0][0]))
+"""
+
+
+def steps_of(job, worker):
+    path = job.directory / f"worker{worker}"
+    return int(path.read_text()) if path.exists() else 0
+
+
+def steps_cluster(job, mode, workers=2, ps=2, **options):
+    script = job.script(STEPS.format(mode=mode, options=options))
+    cluster = Cluster(job, script, workers, ps)
+    servers = [cluster.start("ps", number) for number in range(ps)]
+    return cluster, servers, [cluster.start("worker", number) for number in range(workers)]
+
+
+@pytest.mark.parametrize(
+    ("mode", "options"),
+    [
+        ("async", {}),
+        pytest.param("half_async", {}, marks=slow),
+        pytest.param("geo", {"geo_steps": 2}, marks=slow),
+    ],
+)
+def test_a_worker_is_killed_and_comes_again(job, mode, options):
+    cluster, servers, workers = steps_cluster(job, mode, **options)
+    job.wait_for(lambda: steps_of(job, 0) > 5 and steps_of(job, 1) > 5, within=90)
+    workers[1].kill()
+    workers[1].wait()
+    seen = steps_of(job, 0)
+    job.wait_for(lambda: steps_of(job, 0) > seen + 10, within=30)
+    (job.directory / "worker1").unlink()
+    again = cluster.start("worker", 1)
+    job.wait_for(lambda: steps_of(job, 1) > 5, within=90)
+    found = int((job.directory / f"first1-{again.pid}").read_text())
+    assert found < -5, "it did not find what the others had trained"
+    (job.directory / "stop").touch()
+    for process in (workers[0], again, *servers):
+        output, _ = process.communicate(timeout=60)
+        assert process.returncode == 0, output
+    job.assert_nothing_left()
+
+
+def test_a_server_is_killed(job):
+    _, servers, workers = steps_cluster(job, "async")
+    job.wait_for(lambda: steps_of(job, 0) > 5 and steps_of(job, 1) > 5, within=90)
+    servers[1].send_signal(signal.SIGKILL)
+    killed = time.monotonic()
+    for worker in workers:
+        output, _ = worker.communicate(timeout=30)
+        assert worker.returncode != 0
+        assert "ps 1 (127.0.0.1:" in output and "is gone" in output, output
+    assert time.monotonic() - killed < 20
+    servers[0].terminate()
+    servers[0].wait(10)
+    job.assert_nothing_left()
+
+
+@slow
+def test_a_server_is_paused(job):
+    _, servers, workers = steps_cluster(job, "half_async")
+    job.wait_for(lambda: steps_of(job, 0) > 5 and steps_of(job, 1) > 5, within=90)
+    servers[0].send_signal(signal.SIGSTOP)
+    time.sleep(20)
+    before = steps_of(job, 0)
+    servers[0].send_signal(signal.SIGCONT)
+    job.wait_for(lambda: steps_of(job, 0) > before + 5, within=60)
+    (job.directory / "stop").touch()
+    counts = []
+    for worker in workers:
+        output, _ = worker.communicate(timeout=60)
+        assert worker.returncode == 0, output
+        words = output.split()
+        counts.append((int(words[words.index("did") + 1]), int(words[words.index("found") + 1])))
+    assert max(found for _, found in counts) == sum(did for did, _ in counts)
+
+
+def test_ctrl_c_ends_all(job):
+    job.script(STEPS.format(mode="async", options={}), "steps.py")
+    process = job.start("--workers", 1, "--ps", 1, job.directory / "steps.py")
+    job.wait_for(lambda: steps_of(job, 0) > 2, within=90)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=30)
+    assert process.returncode == 128 + signal.SIGINT
+    job.assert_nothing_left()
+
+
+def test_without_servers_it_says_how_to_get_them(job):
+    script = job.script("import strategies; strategies.ParameterServerStrategy()")
+    process = job.popen([sys.executable, str(script)])
+    output, _ = process.communicate(timeout=60)
+    assert "Received: no TF_CONFIG" in output and "tf-config run --workers 2 --ps 1" in output
+
+
+def test_a_server_is_a_ps_task(job):
+    process = job.popen([sys.executable, "-m", "strategies.serve"])
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert "runs as a ps task. Received: no TF_CONFIG" in output
+
+
+def test_even_load():
+    placement = Placement(3, min_slice_size=100)
+    load = [0, 0, 0]
+    for number in range(30):
+        for part in placement.place(f"kernel {number}", (100, 10)):
+            load[part.server] += part.stop - part.start
+    assert max(load) - min(load) <= 30
+
+
+def test_the_hash_of_a_name_is_the_same_in_every_process():
+    places = [Placement(5, "hash").place(name, (3,))[0].server for name in ("a", "b", "kernel")]
+    assert places == [2, 1, 3]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"method": "spread"}, "Received: 'spread'"),
+        ({"min_slice_size": 0}, "Received: 0"),
+        ({"min_slice_size": True}, "Received: True"),
+    ],
+)
+def test_a_wrong_placement_is_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        Placement(2, **arguments)
+
+
+def test_a_function_that_names_no_server_is_refused():
+    with pytest.raises(ValueError, match="Received: 2 for 'kernel'"):
+        Placement(2, lambda name, shape, servers: servers).place("kernel", (3,))
