@@ -6,7 +6,7 @@ import sys
 import pytest
 
 import strategies
-from strategies.multi_worker import _timeout
+from strategies.multi_worker import start_timeout_seconds
 from tf_config import ClusterConfigError
 from tf_config.settings import START_TIMEOUT_SECONDS
 
@@ -150,9 +150,9 @@ def test_a_wrong_start_timeout_is_refused(seconds):
 
 def test_the_start_timeout_comes_from_the_argument_then_from_the_launcher():
     environ = {"KERAS_STRATEGIES_START_TIMEOUT": "7"}
-    assert _timeout(3, environ) == 3
-    assert _timeout(None, environ) == 7
-    assert _timeout(None, {}) == START_TIMEOUT_SECONDS
+    assert start_timeout_seconds(3, environ) == 3
+    assert start_timeout_seconds(None, environ) == 7
+    assert start_timeout_seconds(None, {}) == START_TIMEOUT_SECONDS
 
 
 # A process in which Horovod cannot be imported, as where it is not installed.
