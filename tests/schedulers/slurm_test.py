@@ -1,6 +1,7 @@
 """Slurm itself: a controller and two nodes on this machine, for the time of the tests."""
 
 import json
+import re
 import os
 import shutil
 import socket
@@ -187,7 +188,8 @@ sys.exit(5 if restart == 0 else 0)
         }
         starts.append({address for tasks in configs[0]["cluster"].values() for address in tasks})
     assert not starts[0] & starts[1]
-    assert "exit code 5 at start 0; at most 3 restarts" in log
+    # srun's exit code is the largest: that of a task which it ended, if one was slower.
+    assert re.search("exit code (5|143) at start 0; at most 3 restarts", log), log
     assert not list(tmp_path.glob("2.*"))
 
 

@@ -82,7 +82,9 @@ for make_model, data in [(dense, x), (embedding, words)]:
     np.testing.assert_allclose(many.evaluated, one.evaluated, rtol=1e-4)
     variables = many.optimizer.variables
     state = variables() if callable(variables) else variables
-    assert all(is_central(variable) for variable in [*many.variables, *state])
+    # tf_keras does not say that its count of steps is one for all replicas: each has its own.
+    apart = [v.name for v in [*many.variables, *state] if not is_central(v)]
+    assert apart in ([], ["iteration:0"]), apart
 
 # 96 rows in batches of 25 leave 21 for the last, and 7 a replica; of one row two get none.
 for policy in ("float32", "mixed_bfloat16", "mixed_float16"):

@@ -33,6 +33,9 @@ class Worker:
         return tf.concat([tensor, tensor if self._others is None else self._others], 0)
 
 
+STRATEGY = tf.distribute.get_strategy()
+
+
 def use(monkeypatch, worker):
     for module in (first_worker, callbacks, workers):
         monkeypatch.setattr(module, "collectives_of", lambda strategy: worker, raising=False)
@@ -71,7 +74,7 @@ def test_a_callback_acts_on_the_first_worker(monkeypatch, api, rank):
         def on_epoch_end(self, epoch, logs=None):
             seen.append("on_epoch_end")
 
-    fit(model_of(api), on_first_worker(Recorder(), None))
+    fit(model_of(api), on_first_worker(Recorder(), STRATEGY))
     everything = ["set_model", "on_train_begin", 0, 1, 2, 3, "on_epoch_end"]
     assert seen == (everything if rank == 0 else [])
     assert worker.asked == 2  # all begin together, and end together
@@ -89,7 +92,7 @@ def test_the_first_worker_alone_changes_nothing(monkeypatch, change):
                 self.model.optimizer.learning_rate = 0.5
 
     with pytest.raises(ValueError, match="Received: Change.on_epoch_end stopped it or set"):
-        fit(model_of(keras), on_first_worker(Change(), None))
+        fit(model_of(keras), on_first_worker(Change(), STRATEGY))
 
 
 @KERAS
@@ -105,7 +108,7 @@ def test_what_is_in_step_by_itself_is_refused(api):
 
 def test_a_backup_that_another_worker_does_not_see_is_an_error(monkeypatch, tmp_path):
     use(monkeypatch, Worker(1, others=[3]))
-    backup = on_first_worker(keras.callbacks.BackupAndRestore(tmp_path / "backup"), None)
+    backup = on_first_worker(keras.callbacks.BackupAndRestore(tmp_path / "backup"), STRATEGY)
     with pytest.raises(ValueError, match=r"epochs to begin with: \[0, 3\]. Put backup_dir"):
         fit(model_of(keras), backup)
 

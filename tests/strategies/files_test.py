@@ -24,6 +24,9 @@ class Worker:
         return tf.concat([tensor, other] if self.rank == 0 else [other, tensor], 0)
 
 
+STRATEGY = tf.distribute.get_strategy()
+
+
 def use(monkeypatch, worker):
     monkeypatch.setattr(files, "collectives_of", lambda strategy: worker)
     return worker
@@ -38,7 +41,7 @@ def test_the_first_workers_file_takes_its_place_when_all_have_written(tmp_path, 
     worker = use(monkeypatch, Worker(0))
     place = tmp_path / "note.txt"
     write(place, "old")
-    with strategies.writing(place, None) as path:
+    with strategies.writing(place, STRATEGY) as path:
         write(path)
         assert place.read_text() == "old" and worker.asked == 1
     assert place.read_text() == "new" and worker.asked == 2
@@ -47,7 +50,7 @@ def test_the_first_workers_file_takes_its_place_when_all_have_written(tmp_path, 
 
 def test_the_others_files_are_thrown_away(tmp_path, monkeypatch):
     worker = use(monkeypatch, Worker(1))
-    with strategies.writing(tmp_path / "note.txt", None) as path:
+    with strategies.writing(tmp_path / "note.txt", STRATEGY) as path:
         write(path)
     assert worker.asked == 2
     assert not os.path.exists(os.path.dirname(path)) and not os.listdir(tmp_path)
@@ -56,11 +59,11 @@ def test_the_others_files_are_thrown_away(tmp_path, monkeypatch):
 def test_a_directory_and_several_files_are_moved_whole(tmp_path, monkeypatch):
     use(monkeypatch, Worker(0))
     for text in ("old", "new"):
-        with strategies.writing(tmp_path / "model", None) as path:
+        with strategies.writing(tmp_path / "model", STRATEGY) as path:
             os.mkdir(path)
             write(os.path.join(path, text))
     assert os.listdir(tmp_path / "model") == ["new"]
-    with strategies.writing(str(tmp_path / "point") + "/", None) as path:
+    with strategies.writing(str(tmp_path / "point") + "/", STRATEGY) as path:
         tf.train.Checkpoint(a=tf.Variable(1.0)).save(path)
     names = ["checkpoint", "model", "point-1.data-00000-of-00001", "point-1.index"]
     assert sorted(os.listdir(tmp_path)) == names
@@ -70,7 +73,7 @@ def test_a_directory_and_several_files_are_moved_whole(tmp_path, monkeypatch):
 def test_what_fails_in_the_block_leaves_nothing_behind(tmp_path, monkeypatch):
     worker = use(monkeypatch, Worker(0))
     with pytest.raises(ZeroDivisionError):
-        with strategies.writing(tmp_path / "note.txt", None) as path:
+        with strategies.writing(tmp_path / "note.txt", STRATEGY) as path:
             write(path)
             raise ZeroDivisionError
     assert not os.listdir(tmp_path) and worker.asked == 1
@@ -79,7 +82,7 @@ def test_what_fails_in_the_block_leaves_nothing_behind(tmp_path, monkeypatch):
 def test_nothing_written_is_an_error(tmp_path, monkeypatch):
     use(monkeypatch, Worker(0))
     with pytest.raises(ValueError, match="Received: nothing, for .*note.txt"):
-        with strategies.writing(tmp_path / "note.txt", None):
+        with strategies.writing(tmp_path / "note.txt", STRATEGY):
             pass
 
 
@@ -88,16 +91,16 @@ def test_nothing_written_is_an_error(tmp_path, monkeypatch):
 def test_another_workers_failure_is_everybodys(tmp_path, monkeypatch, rank, asked):
     use(monkeypatch, Worker(rank, [asked]))
     with pytest.raises(RuntimeError, match=f"Received: worker {1 - rank} could not"):
-        with strategies.writing(tmp_path / "note.txt", None) as path:
+        with strategies.writing(tmp_path / "note.txt", STRATEGY) as path:
             assert asked == 2
             write(path)
 
 
 def test_paths_of_their_own(tmp_path, monkeypatch):
     use(monkeypatch, Worker(0))
-    assert strategies.own_path(tmp_path / "log.csv", None) == str(tmp_path / "log.csv")
+    assert strategies.own_path(tmp_path / "log.csv", STRATEGY) == str(tmp_path / "log.csv")
     use(monkeypatch, Worker(1))
-    mine = strategies.own_path(tmp_path / "log.csv", None)
+    mine = strategies.own_path(tmp_path / "log.csv", STRATEGY)
     assert os.path.basename(mine) == "log.csv"
     assert not mine.startswith(str(tmp_path)) and os.path.isdir(os.path.dirname(mine))
-    assert mine != strategies.own_path(tmp_path / "log.csv", None)
+    assert mine != strategies.own_path(tmp_path / "log.csv", STRATEGY)
