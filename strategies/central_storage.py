@@ -100,10 +100,6 @@ class CentralExtended(ReplicatedExtended):
 
         return super()._create_variable(create_once, **kwargs)
 
-    def _is_inside_branch(self) -> bool:
-        # Each replica by itself would update what all of them have but once.
-        return False
-
     def _update(self, var: Any, fn: Callable, args: Any, kwargs: Any, group: bool) -> Any:
         if isinstance(var, RowVariable) or len(set(map(id, var.values))) > 1:
             return super()._update(var, fn, args, kwargs, group)

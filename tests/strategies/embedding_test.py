@@ -28,6 +28,7 @@ def test_it_does_what_a_stock_layer_does_in_one_process(train, api, workers, rep
     train("embedding.py", api, replicas, workers=workers)
 
 
+@SLOW
 def test_so_it_does_where_there_is_no_horovod(job, train):
     job.hide_horovod()
     train("embedding.py", "keras")
