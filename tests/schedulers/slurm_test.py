@@ -1,8 +1,8 @@
 """Slurm itself: a controller and two nodes on this machine, for the time of the tests."""
 
 import json
-import re
 import os
+import re
 import shutil
 import socket
 import subprocess

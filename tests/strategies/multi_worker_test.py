@@ -139,7 +139,7 @@ def test_an_evaluator_works_alone(monkeypatch):
 def test_a_wrong_tf_config_is_refused_before_anything_starts(monkeypatch, text, message):
     monkeypatch.setenv("TF_CONFIG", text)
     with pytest.raises(ClusterConfigError, match=message):
-        strategies.from_tf_config()
+        strategies.MultiWorkerMirroredStrategy()
 
 
 @pytest.mark.parametrize("seconds", [0, -1, float("nan"), float("inf"), "soon"])
