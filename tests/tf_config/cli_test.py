@@ -211,11 +211,14 @@ def test_a_schedulers_tasks_get_the_roles_that_are_asked_for(step, roles, text, 
 def test_exec_gives_the_roles_too_and_a_ps_task_is_a_server(step, tmp_path):
     serve = tmp_path / "strategies" / "serve.py"
     serve.parent.mkdir()
+    (serve.parent / "__init__.py").touch()
     serve.write_text("import os; print(os.environ['TF_CONFIG'])")
     command = [sys.executable, "-m", "tf_config", "exec", "--ps", "1", "--", "no-such-program"]
     path = os.pathsep.join([str(tmp_path), *sys.path])
     environ = {**os.environ, "PYTHONPATH": path}
-    result = subprocess.run(command, capture_output=True, text=True, env=environ, cwd=tmp_path)
+    result = subprocess.run(
+        command, capture_output=True, text=True, env=environ, cwd=tmp_path, timeout=60
+    )
     config = json.loads(result.stdout)
     assert {job: len(tasks) for job, tasks in config["cluster"].items()} == {"worker": 1, "ps": 1}
     assert config["task"] == {"type": "ps", "index": 0}
