@@ -22,7 +22,7 @@ def cache(tmp_path_factory):
     [
         pytest.param("multi-worker", "keras", marks=pytest.mark.slow),
         pytest.param("multi-worker", "tf_keras", marks=pytest.mark.slow),
-        ("mirrored", "keras"),
+        pytest.param("mirrored", "keras", marks=pytest.mark.slow),
         pytest.param("mirrored", "tf_keras", marks=pytest.mark.slow),
         pytest.param("multi-worker-2x2", "keras", marks=pytest.mark.slow),
         pytest.param("multi-worker-2x2", "tf_keras", marks=pytest.mark.slow),

@@ -48,7 +48,7 @@ def test_the_life_of_rows(train, api, workers):
 @pytest.mark.parametrize(
     ("api", "numbers"),
     [
-        ("keras", (1, 2)),
+        pytest.param("keras", (1, 2), marks=SLOW),
         pytest.param("keras", (1, 4, 2, 1), marks=SLOW),
         pytest.param("tf_keras", (1, 2), marks=SLOW),
     ],

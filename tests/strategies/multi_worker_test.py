@@ -54,7 +54,7 @@ def test_tensorflows_collectives_carry_every_type(job, train):
         ),
     ],
 )
-@pytest.mark.parametrize("script", ["parity.py", "training.py"])
+@pytest.mark.parametrize("script", ["parity.py", pytest.param("training.py", marks=SLOW)])
 def test_so_do_several_replicas_a_worker(train, script, api, workers):
     train(script, api, 2, workers=workers)
 

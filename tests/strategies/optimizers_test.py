@@ -5,10 +5,10 @@ import pytest
 SLOW = pytest.mark.slow
 REDUCE = '{"mode": "reduce", "split_above": 4}'
 CASES = [
-    ("keras", 2, 1, "{}"),
     *(
         pytest.param(*case, marks=SLOW)
         for case in [
+            ("keras", 2, 1, "{}"),
             ("keras", 1, 1, "{}"),
             ("keras", 1, 2, "{}"),
             ("keras", 2, 1, '{"bucket_bytes": 64}'),

@@ -30,7 +30,8 @@ def test_200_steps_leave_all_replicas_equal(train, api, workers, replicas):
     train("in_step.py", api, replicas, workers=workers)
 
 
-@pytest.mark.parametrize("api", ["keras", pytest.param("tf_keras", marks=SLOW)])
+@SLOW
+@pytest.mark.parametrize("api", ["keras", "tf_keras"])
 def test_so_they_do_on_tensorflows_collectives(job, train, api):
     job.hide_horovod()
     train("in_step.py", api)

@@ -369,10 +369,11 @@ def test_run_starts_every_role_and_ends_the_servers_with_the_workers(job):
         "import json, os, time\n"
         "task = json.loads(os.environ['TF_CONFIG'])['task']\n"
         "print('is', task['type'], flush=True)\n"
-        "time.sleep(0.3)\n"
+        "time.sleep(1)\n"
     )
     serve = job.directory / "strategies" / "serve.py"
     serve.parent.mkdir()
+    (serve.parent / "__init__.py").touch()
     serve.write_text("import time; print('serves', flush=True); time.sleep(60)")
     job.environ["PYTHONPATH"] = f"{job.directory}:{job.environ['PYTHONPATH']}"
     code, output = job.run("--ps", 2, "--chief", "--evaluator", "--workers", 1, script, timeout=20)

@@ -74,20 +74,28 @@ def expanded(word, variables):
     )
 
 
-def test_every_pod_finds_its_place_in_the_one_cluster():
+def test_every_pod_finds_its_place_in_the_one_cluster(tmp_path):
+    # A ps task serves in place of the program; here what serves says the same as the program.
+    served = tmp_path / "strategies"
+    served.mkdir()
+    (served / "__init__.py").touch()
     code = "import os, sys; print(os.environ['TF_CONFIG']); print(sys.argv[1:])"
     words = ["$(HOSTNAME)", "$$", "a $x", "no", "line\nline", "é"]
     job = KubernetesJob(
         Roles(2, 1, True, True), (sys.executable, "-c", code, *words), "train", "image",
         cpus=3, port=3333,
     )  # fmt: skip
+    said = f"import os; print(os.environ['TF_CONFIG']); print({words!r})"
+    (served / "serve.py").write_text(said, encoding="utf-8")
     clusters, tasks = [], set()
     for container, name, variables in pods(job):
         command = [expanded(word, variables) for word in container["command"]]
         assert command[0] == "tf-config"
         result = subprocess.run(
             [sys.executable, "-m", "tf_config", *command[1:]],
-            env={**variables, "PYTHONPATH": str(ROOT), "PYTHONUTF8": "1"},
+            env={**variables, "PYTHONPATH": f"{tmp_path}:{ROOT}", "PYTHONUTF8": "1"},
+            cwd=tmp_path,
+            timeout=60,
             capture_output=True,
             text=True,
             encoding="utf-8",
