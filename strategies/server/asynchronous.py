@@ -20,14 +20,14 @@ class Async:
     and after every `pull_every` steps sent it brings back the variables' present values, which
     the worker takes up at its next step.
 
-    Staleness: what a worker computes with lacks at most `send_queue_size + max_merge` of its own
-    steps that wait or are on their way, and `pull_every + max_merge` that were sent after the last
-    pull. How many of another worker's it lacks has no bound.
+    Staleness: what a worker computes with lacks at most `send_queue_size` of its own steps that
+    wait or are on their way, and `pull_every - 1` that were sent after the last pull. How many of
+    another worker's it lacks has no bound.
 
     Args:
       servers: of the job.
       max_merge: how many steps may make one change.
-      send_queue_size: how many steps may wait.
+      send_queue_size: how many steps may wait or be on their way.
       pull_every: steps between two pulls.
     """
 
@@ -35,7 +35,8 @@ class Async:
         self._servers = servers
         self._max_merge = max_merge
         self._pull_every = pull_every
-        self._waiting: queue.Queue[tuple[Program, Push]] = queue.Queue(send_queue_size)
+        self._waiting: queue.Queue[tuple[Program, Push]] = queue.Queue()
+        self._places = threading.Semaphore(send_queue_size)
         self._newest: dict[Program, list[np.ndarray]] = {}
         self._since: dict[Program, int] = {}
         self._error: BaseException | None = None
@@ -47,13 +48,9 @@ class Async:
         if self._thread is None:
             self._thread = threading.Thread(target=self._send, name="send", daemon=True)
             self._thread.start()
-        while True:
-            self._raise()
-            try:
-                self._waiting.put((program, push), timeout=1.0)
-                break
-            except queue.Full:
-                continue
+        self._places.acquire()
+        self._raise()
+        self._waiting.put((program, push))
         with self._lock:
             return self._newest.pop(program, None)
 
@@ -86,6 +83,7 @@ class Async:
                 self._error = self._error or error
             for _ in pushes:
                 self._waiting.task_done()
+                self._places.release()
 
     def _deliver(self, program: Program, pushes: list[Push]) -> None:
         if self._error is not None:

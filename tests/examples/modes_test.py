@@ -55,22 +55,7 @@ def alone():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "mode",
-    [
-        "sync",
-        pytest.param(
-            "async",
-            marks=pytest.mark.xfail(
-                strict=True,
-                reason="Adam, with steps that are about twelve others late, is behind after an "
-                "epoch of 400,000 rows; so it is in one process whose gradients are as late",
-            ),
-        ),
-        "half_async",
-        "geo",
-    ],
-)
+@pytest.mark.parametrize("mode", MODES)
 def test_a_mode_predicts_no_worse_than_one_process(job, many_logs, alone, mode):
     """To 0.003 of the AUC, on the same rows; another seed moves one process by 0.0003."""
     if not alone:

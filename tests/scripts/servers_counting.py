@@ -54,8 +54,8 @@ for number in range(1, steps + 1):
 if mode != "geo":
     bounds = {"half_async": 0, "async": 0}
     if mode == "async":
-        merge, waiting = options.get("max_merge", 1), options.get("send_queue_size", 4)
-        bounds["async"] = waiting + merge + options.get("pull_every", 1) + merge
+        waiting = options.get("send_queue_size", 1)
+        bounds["async"] = waiting + options.get("pull_every", 1) - 1
     assert lag <= bounds[mode], (lag, bounds)
 print("lacks at most", lag, "of its own", flush=True)
 strategies.barrier(strategy)
