@@ -4,7 +4,9 @@
 
 Each way to train runs in processes of its own, on two workers, for a few steps. The peak is the
 largest resident set of a worker's process (VmHWM of /proc/self/status) over what it was when
-TensorFlow and the strategy had started; the optimizer's state is counted from its variables.
+TensorFlow and the strategy had started, and beside it the most that tensors took at once of it:
+TensorFlow's allocator gives nothing back and leaves gaps. The optimizer's state is counted from its
+variables.
 """
 
 from __future__ import annotations
@@ -94,11 +96,11 @@ def run(way: str) -> dict[str, float]:
 
 def table(results: dict[str, dict[str, float]]) -> str:
     """Returns the numbers as Markdown."""
-    rows = [["way", "model", "peak", "optimizer's state"], ["---"] * 4]
+    rows = [["way", "model", "peak", "of tensors", "optimizer's state"], ["---"] * 5]
     for way, result in results.items():
         model, _ = WAYS[way]
         about = f"{model.parameters / 1e6:.1f} M parameters, {model.rows} rows a worker"
-        numbers = [f"{result[name]:.0f}" for name in ("peak", "optimizer")]
+        numbers = [f"{result[name]:.0f}" for name in ("peak", "tensors", "optimizer")]
         rows.append([TITLES[way], about, *numbers])
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
@@ -128,11 +130,16 @@ def measured(model: Model, how: dict[str, Any]) -> dict[str, float]:
     if stack.count_params() != model.parameters or not np.isfinite(losses).all():
         raise RuntimeError(f"{stack.count_params()} parameters, losses {losses}")
     strategies.verify_equal(strategy, stack.variables)
-    return {"peak": stack.peak - before, "optimizer": state_bytes(optimizer) / MIB}
+    return {
+        "peak": stack.peak - before,
+        "tensors": stack.tensors / MIB,
+        "optimizer": state_bytes(optimizer) / MIB,
+    }
 
 
 def network(keras: Any, model: Model, remat: bool) -> Any:
     """Returns the model, which notes the process's memory at the end of training."""
+    import tensorflow as tf
 
     class Block(keras.layers.Layer):
         def __init__(self) -> None:
@@ -148,12 +155,13 @@ def network(keras: Any, model: Model, remat: bool) -> Any:
             return x + inner(x)
 
     class Stack(keras.Sequential):
-        peak = 0.0
+        peak = tensors = 0.0
 
         # At once: what is asked of the model later makes copies.
         def fit(self, *args: Any, **options: Any) -> Any:
             history = super().fit(*args, **options)
             self.peak = status("VmHWM")
+            self.tensors = tf.config.experimental.get_memory_info("CPU:0")["peak"]
             return history
 
     blocks = [Block() for _ in range(model.blocks)]

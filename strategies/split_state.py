@@ -68,8 +68,8 @@ class SplitState:
         options = {k: v for k, v in kwargs.items() if k not in ("colocate_with", "aggregation")}
         parts = []
         for number, device in zip(split.numbers, self._devices, strict=True):
-            options["initial_value"] = split.cut.part(value, number)
             with tf.device(device):
+                options["initial_value"] = _part_of(value, split.cut, number)
                 parts.append(next_creator(**options))
         return SplitVariable(parts, split, kwargs["name"])
 
@@ -154,7 +154,7 @@ class SplitState:
         number = split.numbers[replica]
         part = PartView(variable.values[replica], split.cut, number, _key(variable))
         mine, named = select_replica(replica, (tuple(args), dict(kwargs)))
-        mine = [split.cut.part(v, number) if _is_like(v, variable.shape) else v for v in mine]
+        mine = [_part_of(v, split.cut, number) if _is_like(v, variable.shape) else v for v in mine]
         with tf.device(part.device), split.viewing(number):
             update(part, *mine, **named)
             return part.value()
@@ -191,6 +191,12 @@ class SplitState:
         if len(self._devices) == 1 or context is None or not tf.distribute.has_strategy():
             return self._numbers
         return [int(tf.get_static_value(context.replica_id_in_sync_group))]
+
+
+def _part_of(value: Any, cut: Cut, number: int) -> Any:
+    """Returns a part that does not keep the whole in memory, as a slice would."""
+    part = cut.part(value, number)
+    return part if isinstance(part, tf.IndexedSlices) else tf.raw_ops.DeepCopy(x=part)
 
 
 def _is_like(value: Any, shape: tf.TensorShape) -> bool:
