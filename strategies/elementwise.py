@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 # Keras's and tf_keras's. The others look at a variable's norm, rows or columns.
-_ELEMENTWISE = (
+ELEMENTWISE = (
     "Adadelta",
     "Adagrad",
     "Adam",
@@ -37,7 +37,7 @@ def is_elementwise(optimizer: Any) -> bool:
     if said is not None:
         return bool(said)
     of_keras = cls.__module__.split(".")[0] in ("keras", "tf_keras")
-    return of_keras and cls.__name__ in _ELEMENTWISE
+    return of_keras and cls.__name__ in ELEMENTWISE
 
 
 def optimizer_of(update: Callable) -> Any | None:

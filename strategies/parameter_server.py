@@ -45,6 +45,8 @@ _OWN_SETTINGS = ("mode", "placement", "min_slice_size", "compression", *_OF_MODE
 _WIRES = {None: tf.float32, "fp16": tf.float16}
 _POLL_SECONDS = 0.05
 
+_made: list[int] = []  # the rank of this process, once it has a strategy
+
 
 class ParameterServerStrategy(MirroredReduction, tf.distribute.MultiWorkerMirroredStrategy):
     """Trains one model on all workers of TF_CONFIG, with its variables on parameter servers.
@@ -109,7 +111,8 @@ class ParameterServerStrategy(MirroredReduction, tf.distribute.MultiWorkerMirror
 
     Raises:
       ClusterConfigError: if TF_CONFIG is wrong or names no parameter server.
-      ValueError: if an argument has no meaning, or none in this mode.
+      ValueError: if an argument has no meaning, or none in this mode; if the program has such a
+        strategy already.
       TimeoutError: if a server does not come in time; the message names it.
     """
 
@@ -135,6 +138,11 @@ class ParameterServerStrategy(MirroredReduction, tf.distribute.MultiWorkerMirror
             "geo_steps": geo_steps,
         }
         _check(mode, settings, compression)
+        if _made:
+            raise ValueError(
+                "A program makes one ParameterServerStrategy, whose variables the servers know by "
+                "the order of their making. Received: a second one. Use the first for all models."
+            )
         config = TFConfig.from_env() if cluster_resolver is None else config_of(cluster_resolver)
         config = _with_servers(config)
         places = Placement(len(config.cluster.tasks("ps")), placement, min_slice_size)
@@ -156,6 +164,7 @@ class ParameterServerStrategy(MirroredReduction, tf.distribute.MultiWorkerMirror
         )  # fmt: skip
         tf.distribute.Strategy.__init__(self, extended)
         self.mode = mode
+        _made.append(servers.rank)
         _share_seed(values)
         atexit.register(_leave, exchange, servers, presences)
         logging.info("Worker %d of %d, %s.", servers.rank, servers.size, mode)

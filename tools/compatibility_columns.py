@@ -16,6 +16,8 @@ class Strategy:
       make: what makes it, by name.
       options: the arguments of `make`.
       workers: how many processes it trains on.
+      servers: how many parameter servers it has.
+      in_step: whether all workers have the same numbers, those of one process.
       cpus: logical CPUs made beforehand, for strategies that make none.
       environ: variables for its processes.
     """
@@ -25,6 +27,8 @@ class Strategy:
     make: str
     options: dict[str, Any] = field(default_factory=dict)
     workers: int = 1
+    servers: int = 0
+    in_step: bool = True
     cpus: int = 1
     environ: dict[str, str] = field(default_factory=dict)
 
@@ -56,6 +60,18 @@ COLUMNS = [
     Strategy(
         "multi-worker-2x2", "`MultiWorkerMirroredStrategy`, 2 workers of 2 replicas",
         "strategies.MultiWorkerMirroredStrategy", {"num_replicas": 2}, workers=2,
+    ),
+    Strategy(
+        "servers-sync", "`ParameterServerStrategy`, `sync`, 2 workers, 1 server",
+        "strategies.ParameterServerStrategy", {"mode": "sync"}, workers=2, servers=1,
+    ),
+    *(
+        Strategy(
+            f"servers-{mode}", f"`ParameterServerStrategy`, `{mode}`, 2 workers, 1 server",
+            "strategies.ParameterServerStrategy", {"mode": mode}, workers=2, servers=1,
+            in_step=False,
+        )
+        for mode in ("async", "geo")
     ),
     Strategy(
         "stock-mirrored", "stock `MirroredStrategy`, 2 replicas",

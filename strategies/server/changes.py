@@ -8,14 +8,11 @@ from typing import Any
 
 import tensorflow as tf
 
+from strategies.elementwise import ELEMENTWISE, is_elementwise, optimizer_of
 from strategies.server.variables import SharedVariable
 
-# Each element of a variable changes by itself, whichever rows of it are at hand.
-ELEMENTWISE = (
-    "SGD", "RMSprop", "Adam", "AdamW", "Adadelta", "Adagrad", "Adamax", "Ftrl", "Lion",
-)  # fmt: skip
-# Their update reads what it writes for all variables together.
-NOT_BY_VARIABLE = ("Nadam",)
+# Its update reads what it writes for all variables together.
+_NOT_BY_VARIABLE = "Nadam"
 
 
 @dataclass(eq=False)
@@ -69,14 +66,6 @@ def _spec(leaf: Any) -> Any:
     return (leaf.dtype, tuple(leaf.shape)) if isinstance(leaf, tf.Tensor) else leaf
 
 
-def optimizer_of(fn: Callable) -> Any:
-    """Returns the optimizer that a function belongs to, None if it is of none."""
-    for cell in fn.__closure__ or ():
-        if hasattr(cell.cell_contents, "update_step"):
-            return cell.cell_contents
-    return None
-
-
 def check(changes: Sequence[Change]) -> None:
     """Checks that changes may be made slice by slice.
 
@@ -87,18 +76,17 @@ def check(changes: Sequence[Change]) -> None:
         optimizer = optimizer_of(change.fn)
         if optimizer is None:
             continue
-        names = [cls.__name__ for cls in type(optimizer).__mro__]
-        if any(name in NOT_BY_VARIABLE for name in names):
+        name = type(optimizer).__name__
+        if name == _NOT_BY_VARIABLE:
             raise ValueError(
                 "Parameter servers update each variable for itself. Received: "
-                f"{names[0]}, which keeps a product for all of them. Take Adam, or mode='geo', "
+                f"{name}, which keeps a product for all of them. Take Adam, or mode='geo', "
                 "where workers have optimizers of their own."
             )
-        is_elementwise = getattr(optimizer, "elementwise", any(n in ELEMENTWISE for n in names))
-        if len(change.variable.held.slices) > 1 and not is_elementwise:
+        if len(change.variable.held.slices) > 1 and not is_elementwise(optimizer):
             raise ValueError(
                 "A variable that is cut over several servers has an optimizer that changes each "
-                f"element by itself, one of {', '.join(ELEMENTWISE)}. Received: {names[0]} for "
+                f"element by itself, one of {', '.join(ELEMENTWISE)}. Received: {name} for "
                 f"{change.variable.held.name!r}. Keep variables whole with min_slice_size=None, "
                 "or say `elementwise = True` on the optimizer if it is so."
             )

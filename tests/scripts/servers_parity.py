@@ -16,7 +16,7 @@ STEPS, ROWS, CLASSES, WORDS = 12, 8, 4, 50
 
 keras = importlib.import_module(sys.argv[1])
 options = json.loads(sys.argv[2] if len(sys.argv) > 2 else "{}")
-strategy = strategies.from_tf_config(mode="sync", min_slice_size=32, **options)
+strategy = strategies.from_tf_config(mode="sync", **{"min_slice_size": 32, **options})
 assert isinstance(strategy, strategies.ParameterServerStrategy)
 random = np.random.default_rng(0)
 layers, optimizers = keras.layers, keras.optimizers

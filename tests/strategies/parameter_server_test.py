@@ -19,6 +19,7 @@ slow = pytest.mark.slow
         ("keras", 2, 2, {}),
         pytest.param("tf_keras", 2, 2, {}, marks=slow),
         pytest.param("keras", 3, 1, {}, marks=slow),
+        pytest.param("keras", 2, 2, {"min_slice_size": None}, marks=slow),
         pytest.param("keras", 1, 2, {}, marks=slow),
         pytest.param("keras", 2, 2, {"num_replicas": 2}, marks=slow),
         pytest.param("tf_keras", 3, 2, {"placement": "hash"}, marks=slow),
@@ -27,6 +28,11 @@ slow = pytest.mark.slow
 def test_workers_in_step_follow_one_process(train, keras, workers, ps, options):
     arguments = keras, json.dumps(options)
     train("servers_parity.py", *arguments, workers=workers, ps=ps, timeout=400)
+
+
+@slow
+def test_what_a_step_may_be_and_what_is_refused(train):
+    train("servers_ways.py", workers=2, ps=2, timeout=300)
 
 
 @pytest.mark.parametrize(
