@@ -45,6 +45,8 @@ class RowStore:
             self.view.length.assign(length)
             for rows in (self.variable.table, self.times, self.touches):
                 rows.resize(length)
+            for slot in self.slots().values():
+                slot.reset(again)  # once more, for a gradient may have come after `free`
             return tf.concat([again, tf.range(there, length)], 0)
 
     def free(self, rows: tf.Tensor) -> None:

@@ -221,7 +221,7 @@ def plan_capacity(
     >>> tables = {"users": {"rows": 1e9, "width": 16, "zipf": 1.05}}
     >>> plan = plan_capacity(tables, batch=4096, workers=4, optimizer="adagrad", memory_gib=32)
     >>> plan.limit, plan.tasks_needed
-    ('memory', 12)
+    ('memory', 13)
 
     Args:
       tables: by name what each is: `rows` and `width`; `hotness`, ids an example (1); and how
