@@ -13,6 +13,7 @@ from strategies.parameter_server import ParameterServerStrategy, from_tf_config
 from strategies.reading import read_files
 from strategies.reduction import ReductionOptions
 from strategies.workers import barrier
+from tf_config.capacity import plan_capacity
 
 if TYPE_CHECKING:
     from strategies.embedding.keras_layer import DistributedEmbedding
@@ -34,6 +35,7 @@ __all__ = [
     "callbacks",
     "from_tf_config",
     "own_path",
+    "plan_capacity",
     "read_files",
     "verify_equal",
     "writing",

@@ -109,6 +109,7 @@ def test_the_public_names():
         "callbacks",
         "from_tf_config",
         "own_path",
+        "plan_capacity",
         "read_files",
         "verify_equal",
         "writing",

@@ -12,6 +12,7 @@ from strategies.embedding.config import Admission
 from strategies.embedding.hashing import mixed
 from strategies.embedding.ids import IdMap
 from strategies.row_array import HOST
+from tf_config.capacity import MAP_ENTRY
 
 _DEPTH = 4
 
@@ -24,6 +25,9 @@ class Counter(Protocol):
 
     def forget(self, ids: tf.Tensor) -> None:
         """Takes back what is counted for ids, as far as that can be."""
+
+    def bytes(self) -> tf.Tensor:
+        """Returns how many bytes it holds, int64."""
 
 
 def counter_of(admission: Admission) -> Counter:
@@ -53,6 +57,10 @@ class ExactCounter:
     def forget(self, ids: tf.Tensor) -> None:
         """Takes the ids' numbers away."""
         self.map.remove(ids)
+
+    def bytes(self) -> tf.Tensor:
+        """Returns how many bytes it holds, int64."""
+        return self.map.size() * MAP_ENTRY
 
 
 class SketchCounter:
@@ -102,6 +110,10 @@ class SketchCounter:
 
     def forget(self, ids: tf.Tensor) -> None:
         """Does nothing: other ids may have the same numbers."""
+
+    def bytes(self) -> tf.Tensor:
+        """Returns how many bytes it holds, int64."""
+        return tf.constant(4 * _DEPTH * self._width, tf.int64)
 
     def _places(self, ids: tf.Tensor) -> tf.Tensor:
         """Returns where each id's numbers are, [n, 4]."""

@@ -58,7 +58,13 @@ class Trip:
         self._collectives = collectives
         self._order = order
         self._counts = counts
+        self._sent = keys
         self.keys, self._received = collectives.all_to_all(keys, counts)
+
+    def stays(self) -> tf.Tensor:
+        """Returns those of the keys that were sent which this worker owns itself, [m, k]."""
+        start = tf.reduce_sum(self._counts[: self._collectives.rank])
+        return self._sent[start : start + self._counts[self._collectives.rank]]
 
     def back(self, values: tf.Tensor) -> tf.Tensor:
         """Returns what the owners have for the keys that were sent, [n, width].

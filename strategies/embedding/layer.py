@@ -190,10 +190,19 @@ class EmbeddingLayer:
 
         All workers call it together. For each table: `rows` there are, `lookups` (ids that came
         in training, each occurrence) and how many were `unique` within a step and a worker's
-        part, `new` rows, ids `refused` by admission, rows `evicted`, `unique_ratio`, and
-        `imbalance`, the rows of the worker that has most to the mean of all workers.
+        part, `new` rows, ids `refused` by admission, rows `evicted`, `unique_ratio`,
+        `imbalance`, the rows of the worker that has most to the mean of all workers, and
+        `bytes_ids`, `bytes_rows` and `bytes_gradients`, what went from one worker to another.
         """
         return self._built_tables().statistics()
+
+    def plan(self) -> str:
+        """Returns a text: where the rows of each table are, what they take now, and why.
+
+        All workers call it together, and `print` shows it. Bytes are those of all workers, with
+        the slot variables that the optimizer has made.
+        """
+        return self._built_tables().plan()
 
     def rows(self, table: str | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Returns this worker's ids of a table, int64 [n] in rising order, and rows [n, width].

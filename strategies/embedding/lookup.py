@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from strategies._tensorflow import is_recorded
 from strategies.embedding.exchange import Exchange, Trip
+from strategies.embedding.sent import Sent
 from strategies.embedding.store import RowStore
 from strategies.embedding.table import Table
 from strategies.reduction import rows as row_gradients
@@ -34,6 +35,7 @@ class Lookup:
         self._tables = tables
         self._exchange = exchange
         self._unseen = unseen
+        self.sent = Sent(len(tables), exchange.collectives.size > 1)
         self._recorded = threading.local()
 
     def __call__(self, ids: Sequence[tf.Tensor], training: bool) -> list[tf.Tensor]:
@@ -43,7 +45,7 @@ class Lookup:
           ids: for each table, int64 [n].
           training: whether ids get rows, and their rows gradients.
         """
-        keys, positions, sizes, before = [], [], [], tf.constant(0)
+        keys, positions, sizes, uniques, before = [], [], [], [], tf.constant(0)
         for number, each in enumerate(ids):
             unique, places, counts = tf.unique_with_counts(each)
             counts = tf.cast(counts, tf.int64)
@@ -51,14 +53,17 @@ class Lookup:
                                   unique, counts], 1))  # fmt: skip
             positions.append(places + before)
             sizes.append(tf.size(each))
-            before += tf.size(unique)
+            uniques.append(tf.size(unique))
+            before += uniques[-1]
         trip = self._exchange.sent(tf.concat(keys, 0))
+        away = self.sent.away(trip, uniques)
+        self.sent.looked_up(away, training)
         if training:
             self._store.step.assign_add(1, read_value=False)
         rows, values = self._here(trip.keys, training)
         if training:
             self._check_sizes()
-        found = self._differentiable(trip, rows, values) if training else trip.back(values)
+        found = self._differentiable(trip, rows, values, away) if training else trip.back(values)
         each = tf.gather(found, tf.concat(positions, 0))
         parts = tf.split(each, tf.stack(sizes)) if len(sizes) > 1 else [each]
         return [tf.ensure_shape(part, [None, self._store.width]) for part in parts]
@@ -116,7 +121,9 @@ class Lookup:
         values = tf.dynamic_stitch(places, [array.gather(tf.gather(rows, there)), others])
         return tf.reshape(values, [-1, self._store.width])
 
-    def _differentiable(self, trip: Trip, rows: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
+    def _differentiable(
+        self, trip: Trip, rows: tf.Tensor, values: tf.Tensor, away: tf.Tensor | None
+    ) -> tf.Tensor:
         """Returns the rows where they were asked for; their gradient goes back to the owners."""
         width = self._store.width
 
@@ -124,6 +131,7 @@ class Lookup:
         def looked_up(token: tf.Tensor) -> tuple:
             def gradient(upstream: tf.Tensor) -> tf.IndexedSlices:
                 arrived = trip.forth(tf.convert_to_tensor(upstream))
+                self.sent.trained(away)
                 there = tf.where(rows >= 0)[:, 0]
                 # As many rows as there is no memory for: nothing may make this dense.
                 return tf.IndexedSlices(

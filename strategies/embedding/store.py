@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import tensorflow as tf
 
 from strategies._tensorflow import ResourceVariable
 from strategies.row_array import HOST, Rows
 from strategies.row_variable import RowVariable, View
+from tf_config.capacity import MAP_ENTRY
 
 
 class RowStore:
@@ -42,6 +45,8 @@ class RowStore:
             self.view.length.assign(length)
             for rows in (self.variable.table, self.times, self.touches):
                 rows.resize(length)
+            for slot in self.slots().values():
+                slot.reset(again)  # once more, for a gradient may have come after `free`
             return tf.concat([again, tf.range(there, length)], 0)
 
     def free(self, rows: tf.Tensor) -> None:
@@ -85,6 +90,11 @@ class RowStore:
             slot.table = rows
             with tf.init_scope():
                 rows.reset(self._free.read_value())
+
+    def row_bytes(self) -> int:
+        """Returns the bytes that one row takes, with its slot variables and its id's place."""
+        arrays = [self.variable.table, self.times, self.touches, *self.slots().values()]
+        return MAP_ENTRY + sum(math.prod(array.shape) * array.dtype.size for array in arrays)
 
     def used(self) -> tf.Tensor:
         """Returns how many rows ids have, int64."""

@@ -100,6 +100,10 @@ class Table:
         self.map.remove(ids)
         self.store.free(rows)
 
+    def refused_bytes(self) -> tf.Tensor:
+        """Returns the bytes of what is counted for ids that have no row, int64."""
+        return tf.constant(0, tf.int64) if self.counter is None else self.counter.bytes()
+
     def _count(self, **numbers: tf.Tensor) -> None:
         added = [numbers.get(name, tf.constant(0, tf.int64)) for name in COUNTED]
         with tf.device(HOST):

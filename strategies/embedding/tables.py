@@ -15,6 +15,8 @@ from strategies.embedding.combine import Bags
 from strategies.embedding.config import FeatureConfig, TableConfig
 from strategies.embedding.exchange import Exchange
 from strategies.embedding.lookup import Lookup
+from strategies.embedding.plan import Held, place_of, report
+from strategies.embedding.sent import traffic
 from strategies.embedding.store import RowStore
 from strategies.embedding.table import COUNTED, Table
 from strategies.row_variable import RowVariable, new_name
@@ -99,16 +101,42 @@ class Tables:
     def statistics(self) -> dict[str, dict[str, float]]:
         """Returns what happened to each table on all workers."""
         result = {}
-        for name, table in self.by_name.items():
-            mine = tf.concat([[table.map.size()], table.counts.read_value()], 0)
+        for name, table, sent in self._with_sent():
+            mine = tf.concat([[table.map.size()], table.counts.read_value(), sent], 0)
             everyone = self.collectives.all_gather(mine[tf.newaxis]).numpy()
             total = everyone.sum(axis=0)
-            numbers = dict(zip(("rows", *COUNTED), total.tolist(), strict=True))
+            numbers = dict(zip(("rows", *COUNTED), total.tolist(), strict=False))
+            numbers |= traffic(total[1 + len(COUNTED) :], table.config.output_dim)
             numbers["unique_ratio"] = numbers["unique"] / max(numbers["lookups"], 1)
             mean = total[0] / len(everyone)
             numbers["imbalance"] = float(everyone[:, 0].max() / mean) if mean else 1.0
             result[name] = numbers
         return result
+
+    def plan(self) -> str:
+        """Returns where each table's rows are, what they take, and why, of all workers."""
+        place = place_of(self.collectives.size)
+        held = []
+        for name, table, sent in self._with_sent():
+            mine = [table.map.size(), table.refused_bytes(), *sent.tolist()]
+            total = self.collectives.all_reduce([tf.stack(mine)])[0].numpy()
+            rows, refused = total[:2].tolist()
+            training, _, gradients = total[2:]
+            in_training = traffic(np.array([training, 0, gradients]), table.config.output_dim)
+            lookups = int(table.store.step.read_value())
+            held.append(
+                Held(name, place, table.config.output_dim, list(table.store.slots()), rows,
+                     table.store.row_bytes(), refused, lookups, sum(in_training.values()))
+            )  # fmt: skip
+        return report(held)
+
+    def _with_sent(self) -> list[tuple[str, Table, np.ndarray]]:
+        """Returns each table with its name and what this worker sent for it."""
+        return [
+            (table.config.name, table, sent)
+            for tables, lookup in self._lookups
+            for table, sent in zip(tables, lookup.sent.counts(), strict=True)
+        ]
 
     def set_rows(self, ids: np.ndarray, rows: np.ndarray, name: str | None) -> None:
         """Sets the rows of ids; each worker takes its own."""

@@ -155,7 +155,14 @@ before = layer(np.arange(500)).numpy()
 step(layer, np.arange(500, 10_000), optimizer)
 np.testing.assert_array_equal(layer(np.arange(500)).numpy(), before)
 assert len(ids_of(layer)) == 10_000
-assert layer.statistics()["table"]["imbalance"] < 1.1
+counted = layer.statistics()["table"]
+assert counted["imbalance"] < 1.1
+# Each worker asked for all ids, and an id is somebody else's for all workers but one.
+assert counted["bytes_ids"] == 24 * (10_000 + 2 * 500) * (n - 1), counted
+assert counted["bytes_rows"] == 16 * (10_000 + 2 * 500) * (n - 1), counted
+assert counted["bytes_gradients"] == 16 * 10_000 * (n - 1), counted
+text = layer.plan()
+assert "10,000 x 4" in text and "108 (" in text, text  # 16 for itself and each slot variable, 60
 
 # Rows of one's own, and rows in files of which the last one is whole.
 layer = layer_of(2, embeddings_initializer="zeros")

@@ -134,7 +134,7 @@ def test_wrong_input_is_one_line_and_exit_code_2(arguments, message, monkeypatch
 @pytest.mark.parametrize(
     "command",
     (
-        "build show check run exec render split doctor completion".split()
+        "build show check run exec render split plan doctor completion".split()
         + ["render slurm", "render kubernetes"]
     ),
 )

@@ -8,11 +8,22 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from tf_config.cli import build, check, completion, doctor, execute, render, run, show, split
+from tf_config.cli import (
+    build,
+    check,
+    completion,
+    doctor,
+    execute,
+    plan,
+    render,
+    run,
+    show,
+    split,
+)
 from tf_config.cli.arguments import Parser, add_command
 from tf_config.errors import ClusterConfigError
 
-_COMMANDS = (build, show, check, run, execute, render, split, doctor, completion)
+_COMMANDS = (build, show, check, run, execute, render, split, plan, doctor, completion)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

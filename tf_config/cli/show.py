@@ -9,6 +9,7 @@ from tf_config.cli.membership import add_source, configuration, read
 from tf_config.cli.program import add_settings, request
 from tf_config.cluster import VARIABLE, TFConfig
 from tf_config.join import settings
+from tf_config.text_table import rich_table
 
 NAME = "show"
 USAGE = "[OPTION ...]"
@@ -55,10 +56,5 @@ def _rows(config: TFConfig) -> dict[str, tuple[str, str, str]]:
 
 def _print_table(header: tuple[str, ...], rows: list) -> None:
     from rich.console import Console  # here, for it takes as long as all the rest together
-    from rich.table import Table
-    from rich.text import Text
 
-    table = Table(*header)
-    for row in rows:
-        table.add_row(*map(Text, row))
-    Console().print(table)
+    Console().print(rich_table(header, rows))

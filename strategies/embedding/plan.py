@@ -1,0 +1,79 @@
+"""Where the rows of each table are, what they take, and why: a text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tf_config.capacity import shown_bytes
+from tf_config.text_table import text_table
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where rows go, and why.
+
+    >>> place_of(4).where
+    'sharded over 4 workers'
+    """
+
+    where: str
+    why: str
+
+
+def place_of(workers: int) -> Place:
+    """Returns where the rows of tables are that so many workers train."""
+    if workers == 1:
+        return Place("host memory", "one worker trains, so it has all rows, and nothing is sent")
+    return Place(
+        f"sharded over {workers} workers",
+        "a hash of the id says which worker has its row, its slot variables and its counts, and "
+        "nobody else has them, so that the workers' memory adds up; ids, rows and gradients travel",
+    )
+
+
+@dataclass(frozen=True)
+class Held:
+    """What there is of one table, on all workers together.
+
+    Attributes:
+      name: of the table.
+      place: where its rows are.
+      width: of a row.
+      slots: the names of the slot variables that the optimizer has made.
+      rows: how many ids have a row.
+      row_bytes: of one row, with its slot variables, times, counts and place in the map of ids.
+      refused_bytes: of what is counted for ids without a row.
+      lookups: how often it was looked up in training, by a worker's replica.
+      sent: bytes that went from one worker to another in these lookups.
+    """
+
+    name: str
+    place: Place
+    width: int
+    slots: Sequence[str]
+    rows: int
+    row_bytes: int
+    refused_bytes: int
+    lookups: int
+    sent: int
+
+
+def report(tables: Sequence[Held]) -> str:
+    """Returns a table of tables, and the reasons."""
+    header = ("table", "where", "rows", "bytes a row", "bytes", "sent a training lookup")
+    rows = []
+    for table in tables:
+        slots = ", ".join(table.slots) or "no slot variables yet"
+        rows.append(
+            (
+                table.name,
+                table.place.where,
+                f"{table.rows:,} x {table.width}",
+                f"{table.row_bytes:,} ({slots})",
+                shown_bytes(table.rows * table.row_bytes + table.refused_bytes),
+                shown_bytes(table.sent / max(table.lookups, 1)),
+            )
+        )
+    reasons = dict.fromkeys(f"{table.place.where}: {table.place.why}" for table in tables)
+    return "\n".join([text_table(header, rows), *reasons])

@@ -1,0 +1,82 @@
+"""How many bytes of ids, rows and gradients left one worker for another."""
+
+from __future__ import annotations
+
+import numpy as np
+import tensorflow as tf
+
+from strategies._tensorflow import ResourceVariable
+from strategies.embedding.exchange import Trip
+from strategies.row_array import HOST
+from tf_config.capacity import KEY_BYTES
+
+# What is counted of each table, in this order.
+_TRAINING, _ELSEWHERE, _GRADIENTS = range(3)
+
+
+class Sent:
+    """Counts this worker's keys whose rows another worker has.
+
+    Each of them is a row that came back, from whoever has it. So the keys that all workers sent
+    are the rows that all workers sent, and one number counts both.
+
+    Args:
+      tables: how many look up together.
+      is_shared: whether there are other workers; else nothing leaves, and nothing is counted.
+    """
+
+    def __init__(self, tables: int, is_shared: bool):
+        self._tables = tables
+        self._is_shared = is_shared
+        with tf.init_scope(), tf.device(HOST):
+            self._counts = ResourceVariable(tf.zeros([3, tables], tf.int64), trainable=False)
+
+    def away(self, trip: Trip, sizes: list[tf.Tensor]) -> tf.Tensor | None:
+        """Returns how many of a trip's keys are for others, int64 by table; None without others.
+
+        Args:
+          trip: with the keys.
+          sizes: how many keys each table has.
+        """
+        if not self._is_shared:
+            return None
+        stays = trip.stays()
+        if self._tables == 1:
+            here = tf.shape(stays)[:1]
+        else:
+            numbers = tf.cast(stays[:, 0], tf.int32)
+            here = tf.math.bincount(numbers, minlength=self._tables, maxlength=self._tables)
+        return tf.cast(tf.stack(sizes) - here, tf.int64)
+
+    def looked_up(self, away: tf.Tensor | None, training: bool) -> None:
+        """Notes keys that went, and rows that come back."""
+        self._add(away, _TRAINING if training else _ELSEWHERE)
+
+    def trained(self, away: tf.Tensor | None) -> None:
+        """Notes gradients that went."""
+        self._add(away, _GRADIENTS)
+
+    def _add(self, away: tf.Tensor | None, which: int) -> None:
+        if away is None:
+            return
+        with tf.device(HOST):
+            self._counts.scatter_add(tf.IndexedSlices(away[tf.newaxis], tf.constant([which])))
+
+    def counts(self) -> np.ndarray:
+        """Returns what was counted, int64 [tables, 3]."""
+        return self._counts.numpy().T
+
+
+def traffic(counts: np.ndarray, width: int) -> dict[str, int]:
+    """Returns the bytes of ids, rows and gradients that counts of all workers stand for.
+
+    >>> traffic(np.array([2, 1, 2]), width=4)
+    {'bytes_ids': 72, 'bytes_rows': 48, 'bytes_gradients': 32}
+    """
+    training, elsewhere, gradients = counts.tolist()
+    row = 4 * width
+    return {
+        "bytes_ids": KEY_BYTES * (training + elsewhere),
+        "bytes_rows": row * (training + elsewhere),
+        "bytes_gradients": row * gradients,
+    }

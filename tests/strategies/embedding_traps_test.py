@@ -1,0 +1,428 @@
+"""What other systems of embeddings fell into: a test by the name of each trap.
+
+Workers are threads of this process that meet where collectives do. What holds for them holds for
+processes too: embedding.py and embedding_life.py in tests/scripts train on real ones.
+"""
+
+import ast
+import functools
+import importlib
+import threading
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import strategies
+from strategies import (
+    Admission,
+    DistributedEmbedding,
+    Eviction,
+    FeatureConfig,
+    TableConfig,
+    row_variable,
+)
+from strategies.collectives import LocalCollectives
+from strategies.collectives.base import ExchangeByGathering
+
+ENDS = [-(2**63), -3, -2, -1, 0, 1, 2**63 - 2, 2**63 - 1]
+
+
+class Meeting:
+    """Where threads give each other values."""
+
+    def __init__(self, size):
+        self.size = size
+        self.barrier = threading.Barrier(size)
+        self.values = [None] * size
+
+    def exchanged(self, rank, value):
+        self.values[rank] = value
+        self.barrier.wait(60)
+        values = list(self.values)
+        self.barrier.wait(60)
+        return values
+
+
+class Thread(ExchangeByGathering):
+    """The collectives of a worker that is a thread; counts its exchanges."""
+
+    def __init__(self, meeting, rank):
+        self._meeting = meeting
+        self.rank, self.size = rank, meeting.size
+        self.exchanges = 0
+
+    def all_gather(self, tensor):
+        return tf.concat(self._meeting.exchanged(self.rank, tensor), 0)
+
+    def all_reduce(self, tensors):
+        return [tf.add_n(self._meeting.exchanged(self.rank, tensor)) for tensor in tensors]
+
+    def broadcast(self, tensor):
+        return self._meeting.exchanged(self.rank, tensor)[0]
+
+    def all_to_all(self, tensor, counts):
+        self.exchanges += 1
+        return super().all_to_all(tensor, counts)
+
+
+def leave_scope():
+    """Ends what the layer began for its thread, which TensorFlow cannot do when the thread ends."""
+    scope = vars(row_variable._creators).pop("entered", None)
+    if scope is not None:
+        scope.close()
+
+
+def on_workers(size, worker):
+    """Returns what `worker` returns on each of so many workers, given its collectives."""
+    if size == 1:
+        return [worker(LocalCollectives())]
+    meeting, results, errors = Meeting(size), [None] * size, []
+
+    def run(rank):
+        try:
+            results[rank] = worker(Thread(meeting, rank))
+        except threading.BrokenBarrierError:
+            pass
+        except Exception as error:
+            errors.append(error)
+            meeting.barrier.abort()
+        finally:
+            leave_scope()
+
+    threads = [threading.Thread(target=run, args=[rank]) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return results
+
+
+def layer_of(collectives, *arguments, **options):
+    layer = DistributedEmbedding(*arguments, name="table", **options)
+    layer._collectives = collectives
+    layer.build()
+    return layer
+
+
+def step(layer, optimizer, ids, scale=1.0):
+    """One step in which each row's gradient is `scale`; returns the rows that the ids had."""
+    with tf.GradientTape() as tape:
+        rows = layer(tf.constant(ids, tf.int64), training=True)
+        loss = tf.reduce_sum(rows) * scale
+    gradients = tape.gradient(loss, layer.trainable_variables)
+    optimizer.apply(gradients, layer.trainable_variables)
+    return rows.numpy()
+
+
+def by_id(results):
+    """Returns the rows of all workers by id, and that no two have the same."""
+    pairs = [pair for ids, rows in results for pair in zip(ids.tolist(), rows, strict=True)]
+    assert len(dict(pairs)) == len(pairs)
+    return {one: row.tolist() for one, row in sorted(dict(pairs).items())}
+
+
+def test_1_duplicates_of_several_workers_are_added_up():
+    def worker(collectives):
+        layer = layer_of(collectives, 1, embeddings_initializer="zeros")
+        step(layer, keras.optimizers.SGD(1.0), [7, 7, 8] if collectives.rank else [7, 9])
+        return layer.rows()
+
+    assert by_id(on_workers(2, worker)) == {7: [-3.0], 8: [-1.0], 9: [-1.0]}
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adagrad", "Adam"])
+def test_2_a_gradient_has_one_scale_for_any_number_of_workers(name):
+    batches = np.random.default_rng(0).integers(0, 9, size=[4, 12])
+
+    def worker(collectives):
+        n, rank = collectives.size, collectives.rank
+        layer = layer_of(collectives, 3, embeddings_initializer="normal")
+        optimizer = getattr(keras.optimizers, name)(0.1)
+        for batch in batches:
+            # The mean over a worker's examples, divided by the number of workers, as Keras does.
+            step(layer, optimizer, batch[rank::n], scale=1 / len(batch[rank::n]) / n)
+        return layer.rows()
+
+    one, three = (by_id(on_workers(size, worker)) for size in (1, 3))
+    assert list(one) == list(three)
+    np.testing.assert_allclose(list(one.values()), list(three.values()), atol=1e-6)
+
+
+def test_3_a_mean_is_divided_after_the_sum_and_an_empty_bag_is_zero():
+    bags = tf.ragged.constant([[1, 2, 4], [], [1]], tf.int64)
+
+    def worker(collectives):
+        rows = layer_of(collectives, 2, embeddings_initializer="normal")(np.array([1, 2, 4]))
+        layer = layer_of(collectives, 2, combiner="mean", embeddings_initializer="normal")
+        return layer(bags).numpy(), rows.numpy()
+
+    for found, rows in on_workers(2, worker):
+        np.testing.assert_allclose(found, [rows.mean(axis=0), [0, 0], rows[0]], atol=1e-6)
+
+
+@pytest.mark.parametrize("nothing", [[], [[]], [[0, 0]]])
+def test_4_a_worker_without_ids_takes_part(nothing):
+    def worker(collectives):
+        layer = layer_of(
+            collectives, 1, combiner="sum", mask_zero=True, embeddings_initializer="zeros"
+        )
+        optimizer = keras.optimizers.Adam(1.0, epsilon=0.0)
+        rows = step(layer, optimizer, nothing if collectives.rank else [[5, 0]])
+        assert np.isfinite(rows).all()
+        assert layer.statistics()["table"]["rows"] == 1
+        assert np.shape(step(layer, optimizer, nothing))[-1] == 1  # nobody has any
+        return layer.rows()
+
+    np.testing.assert_allclose(by_id(on_workers(2, worker))[5], [-1.0], rtol=1e-5)
+
+
+@pytest.mark.parametrize("unseen", ["initial", "zeros"])
+def test_5_an_id_without_a_row_is_not_gathered(unseen):
+    layer = layer_of(LocalCollectives(), 2, embeddings_initializer="ones", unseen=unseen)
+    absent = 1.0 if unseen == "initial" else 0.0
+    assert layer(np.array([3, -3])).numpy().tolist() == [[absent] * 2] * 2  # of no rows at all
+    step(layer, keras.optimizers.SGD(1.0), [3])
+    assert layer(np.array([2, 3, 4])).numpy()[:, 0].tolist() == [absent, 0.0, absent]
+
+
+def test_6_every_int64_is_an_id():
+    def worker(collectives):
+        layer = layer_of(collectives, 2, embeddings_initializer="normal")
+        first = layer(np.array(ENDS)).numpy()
+        step(layer, keras.optimizers.SGD(1.0), ENDS[collectives.rank :: 2])
+        return first, layer.rows()
+
+    results = on_workers(2, worker)
+    assert len(np.unique(results[0][0], axis=0)) == len(ENDS)
+    found = by_id([rows for _, rows in results])
+    assert list(found) == ENDS
+    np.testing.assert_allclose(list(found.values()), results[0][0] - 1.0, atol=1e-6)
+
+
+def test_7_a_row_and_its_slot_variables_are_of_one_moment_and_none_is_left_unset(tmp_path):
+    make = functools.partial(keras.optimizers.Adagrad, 1.0, initial_accumulator_value=0.5)
+    first, second = (
+        layer_of(LocalCollectives(), 1, embeddings_initializer="zeros") for _ in range(2)
+    )
+    optimizer = make()
+    first.set_rows(np.array([1]), np.array([[0.0]]))
+    first.save_rows(str(tmp_path))  # before there are slot variables
+    step(first, optimizer, [1, 2])
+    first.set_rows(np.array([3]), np.array([[0.0]]))  # a row that no step has touched
+    packed = first.packed_rows()
+    assert {len(packed[f"0/{name}"]) for name in ("ids", "rows", "times", "touches")} == {3}
+    assert packed["0/slot/accumulator"].tolist() == [[1.5], [1.5], [0.5]]
+    step(first, optimizer, [3])
+    second.load_rows(str(tmp_path))
+    step(second, make(), [1])
+    again = second.packed_rows()
+    assert (again["0/ids"].tolist(), again["0/slot/accumulator"].tolist()) == ([1], [[1.5]])
+    rows = first.rows()[1]
+    np.testing.assert_array_equal(rows, [second.rows()[1][0]] * 3)
+
+
+def test_8_any_number_of_workers_restores_and_other_tables_are_named(tmp_path):
+    def save(collectives):
+        layer = layer_of(collectives, 2, embeddings_initializer="normal")
+        for ids in (ENDS, ENDS[2:]):
+            step(layer, keras.optimizers.Adam(0.1), ids)
+        layer.save_rows(str(tmp_path))
+        return layer.packed_rows()
+
+    def load(collectives):
+        layer = layer_of(collectives, 2)
+        layer.load_rows(str(tmp_path))
+        return layer.packed_rows()
+
+    def in_order(arrays):
+        order = np.argsort(arrays["0/ids"])
+        names = ("ids", "rows", "times", "touches", "slot/momentum", "slot/velocity")
+        return {name: arrays[f"0/{name}"][order].tolist() for name in names}
+
+    saved = in_order(on_workers(2, save)[0])
+    assert saved["ids"] == ENDS
+    for size in (1, 3):
+        assert all(in_order(arrays) == saved for arrays in on_workers(size, load))
+    with pytest.raises(ValueError, match=r"Received: \{'table': 2\} in .*, for \{'table': 3\}"):
+        layer_of(LocalCollectives(), 3).load_rows(str(tmp_path))
+
+
+@pytest.mark.parametrize("memory", [None, 4096])
+def test_9_counts_times_and_filters_are_saved(memory, tmp_path):
+    options = {"admission": Admission(3, memory=memory), "eviction": Eviction(age=3)}
+
+    def save(collectives):
+        layer = layer_of(collectives, 1, **options)
+        step(layer, keras.optimizers.SGD(1.0), [1, 1] if collectives.rank else [1, 2])
+        step(layer, keras.optimizers.SGD(1.0), [2] if collectives.rank else [])
+        layer.save_rows(str(tmp_path))
+
+    on_workers(2, save)
+    layer = layer_of(LocalCollectives(), 1, **options)
+    layer.load_rows(str(tmp_path))
+    assert layer.rows()[0].tolist() == [1]
+    step(layer, keras.optimizers.SGD(1.0), [2, 3, 3])
+    assert layer.rows()[0].tolist() == [1, 2]  # 2 came for the third time, 3 did not
+    step(layer, keras.optimizers.SGD(1.0), [2])
+    assert layer.evict() == {"table": 1}  # 1 came three steps ago, before it was saved
+    assert layer.rows()[0].tolist() == [2]
+
+
+def test_10_a_row_that_is_taken_away_in_a_step_does_not_come_back_used():
+    layer = layer_of(LocalCollectives(), 1, embeddings_initializer="ones", eviction=Eviction(age=1))
+    optimizer = keras.optimizers.SGD(1.0, momentum=0.5)
+    step(layer, optimizer, [1, 2])
+    step(layer, optimizer, [1])
+    assert layer.evict() == {"table": 1}
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(layer(np.array([1]), training=True))
+    gradients = tape.gradient(loss, layer.trainable_variables)
+    layer(np.array([9]), training=True)  # of another step, so that 1 is of age
+    assert layer.evict() == {"table": 1}
+    optimizer.apply(gradients, layer.trainable_variables)  # of a row that nobody has
+    assert layer.rows()[0].tolist() == [9]
+    step(layer, optimizer, [1, 3])
+    assert dict(zip(layer.rows()[0].tolist(), layer.rows()[1][:, 0].tolist(), strict=True)) == {
+        1: 0.0, 3: 0.0, 9: 1.0,
+    }  # fmt: skip
+    step(layer, optimizer, [1, 3])
+    assert layer(np.array([1, 3])).numpy()[:, 0].tolist() == [-1.5, -1.5]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: TableConfig("t", 2, optimizer="adam"),
+        lambda: FeatureConfig(TableConfig("t", 2), max_ids_per_partition=4),
+        lambda: DistributedEmbedding(2, embeddings_regularizer="l2"),
+        lambda: DistributedEmbedding(2, embeddings_constraint="non_neg"),
+        lambda: DistributedEmbedding(
+            features={"f": FeatureConfig(TableConfig("t", 2))}, combiner="sum"
+        ),
+    ],
+)
+def test_11_an_option_that_is_not_honoured_is_an_error(make):
+    with pytest.raises((TypeError, ValueError), match="unexpected keyword|nrecognized|Move it"):
+        make()
+
+
+def test_12_nothing_of_other_packages_is_replaced():
+    modules = [keras, keras.layers, keras.optimizers, tf, tf.train, tf.nn, tf.lookup, tf.raw_ops]
+    before = [dict(vars(module)) for module in modules]
+    step(layer_of(LocalCollectives(), 1), keras.optimizers.Adam(1.0), [1])
+    for module, attributes in zip(modules, before, strict=True):
+        changed = {name for name, value in attributes.items() if vars(module)[name] is not value}
+        assert not changed, (module, changed)
+    # Nor at import.
+    for path in Path(strategies.__file__).parent.rglob("*.py"):
+        tree = ast.parse(path.read_text())
+        imported = {
+            alias.asname or alias.name.partition(".")[0]
+            for node in ast.walk(tree)
+            if isinstance(node, (ast.Import, ast.ImportFrom))
+            for alias in node.names
+        }
+        for node in ast.walk(tree):
+            for target in getattr(node, "targets", []) if isinstance(node, ast.Assign) else []:
+                while isinstance(target, ast.Attribute):
+                    target = target.value
+                    assert not (isinstance(target, ast.Name) and target.id in imported), path
+            is_call = isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+            assert not (is_call and node.func.id == "setattr"), path
+
+
+def test_13_features_of_one_width_share_one_exchange():
+    def exchanges(widths):
+        features = {
+            str(number): FeatureConfig(TableConfig(f"t{number}", width))
+            for number, width in enumerate(widths)
+        }
+
+        def worker(collectives):
+            layer = layer_of(collectives, features=features)
+            inputs = {name: tf.constant([1, 2], tf.int64) for name in features}
+            with tf.GradientTape() as tape:
+                outputs = layer(inputs, training=True)
+                loss = tf.add_n([tf.reduce_sum(rows) for rows in outputs.values()])
+            tape.gradient(loss, layer.trainable_variables)
+            return collectives.exchanges
+
+        return on_workers(2, worker)
+
+    assert exchanges([2]) == exchanges([2, 2, 2]) == [3, 3]  # of ids, rows and gradients
+    assert exchanges([2, 3, 2]) == [6, 6]
+
+
+def test_14_workers_have_batches_of_any_sizes():
+    sizes = [5, 0, 2]
+
+    def worker(collectives):
+        layer = layer_of(collectives, 1, embeddings_initializer="zeros")
+        ids = np.arange(sizes[collectives.rank])
+        assert step(layer, keras.optimizers.SGD(1.0), ids).shape == (len(ids), 1)
+        return layer.rows()
+
+    expected = {one: [-float(sum(size > one for size in sizes))] for one in range(5)}
+    assert by_id(on_workers(3, worker)) == expected
+
+
+def test_the_bytes_between_workers_are_counted():
+    features = {
+        name: FeatureConfig(TableConfig(name, width))
+        for name, width in {"a": 2, "b": 2, "c": 3}.items()
+    }
+    ids = {"a": [[1, 1, 2], [1, 5]], "b": [[7], [7, 8, 9]], "c": [[], [-4]]}
+
+    def worker(collectives):
+        layer = layer_of(collectives, features=features)
+        inputs = {name: tf.constant(ids[name][collectives.rank], tf.int64) for name in ids}
+        with tf.GradientTape() as tape:
+            outputs = layer(inputs, training=True)
+            loss = tf.add_n([tf.reduce_sum(rows) for rows in outputs.values()])
+        tape.gradient(loss, layer.trainable_variables)
+        layer({**inputs, "a": tf.constant([1, 2], tf.int64)})
+        return layer.statistics(), [layer.rows(name)[0].tolist() for name in ids], layer.plan()
+
+    (statistics, *first), (_, *second) = on_workers(2, worker)
+    owned = [first[0], second[0]]
+    for place, (name, parts) in enumerate(ids.items()):
+        width = features[name].table.output_dim
+        away = sum(len(set(part) - set(owned[rank][place])) for rank, part in enumerate(parts))
+        if name == "a":
+            again = sum(len({1, 2} - set(owned[rank][place])) for rank in range(2))
+        else:
+            again = away
+        found = statistics[name]
+        assert found["bytes_ids"] == 24 * (away + again)
+        assert found["bytes_rows"] == 4 * width * (away + again)
+        assert found["bytes_gradients"] == 4 * width * away
+        row = 4 * width + 60
+        rows = len(owned[0][place]) + len(owned[1][place])
+        cells = [cell.strip() for cell in first[1].splitlines()[3 + place].split("│")[1:-1]]
+        assert cells == [
+            name, "sharded over 2 workers", f"{rows} x {width}",
+            f"{row} (no slot variables yet)", f"{rows * row} bytes",
+            f"{away * (24 + 8 * width)} bytes",
+        ]  # fmt: skip
+    assert first[1] == second[1]
+    assert "a hash of the id says which worker has its row" in first[1]
+
+
+@pytest.mark.parametrize("memory", [None, 1024])
+def test_the_plan_of_one_worker_has_slot_variables_and_what_was_refused(memory):
+    layer = layer_of(LocalCollectives(), 2, admission=Admission(2, memory=memory))
+    with pytest.raises(ValueError, match="Received: one that was not called"):
+        DistributedEmbedding(2).plan()
+    step(layer, keras.optimizers.Adam(1.0), [1, 1, 2])
+    text = layer.plan()
+    held = 84 + (48 if memory is None else memory)
+    assert "84 (momentum, velocity)" in text
+    assert f"│ {held} bytes │ 0 bytes" in text or f"{held / 1024:.1f} KiB" in text
+    assert "host memory: one worker trains" in text
+    api = importlib.import_module("strategies.embedding.tf_keras_layer")
+    assert api.DistributedEmbedding.plan is DistributedEmbedding.plan

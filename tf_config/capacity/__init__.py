@@ -1,0 +1,18 @@
+"""What tables of embeddings take: memory, traffic, and how many tasks. Imports no TensorFlow."""
+
+from tf_config.capacity.memory import MAP_ENTRY, Memory, row_bytes
+from tf_config.capacity.plan import CapacityPlan, plan_capacity, shown_bytes
+from tf_config.capacity.table import PlannedTable
+from tf_config.capacity.traffic import KEY_BYTES, Traffic
+
+__all__ = [
+    "KEY_BYTES",
+    "MAP_ENTRY",
+    "CapacityPlan",
+    "Memory",
+    "PlannedTable",
+    "Traffic",
+    "plan_capacity",
+    "row_bytes",
+    "shown_bytes",
+]

@@ -1,0 +1,309 @@
+"""Whether tables fit on so many tasks, what limits them, and how many tasks it would take."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tf_config.capacity.memory import MOST_ROWS, Memory, memory_of
+from tf_config.capacity.table import PlannedTable, number, parsed
+from tf_config.capacity.traffic import Traffic, traffic_of
+from tf_config.errors import ClusterConfigError, shown
+from tf_config.text_table import text_table
+
+# How many variables of its shape an optimizer of Keras keeps for a variable.
+SLOT_VARIABLES = {
+    "sgd": 0,
+    "momentum": 1,
+    "adagrad": 1,
+    "rmsprop": 1,
+    "lion": 1,
+    "adam": 2,
+    "adamw": 2,
+    "adadelta": 2,
+    "ftrl": 2,
+}
+_GIB = 1 << 30
+_MOST_TASKS = 1 << 40
+
+
+@dataclass(frozen=True)
+class CapacityPlan:
+    """What tables take of so many tasks, and what limits them; printed, it is a table.
+
+    Attributes:
+      tables: the tables.
+      batch: examples of one worker in a step.
+      workers: how many train.
+      servers: how many have the rows; 0 leaves them with the workers.
+      slot_variables: of the optimizer, for each row.
+      memory_gib: that one task may use; None is not known.
+      gbit_per_second: of the network in each direction, for one task; None is not known.
+      step_seconds: that a step may take; None is any time.
+    """
+
+    tables: tuple[PlannedTable, ...]
+    batch: float
+    workers: int
+    servers: int
+    slot_variables: int
+    memory_gib: float | None
+    gbit_per_second: float | None
+    step_seconds: float | None
+
+    @property
+    def holders(self) -> int:
+        """How many tasks have the rows."""
+        return self.servers or self.workers
+
+    @property
+    def memory(self) -> Memory:
+        """Bytes of one task that has rows."""
+        return memory_of(self.tables, self.slot_variables, self.holders)
+
+    @property
+    def traffic(self) -> dict[str, Traffic]:
+        """What one worker exchanges in a step for each table, by name."""
+        return {
+            table.name: traffic_of(table, self.batch, self.workers, self.servers)
+            for table in self.tables
+        }
+
+    @property
+    def worker_bytes(self) -> tuple[float, float]:
+        """Bytes that one worker sends in a step, and that it receives."""
+        traffic = self.traffic.values()
+        if not self.servers:  # it asks the others, and they ask it as much
+            total = sum(each.total for each in traffic)
+            return total, total
+        return sum(each.ids + each.gradients for each in traffic), sum(
+            each.rows for each in traffic
+        )
+
+    @property
+    def server_bytes(self) -> tuple[float, float]:
+        """Bytes that one server sends in a step, and that it receives; 0 without servers."""
+        if not self.servers:
+            return 0.0, 0.0
+        sent, received = self.worker_bytes
+        share = self.workers / self.servers
+        return received * share, sent * share
+
+    @property
+    def network_seconds(self) -> float | None:
+        """What a step waits for the network at least, if it is known."""
+        if self.gbit_per_second is None:
+            return None
+        return self._seconds(max(*self.worker_bytes, *self.server_bytes))
+
+    @property
+    def tasks_needed(self) -> int | None:
+        """How many tasks have to have the rows, None if no number is enough."""
+        found = [_least(self._fits), 1]
+        if self.servers and self._bytes_a_step is not None:
+            of_all = max(self.server_bytes) * self.servers
+            found.append(max(math.ceil(of_all / self._bytes_a_step), 1))
+        if None in found or not self._workers_keep_up:
+            return None
+        return max(each for each in found if each is not None)
+
+    @property
+    def limit(self) -> str:
+        """What is too small: "rows" that an array can have, "memory", "network" or "neither"."""
+        memory = self.memory
+        if memory.most_rows > MOST_ROWS:
+            return "rows"
+        if self.memory_gib is not None and memory.peak > self.memory_gib * _GIB:
+            return "memory"
+        seconds = self.network_seconds
+        if self.step_seconds is not None and seconds is not None and seconds > self.step_seconds:
+            return "network"
+        return "neither"
+
+    def _fits(self, holders: int) -> bool:
+        memory = memory_of(self.tables, self.slot_variables, holders)
+        fits = self.memory_gib is None or memory.peak <= self.memory_gib * _GIB
+        return fits and memory.most_rows <= MOST_ROWS
+
+    def _seconds(self, count: float) -> float:
+        return count * 8 / ((self.gbit_per_second or math.inf) * 1e9)
+
+    @property
+    def _bytes_a_step(self) -> float | None:
+        """How many bytes the network moves in each direction while a step may last."""
+        if self.gbit_per_second is None or self.step_seconds is None:
+            return None
+        return self.gbit_per_second * 1e9 / 8 * self.step_seconds
+
+    @property
+    def _workers_keep_up(self) -> bool:
+        return self._bytes_a_step is None or max(self.worker_bytes) <= self._bytes_a_step
+
+    def __str__(self) -> str:
+        kind = "server" if self.servers else "worker"
+        memory = self.memory
+        held = {
+            "rows": memory.rows,
+            f"slot variables, {self.slot_variables} a row": memory.slot_variables,
+            "times and counts": memory.times_and_counts,
+            "map of ids": memory.map,
+            "left behind by growth": memory.growth,
+            "the program": memory.program,
+            "together": memory.training,
+            "copies while rows are saved": memory.saving,
+        }
+        traffic = [
+            (
+                table.name,
+                f"{table.rows:,.0f} x {table.width}",
+                f"{self.traffic[table.name].unique:,.0f}",
+                *(
+                    shown_bytes(getattr(self.traffic[table.name], name))
+                    for name in ("ids", "rows", "gradients")
+                ),
+            )
+            for table in self.tables
+        ]
+        header = ("table", "rows", "unique ids a step", "ids", "rows", "gradients")
+        lines = [
+            text_table(
+                (f"memory of each {kind}", ""), [(k, shown_bytes(v)) for k, v in held.items()]
+            ),
+            text_table(header, traffic, "what one worker exchanges in a step"),
+            *self._words(kind),
+        ]
+        return "\n".join(lines)
+
+    def _words(self, kind: str) -> list[str]:
+        """Returns what the tables come to, in words."""
+        sent, received = map(shown_bytes, self.worker_bytes)
+        lines = [f"a worker sends {sent} in a step, and receives {received}"]
+        if self.servers:
+            sent, received = map(shown_bytes, self.server_bytes)
+            lines.append(f"a server sends {sent} in a step, and receives {received}")
+        seconds = self.network_seconds
+        if seconds:
+            most = self.batch * self.workers / seconds
+            lines.append(
+                f"that takes the network {seconds * 1000:,.1f} ms, so {most:,.0f} examples a "
+                "second at most"
+            )
+        lines.append(f"limit: {self.limit}")
+        needed = self.tasks_needed
+        if needed is not None:
+            lines.append(f"{kind}s needed: {needed:,}")
+        elif _least(self._fits) is None:
+            lines.append(f"{kind}s needed: no number is enough, for the program alone fills them")
+        elif self.step_seconds is not None:
+            rate = max(self.worker_bytes) * 8 / self.step_seconds / 1e9
+            lines.append(
+                f"{kind}s needed: no number is enough, for each worker needs {rate:,.2f} Gbit/s; "
+                "a smaller batch needs less"
+            )
+        return lines
+
+
+def plan_capacity(
+    tables: Mapping[str, Mapping[str, Any]],
+    *,
+    batch: float,
+    workers: int = 1,
+    servers: int = 0,
+    optimizer: str | int = "adam",
+    memory_gib: float | None = None,
+    gbit_per_second: float | None = None,
+    step_seconds: float | None = None,
+) -> CapacityPlan:
+    """Returns what tables would take of so many tasks, what limits them, and how many it needs.
+
+    >>> tables = {"users": {"rows": 1e9, "width": 16, "zipf": 1.05}}
+    >>> plan = plan_capacity(tables, batch=4096, workers=4, optimizer="adagrad", memory_gib=32)
+    >>> plan.limit, plan.tasks_needed
+    ('memory', 13)
+
+    Args:
+      tables: by name what each is: `rows` and `width`; `hotness`, ids an example (1); and how
+        often ids repeat, `unique_ratio` or `zipf`: see `PlannedTable`.
+      batch: examples of one worker in a step.
+      workers: how many train.
+      servers: how many have the rows; 0 leaves them with the workers.
+      optimizer: its name, or how many slot variables it keeps for each row.
+      memory_gib: that one task may use; None is not known.
+      gbit_per_second: of the network in each direction, for one task; None is not known.
+      step_seconds: that a step may take; None is any time.
+
+    Raises:
+      ClusterConfigError: if a number has no meaning.
+    """
+    if not isinstance(tables, Mapping) or not tables:
+        raise ClusterConfigError(
+            f"A plan is of tables by name, one or more. Received: {shown(tables)}."
+        )
+    for name, count, least in (("workers", workers, 1), ("servers", servers, 0)):
+        number(name, count, least)
+        if count != int(count):
+            raise ClusterConfigError(f"{name} is a whole number. Received: {count!r}.")
+    number("batch", batch, 1)
+    for name, value in (
+        ("memory_gib", memory_gib),
+        ("gbit_per_second", gbit_per_second),
+        ("step_seconds", step_seconds),
+    ):
+        if value is not None:
+            number(name, value, 0, is_above=True)
+    if step_seconds is not None and gbit_per_second is None:
+        raise ClusterConfigError(
+            "A step's time is compared to the network's. Received: step_seconds alone. Give "
+            "gbit_per_second as well."
+        )
+    return CapacityPlan(
+        tables=tuple(PlannedTable.from_dict(name, table) for name, table in tables.items()),
+        batch=batch,
+        workers=int(workers),
+        servers=int(servers),
+        slot_variables=_slot_variables(optimizer),
+        memory_gib=memory_gib,
+        gbit_per_second=gbit_per_second,
+        step_seconds=step_seconds,
+    )
+
+
+def shown_bytes(count: float) -> str:
+    """Returns a number of bytes in the unit that suits it.
+
+    >>> shown_bytes(12), shown_bytes(3 << 19), shown_bytes(7e12)
+    ('12 bytes', '1.5 MiB', '6.4 TiB')
+    """
+    units = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB")
+    step = 0
+    while count >= 1024 and step < len(units) - 1:
+        count /= 1024
+        step += 1
+    return f"{count:,.0f} {units[step]}" if step == 0 else f"{count:,.1f} {units[step]}"
+
+
+def _slot_variables(optimizer: Any) -> int:
+    if isinstance(optimizer, str) and optimizer.lower() in SLOT_VARIABLES:
+        return SLOT_VARIABLES[optimizer.lower()]
+    count = parsed("optimizer", optimizer) if str(optimizer).isdigit() else optimizer
+    if not isinstance(count, int) or isinstance(count, bool) or not 0 <= count < 100:
+        raise ClusterConfigError(
+            f"optimizer is one of {', '.join(SLOT_VARIABLES)}, or how many slot variables it "
+            f"keeps. Received: {shown(optimizer)}."
+        )
+    return count
+
+
+def _least(fits: Callable[[int], bool]) -> int | None:
+    """Returns the least number that fits, None if none does."""
+    if not fits(_MOST_TASKS):
+        return None
+    low, high = 0, 1
+    while not fits(high):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if fits(middle) else (middle, high)
+    return high

@@ -1,0 +1,111 @@
+"""`tf-config plan`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tf_config.capacity import plan_capacity
+from tf_config.capacity.plan import SLOT_VARIABLES
+from tf_config.capacity.table import parsed
+from tf_config.cli.arguments import text_of
+from tf_config.cli.completing import completed
+from tf_config.errors import ClusterConfigError, shown
+
+NAME = "plan"
+USAGE = "[FILE] [--table NAME:KEY=VALUE,... ...] [OPTION ...]"
+SUMMARY = "print what tables of embeddings take: memory, traffic, and how many tasks they need"
+EXAMPLE = (
+    "tf-config plan --table users:rows=1e9,width=16,zipf=1.05 --batch 4096 --workers 8 "
+    "--memory-gib 64"
+)
+# What may be in the file, and as an option.
+_OPTIONS = {
+    "batch": "examples of one worker in a step",
+    "workers": "how many train (1)",
+    "servers": "how many parameter servers have the rows (0: the workers have them)",
+    "optimizer": f"{', '.join(SLOT_VARIABLES)}, or a number of slot variables (adam)",
+    "memory_gib": "GiB that one task may use",
+    "gbit_per_second": "of the network in each direction, for one task",
+    "step_seconds": "that a step may take",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's arguments."""
+    file = parser.add_argument(
+        "file",
+        nargs="?",
+        type=Path,
+        metavar="FILE",
+        help="YAML or JSON: 'tables', by name, and the options below, with _ in place of -",
+    )
+    completed(file, "file")
+    parser.add_argument(
+        "--table",
+        action="append",
+        default=[],
+        metavar="NAME:KEY=VALUE,...",
+        help="rows and width; hotness, ids an example (1); unique_ratio or zipf, how they repeat",
+    )
+    for name, words in _OPTIONS.items():
+        flag = "ps" if name == "servers" else name.replace("_", "-")
+        parser.add_argument(f"--{flag}", dest=name, metavar="N", help=words)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Prints the plan."""
+    given = {} if arguments.file is None else _read(arguments.file)
+    for name in _OPTIONS:
+        if getattr(arguments, name) is not None:
+            given[name] = getattr(arguments, name)
+    tables = given.pop("tables", {})
+    if not isinstance(tables, Mapping):
+        raise ClusterConfigError(f"'tables' are tables by name. Received: {shown(tables)}.")
+    tables = {**tables, **dict(map(_table, arguments.table))}
+    if not tables or "batch" not in given:
+        what = "--batch" if tables else "--table"
+        raise ClusterConfigError(
+            f"A plan needs tables and a batch. Received: no {what}. Give it, or a file with it."
+        )
+    values = {
+        name: value if name == "optimizer" else parsed(name, value) for name, value in given.items()
+    }
+    print(plan_capacity(tables, **values))
+    return 0
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Returns what a file says."""
+    import yaml  # here, for it takes as long as all the rest together
+
+    try:
+        values = yaml.safe_load(text_of(path, "FILE"))
+    except yaml.YAMLError as error:
+        raise ClusterConfigError(
+            f"FILE is YAML or JSON. Received: {shown(str(path))} ({shown(str(error))})."
+        ) from None
+    known = ["tables", *_OPTIONS]
+    if not isinstance(values, dict) or not set(values) <= set(known):
+        unknown = sorted(map(str, set(values) - set(known))) if isinstance(values, dict) else values
+        raise ClusterConfigError(
+            f"FILE has {', '.join(known)}. Received: {shown(unknown)} in {shown(str(path))}."
+        )
+    return values
+
+
+def _table(text: str) -> tuple[str, dict[str, str]]:
+    """Returns the table that an option describes.
+
+    >>> _table("users:rows=1e9,width=16")
+    ('users', {'rows': '1e9', 'width': '16'})
+    """
+    name, colon, rest = text.partition(":")
+    pairs = [part.partition("=") for part in rest.split(",")]
+    if not (name and colon and all(key and equals for key, equals, _ in pairs)):
+        raise ClusterConfigError(
+            f"--table is NAME:rows=N,width=N,... Received: {shown(text)}. Correct it."
+        )
+    return name, {key: value for key, _, value in pairs}

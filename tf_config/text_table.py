@@ -1,0 +1,35 @@
+"""A table for a terminal, or as text."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from typing import Any
+
+
+def rich_table(header: Sequence[str], rows: Sequence[Sequence[str]], title: str = "") -> Any:
+    """Returns a table that a `rich.console.Console` prints as wide as its terminal."""
+    from rich.table import Table  # here, for it takes as long as all the rest together
+    from rich.text import Text
+
+    table = Table(*header, title=title or None, title_justify="left", title_style="")
+    for row in rows:
+        table.add_row(*map(Text, row))
+    return table
+
+
+def text_table(header: Sequence[str], rows: Sequence[Sequence[str]], title: str = "") -> str:
+    """Returns a table as lines of text, as wide as its cells need.
+
+    >>> print(text_table(("what", "bytes"), [("rows", "7")]))
+    ┏━━━━━━┳━━━━━━━┓
+    ┃ what ┃ bytes ┃
+    ┡━━━━━━╇━━━━━━━┩
+    │ rows │ 7     │
+    └──────┴───────┘
+    """
+    from rich.console import Console
+
+    file = io.StringIO()
+    Console(file=file, width=200).print(rich_table(header, rows, title))
+    return "\n".join(line.rstrip() for line in file.getvalue().rstrip("\n").splitlines())
