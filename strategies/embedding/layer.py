@@ -293,6 +293,41 @@ class EmbeddingLayer:
         """
         self._built_tables().load(directory)
 
+    def export_rows(self, directory: str, table: str | None = None, *, format: str = "npy") -> None:
+        """Writes ids and rows to files that other systems read; all workers call it.
+
+        Each worker writes its part: `part-00000-of-00002-keys.npy`, int64 [n], and
+        `part-00000-of-00002-values.npy`, float32 [n, width]; or one Parquet file with the columns
+        `key` and `value`.
+
+        Args:
+          directory: without files, that all workers see.
+          table: its name; None is the layer's only one.
+          format: "npy" or "parquet", which needs pyarrow.
+
+        Raises:
+          ValueError: if an argument has no meaning, or the directory has files.
+          ImportError: if there is no pyarrow.
+        """
+        self._built_tables().export(directory, format, table)
+
+    def import_rows(self, directory: str, table: str | None = None) -> None:
+        """Gives ids the rows in files, of `export_rows` or of other systems.
+
+        All workers call it, any number of them. Other ids keep their rows; slot variables stay as
+        they are. A file of values is named as its file of keys: `users-keys.npy` and
+        `users-values.npy`.
+
+        Args:
+          directory: with files of one table.
+          table: its name; None is the layer's only one.
+
+        Raises:
+          ValueError: if the files do not fit.
+          ImportError: if they are Parquet, and there is no pyarrow.
+        """
+        self._built_tables().take(directory, table)
+
     def packed_rows(self) -> Mapping[str, np.ndarray]:
         """Returns the rows of all workers, for a checkpoint."""
         if self._tables is None:

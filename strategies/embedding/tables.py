@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from strategies._tensorflow import in_save_context
 from strategies.collectives import Collectives
-from strategies.embedding import checkpoint, state
+from strategies.embedding import checkpoint, plain, state
 from strategies.embedding.combine import Bags
 from strategies.embedding.config import FeatureConfig, TableConfig
 from strategies.embedding.exchange import Exchange
@@ -139,6 +139,26 @@ class Tables:
                 f"{ids.shape}, {len(np.unique(ids))} of them different."
             )
         state.put(self.table(name), {"ids": ids, "rows": rows}, self.exchange)
+
+    def export(self, directory: str, kind: str, name: str | None) -> None:
+        """Writes a table's ids and rows to plain files; see `plain`."""
+        plain.write(directory, kind, self.rows(name), self.collectives)
+
+    def take(self, directory: str, name: str | None) -> None:
+        """Sets the rows of ids from plain files; each worker takes its own."""
+        table = self.table(name)
+        parts = plain.read(directory)
+        keys = np.concatenate([part()[0] for part in parts])
+        if keys.dtype.kind not in "iu" or keys.ndim != 1 or len(np.unique(keys)) != keys.size:
+            raise ValueError(
+                "Rows are imported for ids, integers that are named once in all parts. Received: "
+                f"{keys.dtype} of shape {keys.shape} in {directory!r}, {len(np.unique(keys))} of "
+                "them different."
+            )
+        for part in parts:
+            ids, rows = part()
+            if len(ids):
+                state.put(table, {"ids": ids.astype(np.int64), "rows": rows}, self.exchange)
 
     def packed(self) -> state.Arrays:
         """Returns all rows of all workers, which all call it."""
