@@ -74,6 +74,16 @@ def check_names(inputs: Any, weights: Any, features: Mapping[str, FeatureConfig]
         )
 
 
+def check_optimizer(table: TableConfig, dtype: str) -> None:
+    """Raises ValueError if a table's own optimizer cannot be exact with a layer's dtype."""
+    if dtype == "float16":
+        raise ValueError(
+            "A table's own optimizer runs within the backward pass, and knows of no scale of "
+            f"the loss. Received: optimizer={table.optimizer!r} with float16. Use "
+            "mixed_bfloat16 or float32, or the model's optimizer."
+        )
+
+
 def mask_of(ids: Any) -> Any:
     """Returns where ids are not 0, None for those that are not dense."""
     return None if isinstance(ids, (tf.RaggedTensor, tf.SparseTensor)) else tf.not_equal(ids, 0)

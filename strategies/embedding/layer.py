@@ -11,6 +11,7 @@ import tensorflow as tf
 from strategies.embedding import saving
 from strategies.embedding.arguments import (
     check_names,
+    check_optimizer,
     feature_from,
     mask_of,
     strategy_of_tables,
@@ -118,6 +119,9 @@ class EmbeddingLayer:
             for name, table in tables.items()
             if table.optimizer is not None
         }
+        for position, each in enumerate(self.table_optimizers.values()):
+            # Keras lets TensorFlow's checkpoints know of attributes, not of a dictionary's values.
+            setattr(self, f"_table_optimizer_{position}", each)
         self._lead_weight: Any = None
         self._tables: Tables | None = None
         self._restored: Mapping[str, np.ndarray] | None = None
@@ -132,12 +136,7 @@ class EmbeddingLayer:
 
     def _optimizer(self, config: TableConfig) -> Any:
         """Returns an optimizer for one table alone: the one given may be another table's too."""
-        if self.compute_dtype == "float16":
-            raise ValueError(
-                "A table's own optimizer runs within the backward pass, and knows of no scale of "
-                f"the loss. Received: optimizer={config.optimizer!r} with float16. Use "
-                "mixed_bfloat16 or float32, or the model's optimizer."
-            )
+        check_optimizer(config, self.compute_dtype)
         given = self.optimizers.get(config.optimizer)
         return type(given).from_config(given.get_config())
 
