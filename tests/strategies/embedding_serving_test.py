@@ -69,7 +69,9 @@ def test_a_saved_model_needs_tensorflow_alone(tmp_path, unseen):
     command = [sys.executable, "-c", LOADED, tmp_path / "served", tmp_path / "expected.npz"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.stdout == "passed\n", done.stderr
-    names = [name for name, _ in tf.train.list_variables(str(tmp_path / "served/variables"))]
+    names = [
+        name for name, _ in tf.train.list_variables(str(tmp_path / "served/variables/variables"))
+    ]
     assert len([name for name in names if "table-values" in name]) == 4
     assert not [name for name in names if "py_state" in name], "rows are there twice"
 
