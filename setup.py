@@ -27,6 +27,7 @@ setup(
         # No wheel of it is on the package index, and its build needs a flag: see BUILD.md.
         "horovod": ["horovod==0.28.1"],
         "examples": ["scikit-learn"],
+        "parquet": ["pyarrow"],
         "test": [
             "hypothesis",
             "kubernetes",

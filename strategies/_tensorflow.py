@@ -1,7 +1,7 @@
 """The only door to TensorFlow's private modules: each private name, imported here once.
 
 Checked on TensorFlow 2.18.1 and 2.21.0; `CommunicationOptions`, `DistributedDatasetSpec`,
-`ResourceVariable`, `context` and `is_recorded` on 2.21.0 alone.
+`ResourceVariable`, `context`, `in_save_context` and `is_recorded` on 2.21.0 alone.
 """
 
 from tensorflow.python.distribute.collective_all_reduce_strategy import (
@@ -36,6 +36,7 @@ from tensorflow.python.ops.resource_variable_ops import (
     ResourceVariable,
     UninitializedVariable,
 )
+from tensorflow.python.saved_model.save_context import in_save_context
 from tensorflow.python.trackable.base import VARIABLE_VALUE_KEY, CheckpointInitialValue
 
 __all__ = [
@@ -60,6 +61,7 @@ __all__ = [
     "distributed_spec",
     "empty_batch",
     "global_seed",
+    "in_save_context",
     "is_compiled_by_xla",
     "is_recorded",
     "regroup",

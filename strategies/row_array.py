@@ -64,7 +64,9 @@ class Rows:
     def gather(self, rows: tf.Tensor) -> tf.Tensor:
         """Returns rows by their numbers."""
         with tf.device(HOST):
-            array = self._array.read_value()
+            # Not `read_value`: Keras's `export` saves every variable that a function reads so.
+            array = tf.raw_ops.ReadVariableOp(resource=self._array.handle, dtype=self.dtype)
+            array = tf.ensure_shape(array, [None, *self.shape])
             values = tf.gather(array, rows)
             self._after([values], array)
         return tf.ensure_shape(values, [*rows.shape, *self.shape])

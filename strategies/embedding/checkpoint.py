@@ -9,6 +9,7 @@ array of `state`, which NumPy alone can read.
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -44,7 +45,10 @@ def save(tables: Mapping[str, Table], directory: str, collectives: Collectives, 
         )
     chain = [] if before is None else before["folders"]
     number = 1 + max((int(name) for name in before["seen"]), default=0) if before else 1
-    # No worker may read `latest` after another one has written it.
+    if collectives.rank == 0:
+        # A job that was killed while saving may have left other arrays there than come now.
+        _remove(path / f"{number:06d}")
+    # No worker may read `latest` after another one has written it, nor write to what is removed.
     number = int(collectives.broadcast(tf.constant(number)))
     folder = path / f"{number:06d}"
     folder.mkdir(parents=True, exist_ok=True)
@@ -70,9 +74,7 @@ def save(tables: Mapping[str, Table], directory: str, collectives: Collectives, 
         new.write_text(json.dumps(latest, indent=1))
         new.replace(path / _LATEST)
         for name in set(chain) - set(folders):
-            for file in (path / name).iterdir():
-                file.unlink()
-            (path / name).rmdir()
+            _remove(path / name)
     collectives.all_gather(tf.constant([0]))
     return str(folder)
 
@@ -132,6 +134,11 @@ def _file(position: int, rank: int, key: str) -> str:
 
 def _key(name: str) -> str:
     return name.removesuffix(".npy").replace(".", "/", 1)
+
+
+def _remove(folder: Path) -> None:
+    if folder.exists():
+        shutil.rmtree(folder)
 
 
 def _read(path: Path) -> dict | None:

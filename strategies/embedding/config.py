@@ -8,6 +8,7 @@ from typing import Any
 
 COMBINERS = (None, "sum", "mean", "sqrtn")
 UNSEEN = ("initial", "zeros")
+OVERFLOW = ("error", "share")
 
 
 @dataclass(frozen=True)
@@ -76,9 +77,13 @@ class TableConfig:
       embeddings_initializer: a Keras initializer or its name, for a row's first value.
       admission: when an id gets a row; None is at once.
       eviction: which rows `evict` takes away; None is none.
+      overflow: what happens where there are `input_dim` ids and another one comes: "error" ends
+        training, "share" gives it a row that all such ids share.
+      optimizer: a Keras optimizer or its name, which trains this table's rows in place of the
+        model's; None is the model's.
 
     Raises:
-      ValueError: if a number has no meaning.
+      ValueError: if a value has no meaning.
     """
 
     name: str
@@ -87,21 +92,32 @@ class TableConfig:
     embeddings_initializer: Any = "uniform"
     admission: Admission | None = None
     eviction: Eviction | None = None
+    overflow: str = "error"
+    optimizer: Any = None
 
     def __post_init__(self) -> None:
         _check_whole("output_dim", self.output_dim, 1)
         if self.input_dim is not None:
             _check_whole("input_dim", self.input_dim, 1)
+        if self.overflow not in OVERFLOW:
+            raise ValueError(
+                f"overflow is one of {', '.join(map(repr, OVERFLOW))}. Received: {self.overflow!r}."
+            )
+        if self.overflow == "share" and self.input_dim is None:
+            raise ValueError(
+                "Ids share a row where there are input_dim others. Received: overflow='share' "
+                "without input_dim. Give both."
+            )
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns what `from_dict` makes it from; an initializer stays as it is."""
-        initializer = self.embeddings_initializer
+        """Returns what `from_dict` makes it from; what is Keras's stays as it is."""
+        of_keras = ("embeddings_initializer", "optimizer")
         plain = {
             name: value if value is None or isinstance(value, (int, str)) else asdict(value)
             for name, value in vars(self).items()
-            if name != "embeddings_initializer"
+            if name not in of_keras
         }
-        return {**plain, "embeddings_initializer": initializer}
+        return {**plain, **{name: getattr(self, name) for name in of_keras}}
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> TableConfig:

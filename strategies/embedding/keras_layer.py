@@ -32,8 +32,7 @@ class DistributedEmbedding(EmbeddingLayer, keras.layers.Layer):
 
     Args:
       output_dim: how many numbers a row has.
-      input_dim: how many ids may have a row, on all workers together; None is any number. One
-        more ends training with an error.
+      input_dim: how many ids may have a row, on all workers together; None is any number.
       combiner: None gives each id's row, [..., output_dim]; "sum", "mean" or "sqrtn" put the rows
         of the last dimension, of ragged or sparse inputs too, together to one.
       embeddings_initializer: the first value of a row: one whose numbers do not depend on the
@@ -42,6 +41,9 @@ class DistributedEmbedding(EmbeddingLayer, keras.layers.Layer):
         called with a dictionary of ids and returns one.
       admission: when an id gets a row; None is at once.
       eviction: which rows `evict` takes away.
+      overflow: what happens where there are `input_dim` ids and another one comes: "error" ends
+        training, "share" gives it a row that all such ids share.
+      optimizer: trains the rows in place of the model's.
       mask_zero: whether id 0 is no id: masked without a combiner, left out with one.
       unseen: what an id has that has no row: its "initial" value, or "zeros".
       seed: of the first values.
@@ -51,3 +53,4 @@ class DistributedEmbedding(EmbeddingLayer, keras.layers.Layer):
     """
 
     initializers = keras.initializers
+    optimizers = keras.optimizers

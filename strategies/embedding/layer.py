@@ -9,6 +9,15 @@ import numpy as np
 import tensorflow as tf
 
 from strategies.embedding import saving
+from strategies.embedding.arguments import (
+    check_names,
+    check_optimizer,
+    feature_from,
+    mask_of,
+    strategy_of_tables,
+    tables_of,
+    tensor_of,
+)
 from strategies.embedding.combine import Bags
 from strategies.embedding.config import (
     COMBINERS,
@@ -21,9 +30,7 @@ from strategies.embedding.config import (
 from strategies.embedding.initial import initial_rows
 from strategies.embedding.saving import RowsInCheckpoint
 from strategies.embedding.tables import Tables, Wanted
-from strategies.extended import ReplicatedExtended
-from strategies.row_variable import know_slots
-from strategies.server.extended import ServerExtended
+from strategies.row_variable import RowVariable, know_slots
 from strategies.workers import collectives_of
 
 
@@ -33,6 +40,7 @@ class EmbeddingLayer:
     # Tells Keras 3 to leave XLA out, which has no hash tables.
     supports_jit = False
     initializers: Any  # keras.initializers or tf_keras.initializers
+    optimizers: Any  # keras.optimizers or tf_keras.optimizers
     # Of Keras's layer.
     name: str
     trainable: bool
@@ -50,6 +58,8 @@ class EmbeddingLayer:
         features: Mapping[str, FeatureConfig] | None = None,
         admission: Admission | None = None,
         eviction: Eviction | None = None,
+        overflow: str = "error",
+        optimizer: Any = None,
         mask_zero: bool = False,
         unseen: str = "initial",
         seed: int = 0,
@@ -74,8 +84,9 @@ class EmbeddingLayer:
             raise ValueError(f"seed is a whole number. Received: {seed!r}.")
         if features is None and output_dim is not None:
             table = TableConfig(
-                self.name, output_dim, input_dim, embeddings_initializer, admission, eviction
-            )
+                self.name, output_dim, input_dim, embeddings_initializer, admission, eviction,
+                overflow, optimizer,
+            )  # fmt: skip
             given = {"": FeatureConfig(table, combiner)}
         else:
             of_tables = {
@@ -83,6 +94,8 @@ class EmbeddingLayer:
                 "combiner": combiner,
                 "admission": admission,
                 "eviction": eviction,
+                "overflow": None if overflow == "error" else overflow,
+                "optimizer": optimizer,
             }
             named = [name for name, value in of_tables.items() if value is not None]
             if named or embeddings_initializer != "uniform":
@@ -91,15 +104,25 @@ class EmbeddingLayer:
                     "combiner in the FeatureConfig. Received: "
                     f"{', '.join(named) or 'embeddings_initializer'}. Move it there."
                 )
-            given = {name: _feature(value) for name, value in (features or {}).items()}
+            given = {name: feature_from(value) for name, value in (features or {}).items()}
         self._is_single = features is None
-        tables = _tables(given)
+        tables = tables_of(given)
         self.mask_zero = self.supports_masking = mask_zero
         self.unseen = unseen
         self.seed = seed
-        self._collectives = collectives_of(_strategy())
+        self._collectives = collectives_of(strategy_of_tables())
         initial = {name: self._initializer(table) for name, table in tables.items()}
         self._wanted = Wanted(given, initial)
+        # By table, those that are not trained by the model's.
+        self.table_optimizers = {
+            name: self._optimizer(table)
+            for name, table in tables.items()
+            if table.optimizer is not None
+        }
+        for position, each in enumerate(self.table_optimizers.values()):
+            # Keras lets TensorFlow's checkpoints know of attributes, not of a dictionary's values.
+            setattr(self, f"_table_optimizer_{position}", each)
+        self._lead_weight: Any = None
         self._tables: Tables | None = None
         self._restored: Mapping[str, np.ndarray] | None = None
         self._saved_rows = RowsInCheckpoint(self)
@@ -111,6 +134,12 @@ class EmbeddingLayer:
         kind, fields = type(initializer).__name__, initializer.get_config()
         return initial_rows(kind, fields, self.seed, config.name, config.output_dim)
 
+    def _optimizer(self, config: TableConfig) -> Any:
+        """Returns an optimizer for one table alone: the one given may be another table's too."""
+        check_optimizer(config, self.compute_dtype)
+        given = self.optimizers.get(config.optimizer)
+        return type(given).from_config(given.get_config())
+
     @property
     def _features(self) -> Mapping[str, FeatureConfig]:
         return self._wanted.features
@@ -118,23 +147,43 @@ class EmbeddingLayer:
     def build(self, input_shape: Any = None) -> None:
         """Makes the tables."""
         del input_shape
-        strategy = _strategy() if tf.distribute.has_strategy() else None
-        tables = Tables(self._wanted, self._collectives, self.unseen, strategy)
-        for variable in tables.variables:
-
-            def made(next_creator: Any, variable: Any = variable, **kwargs: Any) -> Any:
-                return variable
-
-            with tf.variable_creator_scope(made):
-                self.add_weight(
-                    name=variable.table_name, shape=tuple(variable.shape), initializer="zeros",
-                    dtype="float32",
-                )  # fmt: skip
+        strategy = strategy_of_tables() if tf.distribute.has_strategy() else None
+        tables = Tables(
+            self._wanted, self._collectives, self.unseen, strategy, self.table_optimizers
+        )
+        for store in tables.stores:
+            weight = self._weight_of(store.variable, trainable=store.trainer is None)
+            if store.trainer is not None:
+                store.trainer.build(weight, self._lead())
         self._tables = tables
         self.built = True
         if self._restored is not None:
             tables.unpack(self._restored)
             self._restored = None
+
+    def _weight_of(self, variable: RowVariable, trainable: bool) -> Any:
+        """Returns the layer's weight that a table's variable is."""
+
+        def made(next_creator: Any, **kwargs: Any) -> Any:
+            return variable
+
+        with tf.variable_creator_scope(made):
+            return self.add_weight(
+                name=variable.table_name, shape=tuple(variable.shape), initializer="zeros",
+                dtype="float32", trainable=trainable,
+            )  # fmt: skip
+
+    def _lead(self) -> Any:
+        """Returns the weight that tables with an optimizer of their own get their gradient by.
+
+        The model's optimizer knows of this one and not of their rows. It stays 0: so is its
+        gradient.
+        """
+        if self._lead_weight is None:
+            self._lead_weight = self.add_weight(
+                name="lead", shape=(), initializer="zeros", dtype="float32"
+            )
+        return self._lead_weight
 
     def call(self, inputs: Any, weights: Any = None, training: bool | None = None) -> Any:
         """Returns the rows of ids.
@@ -148,11 +197,11 @@ class EmbeddingLayer:
             inputs = {"": inputs}
             weights = None if weights is None else {"": weights}
         weights = {} if weights is None else weights
-        _check_names(inputs, weights, self._features)
+        check_names(inputs, weights, self._features)
         bags = {
             name: Bags(
-                _tensor(inputs[name]),
-                _tensor(weights.get(name)),
+                tensor_of(inputs[name]),
+                tensor_of(weights.get(name)),
                 feature.combiner,
                 self.mask_zero,
             )
@@ -168,7 +217,7 @@ class EmbeddingLayer:
         if not self.mask_zero:
             return None
         masks = {
-            name: None if feature.combiner is not None else _mask(each)
+            name: None if feature.combiner is not None else mask_of(each)
             for (name, feature), each in zip(
                 self._features.items(),
                 [inputs] if self._is_single else [inputs[name] for name in self._features],
@@ -252,6 +301,41 @@ class EmbeddingLayer:
         """
         self._built_tables().load(directory)
 
+    def export_rows(self, directory: str, table: str | None = None, *, format: str = "npy") -> None:
+        """Writes ids and rows to files that other systems read; all workers call it.
+
+        Each worker writes its part: `part-00000-of-00002-keys.npy`, int64 [n], and
+        `part-00000-of-00002-values.npy`, float32 [n, width]; or one Parquet file with the columns
+        `key` and `value`.
+
+        Args:
+          directory: without files, that all workers see.
+          table: its name; None is the layer's only one.
+          format: "npy" or "parquet", which needs pyarrow.
+
+        Raises:
+          ValueError: if an argument has no meaning, or the directory has files.
+          ImportError: if there is no pyarrow.
+        """
+        self._built_tables().export(directory, format, table)
+
+    def import_rows(self, directory: str, table: str | None = None) -> None:
+        """Gives ids the rows in files, of `export_rows` or of other systems.
+
+        All workers call it, any number of them. Other ids keep their rows; slot variables stay as
+        they are. A file of values is named as its file of keys: `users-keys.npy` and
+        `users-values.npy`.
+
+        Args:
+          directory: with files of one table.
+          table: its name; None is the layer's only one.
+
+        Raises:
+          ValueError: if the files do not fit.
+          ImportError: if they are Parquet, and there is no pyarrow.
+        """
+        self._built_tables().take(directory, table)
+
     def packed_rows(self) -> Mapping[str, np.ndarray]:
         """Returns the rows of all workers, for a checkpoint."""
         if self._tables is None:
@@ -273,6 +357,17 @@ class EmbeddingLayer:
         """Sets the rows from what Keras saved."""
         self.unpack_rows(saving.from_store(store))
 
+    def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
+        """Returns what TensorFlow saves; in a SavedModel, tables that need no code of ours."""
+        children = super()._trackable_children(save_type, **kwargs)  # type: ignore[misc]
+        if save_type != "savedmodel":
+            return children
+        without = {name: each for name, each in children.items() if each is not self._saved_rows}
+        return {**without, **self._served()}
+
+    def _served(self) -> dict[str, Any]:
+        return {} if self._tables is None else self._tables.serving.parts
+
     def _built_tables(self) -> Tables:
         if self._tables is None:
             raise ValueError(
@@ -290,7 +385,11 @@ class EmbeddingLayer:
             serialized = self.initializers.serialize(initializer)
             # Keras numbers objects by their place in memory, where another one may be by now.
             serialized.pop("shared_object_id", None)
-            return {**fields, "embeddings_initializer": serialized}
+            optimizer = self.table_optimizers.get(table.name)
+            if optimizer is not None:
+                optimizer = self.optimizers.serialize(optimizer)
+                optimizer.pop("shared_object_id", None)
+            return {**fields, "embeddings_initializer": serialized, "optimizer": optimizer}
 
         common = {**super().get_config()}  # type: ignore[misc]  # Keras's layer
         common |= {"mask_zero": self.mask_zero, "unseen": self.unseen, "seed": self.seed}
@@ -306,68 +405,3 @@ class EmbeddingLayer:
                 for name, feature in self._features.items()
             },
         }
-
-
-def _strategy() -> tf.distribute.Strategy:
-    strategy = tf.distribute.get_strategy()
-    is_ours = isinstance(strategy.extended, ReplicatedExtended)
-    if tf.distribute.has_strategy() and not is_ours:
-        raise ValueError(
-            "DistributedEmbedding works without a strategy and under those of this package. "
-            f"Received: {type(strategy).__module__}.{type(strategy).__name__}. Use "
-            "strategies.MirroredStrategy or strategies.MultiWorkerMirroredStrategy."
-        )
-    if isinstance(strategy.extended, ServerExtended):
-        raise ValueError(
-            "DistributedEmbedding has its rows on the workers. Received: parameter servers. "
-            "Start the job without --ps: strategies.MultiWorkerMirroredStrategy shards the rows "
-            "over the workers; or use keras.layers.Embedding, whose table is cut over the servers."
-        )
-    return strategy
-
-
-def _feature(value: Any) -> FeatureConfig:
-    if isinstance(value, FeatureConfig):
-        return value
-    if isinstance(value, Mapping):
-        return FeatureConfig(TableConfig.from_dict(value["table"]), value["combiner"])
-    raise ValueError(f"A feature is a FeatureConfig. Received: {value!r}.")
-
-
-def _tables(features: Mapping[str, FeatureConfig]) -> dict[str, TableConfig]:
-    """Returns the tables of features by name."""
-    if not features:
-        raise ValueError("A layer has a feature or more. Received: none. Name one.")
-    tables: dict[str, TableConfig] = {}
-    for feature in features.values():
-        table = feature.table
-        if tables.setdefault(table.name, table) != table:
-            raise ValueError(
-                "Tables have names of their own. Received: two different ones named "
-                f"{table.name!r}. Rename one, or give both features the same TableConfig."
-            )
-    return tables
-
-
-def _check_names(inputs: Any, weights: Any, features: Mapping[str, FeatureConfig]) -> None:
-    if not isinstance(inputs, Mapping) or set(inputs) != set(features):
-        given = sorted(inputs) if isinstance(inputs, Mapping) else type(inputs).__name__
-        raise ValueError(
-            f"The layer is called with a dictionary of its features, {sorted(features)}. "
-            f"Received: {given}."
-        )
-    if not isinstance(weights, Mapping) or not set(weights) <= set(features):
-        raise ValueError(
-            f"Weights are a dictionary of some of the features {sorted(features)}. "
-            f"Received: {sorted(weights) if isinstance(weights, Mapping) else weights!r}."
-        )
-
-
-def _mask(ids: Any) -> Any:
-    return None if isinstance(ids, (tf.RaggedTensor, tf.SparseTensor)) else tf.not_equal(ids, 0)
-
-
-def _tensor(value: Any) -> Any:
-    if value is None or isinstance(value, (tf.RaggedTensor, tf.SparseTensor)):
-        return value
-    return tf.convert_to_tensor(value)

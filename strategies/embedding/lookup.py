@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -92,7 +93,11 @@ class Lookup:
 
     def _check_sizes(self) -> None:
         """Ends the step, on all workers, if a table has more ids than it may have."""
-        bounded = [table for table in self._tables if table.config.input_dim is not None]
+        bounded = [
+            table
+            for table in self._tables
+            if table.config.input_dim is not None and table.overflow is None
+        ]
         if not bounded:
             return
         sizes = tf.stack([table.map.size() for table in bounded])
@@ -103,7 +108,8 @@ class Lookup:
                 size <= most,
                 [
                     f"The table {table.config.name!r} has at most input_dim ids. Received:", size,
-                    "ids for input_dim =", most, "Raise it, leave it out, or use admission.",
+                    "ids for input_dim =", most,
+                    "Raise it, leave it out, or use admission or overflow='share'.",
                 ],
             )  # fmt: skip
 
@@ -149,14 +155,18 @@ class Lookup:
         """Returns what lookups of one backward pass have in common, so that it sees them all."""
         token = getattr(self._recorded, "token", None)
         if token is None or not is_recorded([token]):
-            token = self._gate(self._store.variable.token())
+            trainer = self._store.trainer
+            before = self._store.variable.token() if trainer is None else trainer.token()
+            token = self._gate(before)
             self._recorded.token = token
         return token
 
     def _gate(self, token: tf.Tensor) -> tf.Tensor:
+        trainer = self._store.trainer
+
         @tf.custom_gradient
         def gate(token: tf.Tensor) -> tuple:
-            def gradient(upstream: tf.IndexedSlices) -> tf.IndexedSlices:
+            def gradient(upstream: tf.IndexedSlices) -> Any:
                 if not isinstance(upstream, tf.IndexedSlices):
                     raise ValueError(
                         "An embedding's lookup is not inside tf.cond or a loop of TensorFlow's "
@@ -164,7 +174,8 @@ class Lookup:
                         "layer outside of it."
                     )
                 summed = row_gradients.unique(upstream)
-                return shown(self._store.view, summed.values, summed.indices)
+                rows = shown(self._store.view, summed.values, summed.indices)
+                return rows if trainer is None else trainer.trained(rows)
 
             return tf.identity(token), gradient
 

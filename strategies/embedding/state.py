@@ -1,7 +1,8 @@
 """A table's rows as plain arrays, of one worker or of all, and rows made from them again.
 
 By name: `ids`; `rows`, `slot/<name>` for each slot variable, `times` and `touches`, all in the
-order of the ids; `refused_ids` and `refused_counts`, or `sketch`, of ids without a row.
+order of the ids; `refused_ids` and `refused_counts`, or `sketch`, of ids without a row. Of the
+rows that ids share, one a worker: `overflow_rows`, `overflow_slot_<name>` and so on.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Mapping
 import numpy as np
 import tensorflow as tf
 
+from strategies.alone import is_alone
 from strategies.collectives import Collectives
 from strategies.embedding.admission import ExactCounter, SketchCounter
 from strategies.embedding.exchange import Exchange
@@ -19,6 +21,7 @@ from strategies.row_array import Rows
 
 Arrays = dict[str, np.ndarray]
 SLOT = "slot/"
+OVERFLOW = "overflow_"
 
 
 def arrays_of(table: Table, since: int | None = None) -> Arrays:
@@ -40,6 +43,9 @@ def arrays_of(table: Table, since: int | None = None) -> Arrays:
     arrays["ids"] = ids
     for name, array in _by_row(table).items():
         arrays[name] = array.gather(tf.constant(rows)).numpy()
+        if table.overflow is not None:
+            key = OVERFLOW + name.replace("/", "_")
+            arrays[key] = array.gather(table.overflow.row()).numpy()
     if isinstance(table.counter, ExactCounter):
         refused, counts = table.counter.map.all()
         arrays |= {"refused_ids": refused.numpy(), "refused_counts": counts.numpy()}
@@ -49,7 +55,17 @@ def arrays_of(table: Table, since: int | None = None) -> Arrays:
 
 
 def everyones(arrays: Mapping[str, np.ndarray], collectives: Collectives) -> Arrays:
-    """Returns a table's arrays of all workers, from what each of them has."""
+    """Returns a table's arrays of all workers, from what each of them has.
+
+    Raises:
+      ValueError: if one worker alone calls it, in a callback of the first worker.
+    """
+    if collectives.size > 1 and is_alone():
+        raise ValueError(
+            "Each worker has a part of an embedding, so all of them save together. Received: "
+            "a callback of the first worker. Pass ModelCheckpoint to fit as it is, with "
+            "strategies.own_path(path, strategy), or use the layer's save_rows."
+        )
     result = {}
     for name in sorted(arrays):
         mine = tf.constant(arrays[name])
@@ -100,6 +116,9 @@ def clear(tables: Mapping[str, Table]) -> None:
         elif isinstance(table.counter, SketchCounter):
             table.counter.restore(np.zeros_like(table.counter.table.numpy()), is_first=True)
         table.store.clear()
+    for table in tables.values():
+        if table.overflow is not None:
+            table.overflow.open()
 
 
 def put(table: Table, arrays: Mapping[str, np.ndarray], exchange: Exchange) -> None:
@@ -134,7 +153,31 @@ def put(table: Table, arrays: Mapping[str, np.ndarray], exchange: Exchange) -> N
             slot = table.store.expected_slot(name.removeprefix(SLOT))
             slot.resize(table.store.view.length.read_value())
             slot.update(rows, tf.constant(values[mine]))
+    _put_overflow(table, arrays, exchange.collectives.rank)
     _put_refused(table, arrays, exchange)
+
+
+def _put_overflow(table: Table, arrays: Mapping[str, np.ndarray], rank: int) -> None:
+    """Sets the row that ids share, to that of the same worker or, of fewer ones, of another."""
+    given = {
+        name.removeprefix(OVERFLOW): values
+        for name, values in arrays.items()
+        if name.startswith(OVERFLOW)
+    }
+    if not given:
+        return
+    if table.overflow is None:
+        raise ValueError(
+            "Rows that ids share are restored to a table whose ids may share one. Received: such "
+            f"rows for {table.config.name!r}, with overflow='error'. Choose overflow='share'."
+        )
+    by_row = _by_row(table)
+    for name, values in given.items():
+        slot = name.removeprefix("slot_")
+        array = by_row[name] if slot == name else table.store.expected_slot(slot)
+        array.resize(table.store.view.length.read_value())
+        place = rank % len(values)
+        array.update(table.overflow.row(), tf.constant(values[place : place + 1]))
 
 
 def _remove_others(table: Table, present: np.ndarray) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from strategies._tensorflow import ResourceVariable
+from strategies.embedding.trainer import Trainer
 from strategies.row_array import HOST, Rows
 from strategies.row_variable import RowVariable, View
 from tf_config.capacity import MAP_ENTRY
@@ -27,6 +28,8 @@ class RowStore:
         self.view = View()
         self.variable = RowVariable(self.view, np.zeros(width, np.float32), True, name, strategy)
         self.variable.on_slot(self._slot_made)
+        # What trains the rows, None if the model's optimizer does.
+        self.trainer: Trainer | None = None
         self._expected: dict[str, Rows] = {}
         # In which step a row was trained on last, and how often it was.
         self.times = Rows((), tf.int64, fill=0)

@@ -10,11 +10,12 @@ from strategies._tensorflow import ResourceVariable
 from strategies.embedding.admission import counter_of
 from strategies.embedding.config import TableConfig
 from strategies.embedding.ids import IdMap
+from strategies.embedding.overflow import Overflow
 from strategies.embedding.store import RowStore
 from strategies.row_array import HOST
 
 # What `statistics` counts, in this order.
-COUNTED = ("lookups", "unique", "new", "refused", "evicted")
+COUNTED = ("lookups", "unique", "new", "refused", "evicted", "shared")
 
 
 class Table:
@@ -24,14 +25,20 @@ class Table:
       config: of the table.
       store: has its rows, and those of other tables of the same width.
       initial: makes the first rows of ids.
+      overflow: has the row that ids share, None if they share none.
     """
 
     def __init__(
-        self, config: TableConfig, store: RowStore, initial: Callable[[tf.Tensor], tf.Tensor]
+        self,
+        config: TableConfig,
+        store: RowStore,
+        initial: Callable[[tf.Tensor], tf.Tensor],
+        overflow: Overflow | None,
     ):
         self.config = config
         self.store = store
         self.initial = initial
+        self.overflow = overflow
         self.map = IdMap()
         admission = config.admission
         self.counter = None if admission is None else counter_of(admission)
@@ -41,7 +48,22 @@ class Table:
 
     def find(self, ids: tf.Tensor) -> tf.Tensor:
         """Returns the rows of ids, -1 for those that have none."""
-        return self.map.find(ids)
+        rows = self.map.find(ids)
+        if self.overflow is None:
+            return rows
+        return tf.where(self._room() > 0, rows, self.overflow.shared(rows))
+
+    def full_row(self) -> tf.Tensor:
+        """Returns the row that ids share if there is no room for more of them, int64 [1] or [0]."""
+        if self.overflow is None:
+            return tf.zeros([0], tf.int64)
+        return self.overflow.row()[: tf.cast(self._room() <= 0, tf.int32)]
+
+    def _room(self) -> tf.Tensor:
+        """Returns how many ids more may have rows here, int64."""
+        if self.overflow is None:  # a bound over all workers is looked after by all of them
+            return tf.constant(tf.int64.max)
+        return self.overflow.most - self.map.size()
 
     def find_or_add(self, ids: tf.Tensor, counts: tf.Tensor) -> tf.Tensor:
         """Returns the rows of ids, made for those that had none and are admitted, else -1.
@@ -54,9 +76,16 @@ class Table:
         counts = tf.math.unsorted_segment_sum(counts, positions, tf.size(ids))
         rows = self.map.find(ids)
         missing = tf.where(rows < 0)[:, 0]
+        # Where there is no room nothing is counted either, or the counts would grow instead.
         rows = tf.cond(
-            tf.size(missing) > 0, lambda: self._added(ids, counts, rows, missing), lambda: rows
+            (tf.size(missing) > 0) & (self._room() > 0),
+            lambda: self._added(ids, counts, rows, missing),
+            lambda: rows,
         )
+        if self.overflow is not None:
+            shared = tf.where(self._room() > 0, rows, self.overflow.shared(rows))
+            self._count(shared=tf.math.count_nonzero(shared != rows))
+            rows = shared
         there = tf.where(rows >= 0)[:, 0]
         self.store.touch(tf.gather(rows, there), tf.gather(counts, there))
         self._count(lookups=tf.reduce_sum(counts), unique=tf.size(ids, tf.int64))
@@ -71,6 +100,10 @@ class Table:
             admitted = tf.where(totals >= self._admitted_at)[:, 0]
             self._count(refused=tf.size(missing, tf.int64) - tf.size(admitted, tf.int64))
             missing, come = tf.gather(missing, admitted), tf.gather(come, admitted)
+        if self.overflow is not None:
+            room = self._room()
+            missing, come = missing[:room], come[:room]
+        if self.counter is not None:
             self.counter.forget(come)
         new = self.store.allocated(tf.size(come, tf.int64))
         self.store.variable.table.update(new, self.initial(come))

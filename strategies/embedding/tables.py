@@ -4,22 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from strategies.alone import is_alone
+from strategies._tensorflow import in_save_context
 from strategies.collectives import Collectives
-from strategies.embedding import checkpoint, state
+from strategies.embedding import checkpoint, plain, state
 from strategies.embedding.combine import Bags
 from strategies.embedding.config import FeatureConfig, TableConfig
 from strategies.embedding.exchange import Exchange
 from strategies.embedding.lookup import Lookup
+from strategies.embedding.overflow import Overflow
 from strategies.embedding.plan import Held, place_of, report
 from strategies.embedding.sent import traffic
+from strategies.embedding.serving import Serving
 from strategies.embedding.store import RowStore
 from strategies.embedding.table import COUNTED, Table
-from strategies.row_variable import RowVariable, new_name
+from strategies.embedding.trainer import Trainer
+from strategies.row_variable import new_name
 
 
 @dataclass(frozen=True)
@@ -36,13 +40,14 @@ class Wanted:
 
 
 class Tables:
-    """The tables of a layer, those of one width with their rows together.
+    """The tables of a layer, those of one width and optimizer with their rows together.
 
     Args:
       wanted: what they are made from.
       collectives: the workers.
       unseen: "initial" or "zeros", what an id has that has no row.
       strategy: the one that they are made under, None for none.
+      optimizers: by table, those that are not trained by the model's.
     """
 
     def __init__(
@@ -51,33 +56,48 @@ class Tables:
         collectives: Collectives,
         unseen: str,
         strategy: tf.distribute.Strategy | None,
+        optimizers: Mapping[str, Any],
     ):
         self.collectives = collectives
         self.exchange = Exchange(collectives)
         self.by_name: dict[str, Table] = {}
         self._features = features = wanted.features
         self._lookups: list[tuple[list[Table], Lookup]] = []
-        widths: dict[int, list[TableConfig]] = {}
+        together: dict[tuple[int, str | None], list[TableConfig]] = {}
         for config in {feature.table.name: feature.table for feature in features.values()}.values():
-            widths.setdefault(config.output_dim, []).append(config)
-        for width, configs in widths.items():
+            apart = config.name if config.name in optimizers else None
+            together.setdefault((config.output_dim, apart), []).append(config)
+        for (width, apart), configs in together.items():
             store = RowStore(width, new_name(), strategy)
-            tables = [Table(each, store, wanted.initial[each.name]) for each in configs]
+            if apart is not None:
+                store.trainer = Trainer(optimizers[apart], store.variable)
+            tables = [
+                Table(each, store, wanted.initial[each.name], self._overflow(each, store))
+                for each in configs
+            ]
             self.by_name.update({each.config.name: each for each in tables})
             self._lookups.append((tables, Lookup(store, tables, self.exchange, unseen)))
+        self.serving = Serving(self.by_name, self.exchange, unseen)
+
+    def _overflow(self, config: TableConfig, store: RowStore) -> Overflow | None:
+        if config.overflow == "error" or config.input_dim is None:
+            return None
+        return Overflow(store, config.input_dim, self.collectives.rank, self.collectives.size)
 
     @property
     def stores(self) -> list[RowStore]:
-        """Where the rows are, one for each width."""
+        """Where the rows are, one for each width and optimizer."""
         return [tables[0].store for tables, _ in self._lookups]
-
-    @property
-    def variables(self) -> list[RowVariable]:
-        """What an optimizer sees, one for each width."""
-        return [store.variable for store in self.stores]
 
     def outputs(self, bags: Mapping[str, Bags], training: bool, dtype: str) -> dict:
         """Returns each feature's output."""
+        if in_save_context():
+            return {
+                name: bags[name].combined(
+                    tf.cast(self.serving.rows(feature.table.name, bags[name].ids), dtype)
+                )
+                for name, feature in self._features.items()
+            }
         outputs = {}
         for tables, lookup in self._lookups:
             members = [self._members(table) for table in tables]
@@ -148,18 +168,28 @@ class Tables:
             )
         state.put(self.table(name), {"ids": ids, "rows": rows}, self.exchange)
 
-    def packed(self) -> state.Arrays:
-        """Returns all rows of all workers, which all call it.
+    def export(self, directory: str, kind: str, name: str | None) -> None:
+        """Writes a table's ids and rows to plain files; see `plain`."""
+        plain.write(directory, kind, self.rows(name), self.collectives)
 
-        Raises:
-          ValueError: if one worker alone calls it, in a callback of the first worker.
-        """
-        if self.collectives.size > 1 and is_alone():
+    def take(self, directory: str, name: str | None) -> None:
+        """Sets the rows of ids from plain files; each worker takes its own."""
+        table = self.table(name)
+        parts = plain.read(directory)
+        keys = np.concatenate([part()[0] for part in parts])
+        if keys.dtype.kind not in "iu" or keys.ndim != 1 or len(np.unique(keys)) != keys.size:
             raise ValueError(
-                "Each worker has a part of an embedding, so all of them save together. Received: "
-                "a callback of the first worker. Pass ModelCheckpoint to fit as it is, with "
-                "strategies.own_path(path, strategy), or use the layer's save_rows."
+                "Rows are imported for ids, integers that are named once in all parts. Received: "
+                f"{keys.dtype} of shape {keys.shape} in {directory!r}, {len(np.unique(keys))} of "
+                "them different."
             )
+        for part in parts:
+            ids, rows = part()
+            if len(ids):
+                state.put(table, {"ids": ids.astype(np.int64), "rows": rows}, self.exchange)
+
+    def packed(self) -> state.Arrays:
+        """Returns all rows of all workers, which all call it."""
         return state.packed(self.by_name, self.collectives)
 
     def unpack(self, arrays: Mapping[str, np.ndarray]) -> None:

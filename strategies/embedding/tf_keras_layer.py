@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import tf_keras
 
 from strategies.embedding.layer import EmbeddingLayer
@@ -20,3 +22,8 @@ class DistributedEmbedding(EmbeddingLayer, tf_keras.layers.Layer):
     """
 
     initializers = tf_keras.initializers
+    optimizers = tf_keras.optimizers
+
+    def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
+        # tf_keras's `export` looks for tables among what a checkpoint has.
+        return {**super()._trackable_children(save_type, **kwargs), **self._served()}

@@ -1,0 +1,96 @@
+"""What a layer is made with and called with, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from strategies.embedding.config import FeatureConfig, TableConfig
+from strategies.extended import ReplicatedExtended
+from strategies.server.extended import ServerExtended
+
+
+def strategy_of_tables() -> tf.distribute.Strategy:
+    """Returns the strategy that a layer is made under.
+
+    Raises:
+      ValueError: if it is one that a layer cannot be made under.
+    """
+    strategy = tf.distribute.get_strategy()
+    is_ours = isinstance(strategy.extended, ReplicatedExtended)
+    if tf.distribute.has_strategy() and not is_ours:
+        raise ValueError(
+            "DistributedEmbedding works without a strategy and under those of this package. "
+            f"Received: {type(strategy).__module__}.{type(strategy).__name__}. Use "
+            "strategies.MirroredStrategy or strategies.MultiWorkerMirroredStrategy."
+        )
+    if isinstance(strategy.extended, ServerExtended):
+        raise ValueError(
+            "DistributedEmbedding has its rows on the workers. Received: parameter servers. "
+            "Start the job without --ps: strategies.MultiWorkerMirroredStrategy shards the rows "
+            "over the workers; or use keras.layers.Embedding, whose table is cut over the servers."
+        )
+    return strategy
+
+
+def feature_from(value: Any) -> FeatureConfig:
+    """Returns a feature from itself or from its plain values."""
+    if isinstance(value, FeatureConfig):
+        return value
+    if isinstance(value, Mapping):
+        return FeatureConfig(TableConfig.from_dict(value["table"]), value["combiner"])
+    raise ValueError(f"A feature is a FeatureConfig. Received: {value!r}.")
+
+
+def tables_of(features: Mapping[str, FeatureConfig]) -> dict[str, TableConfig]:
+    """Returns the tables of features by name."""
+    if not features:
+        raise ValueError("A layer has a feature or more. Received: none. Name one.")
+    tables: dict[str, TableConfig] = {}
+    for feature in features.values():
+        table = feature.table
+        if tables.setdefault(table.name, table) != table:
+            raise ValueError(
+                "Tables have names of their own. Received: two different ones named "
+                f"{table.name!r}. Rename one, or give both features the same TableConfig."
+            )
+    return tables
+
+
+def check_names(inputs: Any, weights: Any, features: Mapping[str, FeatureConfig]) -> None:
+    """Raises ValueError unless inputs and weights are named as the features are."""
+    if not isinstance(inputs, Mapping) or set(inputs) != set(features):
+        given = sorted(inputs) if isinstance(inputs, Mapping) else type(inputs).__name__
+        raise ValueError(
+            f"The layer is called with a dictionary of its features, {sorted(features)}. "
+            f"Received: {given}."
+        )
+    if not isinstance(weights, Mapping) or not set(weights) <= set(features):
+        raise ValueError(
+            f"Weights are a dictionary of some of the features {sorted(features)}. "
+            f"Received: {sorted(weights) if isinstance(weights, Mapping) else weights!r}."
+        )
+
+
+def check_optimizer(table: TableConfig, dtype: str) -> None:
+    """Raises ValueError if a table's own optimizer cannot be exact with a layer's dtype."""
+    if dtype == "float16":
+        raise ValueError(
+            "A table's own optimizer runs within the backward pass, and knows of no scale of "
+            f"the loss. Received: optimizer={table.optimizer!r} with float16. Use "
+            "mixed_bfloat16 or float32, or the model's optimizer."
+        )
+
+
+def mask_of(ids: Any) -> Any:
+    """Returns where ids are not 0, None for those that are not dense."""
+    return None if isinstance(ids, (tf.RaggedTensor, tf.SparseTensor)) else tf.not_equal(ids, 0)
+
+
+def tensor_of(value: Any) -> Any:
+    """Returns a tensor of any kind; None is None."""
+    if value is None or isinstance(value, (tf.RaggedTensor, tf.SparseTensor)):
+        return value
+    return tf.convert_to_tensor(value)

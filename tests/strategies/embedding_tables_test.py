@@ -1,0 +1,46 @@
+"""What tables of a DistributedEmbedding do beyond training; the checks stand in tests/scripts."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+SLOW = pytest.mark.slow
+SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
+
+
+@pytest.mark.parametrize(
+    ("api", "workers", "replicas"),
+    [
+        ("keras", 2, 1),
+        *(
+            pytest.param(*case, marks=SLOW)
+            for case in [
+                ("keras", 1, 1),
+                ("keras", 1, 2),
+                ("keras", 3, 1),
+                ("keras", 2, 2),
+                ("tf_keras", 1, 1),
+                ("tf_keras", 2, 1),
+            ]
+        ),
+    ],
+)
+def test_own_optimizers_shared_rows_plain_files_and_serving(train, api, workers, replicas):
+    train("embedding_tables.py", api, replicas, workers=workers)
+
+
+@SLOW
+@pytest.mark.parametrize("files", [2, 4])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_save_that_is_killed_leaves_the_last_one(job, train, tmp_path, workers, files):
+    # A worker writes four files, and then the first one `latest`.
+    script = "embedding_killed.py"
+    directory = tmp_path / "rows"
+    code, output = job.run(
+        "--workers", workers, "--start-timeout", 60, SCRIPTS / script, directory, "save", files
+    )
+    assert code != 0 and "nobody was killed" not in output, output
+    latest = json.loads((directory / "latest").read_text())
+    assert latest["folders"] == ["000001"], latest
+    train(script, directory, "check", workers=workers)
