@@ -18,9 +18,11 @@ from strategies.embedding.config import (
     FeatureConfig,
     TableConfig,
 )
+from strategies.embedding.home import Wanted
 from strategies.embedding.initial import initial_rows
+from strategies.embedding.on_servers import on_servers
 from strategies.embedding.saving import RowsInCheckpoint
-from strategies.embedding.tables import Tables, Wanted
+from strategies.embedding.tables import Tables, in_workers
 from strategies.extended import ReplicatedExtended
 from strategies.row_variable import know_slots
 from strategies.server.extended import ServerExtended
@@ -99,7 +101,7 @@ class EmbeddingLayer:
         self.seed = seed
         self._collectives = collectives_of(_strategy())
         initial = {name: self._initializer(table) for name, table in tables.items()}
-        self._wanted = Wanted(given, initial)
+        self._wanted = Wanted(given, initial, unseen)
         self._tables: Tables | None = None
         self._restored: Mapping[str, np.ndarray] | None = None
         self._saved_rows = RowsInCheckpoint(self)
@@ -119,7 +121,10 @@ class EmbeddingLayer:
         """Makes the tables."""
         del input_shape
         strategy = _strategy() if tf.distribute.has_strategy() else None
-        tables = Tables(self._wanted, self._collectives, self.unseen, strategy)
+        if strategy is not None and isinstance(strategy.extended, ServerExtended):
+            tables = on_servers(self._wanted, strategy)
+        else:
+            tables = in_workers(self._wanted, self._collectives, strategy)
         for variable in tables.variables:
 
             def made(next_creator: Any, variable: Any = variable, **kwargs: Any) -> Any:
@@ -307,12 +312,6 @@ def _strategy() -> tf.distribute.Strategy:
             "DistributedEmbedding works without a strategy and under those of this package. "
             f"Received: {type(strategy).__module__}.{type(strategy).__name__}. Use "
             "strategies.MirroredStrategy or strategies.MultiWorkerMirroredStrategy."
-        )
-    if isinstance(strategy.extended, ServerExtended):
-        raise ValueError(
-            "DistributedEmbedding has its rows on the workers. Received: parameter servers. "
-            "Start the job without --ps: strategies.MultiWorkerMirroredStrategy shards the rows "
-            "over the workers; or use keras.layers.Embedding, whose table is cut over the servers."
         )
     return strategy
 

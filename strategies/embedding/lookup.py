@@ -1,4 +1,4 @@
-"""The lookup of all tables of one width: one exchange of ids, one of rows, one of gradients."""
+"""The lookup of all tables of one width: one journey of ids, one of rows, one of gradients."""
 
 from __future__ import annotations
 
@@ -8,32 +8,27 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from strategies._tensorflow import is_recorded
-from strategies.embedding.exchange import Exchange, Trip
-from strategies.embedding.store import RowStore
-from strategies.embedding.table import Table
+from strategies.embedding.route import Found, Route
 from strategies.reduction import rows as row_gradients
-from strategies.row_variable import View
+from strategies.row_variable import RowVariable, View
 
 
 class Lookup:
-    """Looks up in tables whose rows are in one store.
+    """Looks up in tables whose rows one variable stands for.
 
-    A gradient is summed by its owner over all examples of all workers, as often as an id came.
-    What a replica's gradient counts for, Keras says by dividing the loss by the number of
-    replicas; here nothing is divided.
+    A gradient is summed over all examples of all workers, as often as an id came. What a
+    replica's gradient counts for, Keras says by dividing the loss by the number of replicas; here
+    nothing is divided.
 
     Args:
-      store: has the rows.
-      tables: by the number that they have in the keys.
-      exchange: between the workers.
-      unseen: "initial" or "zeros", what an id has that has no row.
+      variable: what an optimizer sees.
+      route: to the rows.
     """
 
-    def __init__(self, store: RowStore, tables: Sequence[Table], exchange: Exchange, unseen: str):
-        self._store = store
-        self._tables = tables
-        self._exchange = exchange
-        self._unseen = unseen
+    def __init__(self, variable: RowVariable, route: Route):
+        self._variable = variable
+        self._route = route
+        self._width = int(variable.shape[-1])
         self._recorded = threading.local()
 
     def __call__(self, ids: Sequence[tf.Tensor], training: bool) -> list[tf.Tensor]:
@@ -52,88 +47,29 @@ class Lookup:
             positions.append(places + before)
             sizes.append(tf.size(each))
             before += tf.size(unique)
-        trip = self._exchange.sent(tf.concat(keys, 0))
-        if training:
-            self._store.step.assign_add(1, read_value=False)
-        rows, values = self._here(trip.keys, training)
-        if training:
-            self._check_sizes()
-        found = self._differentiable(trip, rows, values) if training else trip.back(values)
-        each = tf.gather(found, tf.concat(positions, 0))
+        found = self._route.found(tf.concat(keys, 0), training)
+        values = self._differentiable(found) if training else found.values
+        each = tf.gather(values, tf.concat(positions, 0))
         parts = tf.split(each, tf.stack(sizes)) if len(sizes) > 1 else [each]
-        return [tf.ensure_shape(part, [None, self._store.width]) for part in parts]
+        return [tf.ensure_shape(part, [None, self._width]) for part in parts]
 
-    def _here(self, keys: tf.Tensor, training: bool) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns the rows of keys that this worker owns, -1 for none, and their values."""
-        numbers = tf.cast(keys[:, 0], tf.int32)
-        count = len(self._tables)
-        parts = tf.dynamic_partition(keys, numbers, count) if count > 1 else [keys]
-        rows = []
-        for table, part in zip(self._tables, parts, strict=True):
-            ids, counts = part[:, 1], part[:, 2]
-            rows.append(table.find_or_add(ids, counts) if training else table.find(ids))
-        # All tables first, for adding may move the array.
-        values = [
-            self._valued(table, part[:, 1], row, training)
-            for table, part, row in zip(self._tables, parts, rows, strict=True)
-        ]
-        if count == 1:
-            return rows[0], values[0]
-        places = tf.dynamic_partition(tf.range(tf.size(numbers)), numbers, count)
-        return (
-            tf.reshape(tf.dynamic_stitch(places, rows), [-1]),
-            tf.reshape(tf.dynamic_stitch(places, values), [-1, self._store.width]),
-        )
-
-    def _check_sizes(self) -> None:
-        """Ends the step, on all workers, if a table has more ids than it may have."""
-        bounded = [table for table in self._tables if table.config.input_dim is not None]
-        if not bounded:
-            return
-        sizes = tf.stack([table.map.size() for table in bounded])
-        sizes = self._exchange.collectives.all_reduce([sizes])[0]
-        for table, size in zip(bounded, tf.unstack(sizes), strict=True):
-            most = tf.constant(table.config.input_dim, tf.int64)
-            tf.debugging.Assert(
-                size <= most,
-                [
-                    f"The table {table.config.name!r} has at most input_dim ids. Received:", size,
-                    "ids for input_dim =", most, "Raise it, leave it out, or use admission.",
-                ],
-            )  # fmt: skip
-
-    def _valued(self, table: Table, ids: tf.Tensor, rows: tf.Tensor, training: bool) -> tf.Tensor:
-        """Returns the values of rows, and for -1 what an id has that has no row."""
-        array = self._store.variable.table
-        if training and table.counter is None:
-            return array.gather(rows)
-        there, absent = tf.where(rows >= 0)[:, 0], tf.where(rows < 0)[:, 0]
-        if self._unseen == "initial":
-            others = table.initial(tf.gather(ids, absent))
-        else:
-            others = tf.zeros([tf.size(absent), self._store.width])
-        places = [tf.cast(there, tf.int32), tf.cast(absent, tf.int32)]
-        values = tf.dynamic_stitch(places, [array.gather(tf.gather(rows, there)), others])
-        return tf.reshape(values, [-1, self._store.width])
-
-    def _differentiable(self, trip: Trip, rows: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
-        """Returns the rows where they were asked for; their gradient goes back to the owners."""
-        width = self._store.width
+    def _differentiable(self, found: Found) -> tf.Tensor:
+        """Returns the rows where they were asked for; their gradient goes to where they are."""
 
         @tf.custom_gradient
         def looked_up(token: tf.Tensor) -> tuple:
             def gradient(upstream: tf.Tensor) -> tf.IndexedSlices:
-                arrived = trip.forth(tf.convert_to_tensor(upstream))
-                there = tf.where(rows >= 0)[:, 0]
+                arrived = found.forth(tf.convert_to_tensor(upstream))
+                there = tf.where(found.rows >= 0)[:, 0]
                 # As many rows as there is no memory for: nothing may make this dense.
                 return tf.IndexedSlices(
                     tf.gather(arrived, there),
-                    tf.gather(rows, there),
-                    tf.constant([2**60, width], tf.int64),
+                    tf.gather(found.rows, there),
+                    tf.constant([2**60, self._width], tf.int64),
                 )
 
             del token
-            return trip.back(values), gradient
+            return tf.identity(found.values), gradient
 
         return looked_up(self._token())
 
@@ -141,7 +77,7 @@ class Lookup:
         """Returns what lookups of one backward pass have in common, so that it sees them all."""
         token = getattr(self._recorded, "token", None)
         if token is None or not is_recorded([token]):
-            token = self._gate(self._store.variable.token())
+            token = self._gate(self._variable.token())
             self._recorded.token = token
         return token
 
@@ -155,8 +91,8 @@ class Lookup:
                         "that the gradient goes through. Received: a dense gradient. Call the "
                         "layer outside of it."
                     )
-                summed = row_gradients.unique(upstream)
-                return shown(self._store.view, summed.values, summed.indices)
+                summed = self._route.total(row_gradients.unique(upstream))
+                return shown(self._variable.view, summed.values, summed.indices)
 
             return tf.identity(token), gradient
 

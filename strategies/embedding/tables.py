@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -12,25 +12,12 @@ from strategies.alone import is_alone
 from strategies.collectives import Collectives
 from strategies.embedding import checkpoint, state
 from strategies.embedding.combine import Bags
-from strategies.embedding.config import FeatureConfig, TableConfig
 from strategies.embedding.exchange import Exchange
+from strategies.embedding.home import Home, Wanted
 from strategies.embedding.lookup import Lookup
-from strategies.embedding.store import RowStore
+from strategies.embedding.route import BetweenWorkers, Route
 from strategies.embedding.table import COUNTED, Table
-from strategies.row_variable import RowVariable, new_name
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """What a layer's tables are made from.
-
-    Attributes:
-      features: which look up in them.
-      initial: for each table's name, what makes first rows.
-    """
-
-    features: Mapping[str, FeatureConfig]
-    initial: Mapping[str, Callable[[tf.Tensor], tf.Tensor]]
+from strategies.row_variable import RowVariable, View, new_name
 
 
 class Tables:
@@ -39,40 +26,38 @@ class Tables:
     Args:
       wanted: what they are made from.
       collectives: the workers.
-      unseen: "initial" or "zeros", what an id has that has no row.
-      strategy: the one that they are made under, None for none.
+      homes: where the rows are; all of them, of which this worker saves and restores some.
+      variables: what an optimizer sees, one for each width.
+      routes: to the rows of each width.
     """
 
     def __init__(
         self,
         wanted: Wanted,
         collectives: Collectives,
-        unseen: str,
-        strategy: tf.distribute.Strategy | None,
+        homes: Sequence[Home],
+        variables: Mapping[int, RowVariable],
+        routes: Mapping[int, Route],
     ):
         self.collectives = collectives
-        self.exchange = Exchange(collectives)
-        self.by_name: dict[str, Table] = {}
-        self._features = features = wanted.features
-        self._lookups: list[tuple[list[Table], Lookup]] = []
-        widths: dict[int, list[TableConfig]] = {}
-        for config in {feature.table.name: feature.table for feature in features.values()}.values():
-            widths.setdefault(config.output_dim, []).append(config)
-        for width, configs in widths.items():
-            store = RowStore(width, new_name(), strategy)
-            tables = [Table(each, store, wanted.initial[each.name]) for each in configs]
-            self.by_name.update({each.config.name: each for each in tables})
-            self._lookups.append((tables, Lookup(store, tables, self.exchange, unseen)))
+        self.variables = list(variables.values())
+        self._homes = homes
+        self._features = wanted.features
+        self._lookups = [
+            ([each.name for each in configs], Lookup(variables[width], routes[width]))
+            for width, configs in wanted.by_width.items()
+        ]
 
     @property
-    def stores(self) -> list[RowStore]:
-        """Where the rows are, one for each width."""
-        return [tables[0].store for tables, _ in self._lookups]
+    def _mine(self) -> list[Home]:
+        return [home for home in self._homes if home.is_mine]
 
-    @property
-    def variables(self) -> list[RowVariable]:
-        """What an optimizer sees, one for each width."""
-        return [store.variable for store in self.stores]
+    @contextlib.contextmanager
+    def _together(self) -> Iterator[None]:
+        """In the block nobody trains."""
+        self._homes[0].meet()
+        yield
+        self._homes[0].meet()
 
     def outputs(self, bags: Mapping[str, Bags], training: bool, dtype: str) -> dict:
         """Returns each feature's output."""
@@ -85,40 +70,59 @@ class Tables:
                     outputs[name] = bags[name].combined(tf.cast(part, dtype))
         return {name: outputs[name] for name in self._features}
 
-    def _members(self, table: Table) -> list[str]:
+    def _members(self, table: str) -> list[str]:
         """Returns the features that look up in a table."""
-        name = table.config.name
-        return [feature for feature, config in self._features.items() if config.table.name == name]
+        return [feature for feature, config in self._features.items() if config.table.name == table]
 
     def evict(self) -> dict[str, int]:
         """Takes away the rows that the tables' `eviction` names; returns how many, by table."""
-        gone = [table.evict() for table in self.by_name.values()]
-        total = self.collectives.all_reduce([tf.stack(gone)])[0].numpy().tolist()
-        return dict(zip(self.by_name, total, strict=True))
+        names = list(self._homes[0].tables)
+        gone = np.zeros([len(names)], np.int64)
+        with self._together():
+            for home in self._mine:
+                for position, name in enumerate(names):
+                    table = home.tables[name]
+                    key = ("evict", name, *table.store.slots())
+                    gone[position] += home.call(key, table.evict)
+            total = self.collectives.all_reduce([tf.constant(gone)])[0].numpy().tolist()
+        return dict(zip(names, total, strict=True))
 
     def statistics(self) -> dict[str, dict[str, float]]:
         """Returns what happened to each table on all workers."""
-        result = {}
-        for name, table in self.by_name.items():
-            mine = tf.concat([[table.map.size()], table.counts.read_value()], 0)
-            everyone = self.collectives.all_gather(mine[tf.newaxis]).numpy()
-            total = everyone.sum(axis=0)
-            numbers = dict(zip(("rows", *COUNTED), total.tolist(), strict=True))
-            numbers["unique_ratio"] = numbers["unique"] / max(numbers["lookups"], 1)
-            mean = total[0] / len(everyone)
-            numbers["imbalance"] = float(everyone[:, 0].max() / mean) if mean else 1.0
-            result[name] = numbers
-        return result
+        with self._together():
+            return {name: self._statistics(name) for name in self._homes[0].tables}
+
+    def _statistics(self, name: str) -> dict[str, float]:
+        counted = []
+        for home in self._mine:
+            table = home.tables[name]
+            size, counts = home.call(
+                ("counts", name),
+                lambda table=table: (table.map.size(), table.counts.read_value()),
+            )
+            counted.append([size, *counts])
+        mine = np.reshape(np.array(counted, np.int64), [-1, 1 + len(COUNTED)])
+        everyone = self.collectives.all_gather(tf.constant(mine)).numpy()
+        total = everyone.sum(axis=0)
+        numbers = dict(zip(("rows", *COUNTED), total.tolist(), strict=True))
+        numbers["unique_ratio"] = numbers["unique"] / max(numbers["lookups"], 1)
+        mean = total[0] / len(everyone)
+        numbers["imbalance"] = float(everyone[:, 0].max() / mean) if mean else 1.0
+        return numbers
 
     def set_rows(self, ids: np.ndarray, rows: np.ndarray, name: str | None) -> None:
-        """Sets the rows of ids; each worker takes its own."""
+        """Sets the rows of ids; each place takes its own."""
         ids, rows = np.asarray(ids, np.int64), np.asarray(rows, np.float32)
         if len(np.unique(ids)) != ids.size or ids.ndim != 1:
             raise ValueError(
                 "Rows are set for ids, each named once. Received: ids of shape "
                 f"{ids.shape}, {len(np.unique(ids))} of them different."
             )
-        state.put(self.table(name), {"ids": ids, "rows": rows}, self.exchange)
+        arrays = {"ids": ids, "rows": rows}
+        state.check(self.table(name), arrays)
+        with self._together():
+            for home in self._mine:
+                state.put(home, self.table(name).config.name, arrays)
 
     def packed(self) -> state.Arrays:
         """Returns all rows of all workers, which all call it.
@@ -132,40 +136,64 @@ class Tables:
                 "a callback of the first worker. Pass ModelCheckpoint to fit as it is, with "
                 "strategies.own_path(path, strategy), or use the layer's save_rows."
             )
-        return state.packed(self.by_name, self.collectives)
+        with self._together():
+            return state.packed(self._homes, self.collectives)
 
     def unpack(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Sets all rows to what `packed` returned."""
-        state.unpack(self.by_name, arrays, self.exchange)
+        with self._together():
+            state.unpack(self._mine, arrays)
 
     def save(self, directory: str, delta: bool) -> str:
         """Saves the rows to a directory; see `checkpoint`."""
-        return checkpoint.save(self.by_name, directory, self.collectives, delta)
+        with self._together():
+            return checkpoint.save(self._homes, directory, self.collectives, delta)
 
     def load(self, directory: str) -> None:
         """Sets the rows from a directory; see `checkpoint`."""
-        checkpoint.load(self.by_name, directory, self.exchange)
+        with self._together():
+            checkpoint.load(self._homes, directory)
 
     def rows(self, name: str | None) -> tuple[np.ndarray, np.ndarray]:
         """Returns this worker's ids of a table in rising order, and their rows."""
-        table = self.table(name)
-        ids, rows = (each.numpy() for each in table.map.all())
-        order = np.argsort(ids)
-        return ids[order], table.store.variable.table.gather(tf.constant(rows[order])).numpy()
+        self._homes[0].drain()
+        arrays = state.arrays_of(self._homes, self.table(name).config.name)
+        return arrays["ids"], arrays["rows"]
 
     def table(self, name: str | None) -> Table:
-        """Returns a table by its name; None is the only one.
+        """Returns a table by its name, as it is in one of the places; None is the only one.
 
         Raises:
           ValueError: if there is no such table.
         """
-        if name is None and len(self.by_name) == 1:
-            return next(iter(self.by_name.values()))
-        if name not in self.by_name:
+        tables = self._homes[0].tables
+        if name is None and len(tables) == 1:
+            return next(iter(tables.values()))
+        if name not in tables:
             raise ValueError(
-                f"A table is one of {', '.join(map(repr, self.by_name))}. Received: {name!r}."
+                f"A table is one of {', '.join(map(repr, tables))}. Received: {name!r}."
             )
-        return self.by_name[name]
+        return tables[name]
+
+
+def in_workers(
+    wanted: Wanted, collectives: Collectives, strategy: tf.distribute.Strategy | None
+) -> Tables:
+    """Returns tables whose rows are in the workers' memory.
+
+    Args:
+      wanted: what they are made from.
+      collectives: the workers.
+      strategy: the one that they are made under, None for none.
+    """
+    variables = {
+        width: RowVariable(View(), np.zeros(width, np.float32), True, new_name(), strategy)
+        for width in wanted.by_width
+    }
+    home = Home(collectives.rank, collectives.size, wanted, variables)
+    exchange = Exchange(collectives)
+    routes = {width: BetweenWorkers(exchange, finder) for width, finder in home.finders.items()}
+    return Tables(wanted, collectives, [home], variables, routes)
 
 
 def _split(rows: tf.Tensor, bags: Sequence[Bags]) -> list[tf.Tensor]:

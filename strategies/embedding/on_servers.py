@@ -1,0 +1,251 @@
+"""Tables whose rows are on parameter servers.
+
+Each server has the same objects that a worker has where rows are in workers: id maps, arrays of
+rows, counts. They are made in the graph of what runs there, under names that are the same for all
+workers, and whatever is done to them is one call under the server's mutex.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from strategies.collectives import Collectives
+from strategies.embedding.hashing import bucket_of
+from strategies.embedding.home import Home, Wanted
+from strategies.embedding.route import Found, check_sizes
+from strategies.embedding.store import RowStore
+from strategies.embedding.tables import Tables
+from strategies.reduction.rows import unique
+from strategies.row_array import Rows
+from strategies.row_variable import RowVariable, View, new_name
+from strategies.server.connection import Server
+from strategies.server.extended import ServerExtended
+from strategies.server.rows import RowsOnServers
+
+# Not a part of any other variable's name.
+_NAME = "rows_of_this_server"
+
+
+class ServerHome(Home):
+    """What one server has of the tables.
+
+    Args:
+      extended: of the strategy.
+      server: the server.
+      wanted: what the tables are made from.
+      name: of the layer, the same on all workers.
+    """
+
+    def __init__(self, extended: ServerExtended, server: Server, wanted: Wanted, name: str):
+        self._extended = extended
+        self._server = server
+        self._name = name
+        self._slots: dict[tuple[int, str], Rows] = {}
+        self.variables: dict[int, RowVariable] = {}
+        with self._building("tables"):
+            for width in wanted.by_width:
+                row = np.zeros(width, np.float32)
+                self.variables[width] = RowVariable(View(), row, True, _NAME, None)
+            super().__init__(server.number, len(extended.servers), wanted, self.variables)
+        workers = extended.workers
+        self.is_mine = server.number % workers.size == workers.rank
+
+    @contextlib.contextmanager
+    def _building(self, what: str) -> Iterator[None]:
+        """Variables that are made in the block are the server's, whichever worker comes first."""
+        name = re.sub(r"[^A-Za-z0-9_./-]", "_", f"{self._name}/{what}/")
+        with self._server.building():
+            known = len(self._server.graph.get_collection(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES))
+            with tf.name_scope(name):
+                yield
+            made = self._server.graph.get_collection(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES)
+
+        def initialize() -> list[tf.Tensor]:
+            # All are made under one lock, so what holds for one holds for all.
+            tf.cond(made[-1].is_initialized(), lambda: False, lambda: _initialized(made[known:]))
+            return []
+
+        self._server.run(self._server.locked(initialize)[0])
+
+    def call(self, key: Any, function: Callable, *arrays: Any) -> Any:
+        """Returns what a function of tensors gives on the server, as one change there."""
+        arrays = tuple(np.asarray(array) for array in arrays)
+
+        def build() -> tuple[list[tf.Tensor], tf.Operation, list[tf.Tensor], list[Any]]:
+            feeds = [
+                tf.compat.v1.placeholder(array.dtype, [None, *array.shape[1:]][: array.ndim])
+                for array in arrays
+            ]
+            structure: list[Any] = []
+
+            def body() -> list[tf.Tensor]:
+                structure.append(function(*feeds))
+                return [] if structure[-1] is None else tf.nest.flatten(structure[-1])
+
+            done, results = self._server.locked(body)
+            return feeds, done, results, structure
+
+        feeds, done, results, structure = self._server.once((self._name, key), build)
+        values, _ = self._server.run([results, done], dict(zip(feeds, arrays, strict=True)))
+        return None if structure[-1] is None else tf.nest.pack_sequence_as(structure[-1], values)
+
+    def new_slot(self, width: int, name: str, row: np.ndarray) -> RowVariable:
+        """Returns a new slot variable of the tables of a width."""
+        variable = self.variables[width]
+        rows = self._rows_of(width, name)
+        with self._building(f"{width}/{name}"):
+            slot = RowVariable(variable.view, row, False, _NAME, None, rows)
+        return variable.add_slot(name, slot)
+
+    def expect(self, store: RowStore, name: str) -> None:
+        """Sees to it that a slot variable has rows, before the optimizer makes it."""
+        store.expect(name, lambda: self._rows_of(store.width, name))
+
+    def _rows_of(self, width: int, slot: str) -> Rows:
+        """Returns the rows of a slot variable, the same ones whoever asks first."""
+        if (width, slot) not in self._slots:
+            with self._building(f"{width}/{slot}/rows"):
+                self._slots[width, slot] = Rows((width,), tf.float32, fill=0.0)
+        return self._slots[width, slot]
+
+    def drain(self) -> None:
+        """Waits until all that this worker changed has arrived."""
+        self._extended.exchange.drain()
+
+    def meet(self) -> None:
+        """Waits until no worker trains."""
+        self.drain()
+        self._extended.workers.all_gather(tf.constant([0]))
+
+
+def _initialized(variables: Sequence[tf.Variable]) -> bool:
+    for variable in variables:
+        # Not `assign`, which is of the rows in view where the variable has rows.
+        tf.raw_ops.AssignVariableOp(resource=variable.handle, value=variable.initial_value)
+    return True
+
+
+class ToServers:
+    """The way to the servers that have the rows.
+
+    Where workers go in step, the ids of all of them come to a server as those of one, so that
+    who is admitted does not depend on who was first.
+
+    Args:
+      extended: of the strategy.
+      homes: what the servers have.
+      width: of the rows.
+    """
+
+    def __init__(self, extended: ServerExtended, homes: Sequence[ServerHome], width: int):
+        self._extended = extended
+        self._homes = homes
+        self._width = width
+        self._bounds = homes[0].finders[width].bounds
+        self._are_in_step = extended.in_step and extended.workers.size > 1
+
+    @property
+    def _workers(self) -> Collectives:
+        return self._extended.workers
+
+    def found(self, keys: tf.Tensor, training: bool) -> Found:
+        """Returns the rows of keys."""
+        adding = training
+        if training and self._are_in_step:
+            done = self._added(self._workers.all_gather(keys))
+            with tf.control_dependencies([done]):
+                keys = tf.identity(keys)
+            adding = False
+
+        def find(keys: np.ndarray, owners: np.ndarray) -> list[np.ndarray]:
+            return self._find(keys, owners, adding)
+
+        kinds = [tf.int64, tf.float32, tf.int64]
+        arguments = [keys, bucket_of(keys[:, 1], len(self._homes))]
+        rows, values, sizes = self._extended.turn.call(find, arguments, kinds)
+        if training and self._bounds:
+            check_sizes(self._bounds, tf.ensure_shape(sizes, [len(self._bounds)]))
+        values = tf.ensure_shape(values, [None, self._width])
+        return Found(values, tf.ensure_shape(rows, [None]), lambda gradient: gradient)
+
+    def total(self, gradient: tf.IndexedSlices) -> tf.IndexedSlices:
+        """Returns the gradient of all workers that go in step."""
+        if not self._are_in_step:
+            return gradient
+        values = self._workers.all_gather(gradient.values)
+        rows = self._workers.all_gather(gradient.indices)
+        return unique(tf.IndexedSlices(values, rows, gradient.dense_shape))
+
+    def _added(self, keys: tf.Tensor) -> tf.Tensor:
+        """Gives the ids of all workers rows; returns what is there when all have theirs."""
+
+        def add(keys: np.ndarray, owners: np.ndarray) -> list[np.ndarray]:
+            def at(server: Server) -> None:
+                home = self._homes[server.number]
+                finder = home.finders[self._width]
+                if home.is_mine:
+                    mine = keys[owners == home.number]
+                    home.call(("add", self._width), lambda keys: finder(keys, True)[0], mine)
+
+            self._extended.servers.each(at)
+            return [np.zeros([1], np.int64)]
+
+        arguments = [keys, bucket_of(keys[:, 1], len(self._homes))]
+        (done,) = self._extended.turn.call(add, arguments, [tf.int64])
+        return self._workers.all_gather(tf.ensure_shape(done, [1]))
+
+    def _find(self, keys: np.ndarray, owners: np.ndarray, adding: bool) -> list[np.ndarray]:
+        def at(server: Server) -> list[np.ndarray]:
+            home = self._homes[server.number]
+            finder = home.finders[self._width]
+            return home.call(
+                ("find", self._width, adding),
+                lambda keys: [*finder(keys, adding), finder.sizes()],
+                keys[owners == home.number],
+            )
+
+        count = len(self._homes)
+        rows = np.empty([len(keys)], np.int64)
+        values = np.empty([len(keys), self._width], np.float32)
+        sizes = np.zeros([len(self._bounds)], np.int64)
+        for number, answer in enumerate(self._extended.servers.each(at)):
+            mine = owners == number
+            rows[mine] = np.where(answer[0] < 0, -1, answer[0] * count + number)
+            values[mine] = answer[1]
+            sizes += answer[2]
+        return [rows, values, sizes]
+
+
+def on_servers(wanted: Wanted, strategy: tf.distribute.Strategy) -> Tables:
+    """Returns tables whose rows are on the parameter servers of a strategy.
+
+    Args:
+      wanted: what they are made from.
+      strategy: the one that they are made under.
+    """
+    extended = strategy.extended
+    name = extended.on_servers.new_name("embedding")
+    homes = [ServerHome(extended, server, wanted, name) for server in extended.servers.servers]
+    variables: Mapping[int, RowVariable] = {
+        width: RowsOnServers(
+            [home.variables[width] for home in homes],
+            np.zeros(width, np.float32),
+            True,
+            new_name(),
+            strategy,
+            _slot_maker(homes, width),
+        )
+        for width in wanted.by_width
+    }
+    routes = {width: ToServers(extended, homes, width) for width in wanted.by_width}
+    return Tables(wanted, extended.workers, homes, variables, routes)
+
+
+def _slot_maker(homes: Sequence[ServerHome], width: int) -> Callable:
+    return lambda name, row: [home.new_slot(width, name, row) for home in homes]
