@@ -41,6 +41,23 @@ def arrays_of(homes: Sequence[Home], name: str, since: int | None = None) -> Arr
     return arrays
 
 
+def rows_of(homes: Sequence[Home], name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Returns this worker's ids of a table in rising order, and their rows."""
+
+    def at(home: Home) -> Arrays:
+        table = home.tables[name]
+
+        def found(is_mine: tf.Tensor) -> dict[str, tf.Tensor]:
+            ids, rows = (tf.repeat(each, tf.cast(is_mine, tf.int32)) for each in table.map.all())
+            return {"ids": ids, "rows": table.store.variable.table.gather(rows)}
+
+        return home.call(("rows", name), found, np.bool_(home.is_mine))
+
+    arrays = joined([at(home) for home in homes])
+    order = np.argsort(arrays["ids"])
+    return arrays["ids"][order], arrays["rows"][order]
+
+
 def _contents(home: Home, name: str, since: int | None) -> Arrays:
     table = home.tables[name]
 

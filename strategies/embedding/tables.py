@@ -157,8 +157,7 @@ class Tables:
     def rows(self, name: str | None) -> tuple[np.ndarray, np.ndarray]:
         """Returns this worker's ids of a table in rising order, and their rows."""
         self._homes[0].drain()
-        arrays = state.arrays_of(self._homes, self.table(name).config.name)
-        return arrays["ids"], arrays["rows"]
+        return state.rows_of(self._homes, self.table(name).config.name)
 
     def table(self, name: str | None) -> Table:
         """Returns a table by its name, as it is in one of the places; None is the only one.
