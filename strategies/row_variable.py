@@ -100,7 +100,8 @@ class RowVariable(ResourceVariable):
         self.table_name = name
         if rows is None:
             rows = Rows(tuple(self.shape[1:]), self.dtype)
-        rows.fill = None if trainable else np.broadcast_to(row, rows.shape)
+        if not trainable:
+            rows.fill = np.array(row)
         self._array = rows
         self.slots: dict[str, RowVariable] = {}
         self._on_slot: Callable[[str, RowVariable], None] = lambda name, slot: None

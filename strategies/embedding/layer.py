@@ -99,7 +99,8 @@ class EmbeddingLayer:
         self.mask_zero = self.supports_masking = mask_zero
         self.unseen = unseen
         self.seed = seed
-        self._collectives = collectives_of(_strategy())
+        self._made_under = _strategy()
+        self._collectives = collectives_of(self._made_under)
         initial = {name: self._initializer(table) for name, table in tables.items()}
         self._wanted = Wanted(given, initial, unseen)
         self._tables: Tables | None = None
@@ -120,11 +121,12 @@ class EmbeddingLayer:
     def build(self, input_shape: Any = None) -> None:
         """Makes the tables."""
         del input_shape
-        strategy = _strategy() if tf.distribute.has_strategy() else None
-        if strategy is not None and isinstance(strategy.extended, ServerExtended):
+        strategy = _strategy() if tf.distribute.has_strategy() else self._made_under
+        if isinstance(strategy.extended, ServerExtended):
             tables = on_servers(self._wanted, strategy)
         else:
-            tables = in_workers(self._wanted, self._collectives, strategy)
+            given = strategy if tf.distribute.has_strategy() else None
+            tables = in_workers(self._wanted, self._collectives, given)
         for variable in tables.variables:
 
             def made(next_creator: Any, variable: Any = variable, **kwargs: Any) -> Any:
@@ -196,12 +198,15 @@ class EmbeddingLayer:
         All workers call it together. For each table: `rows` there are, `lookups` (ids that came
         in training, each occurrence) and how many were `unique` within a step and a worker's
         part, `new` rows, ids `refused` by admission, rows `evicted`, `unique_ratio`, and
-        `imbalance`, the rows of the worker that has most to the mean of all workers.
+        `imbalance`, the rows of the worker or server that has most to the mean of all.
         """
         return self._built_tables().statistics()
 
     def rows(self, table: str | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Returns this worker's ids of a table, int64 [n] in rising order, and rows [n, width].
+
+        With parameter servers each server's are one worker's, of N workers the k-th one's those
+        of the servers k, k + N, ...
 
         Args:
           table: its name; None is the layer's only one.

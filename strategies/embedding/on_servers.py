@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from strategies.alone import is_alone
 from strategies.collectives import Collectives
 from strategies.embedding.hashing import bucket_of
 from strategies.embedding.home import Home, Wanted
@@ -119,7 +120,16 @@ class ServerHome(Home):
         self._extended.exchange.drain()
 
     def meet(self) -> None:
-        """Waits until no worker trains."""
+        """Waits until no worker trains.
+
+        Raises:
+          ValueError: if one worker alone calls it, in a callback of the first worker.
+        """
+        if self._extended.workers.size > 1 and is_alone():
+            raise ValueError(
+                "What is done to all rows on parameter servers, all workers do together. "
+                "Received: a callback of the first worker. Call it on every worker."
+            )
         self.drain()
         self._extended.workers.all_gather(tf.constant([0]))
 

@@ -111,6 +111,8 @@ if replicas * strategy.num_replicas_in_sync > 1:  # the mechanism is the same fo
     optimizers = optimizers[:4]
 if isinstance(strategy, strategies.ParameterServerStrategy):
     optimizers = [optimizers[0], *optimizers[2:4]]
+    if strategy.num_replicas_in_sync == 1 and hasattr(keras.optimizers, "Lion"):  # of Keras 3
+        optimizers.append(lambda: keras.optimizers.AdamW(0.01, weight_decay=0.1))
 for make_optimizer in optimizers:
     check(make_optimizer, everywhere, batch)
 # Some ids in some batches: a row that is not touched has no gradient. Keras clips what each

@@ -1,4 +1,4 @@
-"""DistributedEmbedding with its rows on parameter servers; what is checked stands in tests/scripts."""
+"""DistributedEmbedding on parameter servers; what is checked stands in tests/scripts."""
 
 import json
 
