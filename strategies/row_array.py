@@ -47,35 +47,19 @@ class Rows:
     def __init__(self, shape: tuple[int, ...], dtype: tf.DType, fill: Any = None):
         self.shape = shape
         self.dtype = tf.as_dtype(dtype)
-        self.fill = fill
+        self.fill = None if fill is None else np.broadcast_to(fill, shape)
         with tf.init_scope(), tf.device(HOST):
             self._array = ResourceVariable(
                 tf.zeros([0, *shape], self.dtype), trainable=False, shape=[None, *shape]
             )
             self._length = ResourceVariable(tf.constant(0, tf.int64), trainable=False)
 
-    @property
-    def fill(self) -> np.ndarray | None:
-        """The row that new ones are set to."""
-        return self._fill
-
-    @fill.setter
-    def fill(self, row: Any) -> None:
-        self._fill = None if row is None else np.broadcast_to(row, self.shape)
-        # Made once for all that it is called by: it is long, and graphs are sent to servers.
-        self._resize = tf.function(
-            self._resized, input_signature=[tf.TensorSpec([], tf.int64)], autograph=False
-        )
-
     def resize(self, length: tf.Tensor) -> None:
         """Sees to it that there are so many rows, or more."""
         with tf.device(HOST):
-            self._resize(length)
-
-    def _resized(self, length: tf.Tensor) -> tf.Tensor:
-        with tf.device(HOST):
-            is_less = length > self._length.read_value()
-            return tf.cond(is_less, lambda: self._extended(length), lambda: False)
+            tf.cond(
+                length > self._length.read_value(), lambda: self._extended(length), lambda: False
+            )
 
     def gather(self, rows: tf.Tensor) -> tf.Tensor:
         """Returns rows by their numbers."""
@@ -121,14 +105,14 @@ class Rows:
         self._length.assign(0)
 
     def _filling(self, count: tf.Tensor) -> tf.Tensor:
-        fill = tf.constant(self._fill, self.dtype)[tf.newaxis]
+        fill = tf.constant(self.fill, self.dtype)[tf.newaxis]
         return tf.tile(fill, [count, *[1] * len(self.shape)])
 
     def _extended(self, length: tf.Tensor) -> bool:
         there = self._length.read_value()
         space = tf.raw_ops.VariableShape(input=self._array.handle, out_type=tf.int64)[0]
         tf.cond(length > space, lambda: self._moved(there, length, space), lambda: False)
-        if self._fill is not None:
+        if self.fill is not None:
 
             def filled(start: tf.Tensor) -> tuple[tf.Tensor]:
                 stop = tf.minimum(start + _CHUNK, length)

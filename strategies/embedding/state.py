@@ -20,6 +20,7 @@ from strategies.row_array import Rows
 
 Arrays = dict[str, np.ndarray]
 SLOT = "slot/"
+_PIECE_BYTES = 1 << 26
 # All other arrays are in the order of the ids.
 _OWN_ORDER = ("present_ids", "refused_ids", "refused_counts", "sketch")
 
@@ -43,46 +44,51 @@ def arrays_of(homes: Sequence[Home], name: str, since: int | None = None) -> Arr
 
 def rows_of(homes: Sequence[Home], name: str) -> tuple[np.ndarray, np.ndarray]:
     """Returns this worker's ids of a table in rising order, and their rows."""
-
-    def at(home: Home) -> Arrays:
-        table = home.tables[name]
-
-        def found(is_mine: tf.Tensor) -> dict[str, tf.Tensor]:
-            ids, rows = (tf.repeat(each, tf.cast(is_mine, tf.int32)) for each in table.map.all())
-            return {"ids": ids, "rows": table.store.variable.table.gather(rows)}
-
-        return home.call(("rows", name), found, np.bool_(home.is_mine))
-
-    arrays = joined([at(home) for home in homes])
+    arrays = joined([_contents(home, name, None, only=("rows",)) for home in homes])
     order = np.argsort(arrays["ids"])
     return arrays["ids"][order], arrays["rows"][order]
 
 
-def _contents(home: Home, name: str, since: int | None) -> Arrays:
+def _contents(
+    home: Home, name: str, since: int | None, only: Sequence[str] | None = None
+) -> Arrays:
     table = home.tables[name]
 
-    def contents(is_mine: tf.Tensor, since: tf.Tensor) -> dict[str, tf.Tensor]:
-        ids, rows = (tf.repeat(each, tf.cast(is_mine, tf.int32)) for each in table.map.all())
-        result = {"present_ids": ids}
-        newer = table.store.times.gather(rows) > since
-        ids, rows = tf.boolean_mask(ids, newer), tf.boolean_mask(rows, newer)
-        result["ids"] = ids
-        for key, array in _by_row(table).items():
-            result[key] = array.gather(rows)
+    def found(is_mine: tf.Tensor, since: tf.Tensor) -> dict[str, tf.Tensor]:
+        times = tf.cast(is_mine, tf.int32)
+        ids, numbers = (tf.repeat(each, times) for each in table.map.all())
+        newer = table.store.times.gather(numbers) > since
+        result = {
+            "present_ids": ids,
+            "ids": tf.boolean_mask(ids, newer),
+            "numbers": tf.boolean_mask(numbers, newer),
+        }
         if isinstance(table.counter, ExactCounter):
             for key, refused in zip(("ids", "counts"), table.counter.map.all(), strict=True):
-                result[f"refused_{key}"] = tf.repeat(refused, tf.cast(is_mine, tf.int32))
+                result[f"refused_{key}"] = tf.repeat(refused, times)
         elif isinstance(table.counter, SketchCounter):
-            result["sketch"] = table.counter.own() * tf.cast(is_mine, tf.int32)
+            result["sketch"] = table.counter.own() * times
         return result
 
-    key = ("contents", name, *table.store.slots())
+    def columns(numbers: tf.Tensor) -> dict[str, tf.Tensor]:
+        by_row = _by_row(table)
+        return {key: by_row[key].gather(numbers) for key in only or by_row}
+
     # Every row was touched in a step from 0.
     after = np.int64(-1 if since is None else since)
-    arrays = home.call(key, contents, np.bool_(home.is_mine), after)
+    arrays = home.call(("found", name), found, np.bool_(home.is_mine), after)
     if since is None:
         del arrays["present_ids"]
-    return arrays
+    numbers = arrays.pop("numbers")
+    called = ("columns", name, only, *table.store.slots())
+    parts = [home.call(called, columns, part) for part in _pieces(numbers, table)]
+    return {**arrays, **joined(parts)}
+
+
+def _pieces(numbers: np.ndarray, table: Table) -> list[np.ndarray]:
+    """Returns the numbers in pieces whose rows fit in one message to a server or from it."""
+    size = 4 * table.config.output_dim * len(numbers)
+    return np.array_split(numbers, 1 + size // _PIECE_BYTES)
 
 
 def joined(parts: Sequence[Mapping[str, np.ndarray]]) -> Arrays:
@@ -209,7 +215,8 @@ def put(home: Home, name: str, arrays: Mapping[str, np.ndarray]) -> None:
             by_row[key].update(rows, values)
 
     called = ("put", name, *names, *table.store.slots())
-    home.call(called, set_all, arrays["ids"][mine], *(arrays[key][mine] for key in names))
+    for part in _pieces(np.flatnonzero(mine), table):
+        home.call(called, set_all, arrays["ids"][part], *(arrays[key][part] for key in names))
     _put_refused(home, table, arrays)
 
 

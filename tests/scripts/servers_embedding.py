@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 import strategies
+from strategies.alone import alone
 from strategies.workers import collectives_of
 
 mode, steps = sys.argv[1], int(sys.argv[2])
@@ -64,6 +65,16 @@ with strategy.scope():
 again.load_rows("rows")
 np.testing.assert_array_equal(again(ids).numpy(), np.tile(expected[:, np.newaxis], 3))
 assert len(os.listdir("rows")) == 2
+
+# One worker alone changes nothing that is of all of them.
+if size > 1:
+    with alone():
+        try:
+            layer.statistics()
+        except ValueError as error:
+            assert "all workers do together. Received: a callback" in str(error), error
+        else:
+            raise AssertionError("one worker alone")
 
 # Steps of a program wait for each other: what a step sees are the steps before it.
 if mode in ("sync", "half_async"):

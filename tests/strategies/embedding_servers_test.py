@@ -2,7 +2,10 @@
 
 import json
 
+import numpy as np
 import pytest
+
+from strategies.server.rows import RowsOnServers
 
 slow = pytest.mark.slow
 
@@ -53,3 +56,13 @@ def test_rows_are_restored_by_any_number_of_workers_and_servers(train, tmp_path,
     directory.mkdir()
     for workers, ps in clusters:
         train("embedding_checkpoint.py", directory, "keras", workers=workers, ps=ps, timeout=500)
+
+
+def test_a_worker_does_not_change_rows_by_itself():
+    rows = RowsOnServers([], np.zeros(3, np.float32), True, "table", None)
+    np.testing.assert_array_equal(rows.value(), [[0.0, 0.0, 0.0]])
+    rows.assign(np.zeros([1, 3], np.float32))  # as model.set_weights does
+    with pytest.raises(ValueError, match="one row stands for them. Received: other values"):
+        rows.assign(np.ones([1, 3], np.float32))
+    with pytest.raises(ValueError, match="are on the parameter servers, and change there"):
+        rows.assign_add(np.ones([1, 3], np.float32))
