@@ -50,11 +50,10 @@ def test_the_life_of_rows(train, api, workers, ps):
 
 
 @slow
-@pytest.mark.parametrize("clusters", [[(1, 0), (2, 3), (2, 0)], [(1, 2), (2, 1), (3, 2)]])
-def test_rows_are_restored_by_any_number_of_workers_and_servers(train, tmp_path, clusters):
+def test_rows_are_restored_by_any_number_of_workers_and_servers(train, tmp_path):
     directory = tmp_path / "saved"
     directory.mkdir()
-    for workers, ps in clusters:
+    for workers, ps in [(2, 0), (1, 2), (2, 0)]:
         train("embedding_checkpoint.py", directory, "keras", workers=workers, ps=ps, timeout=500)
 
 
