@@ -45,22 +45,32 @@ class ServerHome(Home):
 
     def __init__(self, extended: ServerExtended, server: Server, wanted: Wanted, name: str):
         self._extended = extended
-        self._server = server
+        self._server = server.apart()
+        self._in_step_with = server
         self._name = name
         self._slots: dict[tuple[int, str], Rows] = {}
-        self.variables: dict[int, RowVariable] = {}
         with self._building("tables"):
-            for width in wanted.by_width:
-                row = np.zeros(width, np.float32)
-                self.variables[width] = RowVariable(View(), row, True, _NAME, None)
-            super().__init__(server.number, len(extended.servers), wanted, self.variables)
+            self._variables = _variables(wanted)
+            super().__init__(server.number, len(extended.servers), wanted, self._variables)
+        # The same variables again, for changes together with those of the rest of the model.
+        with self._again("tables"):
+            self.variables = _variables(wanted)
         workers = extended.workers
         self.is_mine = server.number % workers.size == workers.rank
+
+    def _scope(self, what: str) -> str:
+        return re.sub(r"[^A-Za-z0-9_./-]", "_", f"{self._name}/{what}/")
+
+    @contextlib.contextmanager
+    def _again(self, what: str) -> Iterator[None]:
+        """Variables that are made in the block are those that were made under this name."""
+        with self._in_step_with.building(), tf.name_scope(self._scope(what)):
+            yield
 
     @contextlib.contextmanager
     def _building(self, what: str) -> Iterator[None]:
         """Variables that are made in the block are the server's, whichever worker comes first."""
-        name = re.sub(r"[^A-Za-z0-9_./-]", "_", f"{self._name}/{what}/")
+        name = self._scope(what)
         with self._server.building():
             known = len(self._server.graph.get_collection(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES))
             with tf.name_scope(name):
@@ -98,11 +108,15 @@ class ServerHome(Home):
 
     def new_slot(self, width: int, name: str, row: np.ndarray) -> RowVariable:
         """Returns a new slot variable of the tables of a width."""
-        variable = self.variables[width]
+        variable, again = self._variables[width], self.variables[width]
         rows = self._rows_of(width, name)
         with self._building(f"{width}/{name}"):
             slot = RowVariable(variable.view, row, False, _NAME, None, rows)
-        return variable.add_slot(name, slot)
+        variable.add_slot(name, slot)
+        with self._again(f"{width}/{name}/rows"):
+            rows = Rows((width,), tf.float32)
+        with self._again(f"{width}/{name}"):
+            return RowVariable(again.view, row, False, _NAME, None, rows)
 
     def expect(self, store: RowStore, name: str) -> None:
         """Sees to it that a slot variable has rows, before the optimizer makes it."""
@@ -132,6 +146,14 @@ class ServerHome(Home):
             )
         self.drain()
         self._extended.workers.all_gather(tf.constant([0]))
+
+
+def _variables(wanted: Wanted) -> dict[int, RowVariable]:
+    """Returns what has the rows' values, for each width."""
+    return {
+        width: RowVariable(View(), np.zeros(width, np.float32), True, _NAME, None)
+        for width in wanted.by_width
+    }
 
 
 def _initialized(variables: Sequence[tf.Variable]) -> bool:
