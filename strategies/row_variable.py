@@ -77,6 +77,7 @@ class RowVariable(ResourceVariable):
       trainable: whether it is the table's, and not a slot variable.
       name: a part of the names of the slot variables.
       strategy: the one that it is made under.
+      rows: all rows, if they are somewhere already.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class RowVariable(ResourceVariable):
         trainable: bool,
         name: str,
         strategy: tf.distribute.Strategy | None,
+        rows: Rows | None = None,
     ):
         with tf.init_scope(), tf.device(HOST):
             super().__init__(
@@ -94,14 +96,33 @@ class RowVariable(ResourceVariable):
                 name=name,
                 distribute_strategy=strategy,
             )
-        self.view = view
+        self._rows_in_view = view
         self.table_name = name
-        self.table = Rows(tuple(self.shape[1:]), self.dtype, None if trainable else np.array(row))
+        if rows is None:
+            rows = Rows(tuple(self.shape[1:]), self.dtype)
+        if not trainable:
+            rows.fill = np.array(row)
+        self._array = rows
         self.slots: dict[str, RowVariable] = {}
         self._on_slot: Callable[[str, RowVariable], None] = lambda name, slot: None
         self._resized_for: object = None
         if trainable:
             _named[name] = self
+
+    @property
+    def view(self) -> View:
+        """The rows to be seen."""
+        return self._rows_in_view
+
+    @property
+    def table(self) -> Rows:
+        """All rows."""
+        return self._array
+
+    def take(self, rows: Rows) -> None:
+        """Has these rows from now on."""
+        rows.fill = self._array.fill
+        self._array = rows
 
     def token(self) -> tf.Tensor:
         """Returns a tensor whose gradient is the variable's."""
@@ -137,15 +158,22 @@ class RowVariable(ResourceVariable):
                 f"{name!r} of shape {value.shape}, for {tuple(self.shape)}. Choose SGD, Adagrad, "
                 "Adam, RMSprop, Adadelta, Ftrl or Lion."
             )
-        slot = RowVariable(self.view, value[0], False, name, self._distribute_strategy)
         # Keras 3 puts it behind the variable's name, tf_keras before it.
         before, _, behind = name.partition(self.table_name)
         key = behind.strip("_:") or before.split("/")[0]
         while key in self.slots:  # another optimizer's
             key += "_"
+        return self.add_slot(key, self._new_slot(name, key, value[0]))
+
+    def add_slot(self, key: str, slot: RowVariable) -> RowVariable:
+        """Knows a slot variable by a name from now on; returns it."""
         self.slots[key] = slot
         self._on_slot(key, slot)
         return slot
+
+    def _new_slot(self, name: str, key: str, row: np.ndarray) -> RowVariable:
+        del key
+        return RowVariable(self.view, row, False, name, self._distribute_strategy)
 
     def _all_there(self) -> None:
         mark = (self.view.mark, tf.compat.v1.get_default_graph())

@@ -71,30 +71,37 @@ class SketchCounter:
     """
 
     def __init__(self, memory: int):
-        self._of_others: np.ndarray | int = 0
         self._width = memory // (4 * _DEPTH)
         with tf.init_scope(), tf.device(HOST):
             self.table = ResourceVariable(
                 tf.zeros([_DEPTH * self._width], tf.int32), trainable=False
             )
+            # Of a restored sum, what the first place has; nothing until then.
+            self._of_others = ResourceVariable(
+                tf.zeros([0], tf.int32), trainable=False, shape=[None]
+            )
 
-    def own(self) -> np.ndarray:
-        """Returns what this worker adds to the sum over all workers."""
-        return self.table.numpy() - self._of_others
+    def own(self) -> tf.Tensor:
+        """Returns what was counted here, to be added up over all places."""
+        table, others = self.table.read_value(), self._of_others.read_value()
+        return tf.cond(tf.size(others) > 0, lambda: table - others, lambda: table)
 
-    def restore(self, total: np.ndarray, is_first: bool) -> None:
-        """Sets the numbers to a sum over workers, which the first one adds to later sums.
+    def check(self, total: np.ndarray) -> None:
+        """Checks that numbers may be restored here.
 
         Raises:
-          ValueError: if it was made with another memory.
+          ValueError: if they are of another memory.
         """
         if total.shape != tuple(self.table.shape):
             raise ValueError(
                 "A sketch is restored with the memory that it was saved with. Received: "
                 f"{total.nbytes} bytes, for {4 * self.table.shape[0]}."
             )
+
+    def restore(self, total: tf.Tensor, is_first: bool) -> None:
+        """Sets the numbers to a sum over places, which the first one adds to later sums."""
         self.table.assign(total)
-        self._of_others = np.zeros_like(total) if is_first else total
+        self._of_others.assign(tf.zeros([0], tf.int32) if is_first else total)
 
     def added(self, ids: tf.Tensor, counts: tf.Tensor) -> tf.Tensor:
         """Adds to the ids' counts and returns them, or more than they are."""

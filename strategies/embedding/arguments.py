@@ -7,9 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from strategies.embedding.config import FeatureConfig, TableConfig
+from strategies.embedding.config import COMBINERS, UNSEEN, FeatureConfig, TableConfig
 from strategies.extended import ReplicatedExtended
-from strategies.server.extended import ServerExtended
 
 
 def strategy_of_tables() -> tf.distribute.Strategy:
@@ -25,12 +24,6 @@ def strategy_of_tables() -> tf.distribute.Strategy:
             "DistributedEmbedding works without a strategy and under those of this package. "
             f"Received: {type(strategy).__module__}.{type(strategy).__name__}. Use "
             "strategies.MirroredStrategy or strategies.MultiWorkerMirroredStrategy."
-        )
-    if isinstance(strategy.extended, ServerExtended):
-        raise ValueError(
-            "DistributedEmbedding has its rows on the workers. Received: parameter servers. "
-            "Start the job without --ps: strategies.MultiWorkerMirroredStrategy shards the rows "
-            "over the workers; or use keras.layers.Embedding, whose table is cut over the servers."
         )
     return strategy
 
@@ -72,6 +65,39 @@ def check_names(inputs: Any, weights: Any, features: Mapping[str, FeatureConfig]
             f"Weights are a dictionary of some of the features {sorted(features)}. "
             f"Received: {sorted(weights) if isinstance(weights, Mapping) else weights!r}."
         )
+
+
+def check_which(output_dim: Any, features: Any) -> None:
+    """Raises ValueError unless a layer has either one table or features."""
+    if (output_dim is None) == (features is None):
+        which = "neither" if features is None else "both"
+        raise ValueError(
+            "A layer has one table of output_dim numbers a row, or the tables of its "
+            f"features. Received: {which}. Give output_dim or features."
+        )
+
+
+def check_not_of_tables(settings: Mapping[str, Any], initializer: Any) -> None:
+    """Raises ValueError if a layer with features is given what its tables are to be given."""
+    named = [name for name, value in settings.items() if value is not None]
+    if named or initializer != "uniform":
+        raise ValueError(
+            "With features, what concerns a table is said in its TableConfig, and the "
+            "combiner in the FeatureConfig. Received: "
+            f"{', '.join(named) or 'embeddings_initializer'}. Move it there."
+        )
+
+
+def check_settings(combiner: Any, unseen: Any, seed: Any) -> None:
+    """Raises ValueError if a layer's setting has no meaning."""
+    if combiner not in COMBINERS:
+        raise ValueError(
+            f"combiner is one of {', '.join(map(repr, COMBINERS))}. Received: {combiner!r}."
+        )
+    if unseen not in UNSEEN:
+        raise ValueError(f"unseen is one of {', '.join(map(repr, UNSEEN))}. Received: {unseen!r}.")
+    if not isinstance(seed, int) or isinstance(seed, bool):
+        raise ValueError(f"seed is a whole number. Received: {seed!r}.")
 
 
 def check_optimizer(table: TableConfig, dtype: str) -> None:

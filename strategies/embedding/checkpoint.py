@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,17 +18,16 @@ import tensorflow as tf
 
 from strategies.collectives import Collectives
 from strategies.embedding import state
-from strategies.embedding.exchange import Exchange
-from strategies.embedding.table import Table
+from strategies.embedding.home import Home
 
 _LATEST = "latest"
 
 
-def save(tables: Mapping[str, Table], directory: str, collectives: Collectives, delta: bool) -> str:
+def save(homes: Sequence[Home], directory: str, collectives: Collectives, delta: bool) -> str:
     """Saves the rows of all workers, which all call it; returns the name of the new folder.
 
     Args:
-      tables: by name.
+      homes: where the tables are.
       directory: that all workers see.
       collectives: the workers.
       delta: whether to write only rows that were trained on since the directory was saved to.
@@ -53,12 +52,13 @@ def save(tables: Mapping[str, Table], directory: str, collectives: Collectives, 
     folder = path / f"{number:06d}"
     folder.mkdir(parents=True, exist_ok=True)
     since = before["steps"] if delta and before is not None else None
-    for position, (name, table) in enumerate(tables.items()):
-        arrays = state.arrays_of(table, None if since is None else since[name])
+    tables = homes[0].tables
+    for position, name in enumerate(tables):
+        arrays = state.arrays_of(homes, name, None if since is None else since[name])
         for key, array in arrays.items():
             file = folder / _file(position, collectives.rank, key)
             np.save(file, array)
-    steps = {name: int(table.store.step.read_value()) for name, table in tables.items()}
+    steps = {name: int(state.step_of(homes[0], name)) for name in tables}
     collectives.all_gather(tf.constant([0]))  # all parts are written
     if collectives.rank == 0:
         folders = [*chain, folder.name] if delta else [folder.name]
@@ -79,8 +79,12 @@ def save(tables: Mapping[str, Table], directory: str, collectives: Collectives, 
     return str(folder)
 
 
-def load(tables: Mapping[str, Table], directory: str, exchange: Exchange) -> None:
+def load(homes: Sequence[Home], directory: str) -> None:
     """Sets the rows to what was saved, whatever the number of workers was then.
+
+    Args:
+      homes: where the tables are.
+      directory: that they were saved to.
 
     Raises:
       ValueError: if nothing was saved there, or other tables.
@@ -92,29 +96,23 @@ def load(tables: Mapping[str, Table], directory: str, exchange: Exchange) -> Non
             "Rows are restored from a directory that they were saved to. Received: "
             f"{directory!r}, which has no file {_LATEST!r}."
         )
+    tables = homes[0].tables
     widths = {name: table.config.output_dim for name, table in tables.items()}
     if latest["tables"] != widths:
         raise ValueError(
             "Rows are restored to tables of the same names and widths. Received: "
             f"{latest['tables']} in {directory!r}, for {widths}."
         )
-    state.clear(tables)
+    mine = [home for home in homes if home.is_mine]
+    state.clear(mine)
     for folder in latest["folders"]:
-        for position, table in enumerate(tables.values()):
+        for position, name in enumerate(tables if mine else ()):
             ranks = range(latest["workers"][folder])
-            parts = [_part(path / folder, position, rank) for rank in ranks]
-            state.put(table, _joined(parts), exchange)
-    for name, table in tables.items():
-        table.store.step.assign(latest["steps"][name])
-
-
-def _joined(parts: list[state.Arrays]) -> state.Arrays:
-    """Returns the arrays of all workers that saved."""
-    joined = {}
-    for name in {name for part in parts for name in part}:
-        arrays = [part[name] for part in parts if name in part]
-        joined[name] = sum(arrays[1:], arrays[0]) if name == "sketch" else np.concatenate(arrays)
-    return joined
+            arrays = state.joined([_part(path / folder, position, rank) for rank in ranks])
+            for home in mine:
+                state.put(home, name, arrays)
+    for name in tables:
+        state.set_step(mine, name, latest["steps"][name])
 
 
 def _part(folder: Path, position: int, rank: int) -> state.Arrays:

@@ -22,8 +22,8 @@ class Admission:
       count: how often an id comes in training before it has a row, each occurrence counted; it
         gets it in the step in which it comes for the `count`-th time.
       memory: None counts exactly, with a number for each id that was refused. Else so many bytes
-        on each worker hold a count-min sketch (Cormode and Muthukrishnan, "An improved data
-        stream summary", 2005), which may admit an id too early, and never too late.
+        on each worker or server hold a count-min sketch (Cormode and Muthukrishnan, "An improved
+        data stream summary", 2005), which may admit an id too early, and never too late.
 
     Raises:
       ValueError: if a number has no meaning.

@@ -33,10 +33,6 @@ class Exchange:
         """Returns the rank of the worker that has an id's row, int64 [n]."""
         return bucket_of(ids, self.collectives.size)
 
-    def is_mine(self, ids: tf.Tensor) -> tf.Tensor:
-        """Returns which ids' rows this worker has."""
-        return self.owner_of(ids) == self.collectives.rank
-
 
 class Trip:
     """Keys that are with their owners, and the way between the two.

@@ -33,7 +33,8 @@ class IdMap:
     def all(self) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns all ids and their numbers, in no order."""
         with tf.device(HOST):
-            return self._table.export()
+            ids, numbers = self._table.export()
+            return tf.ensure_shape(ids, [None]), tf.ensure_shape(numbers, [None])
 
     def size(self) -> tf.Tensor:
         """Returns how many ids there are, int64."""

@@ -12,9 +12,9 @@ class DistributedEmbedding(EmbeddingLayer, keras.layers.Layer):
     """Gives every id a row of numbers, trained with the model: any int64, as many as come.
 
     It is used as `keras.layers.Embedding` is, and needs no size. Where training is distributed,
-    each worker has its part of the rows, and the ids, rows and gradients travel. A step of
-    training costs what it touches: the optimizer updates the rows of the ids that came, and no
-    others.
+    each worker, or each parameter server, has its part of the rows, and the ids, rows and
+    gradients travel. A step of training costs what it touches: the optimizer updates the rows of
+    the ids that came, and no others.
 
     >>> import tensorflow as tf
     >>> layer = DistributedEmbedding(2, combiner="sum", embeddings_initializer="ones")

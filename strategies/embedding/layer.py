@@ -11,7 +11,10 @@ import tensorflow as tf
 from strategies.embedding import saving
 from strategies.embedding.arguments import (
     check_names,
+    check_not_of_tables,
     check_optimizer,
+    check_settings,
+    check_which,
     feature_from,
     mask_of,
     strategy_of_tables,
@@ -20,17 +23,18 @@ from strategies.embedding.arguments import (
 )
 from strategies.embedding.combine import Bags
 from strategies.embedding.config import (
-    COMBINERS,
-    UNSEEN,
     Admission,
     Eviction,
     FeatureConfig,
     TableConfig,
 )
+from strategies.embedding.home import Wanted
 from strategies.embedding.initial import initial_rows
+from strategies.embedding.on_servers import on_servers
 from strategies.embedding.saving import RowsInCheckpoint
-from strategies.embedding.tables import Tables, Wanted
+from strategies.embedding.tables import Tables, in_workers
 from strategies.row_variable import RowVariable, know_slots
+from strategies.server.extended import ServerExtended
 from strategies.workers import collectives_of
 
 
@@ -66,22 +70,8 @@ class EmbeddingLayer:
         **kwargs: Any,
     ):
         super().__init__(**kwargs)
-        if (output_dim is None) == (features is None):
-            which = "neither" if features is None else "both"
-            raise ValueError(
-                "A layer has one table of output_dim numbers a row, or the tables of its "
-                f"features. Received: {which}. Give output_dim or features."
-            )
-        if combiner not in COMBINERS:
-            raise ValueError(
-                f"combiner is one of {', '.join(map(repr, COMBINERS))}. Received: {combiner!r}."
-            )
-        if unseen not in UNSEEN:
-            raise ValueError(
-                f"unseen is one of {', '.join(map(repr, UNSEEN))}. Received: {unseen!r}."
-            )
-        if not isinstance(seed, int) or isinstance(seed, bool):
-            raise ValueError(f"seed is a whole number. Received: {seed!r}.")
+        check_which(output_dim, features)
+        check_settings(combiner, unseen, seed)
         if features is None and output_dim is not None:
             table = TableConfig(
                 self.name, output_dim, input_dim, embeddings_initializer, admission, eviction,
@@ -97,22 +87,17 @@ class EmbeddingLayer:
                 "overflow": None if overflow == "error" else overflow,
                 "optimizer": optimizer,
             }
-            named = [name for name, value in of_tables.items() if value is not None]
-            if named or embeddings_initializer != "uniform":
-                raise ValueError(
-                    "With features, what concerns a table is said in its TableConfig, and the "
-                    "combiner in the FeatureConfig. Received: "
-                    f"{', '.join(named) or 'embeddings_initializer'}. Move it there."
-                )
+            check_not_of_tables(of_tables, embeddings_initializer)
             given = {name: feature_from(value) for name, value in (features or {}).items()}
         self._is_single = features is None
         tables = tables_of(given)
         self.mask_zero = self.supports_masking = mask_zero
         self.unseen = unseen
         self.seed = seed
-        self._collectives = collectives_of(strategy_of_tables())
+        self._made_under = strategy_of_tables()
+        self._collectives = collectives_of(self._made_under)
         initial = {name: self._initializer(table) for name, table in tables.items()}
-        self._wanted = Wanted(given, initial)
+        self._wanted = Wanted(given, initial, unseen)
         # By table, those that are not trained by the model's.
         self.table_optimizers = {
             name: self._optimizer(table)
@@ -147,14 +132,16 @@ class EmbeddingLayer:
     def build(self, input_shape: Any = None) -> None:
         """Makes the tables."""
         del input_shape
-        strategy = strategy_of_tables() if tf.distribute.has_strategy() else None
-        tables = Tables(
-            self._wanted, self._collectives, self.unseen, strategy, self.table_optimizers
-        )
-        for store in tables.stores:
-            weight = self._weight_of(store.variable, trainable=store.trainer is None)
-            if store.trainer is not None:
-                store.trainer.build(weight, self._lead())
+        strategy = strategy_of_tables() if tf.distribute.has_strategy() else self._made_under
+        if isinstance(strategy.extended, ServerExtended):
+            tables = on_servers(self._wanted, strategy)
+        else:
+            given = strategy if tf.distribute.has_strategy() else None
+            tables = in_workers(self._wanted, self._collectives, given, self.table_optimizers)
+        for variable, trainer in tables.weights:
+            weight = self._weight_of(variable, trainable=trainer is None)
+            if trainer is not None:
+                trainer.build(weight, self._lead())
         self._tables = tables
         self.built = True
         if self._restored is not None:
@@ -240,8 +227,9 @@ class EmbeddingLayer:
         All workers call it together. For each table: `rows` there are, `lookups` (ids that came
         in training, each occurrence) and how many were `unique` within a step and a worker's
         part, `new` rows, ids `refused` by admission, rows `evicted`, `unique_ratio`,
-        `imbalance`, the rows of the worker that has most to the mean of all workers, and
-        `bytes_ids`, `bytes_rows` and `bytes_gradients`, what went from one worker to another.
+        `imbalance`, the rows of the worker or server that has most to the mean of all, and
+        `bytes_ids`, `bytes_rows` and `bytes_gradients`, what went from one worker to another or
+        between workers and servers.
         """
         return self._built_tables().statistics()
 
@@ -255,6 +243,9 @@ class EmbeddingLayer:
 
     def rows(self, table: str | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Returns this worker's ids of a table, int64 [n] in rising order, and rows [n, width].
+
+        With parameter servers each server's are one worker's, of N workers the k-th one's those
+        of the servers k, k + N, ...
 
         Args:
           table: its name; None is the layer's only one.

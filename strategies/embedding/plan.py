@@ -13,7 +13,7 @@ from tf_config.text_table import text_table
 class Place:
     """Where rows go, and why.
 
-    >>> place_of(4).where
+    >>> place_in_workers(4).where
     'sharded over 4 workers'
     """
 
@@ -21,14 +21,23 @@ class Place:
     why: str
 
 
-def place_of(workers: int) -> Place:
-    """Returns where the rows of tables are that so many workers train."""
+def place_in_workers(workers: int) -> Place:
+    """Returns where the rows of tables are that so many workers hold."""
     if workers == 1:
         return Place("host memory", "one worker trains, so it has all rows, and nothing is sent")
     return Place(
         f"sharded over {workers} workers",
         "a hash of the id says which worker has its row, its slot variables and its counts, and "
         "nobody else has them, so that the workers' memory adds up; ids, rows and gradients travel",
+    )
+
+
+def place_on_servers(servers: int) -> Place:
+    """Returns where the rows of tables are that so many parameter servers hold."""
+    return Place(
+        f"sharded over {servers} server{'s' if servers > 1 else ''}",
+        "a hash of the id says which server has its row, its slot variables and its counts; ids, "
+        "rows and gradients travel between workers and servers",
     )
 
 
@@ -45,7 +54,7 @@ class Held:
       row_bytes: of one row, with its slot variables, times, counts and place in the map of ids.
       refused_bytes: of what is counted for ids without a row.
       lookups: how often it was looked up in training, by a worker's replica.
-      sent: bytes that went from one worker to another in these lookups.
+      sent: bytes that went between workers, or workers and servers, in these lookups.
     """
 
     name: str

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import tensorflow as tf
 
 from strategies._tensorflow import ResourceVariable
-from strategies.embedding.exchange import Trip
 from strategies.row_array import HOST
 from tf_config.capacity import KEY_BYTES
 
@@ -15,14 +16,14 @@ _TRAINING, _ELSEWHERE, _GRADIENTS = range(3)
 
 
 class Sent:
-    """Counts this worker's keys whose rows another worker has.
+    """Counts this worker's keys whose rows another worker has, or a server.
 
     Each of them is a row that came back, from whoever has it. So the keys that all workers sent
     are the rows that all workers sent, and one number counts both.
 
     Args:
       tables: how many look up together.
-      is_shared: whether there are other workers; else nothing leaves, and nothing is counted.
+      is_shared: whether others have rows; else nothing leaves, and nothing is counted.
     """
 
     def __init__(self, tables: int, is_shared: bool):
@@ -31,22 +32,22 @@ class Sent:
         with tf.init_scope(), tf.device(HOST):
             self._counts = ResourceVariable(tf.zeros([3, tables], tf.int64), trainable=False)
 
-    def away(self, trip: Trip, sizes: list[tf.Tensor]) -> tf.Tensor | None:
-        """Returns how many of a trip's keys are for others, int64 by table; None without others.
+    def away(self, keys: tf.Tensor, stays: Callable[[], tf.Tensor]) -> tf.Tensor | None:
+        """Returns how many keys are for others, int64 by table; None without others.
 
         Args:
-          trip: with the keys.
-          sizes: how many keys each table has.
+          keys: that are looked up, with the number of the table first.
+          stays: returns those of them whose rows are here.
         """
         if not self._is_shared:
             return None
-        stays = trip.stays()
+        return tf.cast(self._by_table(keys) - self._by_table(stays()), tf.int64)
+
+    def _by_table(self, keys: tf.Tensor) -> tf.Tensor:
         if self._tables == 1:
-            here = tf.shape(stays)[:1]
-        else:
-            numbers = tf.cast(stays[:, 0], tf.int32)
-            here = tf.math.bincount(numbers, minlength=self._tables, maxlength=self._tables)
-        return tf.cast(tf.stack(sizes) - here, tf.int64)
+            return tf.shape(keys)[:1]
+        numbers = tf.cast(keys[:, 0], tf.int32)
+        return tf.math.bincount(numbers, minlength=self._tables, maxlength=self._tables)
 
     def looked_up(self, away: tf.Tensor | None, training: bool) -> None:
         """Notes keys that went, and rows that come back."""

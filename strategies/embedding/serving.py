@@ -7,15 +7,17 @@ fetched from all workers when it is written, and is kept by none.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from strategies.collectives import Collectives
 from strategies.embedding import state
-from strategies.embedding.exchange import Exchange
+from strategies.embedding.hashing import bucket_of
+from strategies.embedding.home import Home
 from strategies.embedding.table import Table
 from strategies.row_array import HOST
 
@@ -58,22 +60,23 @@ class Serving:
     """What a layer's tables are in a SavedModel.
 
     Args:
-      tables: by name.
-      exchange: between the workers.
+      homes: where the tables are.
+      collectives: the workers.
       unseen: "initial" or "zeros", what an id has that has no row.
     """
 
-    def __init__(self, tables: Mapping[str, Table], exchange: Exchange, unseen: str):
-        self._tables = tables
-        self._exchange = exchange
+    def __init__(self, homes: Sequence[Home], collectives: Collectives, unseen: str):
+        self._homes = homes
+        self._tables = tables = homes[0].tables
+        self._collectives = collectives
         self._unseen = unseen
         self._rows = {}
         # By the number of the worker that an id belongs to, of workers without more room.
         self._shared = {}
         for name, table in tables.items():
             width = table.config.output_dim
-            self._rows[name] = ServedTable(width, partial(self._all_rows, table))
-            if table.config.overflow == "share":
+            self._rows[name] = ServedTable(width, partial(self._all_rows, name))
+            if table.overflow is not None:
                 self._shared[name] = ServedTable(width, partial(self._all_shared, table))
 
     @property
@@ -92,18 +95,18 @@ class Serving:
         else:
             others = tf.zeros([tf.size(ids), table.config.output_dim])
         if name in self._shared:
-            others = self._shared[name].find(self._exchange.owner_of(ids), others)
+            others = self._shared[name].find(bucket_of(ids, self._collectives.size), others)
         return self._rows[name].find(ids, others)
 
-    def _all_rows(self, table: Table) -> tuple[np.ndarray, np.ndarray]:
-        ids, rows = table.map.all()
-        arrays = {"ids": ids, "rows": table.store.variable.table.gather(rows)}
-        everyone = state.everyones(arrays, self._exchange.collectives)
+    def _all_rows(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        self._homes[0].meet()
+        ids, rows = state.rows_of(self._homes, name)
+        everyone = state.everyones({"ids": ids, "rows": rows}, self._collectives)
         return everyone["ids"], everyone["rows"]
 
     def _all_shared(self, table: Table) -> tuple[np.ndarray, np.ndarray]:
         row, count = table.full_row(), tf.size(table.full_row())
-        collectives = self._exchange.collectives
+        collectives = self._collectives
         arrays = {
             "ids": tf.repeat(tf.constant([collectives.rank], tf.int64), count),
             "rows": table.store.variable.table.gather(row),

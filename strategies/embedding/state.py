@@ -7,7 +7,8 @@ rows that ids share, one a worker: `overflow_rows`, `overflow_slot_<name>` and s
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -15,43 +16,97 @@ import tensorflow as tf
 from strategies.alone import is_alone
 from strategies.collectives import Collectives
 from strategies.embedding.admission import ExactCounter, SketchCounter
-from strategies.embedding.exchange import Exchange
+from strategies.embedding.home import Home
 from strategies.embedding.table import Table
 from strategies.row_array import Rows
 
 Arrays = dict[str, np.ndarray]
 SLOT = "slot/"
 OVERFLOW = "overflow_"
+_PIECE_BYTES = 1 << 26
+# All other arrays are in the order of the ids.
+_OWN_ORDER = ("present_ids", "refused_ids", "refused_counts", "sketch")
 
 
-def arrays_of(table: Table, since: int | None = None) -> Arrays:
+def arrays_of(homes: Sequence[Home], name: str, since: int | None = None) -> Arrays:
     """Returns this worker's part of a table.
 
     Args:
-      table: the table.
+      homes: where the rows are.
+      name: of the table.
       since: a step; of rows that were not trained on after it, nothing but the id is returned,
         among `present_ids`. None returns all rows.
     """
-    ids, rows = (each.numpy() for each in table.map.all())
-    order = np.argsort(ids)
-    ids, rows = ids[order], rows[order]
-    arrays: Arrays = {}
-    if since is not None:
-        arrays["present_ids"] = ids
-        newer = table.store.times.gather(tf.constant(rows)).numpy() > since
-        ids, rows = ids[newer], rows[newer]
-    arrays["ids"] = ids
-    for name, array in _by_row(table).items():
-        arrays[name] = array.gather(tf.constant(rows)).numpy()
-        if table.overflow is not None:
-            key = OVERFLOW + name.replace("/", "_")
-            arrays[key] = array.gather(table.overflow.row()).numpy()
-    if isinstance(table.counter, ExactCounter):
-        refused, counts = table.counter.map.all()
-        arrays |= {"refused_ids": refused.numpy(), "refused_counts": counts.numpy()}
-    elif isinstance(table.counter, SketchCounter):
-        arrays["sketch"] = table.counter.own()
+    arrays = joined([_contents(home, name, since) for home in homes])
+    order = np.argsort(arrays["ids"])
+    for key in arrays:
+        if key not in _OWN_ORDER and not key.startswith(OVERFLOW):
+            arrays[key] = arrays[key][order]
     return arrays
+
+
+def rows_of(homes: Sequence[Home], name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Returns this worker's ids of a table in rising order, and their rows."""
+    arrays = joined([_contents(home, name, None, only=("rows",)) for home in homes])
+    order = np.argsort(arrays["ids"])
+    return arrays["ids"][order], arrays["rows"][order]
+
+
+def _contents(
+    home: Home, name: str, since: int | None, only: Sequence[str] | None = None
+) -> Arrays:
+    table = home.tables[name]
+
+    def found(is_mine: tf.Tensor, since: tf.Tensor) -> dict[str, tf.Tensor]:
+        times = tf.cast(is_mine, tf.int32)
+        ids, numbers = (tf.repeat(each, times) for each in table.map.all())
+        newer = table.store.times.gather(numbers) > since
+        result = {
+            "present_ids": ids,
+            "ids": tf.boolean_mask(ids, newer),
+            "numbers": tf.boolean_mask(numbers, newer),
+        }
+        if isinstance(table.counter, ExactCounter):
+            for key, refused in zip(("ids", "counts"), table.counter.map.all(), strict=True):
+                result[f"refused_{key}"] = tf.repeat(refused, times)
+        elif isinstance(table.counter, SketchCounter):
+            result["sketch"] = table.counter.own() * times
+        return result
+
+    def columns(numbers: tf.Tensor) -> dict[str, tf.Tensor]:
+        by_row = _by_row(table)
+        return {key: by_row[key].gather(numbers) for key in only or by_row}
+
+    # Every row was touched in a step from 0.
+    after = np.int64(-1 if since is None else since)
+    arrays = home.call(("found", name), found, np.bool_(home.is_mine), after)
+    if since is None:
+        del arrays["present_ids"]
+    numbers = arrays.pop("numbers")
+    called = ("columns", name, only, *table.store.slots())
+    parts = [home.call(called, columns, part) for part in _pieces(numbers, table)]
+    arrays |= joined(parts)
+    overflow = table.overflow
+    if overflow is not None and not only:
+        shared = home.call(("shared", name), lambda: columns(overflow.row()))
+        arrays |= {OVERFLOW + key.replace("/", "_"): row for key, row in shared.items()}
+    return arrays
+
+
+def _pieces(numbers: np.ndarray, table: Table) -> list[np.ndarray]:
+    """Returns the numbers in pieces whose rows fit in one message to a server or from it."""
+    size = 4 * table.config.output_dim * len(numbers)
+    return np.array_split(numbers, 1 + size // _PIECE_BYTES)
+
+
+def joined(parts: Sequence[Mapping[str, np.ndarray]]) -> Arrays:
+    """Returns the arrays of several places as those of one."""
+    result = {}
+    for name in {name for part in parts for name in part}:
+        arrays = [part[name] for part in parts if name in part]
+        # Each place counts other ids: the sum is what one place would have counted.
+        result[name] = sum(arrays[1:], arrays[0]) if name == "sketch" else np.concatenate(arrays)
+    return result
 
 
 def everyones(arrays: Mapping[str, np.ndarray], collectives: Collectives) -> Arrays:
@@ -70,64 +125,80 @@ def everyones(arrays: Mapping[str, np.ndarray], collectives: Collectives) -> Arr
     for name in sorted(arrays):
         mine = tf.constant(arrays[name])
         if name == "sketch":
-            # Each worker counts other ids: the sum is what one worker would have counted.
             result[name] = collectives.all_reduce([mine])[0].numpy()
         else:
             result[name] = collectives.all_gather(mine).numpy()
     return result
 
 
-def packed(tables: Mapping[str, Table], collectives: Collectives) -> Arrays:
+def step_of(home: Home, name: str) -> np.ndarray:
+    """Returns in which step a table is, int64."""
+    table = home.tables[name]
+    return home.call(("step", table.store.width), table.store.step.read_value)
+
+
+def set_step(homes: Sequence[Home], name: str, step: int) -> None:
+    """Sets in which step a table is."""
+    for home in homes:
+        store = home.tables[name].store
+        home.call(("set step", store.width), store.set_step, np.int64(step))
+
+
+def packed(homes: Sequence[Home], collectives: Collectives) -> Arrays:
     """Returns all tables' arrays of all workers, which all call it, and their steps."""
     arrays: Arrays = {}
-    for position, table in enumerate(tables.values()):
-        whole = everyones(arrays_of(table), collectives)
-        whole["step"] = table.store.step.numpy()
-        arrays |= {f"{position}/{name}": array for name, array in whole.items()}
+    for position, name in enumerate(homes[0].tables):
+        whole = everyones(arrays_of(homes, name), collectives)
+        whole["step"] = step_of(homes[0], name)
+        arrays |= {f"{position}/{key}": array for key, array in whole.items()}
     return arrays
 
 
-def unpack(
-    tables: Mapping[str, Table], arrays: Mapping[str, np.ndarray], exchange: Exchange
-) -> None:
-    """Sets all rows to what `packed` returned.
+def unpack(homes: Sequence[Home], arrays: Mapping[str, np.ndarray]) -> None:
+    """Sets all rows to what `packed` returned, in the places that this worker restores.
 
     Raises:
       ValueError: if it was of other tables.
     """
-    clear(tables)
-    for position, table in enumerate(tables.values()):
+    clear(homes)
+    for position, name in enumerate(homes[0].tables if homes else ()):
         prefix = f"{position}/"
         own = {
-            name.removeprefix(prefix): array
-            for name, array in arrays.items()
-            if name.startswith(prefix)
+            key.removeprefix(prefix): array
+            for key, array in arrays.items()
+            if key.startswith(prefix)
         }
-        table.store.step.assign(own.pop("step"))
-        put(table, own, exchange)
+        set_step(homes, name, int(own.pop("step")))
+        for home in homes:
+            put(home, name, own)
 
 
-def clear(tables: Mapping[str, Table]) -> None:
+def clear(homes: Sequence[Home]) -> None:
     """Forgets all rows and counts."""
-    for table in tables.values():
-        table.map.remove(table.map.all()[0])
-        if isinstance(table.counter, ExactCounter):
-            table.counter.map.remove(table.counter.map.all()[0])
-        elif isinstance(table.counter, SketchCounter):
-            table.counter.restore(np.zeros_like(table.counter.table.numpy()), is_first=True)
-        table.store.clear()
-    for table in tables.values():
-        if table.overflow is not None:
-            table.overflow.open()
+    for home in homes:
+        for name, table in home.tables.items():
+            key = ("clear", name, *table.store.slots())
+            home.call(key, functools.partial(_clear, table))
+            table.store.forget_expected()
+        for table in home.tables.values():
+            if table.overflow is not None:
+                table.overflow.open()
 
 
-def put(table: Table, arrays: Mapping[str, np.ndarray], exchange: Exchange) -> None:
-    """Sets rows from arrays, those that this worker owns; ids that had rows keep them.
+def _clear(table: Table) -> None:
+    table.map.remove(table.map.all()[0])
+    if isinstance(table.counter, ExactCounter):
+        table.counter.map.remove(table.counter.map.all()[0])
+    elif isinstance(table.counter, SketchCounter):
+        table.counter.restore(tf.zeros_like(table.counter.table.read_value()), is_first=True)
+    table.store.clear()
 
-    Slot variables that the optimizer has not made yet are set when it makes them.
+
+def check(table: Table, arrays: Mapping[str, np.ndarray]) -> None:
+    """Checks that arrays may be set.
 
     Raises:
-      ValueError: if the arrays do not fit the table.
+      ValueError: if they do not fit the table.
     """
     width = table.config.output_dim
     if arrays["rows"].shape != (len(arrays["ids"]), width):
@@ -135,66 +206,104 @@ def put(table: Table, arrays: Mapping[str, np.ndarray], exchange: Exchange) -> N
             f"The table {table.config.name!r} has rows of {width} numbers, one for each id. "
             f"Received: rows of shape {arrays['rows'].shape} for {len(arrays['ids'])} ids."
         )
-    mine = exchange.is_mine(tf.constant(arrays["ids"], tf.int64)).numpy()
-    ids = tf.constant(arrays["ids"][mine], tf.int64)
+    if isinstance(table.counter, SketchCounter) and "sketch" in arrays:
+        table.counter.check(arrays["sketch"])
+
+
+def put(home: Home, name: str, arrays: Mapping[str, np.ndarray]) -> None:
+    """Sets rows from arrays, those that belong here; ids that had rows keep them.
+
+    Slot variables that the optimizer has not made yet are set when it makes them.
+
+    Raises:
+      ValueError: if the arrays do not fit the table.
+    """
+    table = home.tables[name]
+    check(table, arrays)
+    for key in arrays:
+        if key.startswith(SLOT):
+            home.expect(table.store, key.removeprefix(SLOT))
     if "present_ids" in arrays:
-        _remove_others(table, arrays["present_ids"])
-    rows = table.map.find(ids)
-    missing = tf.where(rows < 0)[:, 0]
-    new = table.store.allocated(tf.size(missing, tf.int64))
-    table.map.insert(tf.gather(ids, missing), new)
-    rows = tf.tensor_scatter_nd_update(rows, missing[:, tf.newaxis], new)
-    by_row = _by_row(table)
-    for name, values in arrays.items():
-        if name in by_row:
-            by_row[name].resize(table.store.view.length.read_value())
-            by_row[name].update(rows, tf.constant(values[mine]))
-        elif name.startswith(SLOT):
-            slot = table.store.expected_slot(name.removeprefix(SLOT))
-            slot.resize(table.store.view.length.read_value())
-            slot.update(rows, tf.constant(values[mine]))
-    _put_overflow(table, arrays, exchange.collectives.rank)
-    _put_refused(table, arrays, exchange)
+        _remove_others(home, table, arrays["present_ids"])
+    mine = home.owns(arrays["ids"])
+    names = [key for key in arrays if key in ("rows", "times", "touches") or key.startswith(SLOT)]
+
+    def set_all(ids: tf.Tensor, *columns: tf.Tensor) -> None:
+        rows = _rows_for(table, ids)
+        by_row = _by_row(table)
+        for key, values in zip(names, columns, strict=True):
+            by_row[key].resize(table.store.view.length.read_value())
+            by_row[key].update(rows, values)
+
+    called = ("put", name, *names, *table.store.slots())
+    for part in _pieces(np.flatnonzero(mine), table):
+        home.call(called, set_all, arrays["ids"][part], *(arrays[key][part] for key in names))
+    _put_overflow(home, table, arrays)
+    _put_refused(home, table, arrays)
 
 
-def _put_overflow(table: Table, arrays: Mapping[str, np.ndarray], rank: int) -> None:
+def _put_overflow(home: Home, table: Table, arrays: Mapping[str, np.ndarray]) -> None:
     """Sets the row that ids share, to that of the same worker or, of fewer ones, of another."""
     given = {
-        name.removeprefix(OVERFLOW): values
+        name.removeprefix(OVERFLOW).replace("slot_", SLOT, 1): values
         for name, values in arrays.items()
         if name.startswith(OVERFLOW)
     }
     if not given:
         return
-    if table.overflow is None:
+    overflow = table.overflow
+    if overflow is None:
         raise ValueError(
             "Rows that ids share are restored to a table whose ids may share one. Received: such "
             f"rows for {table.config.name!r}, with overflow='error'. Choose overflow='share'."
         )
-    by_row = _by_row(table)
-    for name, values in given.items():
-        slot = name.removeprefix("slot_")
-        array = by_row[name] if slot == name else table.store.expected_slot(slot)
-        array.resize(table.store.view.length.read_value())
-        place = rank % len(values)
-        array.update(table.overflow.row(), tf.constant(values[place : place + 1]))
+    for name in given:
+        if name.startswith(SLOT):
+            home.expect(table.store, name.removeprefix(SLOT))
+
+    def set_row(*rows: tf.Tensor) -> None:
+        by_row = _by_row(table)
+        for name, row in zip(given, rows, strict=True):
+            by_row[name].resize(table.store.view.length.read_value())
+            by_row[name].update(overflow.row(), row)
+
+    mine = [values[home.number % len(values)][np.newaxis] for values in given.values()]
+    home.call(("put shared", table.config.name, *given), set_row, *mine)
 
 
-def _remove_others(table: Table, present: np.ndarray) -> None:
-    ids, rows = (each.numpy() for each in table.map.all())
+def _rows_for(table: Table, ids: tf.Tensor) -> tf.Tensor:
+    """Returns rows of ids, made for those that had none."""
+    rows = table.map.find(ids)
+    missing = tf.where(rows < 0)[:, 0]
+    new = table.store.allocated(tf.size(missing, tf.int64))
+    table.map.insert(tf.gather(ids, missing), new)
+    return tf.tensor_scatter_nd_update(rows, missing[:, tf.newaxis], new)
+
+
+def _remove_others(home: Home, table: Table, present: np.ndarray) -> None:
+    name = table.config.name
+    ids, rows = home.call(("all", name), table.map.all)
     gone = ~np.isin(ids, present)
-    table.remove(tf.constant(ids[gone]), tf.constant(rows[gone]))
+    home.call(("remove", name, *table.store.slots()), table.remove, ids[gone], rows[gone])
 
 
-def _put_refused(table: Table, arrays: Mapping[str, np.ndarray], exchange: Exchange) -> None:
-    if isinstance(table.counter, ExactCounter) and "refused_ids" in arrays:
-        ids = tf.constant(arrays["refused_ids"], tf.int64)
-        mine = exchange.is_mine(ids)
-        table.counter.map.remove(table.counter.map.all()[0])
-        counts = tf.constant(arrays["refused_counts"], tf.int64)
-        table.counter.map.insert(tf.boolean_mask(ids, mine), tf.boolean_mask(counts, mine))
-    if isinstance(table.counter, SketchCounter) and "sketch" in arrays:
-        table.counter.restore(arrays["sketch"], exchange.collectives.rank == 0)
+def _put_refused(home: Home, table: Table, arrays: Mapping[str, np.ndarray]) -> None:
+    counter, name = table.counter, table.config.name
+    if isinstance(counter, ExactCounter) and "refused_ids" in arrays:
+        mine = home.owns(arrays["refused_ids"])
+        columns = arrays["refused_ids"][mine], arrays["refused_counts"][mine]
+
+        def set_all(ids: tf.Tensor, counts: tf.Tensor) -> None:
+            counter.map.remove(counter.map.all()[0])
+            counter.map.insert(ids, counts)
+
+        home.call(("put refused", name), set_all, *columns)
+    if isinstance(counter, SketchCounter) and "sketch" in arrays:
+
+        def restore(total: tf.Tensor) -> None:
+            counter.restore(total, is_first=home.number == 0)
+
+        home.call(("put sketch", name), restore, arrays["sketch"])
 
 
 def _by_row(table: Table) -> dict[str, Rows]:

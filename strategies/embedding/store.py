@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
-import numpy as np
 import tensorflow as tf
 
 from strategies._tensorflow import ResourceVariable
-from strategies.embedding.trainer import Trainer
 from strategies.row_array import HOST, Rows
-from strategies.row_variable import RowVariable, View
+from strategies.row_variable import RowVariable
 from tf_config.capacity import MAP_ENTRY
 
 
@@ -18,18 +17,13 @@ class RowStore:
     """The rows of all tables of one width; rows that are free are given out again.
 
     Args:
-      width: of a row.
-      name: of its variable.
-      strategy: the one that it is made under, None for none.
+      variable: has the rows' values, and slot variables.
     """
 
-    def __init__(self, width: int, name: str, strategy: tf.distribute.Strategy | None):
-        self.width = width
-        self.view = View()
-        self.variable = RowVariable(self.view, np.zeros(width, np.float32), True, name, strategy)
-        self.variable.on_slot(self._slot_made)
-        # What trains the rows, None if the model's optimizer does.
-        self.trainer: Trainer | None = None
+    def __init__(self, variable: RowVariable):
+        self.width = int(variable.shape[-1])
+        self.view = variable.view
+        self.variable = variable
         self._expected: dict[str, Rows] = {}
         # In which step a row was trained on last, and how often it was.
         self.times = Rows((), tf.int64, fill=0)
@@ -68,7 +62,6 @@ class RowStore:
 
     def clear(self) -> None:
         """Forgets all rows."""
-        self._expected.clear()
         for rows in (self.variable.table, self.times, self.touches, *self.slots().values()):
             rows.clear()
         self._free.assign(tf.zeros([0], tf.int64))
@@ -80,19 +73,29 @@ class RowStore:
         made = {name: slot.table for name, slot in self.variable.slots.items()}
         return {**made, **self._expected}
 
-    def expected_slot(self, name: str) -> Rows:
-        """Returns the rows of a slot variable; the optimizer may make it later."""
+    def expect(self, name: str, make: Callable[[], Rows]) -> None:
+        """Sees to it that there are rows of a slot variable; the optimizer may make it later."""
         if name not in self.slots():
-            self._expected[name] = Rows((self.width,), tf.float32, fill=0.0)
-        return self.slots()[name]
+            self._expected[name] = make()
 
-    def _slot_made(self, name: str, slot: RowVariable) -> None:
-        if name in self._expected:
-            rows = self._expected.pop(name)
-            rows.fill = slot.table.fill
-            slot.table = rows
-            with tf.init_scope():
-                rows.reset(self._free.read_value())
+    def forget_expected(self) -> None:
+        """Forgets slot variables that the optimizer has not made."""
+        self._expected.clear()
+
+    def set_step(self, step: tf.Tensor) -> None:
+        """Sets the number of steps that there were."""
+        self.step.assign(step)
+
+    def adopt(self, name: str, slot: RowVariable) -> bool:
+        """Gives a slot variable the rows that were expected of it; returns whether there are."""
+        is_expected = name in self._expected
+        if is_expected:
+            slot.take(self._expected.pop(name))
+        return is_expected
+
+    def reset_free(self, name: str) -> None:
+        """Sets a slot variable's rows that nobody has to what new ones are."""
+        self.slots()[name].reset(self._free.read_value())
 
     def row_bytes(self) -> int:
         """Returns the bytes that one row takes, with its slot variables and its id's place."""

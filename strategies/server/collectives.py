@@ -7,16 +7,16 @@ that they are the same bits on every worker and in every run; each server sums i
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from strategies._tensorflow import ResourceVariable
 from strategies.collectives.base import ExchangeByGathering
 from strategies.collectives.dtypes import summed_as
 from strategies.server.connection import Server, Servers
+from strategies.server.turn import Turn
 
 _CAPACITY = 1 << 20
 _HEADER = 8  # bytes: the number of rows
@@ -37,9 +37,7 @@ class ServerCollectives(ExchangeByGathering):
         self._stream = stream
         self._streams = itertools.count()
         self._apart: list[ServerCollectives] = []
-        with tf.init_scope(), tf.device("/device:CPU:0"):
-            # TensorFlow puts in order what reads and writes the same variable.
-            self._ticket = ResourceVariable(0, trainable=False, dtype=tf.int64)
+        self._turn = Turn()
 
     def apart(self) -> ServerCollectives:
         """Returns collectives whose operations have an order of their own; see `Collectives`."""
@@ -58,7 +56,7 @@ class ServerCollectives(ExchangeByGathering):
         for dtype, positions in groups.items():
             flat = [tf.reshape(tf.cast(tensors[p], dtype), [-1]) for p in positions]
             sizes = [tf.size(vector) for vector in flat]
-            (total,) = self._call(self._sum, [tf.concat(flat, 0)], [dtype])
+            (total,) = self._turn.call(self._sum, [tf.concat(flat, 0)], [dtype])
             total = tf.reshape(total, [-1])
             for position, part in zip(positions, tf.split(total, tf.stack(sizes)), strict=True):
                 shaped = tf.reshape(part, tf.shape(tensors[position]))
@@ -69,7 +67,7 @@ class ServerCollectives(ExchangeByGathering):
     def all_gather(self, tensor: tf.Tensor) -> tf.Tensor:
         """Returns the workers' tensors joined along axis 0; see `Collectives`."""
         tensor = tf.convert_to_tensor(tensor)
-        (joined,) = self._call(self._joined, [tensor], [tensor.dtype])
+        (joined,) = self._turn.call(self._joined, [tensor], [tensor.dtype])
         return tf.ensure_shape(joined, [None, *tensor.shape[1:]])
 
     def broadcast(self, tensor: tf.Tensor) -> tf.Tensor:
@@ -77,20 +75,6 @@ class ServerCollectives(ExchangeByGathering):
         tensor = tf.convert_to_tensor(tensor)
         first = self.all_gather(tensor[tf.newaxis])[0]
         return tf.ensure_shape(first, tensor.shape)
-
-    def _call(
-        self, function: Callable, tensors: list[tf.Tensor], dtypes: list[tf.DType]
-    ) -> list[tf.Tensor]:
-        """Calls a Python function of arrays when it is its turn."""
-
-        def in_turn(turn: np.ndarray, *arrays: np.ndarray) -> list[Any]:
-            return [*function(*arrays), turn + 1]
-
-        with tf.device("/device:CPU:0"):
-            turn = self._ticket.read_value()
-            *results, turn = tf.numpy_function(in_turn, [turn, *tensors], [*dtypes, tf.int64])
-            self._ticket.assign(tf.ensure_shape(turn, []), read_value=False)
-        return results
 
     def _sum(self, vector: np.ndarray) -> list[np.ndarray]:
         parts = np.array_split(vector, len(self._servers))

@@ -41,18 +41,31 @@ class Server:
     Args:
       number: of the task.
       address: where it listens.
+      is_optimized: whether TensorFlow looks for a faster form of what runs there.
     """
 
-    def __init__(self, number: int, address: Address):
+    def __init__(self, number: int, address: Address, is_optimized: bool = True):
         self.number = number
         self.address = address
         self.graph = tf.Graph()
-        self._session = _V1.Session(f"grpc://{address}", graph=self.graph)
+        config = _V1.ConfigProto()
+        config.graph_options.rewrite_options.disable_meta_optimizer = not is_optimized
+        self._session = _V1.Session(f"grpc://{address}", graph=self.graph, config=config)
         self._lock = threading.RLock()
         self._built: dict[Any, Any] = {}
+        self._apart: list[Server] = []
         with self.building():
             # Every change of this server's variables is made under it.
             self.mutex = tf.raw_ops.MutexV2(shared_name="changes")
+
+    def apart(self) -> Server:
+        """Returns another connection to it, for what is large and made of many functions.
+
+        TensorFlow sends and copies all functions of a graph whenever something new is run, and
+        more often where it is optimized: so what is added to one is not in the other's way.
+        """
+        self._apart.append(Server(self.number, self.address, is_optimized=False))
+        return self._apart[-1]
 
     @contextlib.contextmanager
     def building(self) -> Iterator[None]:
@@ -115,6 +128,8 @@ class Server:
 
     def close(self) -> None:
         """Ends the connection."""
+        for server in self._apart:
+            server.close()
         close(self._session)
 
     def locked(self, body: Callable[[], Sequence[tf.Tensor]]) -> tuple[tf.Operation, list[Any]]:

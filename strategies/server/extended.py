@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -22,8 +22,10 @@ from strategies.server.changes import Change
 from strategies.server.connection import Servers
 from strategies.server.creation import assigns, contain, first_value, is_whole_number
 from strategies.server.geo import Geo, add, copy_of, take_up
-from strategies.server.program import Program
+from strategies.server.program import Program, Unpacked
 from strategies.server.push import Push
+from strategies.server.rows import RowsOnServers, change_of
+from strategies.server.turn import Turn
 from strategies.server.values import Held, Values
 from strategies.server.variables import (
     CounterVariable,
@@ -83,9 +85,11 @@ class ServerExtended(ReplicatedExtended):
         self.servers = servers
         self.on_servers = values
         self.exchange = exchange
-        self._in_step = in_step
+        self.in_step = in_step
         self._geo = geo
         self._wire = wire
+        # What goes to the servers and asks them does so in the order of the program.
+        self.turn = Turn()
         self._running = 0
         self._changes: list[Change] = []
         self._counts: list[tuple[CounterVariable, tf.Tensor]] = []
@@ -105,9 +109,10 @@ class ServerExtended(ReplicatedExtended):
     # Variables.
 
     def _create_variable(self, next_creator: Callable, **kwargs: Any) -> Any:
-        if kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ:
-            return super()._create_variable(next_creator, **kwargs)
         beside = kwargs.get("colocate_with")
+        is_own = kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ
+        if is_own or isinstance(beside, RowsOnServers):
+            return super()._create_variable(next_creator, **kwargs)
         if isinstance(beside, SharedVariable) and self._geo is None:
             with tf.init_scope():
                 return self._slot(beside, kwargs)
@@ -135,7 +140,7 @@ class ServerExtended(ReplicatedExtended):
             return "local"
         if kwargs.get("trainable") is not False:
             return "weight" if first_value(kwargs).dtype.kind not in "OSU" else "local"
-        if self._in_step or not is_unsynchronized_state(kwargs):
+        if self.in_step or not is_unsynchronized_state(kwargs):
             return "local"
         # A single number is a setting, such as tf_keras's learning rate.
         return "state" if first_value(kwargs).shape else "local"
@@ -209,7 +214,7 @@ class ServerExtended(ReplicatedExtended):
             if isinstance(var, SharedVariable) and not self._is_stepping():
                 self._write_through(var)
             return result
-        if tf.executing_eagerly() and not self._is_stepping():
+        if isinstance(var, SharedVariable) and tf.executing_eagerly() and not self._is_stepping():
             result = super()._update(var, fn, args, kwargs, group)
             self._write_through(var)
             return result
@@ -243,6 +248,8 @@ class ServerExtended(ReplicatedExtended):
                 "gradients between steps (gradient_accumulation_steps), or take mode='geo', "
                 "where workers have optimizers of their own."
             )
+        if isinstance(var, RowsOnServers):
+            return True
         if not isinstance(var, SharedVariable):
             return False
         if self._geo is None and var.kind != "state":
@@ -251,7 +258,7 @@ class ServerExtended(ReplicatedExtended):
             self._touched[id(var)] = var
         return False
 
-    def _record(self, var: SharedVariable, fn: Callable, args: Any) -> None:
+    def _record(self, var: Any, fn: Callable, args: Any) -> None:
         if any(change.variable is var for change in self._changes) and assigns(fn):
             raise ValueError(
                 "A variable that the servers have been told to change is known here when the step "
@@ -260,7 +267,7 @@ class ServerExtended(ReplicatedExtended):
                 "where workers have optimizers of their own."
             )
         self._enter_graph()
-        self._changes.append(Change(var, fn, args))
+        self._changes.append(change_of(var, fn, args))
 
     def _count(self, counter: CounterVariable, delta: Any) -> Any:
         """Adds to a counter; an optimizer does so last, and its changes are sent with that."""
@@ -288,15 +295,17 @@ class ServerExtended(ReplicatedExtended):
         """Sends what has been recorded."""
         touched = list(self._touched.values())
         self._touched = {}
-        if self._geo is not None:
-            if touched:
-                self._geo.step(touched, lambda changes: self._sent(changes, [])[1])
-            return
         changes, counts = self._changes, self._counts
         if not (changes or counts or touched):
             return
         self._enter_graph()
         self._changes, self._counts = [], []
+        if self._geo is not None:
+            if changes:  # of rows, which no worker has a copy of
+                self._sent(changes, [])
+            if touched:
+                self._geo.step(touched, lambda changes: self._sent(changes, [])[1])
+            return
         for state in touched:
             now = copy_of(state)
             changes.append(Change(state, add, ((now - state.base,), {})))
@@ -314,7 +323,7 @@ class ServerExtended(ReplicatedExtended):
 
     def _sent(
         self, changes: Sequence[Change], counts: Sequence[tuple[CounterVariable, tf.Tensor]]
-    ) -> tuple[tf.Tensor, _Unpacked]:
+    ) -> tuple[tf.Tensor, Unpacked]:
         """Sends changes; returns whether there are new values, and these."""
         counters = [counter for counter, _ in counts]
         key = (*(c.key for c in changes), *(counter.held.name for counter in counters))
@@ -331,8 +340,8 @@ class ServerExtended(ReplicatedExtended):
 
         with tf.device(_CPU):
             tensors = program.sent(changes, [count for _, count in counts])
-            fresh, *vectors = tf.numpy_function(deliver, tensors, [tf.bool, *program.dtypes])
-        return tf.ensure_shape(fresh, []), _Unpacked(program, vectors)
+            fresh, *vectors = self.turn.call(deliver, tensors, [tf.bool, *program.dtypes])
+        return tf.ensure_shape(fresh, []), Unpacked(program, vectors)
 
     def take_up_all(self) -> None:
         """Gives this worker's copies the servers' present values, each server's at one moment.
@@ -372,7 +381,7 @@ class ServerExtended(ReplicatedExtended):
     def _experimental_distribute_dataset(
         self, dataset: tf.data.Dataset, options: Any
     ) -> ReplicaDataset:
-        if self._in_step:
+        if self.in_step:
             return super()._experimental_distribute_dataset(dataset, options)
         shared = share(dataset, self.workers, len(self._devices), in_step=False)
         return ReplicaDataset(shared, self._container_strategy())
@@ -380,19 +389,8 @@ class ServerExtended(ReplicatedExtended):
     def _distribute_datasets_from_function(
         self, dataset_fn: Callable, options: Any
     ) -> ReplicaDataset:
-        if self._in_step:
+        if self.in_step:
             return super()._distribute_datasets_from_function(dataset_fn, options)
         dataset = dataset_fn(self._make_input_context())
         shared = equal_steps(dataset, LocalCollectives(), len(self._devices))
         return ReplicaDataset(shared, self._container_strategy())
-
-
-class _Unpacked:
-    """The new values, made tensors of where they are used: in a branch, if need be."""
-
-    def __init__(self, program: Program, vectors: Sequence[tf.Tensor]):
-        self._program = program
-        self._vectors = vectors
-
-    def __iter__(self) -> Iterator[tuple[SharedVariable, tf.Tensor]]:
-        return iter(self._program.unpacked(self._vectors))

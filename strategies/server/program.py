@@ -19,6 +19,7 @@ import tensorflow as tf
 from strategies.server.changes import Change, check
 from strategies.server.connection import Server, Servers
 from strategies.server.push import Push
+from strategies.server.rows import RowChange
 from strategies.server.values import Held
 from strategies.server.variables import CounterVariable, SharedVariable, View, viewing
 
@@ -64,7 +65,10 @@ class Program:
         self._wire = wire
         self._locals: list[Any] = []
         check(self._changes)
-        self.variables = list({id(c.variable): c.variable for c in changes}.values())
+        # Rows come back when they are looked up.
+        self.variables = list(
+            {id(c.variable): c.variable for c in changes if not isinstance(c, RowChange)}.values()
+        )
         self._dtypes = sorted(
             {leaf.dtype for c in changes for leaf in c.leaves if c.kind(leaf) == "rows"},
             key=lambda dtype: dtype.name,
@@ -89,6 +93,8 @@ class Program:
                 tensors.append(tf.cast(packed, self._carried(dtype)))
             for c, leaf, number in self._segments(changes, server, "sparse"):
                 tensors += _rows_of(c.leaves[leaf], c.variable.held, number)
+            for change in self._row_changes(changes):
+                tensors += change.sent(server.number)
         tensors += [leaf for c in changes for leaf in c.leaves if c.kind(leaf) == "whole"]
         tensors += [tf.convert_to_tensor(variable) for variable in self._locals]
         return tensors + [tf.cast(count, tf.int64) for count in counts]
@@ -176,6 +182,9 @@ class Program:
                     if change.kind(value) == kind:
                         yield change, leaf, number
 
+    def _row_changes(self, changes: Sequence[Change]) -> Iterator[RowChange]:
+        return (change for change in changes if isinstance(change, RowChange))
+
     def _places(self, server: Server, dtype: tf.DType) -> list[tuple[Held, int]]:
         helds = [v.held for v in self.variables if v.dtype == dtype]
         return [(held, number) for held in helds for number in held.here(server.number)]
@@ -191,7 +200,8 @@ class Program:
                         placeholder(tf.int64, [None]),
                     )
                     for c, leaf, _ in self._segments(self._changes, server, "sparse")
-                ],
+                ]
+                + [pair for c in self._row_changes(self._changes) for pair in c.places()],
                 [
                     placeholder(leaf.dtype, leaf.shape)
                     for c in self._changes
@@ -222,6 +232,8 @@ class Program:
             vector = tf.ensure_shape(tf.cast(vector, dtype), [sum(sizes[dtype])])
             pieces[dtype] = iter(tf.split(vector, sizes[dtype]) if sizes[dtype] else [])
         sparse = iter(ready.sparse)
+        in_view = sum(change.arguments for change in self._row_changes(self._changes))
+        of_rows = iter(ready.sparse[len(ready.sparse) - in_view :])
         wholes = iter(ready.wholes)
         for change in self._changes:
             held = change.variable.held
@@ -230,6 +242,9 @@ class Program:
                 for leaf, value in enumerate(change.leaves)
                 if change.kind(value) == "whole"
             }
+            if isinstance(change, RowChange):
+                view = View(server, held, 0, lambda v: self._local(v, server, ready))
+                change.make(view, [next(of_rows) for _ in range(change.arguments)], whole)
             for number in held.here(server.number):
                 leaves = []
                 for leaf, value in enumerate(change.leaves):
@@ -287,3 +302,14 @@ def _rows_of(slices: tf.IndexedSlices, held: Held, number: int) -> tuple[tf.Tens
     indices = tf.cast(slices.indices, tf.int64)
     mine = (indices >= part.start) & (indices < part.stop)
     return tf.boolean_mask(slices.values, mine), tf.boolean_mask(indices, mine) - part.start
+
+
+class Unpacked:
+    """The new values, made tensors of where they are used: in a branch, if need be."""
+
+    def __init__(self, program: Program, vectors: Sequence[tf.Tensor]):
+        self._program = program
+        self._vectors = vectors
+
+    def __iter__(self) -> Iterator[tuple[SharedVariable, tf.Tensor]]:
+        return iter(self._program.unpacked(self._vectors))

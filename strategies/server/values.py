@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import threading
 import time
@@ -73,6 +74,11 @@ class Values:
         self._timeout = timeout
         self._lock = threading.Lock()
         self.held: list[Held] = []
+        self._names = itertools.count()
+
+    def new_name(self, what: str) -> str:
+        """Returns a name for what is no variable, the same on all workers."""
+        return f"{what}/{next(self._names)}"
 
     def add(
         self,

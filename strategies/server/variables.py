@@ -32,7 +32,7 @@ class View:
     def __init__(
         self, server: Server, held: Held | None, number: int, local: Callable[[Any], tf.Tensor]
     ):
-        self._server = server
+        self.server = server
         self._held = held
         self._number = number
         self.local = local
@@ -44,7 +44,7 @@ class View:
           ValueError: if the change may not touch it.
         """
         if held.is_counter:
-            return held.parts[self._server.number]
+            return held.parts[self.server.number]
         if self._held is not None and held.slices == self._held.slices:
             return held.parts[self._number]
         changed = "none" if self._held is None else self._held.name
@@ -70,6 +70,12 @@ def viewing(view: View) -> Iterator[None]:
 
 def _view() -> View | None:
     return getattr(_current, "view", None)
+
+
+def current_server() -> int | None:
+    """Returns the number of the server that changes; None if this thread makes no change."""
+    view = _view()
+    return None if view is None else view.server.number
 
 
 class LocalVariable(MirroredVariable):

@@ -17,7 +17,7 @@ module = f"strategies.embedding.{sys.argv[1]}_layer"
 DistributedEmbedding = importlib.import_module(module).DistributedEmbedding
 replicas = int(sys.argv[2]) if len(sys.argv) > 2 else 1
 if replicas:
-    strategy = strategies.from_tf_config(num_replicas=replicas)
+    strategy = strategies.from_tf_config(mode="sync", num_replicas=replicas)
     scope = strategy.scope
 else:
     strategy, scope = tf.distribute.get_strategy(), contextlib.nullcontext
@@ -109,6 +109,10 @@ if hasattr(keras.optimizers, "Lion"):
     optimizers.append(lambda: keras.optimizers.Lion(0.001))
 if replicas * strategy.num_replicas_in_sync > 1:  # the mechanism is the same for all
     optimizers = optimizers[:4]
+if isinstance(strategy, strategies.ParameterServerStrategy):
+    optimizers = [optimizers[0], *optimizers[2:4]]
+    if strategy.num_replicas_in_sync == 1 and hasattr(keras.optimizers, "Lion"):  # of Keras 3
+        optimizers.append(lambda: keras.optimizers.AdamW(0.01, weight_decay=0.1))
 for make_optimizer in optimizers:
     check(make_optimizer, everywhere, batch)
 # Some ids in some batches: a row that is not touched has no gradient. Keras clips what each

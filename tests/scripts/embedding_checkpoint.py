@@ -17,7 +17,7 @@ directory = Path(sys.argv[1])
 api = sys.argv[2] if len(sys.argv) > 2 else "keras"
 keras = importlib.import_module(api)
 module = importlib.import_module(f"strategies.embedding.{api}_layer")
-strategy = strategies.from_tf_config()
+strategy = strategies.from_tf_config(mode="sync")
 users = strategies.TableConfig(
     "users", 3, embeddings_initializer="normal", admission=strategies.Admission(2)
 )

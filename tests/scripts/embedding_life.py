@@ -16,7 +16,7 @@ from strategies.workers import collectives_of
 keras = importlib.import_module(sys.argv[1])
 module = f"strategies.embedding.{sys.argv[1]}_layer"
 DistributedEmbedding = importlib.import_module(module).DistributedEmbedding
-strategy = strategies.from_tf_config()
+strategy = strategies.from_tf_config(mode="sync")
 everyone = collectives_of(strategy)
 rank, n = everyone.rank, everyone.size
 ENDS = [-(2**63), -3, -2, -1, 0, 2**63 - 2, 2**63 - 1]

@@ -1,0 +1,130 @@
+"""Tables whose rows are in one place, and what is done with them there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from strategies.embedding.config import FeatureConfig, TableConfig
+from strategies.embedding.finder import Finder
+from strategies.embedding.hashing import bucket_of
+from strategies.embedding.overflow import Overflow
+from strategies.embedding.store import RowStore
+from strategies.embedding.table import Table
+from strategies.row_array import Rows
+from strategies.row_variable import RowVariable
+
+
+class Group(NamedTuple):
+    """Tables with their rows together.
+
+    Attributes:
+      width: of their rows.
+      table: the only one, if it has an optimizer of its own; else None.
+    """
+
+    width: int
+    table: str | None = None
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a layer's tables are made from.
+
+    Attributes:
+      features: which look up in them.
+      initial: for each table's name, what makes first rows.
+      unseen: "initial" or "zeros", what an id has that has no row.
+    """
+
+    features: Mapping[str, FeatureConfig]
+    initial: Mapping[str, Callable[[tf.Tensor], tf.Tensor]]
+    unseen: str
+
+    @property
+    def groups(self) -> dict[Group, list[TableConfig]]:
+        """The tables that have their rows together, in the order of the features."""
+        groups: dict[Group, list[TableConfig]] = {}
+        for config in {one.table.name: one.table for one in self.features.values()}.values():
+            apart = None if config.optimizer is None else config.name
+            groups.setdefault(Group(config.output_dim, apart), []).append(config)
+        return groups
+
+
+class Home:
+    """What this worker's memory has of the tables.
+
+    Args:
+      number: of the place.
+      count: how many places there are.
+      wanted: what the tables are made from.
+      variables: for each group, what has the rows' values.
+
+    Attributes:
+      number: of the place.
+      tables: by name.
+      finders: of the tables of a group.
+      is_mine: whether it is this worker that saves what is here, and restores it.
+    """
+
+    def __init__(
+        self, number: int, count: int, wanted: Wanted, variables: Mapping[Group, RowVariable]
+    ):
+        self.number = number
+        self.is_mine = True
+        self.tables: dict[str, Table] = {}
+        self.finders: dict[Group, Finder] = {}
+        self._count = count
+        for group, configs in wanted.groups.items():
+            store = RowStore(variables[group])
+            tables = [
+                Table(each, store, wanted.initial[each.name], self._overflow(each, store))
+                for each in configs
+            ]
+            self.tables.update({each.config.name: each for each in tables})
+            self.finders[group] = Finder(store, tables, wanted.unseen)
+            variables[group].on_slot(self._adopting(store))
+
+    def _overflow(self, config: TableConfig, store: RowStore) -> Overflow | None:
+        if config.overflow == "error" or config.input_dim is None:
+            return None
+        return Overflow(store, config.input_dim, self.number, self._count)
+
+    def _adopting(self, store: RowStore) -> Callable[[str, RowVariable], None]:
+        def adopt(name: str, slot: RowVariable) -> None:
+            if store.adopt(name, slot):
+                key = ("reset", store.width, name)
+                self.call(key, lambda: store.reset_free(name))
+
+        return adopt
+
+    def owns(self, ids: np.ndarray) -> np.ndarray:
+        """Returns which ids' rows are here."""
+        return bucket_of(tf.constant(ids, tf.int64), self._count).numpy() == self.number
+
+    def call(self, key: Any, function: Callable, *arrays: Any) -> Any:
+        """Returns what a function of tensors gives where the rows are, as NumPy arrays.
+
+        Args:
+          key: tells it from other functions; what it captures is part of that.
+          function: makes TensorFlow's operations, returns tensors in any structure.
+          *arrays: what it takes.
+        """
+        del key
+        with tf.init_scope():
+            result = function(*(tf.constant(array) for array in arrays))
+        return None if result is None else tf.nest.map_structure(np.array, result)
+
+    def expect(self, store: RowStore, name: str) -> None:
+        """Sees to it that a slot variable has rows, before the optimizer makes it."""
+        store.expect(name, lambda: Rows((store.width,), tf.float32, fill=0.0))
+
+    def drain(self) -> None:
+        """Waits until all that this worker changed has arrived; here it has."""
+
+    def meet(self) -> None:
+        """Waits until no worker trains; here they all do what they do together."""

@@ -1,0 +1,313 @@
+"""Tables whose rows are on parameter servers.
+
+Each server has the same objects that a worker has where rows are in workers: id maps, arrays of
+rows, counts. They are made in the graph of what runs there, under names that are the same for all
+workers, and whatever is done to them is one call under the server's mutex.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from strategies.alone import is_alone
+from strategies.collectives import Collectives
+from strategies.embedding.hashing import bucket_of
+from strategies.embedding.home import Group, Home, Wanted
+from strategies.embedding.plan import place_on_servers
+from strategies.embedding.route import Found, check_sizes
+from strategies.embedding.sent import Sent
+from strategies.embedding.store import RowStore
+from strategies.embedding.tables import Tables
+from strategies.reduction.rows import unique
+from strategies.row_array import Rows
+from strategies.row_variable import RowVariable, View, new_name
+from strategies.server.connection import Server
+from strategies.server.extended import ServerExtended
+from strategies.server.rows import RowsOnServers
+
+# Not a part of any other variable's name.
+_NAME = "rows_of_this_server"
+
+
+class ServerHome(Home):
+    """What one server has of the tables.
+
+    Args:
+      extended: of the strategy.
+      server: the server.
+      wanted: what the tables are made from.
+      name: of the layer, the same on all workers.
+    """
+
+    def __init__(self, extended: ServerExtended, server: Server, wanted: Wanted, name: str):
+        self._extended = extended
+        self._server = server.apart()
+        self._in_step_with = server
+        self._name = name
+        self._slots: dict[tuple[int, str], Rows] = {}
+        with self._building("tables"):
+            self._variables = _variables(wanted)
+            super().__init__(server.number, len(extended.servers), wanted, self._variables)
+        # The same variables again, for changes together with those of the rest of the model.
+        with self._again("tables"):
+            self.variables = _variables(wanted)
+        workers = extended.workers
+        self.is_mine = server.number % workers.size == workers.rank
+
+    def _scope(self, what: str) -> str:
+        return re.sub(r"[^A-Za-z0-9_./-]", "_", f"{self._name}/{what}/")
+
+    @contextlib.contextmanager
+    def _again(self, what: str) -> Iterator[None]:
+        """Variables that are made in the block are those that were made under this name."""
+        with self._in_step_with.building(), tf.name_scope(self._scope(what)):
+            yield
+
+    @contextlib.contextmanager
+    def _building(self, what: str) -> Iterator[None]:
+        """Variables that are made in the block are the server's, whichever worker comes first."""
+        name = self._scope(what)
+        with self._server.building():
+            known = len(self._server.graph.get_collection(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES))
+            with tf.name_scope(name):
+                yield
+            made = self._server.graph.get_collection(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES)
+
+        def initialize() -> list[tf.Tensor]:
+            # All are made under one lock, so what holds for one holds for all.
+            tf.cond(made[-1].is_initialized(), lambda: False, lambda: _initialized(made[known:]))
+            return []
+
+        self._server.run(self._server.locked(initialize)[0])
+
+    def call(self, key: Any, function: Callable, *arrays: Any) -> Any:
+        """Returns what a function of tensors gives on the server, as one change there."""
+        arrays = tuple(np.asarray(array) for array in arrays)
+
+        def build() -> tuple[list[tf.Tensor], tf.Operation, list[tf.Tensor], list[Any]]:
+            feeds = [
+                tf.compat.v1.placeholder(array.dtype, [None, *array.shape[1:]][: array.ndim])
+                for array in arrays
+            ]
+            structure: list[Any] = []
+
+            def body() -> list[tf.Tensor]:
+                structure.append(function(*feeds))
+                return [] if structure[-1] is None else tf.nest.flatten(structure[-1])
+
+            done, results = self._server.locked(body)
+            return feeds, done, results, structure
+
+        feeds, done, results, structure = self._server.once((self._name, key), build)
+        values, _ = self._server.run([results, done], dict(zip(feeds, arrays, strict=True)))
+        return None if structure[-1] is None else tf.nest.pack_sequence_as(structure[-1], values)
+
+    def new_slot(self, group: Group, name: str, row: np.ndarray) -> RowVariable:
+        """Returns a new slot variable of the tables of a group."""
+        variable, again, width = self._variables[group], self.variables[group], group.width
+        rows = self._rows_of(width, name)
+        with self._building(f"{width}/{name}"):
+            slot = RowVariable(variable.view, row, False, _NAME, None, rows)
+        variable.add_slot(name, slot)
+        with self._again(f"{width}/{name}/rows"):
+            rows = Rows((width,), tf.float32)
+        with self._again(f"{width}/{name}"):
+            return RowVariable(again.view, row, False, _NAME, None, rows)
+
+    def expect(self, store: RowStore, name: str) -> None:
+        """Sees to it that a slot variable has rows, before the optimizer makes it."""
+        store.expect(name, lambda: self._rows_of(store.width, name))
+
+    def _rows_of(self, width: int, slot: str) -> Rows:
+        """Returns the rows of a slot variable, the same ones whoever asks first."""
+        if (width, slot) not in self._slots:
+            with self._building(f"{width}/{slot}/rows"):
+                self._slots[width, slot] = Rows((width,), tf.float32, fill=0.0)
+        return self._slots[width, slot]
+
+    def drain(self) -> None:
+        """Waits until all that this worker changed has arrived."""
+        self._extended.exchange.drain()
+
+    def meet(self) -> None:
+        """Waits until no worker trains.
+
+        Raises:
+          ValueError: if one worker alone calls it, in a callback of the first worker.
+        """
+        if self._extended.workers.size > 1 and is_alone():
+            raise ValueError(
+                "What is done to all rows on parameter servers, all workers do together. "
+                "Received: a callback of the first worker. Call it on every worker."
+            )
+        self.drain()
+        self._extended.workers.all_gather(tf.constant([0]))
+
+
+def _variables(wanted: Wanted) -> dict[Group, RowVariable]:
+    """Returns what has the rows' values, for each group."""
+    return {
+        group: RowVariable(View(), np.zeros(group.width, np.float32), True, _NAME, None)
+        for group in wanted.groups
+    }
+
+
+def _initialized(variables: Sequence[tf.Variable]) -> bool:
+    for variable in variables:
+        # Not `assign`, which is of the rows in view where the variable has rows.
+        tf.raw_ops.AssignVariableOp(resource=variable.handle, value=variable.initial_value)
+    return True
+
+
+class ToServers:
+    """The way to the servers that have the rows.
+
+    Where workers go in step, the ids of all of them come to a server as those of one, so that
+    who is admitted does not depend on who was first.
+
+    Args:
+      extended: of the strategy.
+      homes: what the servers have.
+      group: of the tables.
+    """
+
+    def __init__(self, extended: ServerExtended, homes: Sequence[ServerHome], group: Group):
+        self._extended = extended
+        self._homes = homes
+        self._group = group
+        self._width = group.width
+        self._bounds = homes[0].finders[group].bounds
+        self.sent = Sent(homes[0].finders[group].count, True)
+        self._are_in_step = extended.in_step and extended.workers.size > 1
+
+    @property
+    def _workers(self) -> Collectives:
+        return self._extended.workers
+
+    def found(self, keys: tf.Tensor, training: bool) -> Found:
+        """Returns the rows of keys."""
+        away = self.sent.away(keys, lambda: keys[:0])
+        self.sent.looked_up(away, training)
+        adding = training
+        if training and self._are_in_step:
+            done = self._added(self._workers.all_gather(keys))
+            with tf.control_dependencies([done]):
+                keys = tf.identity(keys)
+            adding = False
+
+        def find(keys: np.ndarray, owners: np.ndarray) -> list[np.ndarray]:
+            return self._find(keys, owners, adding)
+
+        kinds = [tf.int64, tf.float32, tf.int64]
+        arguments = [keys, bucket_of(keys[:, 1], len(self._homes))]
+        rows, values, sizes = self._extended.turn.call(find, arguments, kinds)
+        if training and self._bounds:
+            check_sizes(self._bounds, tf.ensure_shape(sizes, [len(self._bounds)]))
+        values = tf.ensure_shape(values, [None, self._width])
+
+        def forth(gradient: tf.Tensor) -> tf.Tensor:
+            self.sent.trained(away)
+            return gradient
+
+        return Found(values, tf.ensure_shape(rows, [None]), forth)
+
+    def total(self, gradient: tf.IndexedSlices) -> tf.IndexedSlices:
+        """Returns the gradient of all workers that go in step."""
+        if not self._are_in_step:
+            return gradient
+        values = self._workers.all_gather(gradient.values)
+        rows = self._workers.all_gather(gradient.indices)
+        return unique(tf.IndexedSlices(values, rows, gradient.dense_shape))
+
+    def _added(self, keys: tf.Tensor) -> tf.Tensor:
+        """Gives the ids of all workers rows; returns what is there when all have theirs."""
+
+        def add(keys: np.ndarray, owners: np.ndarray) -> list[np.ndarray]:
+            def at(server: Server) -> None:
+                home = self._homes[server.number]
+                finder = home.finders[self._group]
+                if home.is_mine:
+                    mine = keys[owners == home.number]
+                    key = ("add", self._width, *finder.slots)
+                    home.call(key, lambda keys: finder(keys, True)[0], mine)
+
+            self._extended.servers.each(at)
+            return [np.zeros([1], np.int64)]
+
+        arguments = [keys, bucket_of(keys[:, 1], len(self._homes))]
+        (done,) = self._extended.turn.call(add, arguments, [tf.int64])
+        return self._workers.all_gather(tf.ensure_shape(done, [1]))
+
+    def _find(self, keys: np.ndarray, owners: np.ndarray, adding: bool) -> list[np.ndarray]:
+        def at(server: Server) -> list[np.ndarray]:
+            home = self._homes[server.number]
+            finder = home.finders[self._group]
+            return home.call(
+                ("find", self._width, adding, *finder.slots),
+                lambda keys: [*finder(keys, adding), finder.sizes()],
+                keys[owners == home.number],
+            )
+
+        count = len(self._homes)
+        rows = np.empty([len(keys)], np.int64)
+        values = np.empty([len(keys), self._width], np.float32)
+        sizes = np.zeros([len(self._bounds)], np.int64)
+        for number, answer in enumerate(self._extended.servers.each(at)):
+            mine = owners == number
+            rows[mine] = np.where(answer[0] < 0, -1, answer[0] * count + number)
+            values[mine] = answer[1]
+            sizes += answer[2]
+        return [rows, values, sizes]
+
+
+def on_servers(wanted: Wanted, strategy: tf.distribute.Strategy) -> Tables:
+    """Returns tables whose rows are on the parameter servers of a strategy.
+
+    Args:
+      wanted: what they are made from.
+      strategy: the one that they are made under.
+
+    Raises:
+      ValueError: if they are of a kind that servers do not have.
+    """
+    _check(wanted)
+    extended = strategy.extended
+    name = extended.on_servers.new_name("embedding")
+    homes = [ServerHome(extended, server, wanted, name) for server in extended.servers.servers]
+    variables: Mapping[Group, RowVariable] = {
+        group: RowsOnServers(
+            [home.variables[group] for home in homes],
+            np.zeros(group.width, np.float32),
+            True,
+            new_name(),
+            strategy,
+            _slot_maker(homes, group),
+        )
+        for group in wanted.groups
+    }
+    routes = {group: ToServers(extended, homes, group) for group in wanted.groups}
+    place = place_on_servers(len(homes))
+    return Tables(wanted, extended.workers, homes, place, variables, routes, {})
+
+
+def _slot_maker(homes: Sequence[ServerHome], group: Group) -> Callable:
+    return lambda name, row: [home.new_slot(group, name, row) for home in homes]
+
+
+def _check(wanted: Wanted) -> None:
+    """Checks that tables are of a kind that servers have."""
+    for configs in wanted.groups.values():
+        for config in configs:
+            if config.optimizer is not None or config.overflow != "error":
+                raise ValueError(
+                    "On parameter servers the model's optimizer trains all tables, and no ids "
+                    f"share a row. Received: optimizer={config.optimizer!r} and "
+                    f"overflow={config.overflow!r} for the table {config.name!r}. Leave them out, "
+                    "or start the job without --ps."
+                )

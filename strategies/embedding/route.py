@@ -1,0 +1,89 @@
+"""The way from a lookup to the rows and back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import tensorflow as tf
+
+from strategies.embedding.exchange import Exchange
+from strategies.embedding.finder import Finder
+from strategies.embedding.sent import Sent
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a lookup found.
+
+    Attributes:
+      values: of the keys, float32 [n, width].
+      rows: those that a gradient arrives at, int64 [m], -1 for none.
+      forth: takes a gradient of `values` to where it arrives, [m, width].
+    """
+
+    values: tf.Tensor
+    rows: tf.Tensor
+    forth: Callable[[tf.Tensor], tf.Tensor]
+
+
+class Route(Protocol):
+    """How keys come to their rows, and gradients too; `sent` counts them."""
+
+    sent: Sent
+
+    def found(self, keys: tf.Tensor, training: bool) -> Found:
+        """Returns the rows of keys: number of the table, id and count, int64 [n, 3], each once."""
+
+    def total(self, gradient: tf.IndexedSlices) -> tf.IndexedSlices:
+        """Returns the gradient that the rows change by, from what arrived, each row once."""
+
+
+class BetweenWorkers:
+    """The way to the workers that have the rows.
+
+    Args:
+      exchange: between the workers.
+      finder: finds the rows that this worker has.
+    """
+
+    def __init__(self, exchange: Exchange, finder: Finder):
+        self._exchange = exchange
+        self._finder = finder
+        self.sent = Sent(finder.count, exchange.collectives.size > 1)
+
+    def found(self, keys: tf.Tensor, training: bool) -> Found:
+        """Returns the rows of keys; all workers call it together."""
+        trip = self._exchange.sent(keys)
+        away = self.sent.away(keys, trip.stays)
+        self.sent.looked_up(away, training)
+        rows, values = self._finder(trip.keys, training)
+        bounds = self._finder.bounds
+        if training and bounds:
+            sizes = self._exchange.collectives.all_reduce([self._finder.sizes()])[0]
+            check_sizes(bounds, sizes)
+
+        def forth(gradient: tf.Tensor) -> tf.Tensor:
+            self.sent.trained(away)
+            return trip.forth(gradient)
+
+        return Found(trip.back(values), rows, forth)
+
+    def total(self, gradient: tf.IndexedSlices) -> tf.IndexedSlices:
+        """Returns the same: it is with the owners of the rows."""
+        return gradient
+
+
+def check_sizes(bounds: dict[str, int], sizes: tf.Tensor) -> None:
+    """Ends the step, on all workers, if a table has more ids than it may have."""
+    for (name, bound), size in zip(bounds.items(), tf.unstack(sizes, len(bounds)), strict=True):
+        most = tf.constant(bound, tf.int64)
+        tf.debugging.Assert(
+            size <= most,
+            [
+                f"The table {name!r} has at most input_dim ids. Received:", size,
+                "ids for input_dim =", most,
+                "Raise it, leave it out, or use admission or overflow='share'.",
+            ],
+        )  # fmt: skip

@@ -1,0 +1,36 @@
+"""Python that TensorFlow calls in the order in which a program names it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from strategies._tensorflow import ResourceVariable
+
+_CPU = "/device:CPU:0"
+
+
+class Turn:
+    """Puts calls of Python functions in order, across steps as well."""
+
+    def __init__(self) -> None:
+        with tf.init_scope(), tf.device(_CPU):
+            # TensorFlow puts in order what reads and writes the same variable.
+            self._ticket = ResourceVariable(0, trainable=False, dtype=tf.int64)
+
+    def call(
+        self, function: Callable, tensors: Sequence[tf.Tensor], dtypes: Sequence[tf.DType]
+    ) -> list[tf.Tensor]:
+        """Returns what a function of arrays gives, called when it is its turn."""
+
+        def in_turn(turn: np.ndarray, *arrays: np.ndarray) -> list[Any]:
+            return [*function(*arrays), turn + 1]
+
+        with tf.device(_CPU):
+            turn = self._ticket.read_value()
+            *results, turn = tf.numpy_function(in_turn, [turn, *tensors], [*dtypes, tf.int64])
+            self._ticket.assign(tf.ensure_shape(turn, []), read_value=False)
+        return results

@@ -1,0 +1,67 @@
+"""DistributedEmbedding on parameter servers; what is checked stands in tests/scripts."""
+
+import json
+
+import numpy as np
+import pytest
+
+from strategies.server.rows import RowsOnServers
+
+slow = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("mode", "steps", "workers", "ps", "options"),
+    [
+        ("async", 40, 2, 2, {"max_merge": 3, "send_queue_size": 5}),
+        pytest.param("half_async", 40, 2, 2, {}, marks=slow),
+        pytest.param("geo", 10, 2, 1, {"geo_steps": 3}, marks=slow),
+        pytest.param("sync", 10, 2, 3, {}, marks=slow),
+        pytest.param("sync", 5, 3, 2, {}, marks=slow),
+    ],
+)
+def test_no_change_of_a_row_is_lost(train, mode, steps, workers, ps, options):
+    arguments = mode, steps, json.dumps(options)
+    train("servers_embedding.py", *arguments, workers=workers, ps=ps, timeout=300)
+
+
+@slow
+@pytest.mark.parametrize(
+    ("api", "workers", "ps", "replicas"),
+    [
+        ("keras", 1, 1, 1),
+        ("keras", 2, 1, 1),
+        ("keras", 1, 3, 1),
+        ("keras", 2, 3, 1),
+        ("tf_keras", 2, 2, 1),
+        ("keras", 1, 2, 2),
+    ],
+)
+def test_in_step_it_does_what_a_stock_layer_does_in_one_process(train, api, workers, ps, replicas):
+    train("embedding.py", api, replicas, workers=workers, ps=ps, timeout=500)
+
+
+@slow
+@pytest.mark.parametrize(
+    ("api", "workers", "ps"), [("keras", 1, 1), ("keras", 2, 3), ("tf_keras", 3, 2)]
+)
+def test_the_life_of_rows(train, api, workers, ps):
+    train("embedding_life.py", api, workers=workers, ps=ps, timeout=500)
+
+
+@slow
+def test_rows_are_restored_by_any_number_of_workers_and_servers(train, tmp_path):
+    directory = tmp_path / "saved"
+    directory.mkdir()
+    for workers, ps in [(2, 0), (1, 2), (2, 0)]:
+        train("embedding_checkpoint.py", directory, "keras", workers=workers, ps=ps, timeout=500)
+
+
+def test_a_worker_does_not_change_rows_by_itself():
+    rows = RowsOnServers([], np.zeros(3, np.float32), True, "table", None)
+    np.testing.assert_array_equal(rows.value(), [[0.0, 0.0, 0.0]])
+    rows.assign(np.zeros([1, 3], np.float32))  # as model.set_weights does
+    with pytest.raises(ValueError, match="one row stands for them. Received: other values"):
+        rows.assign(np.ones([1, 3], np.float32))
+    with pytest.raises(ValueError, match="are on the parameter servers, and change there"):
+        rows.assign_add(np.ones([1, 3], np.float32))
