@@ -52,10 +52,9 @@ which prints this page; what is in the cells stands in `tests/scripts/cells`.
 *yes*: it runs; the loss is a number and falls; all workers and replicas have the same logs,
 predictions and weights, to the bit; and these are one process's at the same global batch, to 1e-5
 (mixed precision: to 0.05; Dropout and BatchNormalization have random numbers and statistics of
-their own on each replica; where servers wait for nobody, each worker has numbers of its own).
-*wrong*: it runs, and something of this does not hold. *fails*: with the error in the note. *hangs*:
-no sign of life. *alone*: it works in a process that has run no other cell before. *missing*: this
-Keras has no such feature."""
+their own on each replica). *wrong*: it runs, and something of this does not hold. *fails*: with the
+error in the note. *hangs*: no sign of life. *alone*: it works in a process that has run no other
+cell before. *missing*: this Keras has no such feature."""
 
 
 @dataclass(frozen=True)
@@ -168,8 +167,7 @@ def column(
         for name, records in group.cells.items():
             ended = [record for record in records if record["state"] in ("ok", "missing")]
             if len(ended) == strategy.workers:
-                known = expected.get(name) if strategy.in_step else None
-                results[name] = judged(ended if strategy.in_step else ended[:1], known)
+                results[name] = judged(ended, expected.get(name))
                 facts[name] = ended[0].get("facts")
                 if again is not None and again[0] == name and results[name].state == "ok":
                     results[name] = Result("alone", again[1].note)

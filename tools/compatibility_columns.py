@@ -17,7 +17,6 @@ class Strategy:
       options: the arguments of `make`.
       workers: how many processes it trains on.
       servers: how many parameter servers it has.
-      in_step: whether all workers have the same numbers, those of one process.
       cpus: logical CPUs made beforehand, for strategies that make none.
       environ: variables for its processes.
     """
@@ -28,7 +27,6 @@ class Strategy:
     options: dict[str, Any] = field(default_factory=dict)
     workers: int = 1
     servers: int = 0
-    in_step: bool = True
     cpus: int = 1
     environ: dict[str, str] = field(default_factory=dict)
 
@@ -65,14 +63,6 @@ COLUMNS = [
         "servers-sync", "`ParameterServerStrategy`, `sync`, 2 workers, 1 server",
         "strategies.ParameterServerStrategy", {"mode": "sync"}, workers=2, servers=1,
     ),
-    *(
-        Strategy(
-            f"servers-{mode}", f"`ParameterServerStrategy`, `{mode}`, 2 workers, 1 server",
-            "strategies.ParameterServerStrategy", {"mode": mode}, workers=2, servers=1,
-            in_step=False,
-        )
-        for mode in ("async", "geo")
-    ),
     Strategy(
         "stock-mirrored", "stock `MirroredStrategy`, 2 replicas",
         "tf.distribute.MirroredStrategy", {"devices": CPUS}, cpus=2,
@@ -106,6 +96,10 @@ EXPECTED: dict[tuple[str, str, str], str] = {
     ("keras", "multi-worker-2x2", "`jit_compile=True`"): NO_XLA_ACROSS_WORKERS,
     ("tf_keras", "multi-worker-2x2", "`jit_compile=True`"): NO_XLA_ACROSS_WORKERS,
     ("keras", "central", "Gradient accumulation"): NO_MERGE_IN_CONDITIONS,
+    ("keras", "servers-sync", "`jit_compile=True`"): NO_XLA_ACROSS_WORKERS,
+    ("tf_keras", "servers-sync", "`jit_compile=True`"): NO_XLA_ACROSS_WORKERS,
+    ("keras", "servers-sync", "mixed_float16"): "strategies.LossScaleOptimizer",
+    ("keras", "servers-sync", "Gradient accumulation"): "take mode='geo'",
     ("keras", "multi-worker", "mixed_float16"): "strategies.LossScaleOptimizer",
     ("keras", "multi-worker-tensorflow", "mixed_float16"): "strategies.LossScaleOptimizer",
     ("keras", "multi-worker-2x2", "mixed_float16"): "strategies.LossScaleOptimizer",
