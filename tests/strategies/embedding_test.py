@@ -9,10 +9,10 @@ SLOW = pytest.mark.slow
     ("api", "workers", "replicas"),
     [
         ("keras", 2, 1),
-        ("keras", 1, 0),
         *(
             pytest.param(*case, marks=SLOW)
             for case in [
+                ("keras", 1, 0),
                 ("tf_keras", 1, 0),
                 ("keras", 1, 1),
                 ("keras", 1, 2),

@@ -16,7 +16,7 @@ slow = pytest.mark.slow
 @pytest.mark.parametrize(
     ("keras", "workers", "ps", "options"),
     [
-        ("keras", 2, 2, {}),
+        pytest.param("keras", 2, 2, {}, marks=slow),
         pytest.param("tf_keras", 2, 2, {}, marks=slow),
         pytest.param("keras", 3, 1, {}, marks=slow),
         pytest.param("keras", 2, 2, {"min_slice_size": None}, marks=slow),
@@ -28,6 +28,10 @@ slow = pytest.mark.slow
 def test_workers_in_step_follow_one_process(train, keras, workers, ps, options):
     arguments = keras, json.dumps(options)
     train("servers_parity.py", *arguments, workers=workers, ps=ps, timeout=400)
+
+
+def test_so_they_do_with_momentum(train):
+    train("servers_parity.py", "keras", "{}", 1, workers=2, ps=2, timeout=400)
 
 
 @slow
