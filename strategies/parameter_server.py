@@ -167,7 +167,8 @@ class ParameterServerStrategy(MirroredReduction, tf.distribute.MultiWorkerMirror
         _made.append(servers.rank)
         _share_seed(values)
         atexit.register(_leave, exchange, servers, presences)
-        logging.info("Worker %d of %d, %s.", servers.rank, servers.size, mode)
+        own = "" if mode == "sync" else ": logs, evaluate and predict are of its own rows alone"
+        logging.info("Worker %d of %d, mode %s%s.", servers.rank, servers.size, mode, own)
 
     def placement(self) -> str:
         """Returns what is where: each variable's servers, each server's bytes, and how even."""

@@ -26,7 +26,8 @@ def test_the_click_model_learns(run, click_logs, mode):
     assert float(re.search(r"test AUC: ([\d.]+)", output)[1]) > 0.66
 
 
-@pytest.mark.parametrize("mode", some("geo"))
+@SLOW
+@pytest.mark.parametrize("mode", MODES)
 def test_word_vectors_are_learned(run, mode):
     small = ["--epochs=3", "--least=20", "--words=integer,class"]
     output = run("word2vec", f"--mode={mode}", *small, under=SERVERS)

@@ -61,6 +61,7 @@ def test_the_nearest_have_the_largest_cosine(skip_gram):
     assert skip_gram.nearest(vectors, 0, count=3) == [3, 1, 2]
 
 
+@pytest.mark.slow
 def test_two_workers_learn_what_one_does(run):
     """Each takes half of the rows of each batch; the loss is the same, and so are the words."""
     small = ["--epochs=2", "--least=20", "--words=integer,class"]

@@ -152,6 +152,7 @@ def submit(environ, directory, capsys, *arguments):
     return result.returncode, logs[0].read_text(errors="replace")
 
 
+@pytest.mark.slow
 def test_a_rendered_script_trains_to_the_end(slurm, tmp_path, capsys):
     job = ["--workers", "3", "--name", "digits", "--nodes", "2", "--time", "10:00"]
     job += ["--partition", "test", "--cpus-per-worker", "1", "--start-timeout", "60"]

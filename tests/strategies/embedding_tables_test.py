@@ -12,11 +12,11 @@ SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
 @pytest.mark.parametrize(
     ("api", "workers", "replicas"),
     [
-        ("keras", 2, 1),
+        ("keras", 1, 1),
         *(
             pytest.param(*case, marks=SLOW)
             for case in [
-                ("keras", 1, 1),
+                ("keras", 2, 1),
                 ("keras", 1, 2),
                 ("keras", 3, 1),
                 ("keras", 2, 2),
