@@ -41,3 +41,18 @@ def contain(held: Held, shared: SharedVariable) -> None:
 def assigns(fn: Callable) -> bool:
     """Whether a function gives a variable another value, and adds nothing to it."""
     return "assign" in getattr(fn, "__code__", assigns.__code__).co_names
+
+
+def aggregated(variable: Any) -> Any:
+    """Returns a variable of which it is said what several replicas' values make.
+
+    Raises:
+      ValueError: if it is not.
+    """
+    if variable.aggregation == tf.VariableAggregation.NONE:
+        raise ValueError(
+            "Several replicas of a worker send one change. Received: a new value of each for "
+            f"{variable.held.name!r}. Make the variable with an aggregation, such as "
+            "tf.VariableAggregation.SUM."
+        )
+    return variable

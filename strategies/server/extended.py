@@ -20,7 +20,7 @@ from strategies.input import ReplicaDataset, equal_steps, share
 from strategies.reduction import ReductionOptions
 from strategies.server.changes import Change
 from strategies.server.connection import Servers
-from strategies.server.creation import assigns, contain, first_value, is_whole_number
+from strategies.server.creation import aggregated, assigns, contain, first_value, is_whole_number
 from strategies.server.geo import Geo, add, copy_of, take_up
 from strategies.server.program import Program, Unpacked
 from strategies.server.push import Push
@@ -234,9 +234,11 @@ class ServerExtended(ReplicatedExtended):
     def _change(self, var: SharedVariable, fn: Callable, value: Any, kwargs: dict[str, Any]) -> Any:
         """What `assign` and the like come to, outside of an update."""
         in_replica = self._is_stepping() and not tf.distribute.in_cross_replica_context()
-        if in_replica and not self._use_merge_call() and self._is_sent(var):
-            self._record(var, fn, ((value,), {}))
-            return var
+        if in_replica and self._is_sent(var):
+            if not self._use_merge_call():
+                self._record(var, fn, ((value,), {}))
+                return var
+            var = aggregated(var)
         return var.update_copy(fn, value, **kwargs)
 
     def _is_sent(self, var: Any) -> bool:

@@ -21,8 +21,9 @@ extended = strategy.extended
 rank, size = extended.workers.rank, extended.workers.size
 assert strategy.num_replicas_in_sync == options.get("num_replicas", 1)
 with strategy.scope():
-    mine = tf.Variable(tf.zeros([size]), name="mine")
-    table = tf.Variable(tf.zeros([6, 2]), name="table")
+    mean = tf.VariableAggregation.MEAN  # of a worker's replicas, which say the same
+    mine = tf.Variable(tf.zeros([size]), name="mine", aggregation=mean)
+    table = tf.Variable(tf.zeros([6, 2]), name="table", aggregation=mean)
     moving = tf.Variable(tf.zeros([3]), trainable=False, name="moving")
     iteration = tf.Variable(
         0, trainable=False, dtype=tf.int64, name="iteration",
