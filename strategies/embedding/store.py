@@ -101,7 +101,3 @@ class RowStore:
         """Returns the bytes that one row takes, with its slot variables and its id's place."""
         arrays = [self.variable.table, self.times, self.touches, *self.slots().values()]
         return MAP_ENTRY + sum(math.prod(array.shape) * array.dtype.size for array in arrays)
-
-    def used(self) -> tf.Tensor:
-        """Returns how many rows ids have, int64."""
-        return self.view.length.read_value() - tf.size(self._free.read_value(), tf.int64)

@@ -13,6 +13,7 @@ from strategies.server.variables import SharedVariable
 
 # Its update reads what it writes for all variables together.
 _NOT_BY_VARIABLE = "Nadam"
+_TAKEN = [name for name in ELEMENTWISE if name != _NOT_BY_VARIABLE]
 
 
 @dataclass(eq=False)
@@ -77,7 +78,7 @@ def check(changes: Sequence[Change]) -> None:
         if optimizer is None:
             continue
         name = type(optimizer).__name__
-        if name == _NOT_BY_VARIABLE:
+        if any(cls.__name__ == _NOT_BY_VARIABLE for cls in type(optimizer).__mro__):
             raise ValueError(
                 "Parameter servers update each variable for itself. Received: "
                 f"{name}, which keeps a product for all of them. Take Adam, or mode='geo', "
@@ -86,7 +87,7 @@ def check(changes: Sequence[Change]) -> None:
         if len(change.variable.held.slices) > 1 and not is_elementwise(optimizer):
             raise ValueError(
                 "A variable that is cut over several servers has an optimizer that changes each "
-                f"element by itself, one of {', '.join(ELEMENTWISE)}. Received: {name} for "
+                f"element by itself, one of {', '.join(_TAKEN)}. Received: {name} for "
                 f"{change.variable.held.name!r}. Keep variables whole with min_slice_size=None, "
-                "or say `elementwise = True` on the optimizer if it is so."
+                "or say `elementwise = True` in the optimizer's class if it is so."
             )
