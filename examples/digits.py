@@ -90,10 +90,9 @@ def main(argv: list[str]) -> None:
     digest = strategies.verify_equal(strategy, model.variables)
     strategy.print(f"test accuracy: {accuracy:.4f}")
     strategy.print(f"training speed: {throughput.samples_per_second:.0f} samples/s")
-    strategy.print(
-        f"weights: equal to the bit on all {strategy.num_replicas_in_sync} workers "
-        f"(SHA-256 {digest[:16]})"
-    )
+    workers = strategy.num_replicas_in_sync
+    equal = f"equal to the bit on all {workers} workers, " if workers > 1 else ""
+    strategy.print(f"weights: {equal}SHA-256 {digest[:16]}")
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import secrets
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -29,10 +30,10 @@ from strategies.server.extended import Exchange, ServerExtended
 from strategies.server.geo import Geo
 from strategies.server.half_async import HalfAsync
 from strategies.server.placement import MIN_SLICE_SIZE, Chooser, Placement
-from strategies.server.presence import Presence
+from strategies.server.presence import AWAITED, HERE, LEFT, SAME_SCRIPT, Presence
 from strategies.server.sync import Sync
 from strategies.server.values import Values
-from tf_config import ClusterConfigError, TFConfig
+from tf_config import ClusterConfigError, Task, TFConfig
 
 _MODES = ("sync", "async", "half_async", "geo")
 _OF_MODE = {
@@ -44,6 +45,7 @@ _OF_MODE = {
 _OWN_SETTINGS = ("mode", "placement", "min_slice_size", "compression", *_OF_MODE)
 _WIRES = {None: tf.float32, "fp16": tf.float16}
 _POLL_SECONDS = 0.05
+_NAME_EVERY_SECONDS = 5.0
 
 _made: list[int] = []  # the rank of this process, once it has a strategy
 
@@ -60,7 +62,8 @@ class ParameterServerStrategy(MirroredReduction, tf.distribute.MultiWorkerMirror
     What is waited for is the mode:
 
     * "sync": all workers take each step together, and the servers make one change of it. N
-      workers follow one process at the same global batch. Nothing is stale.
+      workers follow one process at the same global batch. Nothing is stale. A worker that ends
+      before the others counts as one that has no more rows; one that is killed is waited for.
     * "async": nobody waits. Changes leave from a queue, behind the worker's back; a worker lacks at
       most `send_queue_size` of its own steps that are under way, and `pull_every - 1` sent since
       the last pull. How many of the others' it lacks has no bound. Adam over few rows a step
@@ -113,7 +116,8 @@ class ParameterServerStrategy(MirroredReduction, tf.distribute.MultiWorkerMirror
       ClusterConfigError: if TF_CONFIG is wrong or names no parameter server.
       ValueError: if an argument has no meaning, or none in this mode; if the program has such a
         strategy already.
-      TimeoutError: if a server does not come in time; the message names it.
+      TimeoutError: if a server, or in "sync" a worker, does not come in time; the message names
+        it.
     """
 
     def __init__(
@@ -149,7 +153,9 @@ class ParameterServerStrategy(MirroredReduction, tf.distribute.MultiWorkerMirror
         timeout = start_timeout_seconds(start_timeout)
         devices = local_devices(num_replicas, gpus_of(config))
         servers = join(config.cluster, config.task, timeout)
-        presences = _arrive(servers, timeout)
+        presences = _arrive(servers, timeout, mode)
+        if mode == "sync":
+            _await(config.cluster.training_tasks, presences, timeout)
         workers: Collectives = ServerCollectives(servers)
         if servers.size == 1:
             workers = LocalCollectives()
@@ -166,7 +172,7 @@ class ParameterServerStrategy(MirroredReduction, tf.distribute.MultiWorkerMirror
         self.mode = mode
         _made.append(servers.rank)
         _share_seed(values)
-        atexit.register(_leave, exchange, servers, presences)
+        atexit.register(_leave, exchange, servers, presences, config.cluster.training_tasks)
         own = "" if mode == "sync" else ": logs, evaluate and predict are of its own rows alone"
         logging.info("Worker %d of %d, mode %s%s.", servers.rank, servers.size, mode, own)
 
@@ -245,7 +251,7 @@ def _with_servers(config: TFConfig | None) -> TFConfig:
     return config
 
 
-def _arrive(servers: Servers, timeout: float) -> list[Presence]:
+def _arrive(servers: Servers, timeout: float, mode: str) -> list[Presence]:
     """Tells all servers that this worker is there."""
     presences = [Presence(f"grpc://{server.address}", servers.size) for server in servers.servers]
     start = time.monotonic()
@@ -257,11 +263,37 @@ def _arrive(servers: Servers, timeout: float) -> list[Presence]:
                     f"program at {server.address}, ps {server.number}. Start it so."
                 )
             time.sleep(_POLL_SECONDS)
-        presence.tell(servers.rank, has_left=False)
+        if mode == "sync" and servers.rank not in presence.workers(AWAITED):
+            raise ValueError(
+                "In mode='sync' workers go step by step together, and one that was away has "
+                f"missed some. Received: worker {servers.rank} of {servers.size}, which was there "
+                "before. Start all tasks again, the servers too ('tf-config run --max-restarts' "
+                "does), or take another mode."
+            )
+        presence.tell(servers.rank, HERE)
     return presences
 
 
-def _leave(exchange: Exchange, servers: Servers, presences: list[Presence]) -> None:
+def _await(tasks: Sequence[Task], presences: list[Presence], timeout: float) -> None:
+    """Waits until all workers have come."""
+    start = named = time.monotonic()
+    while missing := sorted({rank for each in presences for rank in each.workers(AWAITED)}):
+        now = time.monotonic()
+        names = ", ".join(str(tasks[rank]) for rank in missing)
+        if now - start > timeout:
+            raise TimeoutError(
+                f"In mode='sync' all workers come within {timeout:g} s. Received: no {names}. "
+                f"{SAME_SCRIPT}"
+            )
+        if now - named > _NAME_EVERY_SECONDS:
+            named = now
+            logging.warning("Waiting for %s: %.0f s of %g s.", names, now - start, timeout)
+        time.sleep(_POLL_SECONDS)
+
+
+def _leave(
+    exchange: Exchange, servers: Servers, presences: list[Presence], tasks: Sequence[Task]
+) -> None:
     """Sends what is left, and tells all servers that this worker has ended."""
     with contextlib.suppress(ServerLost, tf.errors.OpError):
         exchange.drain()
@@ -271,7 +303,10 @@ def _leave(exchange: Exchange, servers: Servers, presences: list[Presence]) -> N
         if is_gone(server.address):
             continue
         with contextlib.suppress(tf.errors.OpError):
-            presence.tell(servers.rank, has_left=True)
+            presence.tell(servers.rank, LEFT)
+            if server.number == 0 and (missing := presence.workers(AWAITED)):
+                names = ", ".join(str(tasks[rank]) for rank in missing)
+                logging.warning("%s did not come in all the time. %s", names, SAME_SCRIPT)
     for presence in presences:
         presence.close()
 

@@ -12,12 +12,13 @@ import time
 
 import tensorflow as tf
 
-from strategies.server.presence import Presence
+from strategies.server.presence import AWAITED, HERE, LEFT, SAME_SCRIPT, Presence
 from tf_config import ClusterConfigError, Task, TFConfig
 
 _POLL_SECONDS = 0.5
 # In which the last worker hears that it was heard.
 _PARTING_SECONDS = 1.0
+_SAY_EVERY_SECONDS = 30.0
 
 
 def main() -> int:
@@ -42,11 +43,18 @@ def main() -> int:
             file=sys.stderr,
         )
         return 1
-    presence = Presence(server.target, len(cluster.training_tasks))
+    workers = cluster.training_tasks
+    presence = Presence(server.target, len(workers))
     presence.begin()
-    print(f"{task} serves at {address} for {len(cluster.training_tasks)} workers", flush=True)
-    while not presence.all_have_left():
+    print(f"{task} serves at {address} for {len(workers)} workers", flush=True)
+    said = time.monotonic()
+    while len(presence.workers(LEFT)) < len(workers):
         time.sleep(_POLL_SECONDS)
+        if time.monotonic() - said > _SAY_EVERY_SECONDS and presence.workers(LEFT):
+            said = time.monotonic()
+            missing = ", ".join(str(workers[rank]) for rank in presence.workers(AWAITED))
+            if missing and not presence.workers(HERE):
+                print(f"{task} serves on, for {missing} never came.", SAME_SCRIPT, flush=True)
     time.sleep(_PARTING_SECONDS)
     return 0
 

@@ -68,14 +68,12 @@ class Home:
       number: of the place.
       tables: by name.
       finders: of the tables of a group.
-      is_mine: whether it is this worker that saves what is here, and restores it.
     """
 
     def __init__(
         self, number: int, count: int, wanted: Wanted, variables: Mapping[Group, RowVariable]
     ):
         self.number = number
-        self.is_mine = True
         self.tables: dict[str, Table] = {}
         self.finders: dict[Group, Finder] = {}
         self._count = count
@@ -88,6 +86,11 @@ class Home:
             self.tables.update({each.config.name: each for each in tables})
             self.finders[group] = Finder(store, tables, wanted.unseen)
             variables[group].on_slot(self._adopting(store))
+
+    @property
+    def is_mine(self) -> bool:
+        """Whether it is this worker that saves what is here, and restores it."""
+        return True
 
     def _overflow(self, config: TableConfig, store: RowStore) -> Overflow | None:
         if config.overflow == "error" or config.input_dim is None:

@@ -57,8 +57,11 @@ class ServerHome(Home):
         # The same variables again, for changes together with those of the rest of the model.
         with self._again("tables"):
             self.variables = _variables(wanted)
-        workers = extended.workers
-        self.is_mine = server.number % workers.size == workers.rank
+
+    @property
+    def is_mine(self) -> bool:
+        """Whether it is this worker that saves what is here, and restores it."""
+        return self._extended.servers.acts_for(self.number)
 
     def _scope(self, what: str) -> str:
         return re.sub(r"[^A-Za-z0-9_./-]", "_", f"{self._name}/{what}/")

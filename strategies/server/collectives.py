@@ -1,24 +1,26 @@
 """Collectives by way of the parameter servers, for workers that know the servers alone.
 
-What workers give each other goes through queues on the servers. Sums are made there, by rank, so
-that they are the same bits on every worker and in every run; each server sums its part.
+What workers give each other, they bring to barriers on the servers. Sums are made there, by rank,
+so that they are the same bits on every worker and in every run; each server sums its part. A
+worker that has ended counts as one that brings zeros to a sum, and no rows to a gathering.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from absl import logging
 
 from strategies.collectives.base import ExchangeByGathering
 from strategies.collectives.dtypes import summed_as
+from strategies.server.barrier import Barrier
 from strategies.server.connection import Server, Servers
 from strategies.server.turn import Turn
 
-_CAPACITY = 1 << 20
 _HEADER = 8  # bytes: the number of rows
 
 
@@ -27,7 +29,7 @@ class ServerCollectives(ExchangeByGathering):
 
     Args:
       servers: of the job.
-      stream: tells what has an order of its own from the rest.
+      stream: tells what has an order of its own from the rest; "0" is that of the steps.
     """
 
     def __init__(self, servers: Servers, stream: str = "0"):
@@ -79,62 +81,64 @@ class ServerCollectives(ExchangeByGathering):
     def _sum(self, vector: np.ndarray) -> list[np.ndarray]:
         parts = np.array_split(vector, len(self._servers))
 
-        def add(server: Server) -> np.ndarray:
-            feed, give, take = self._summing(server, vector.dtype)
-            fetches = [take, give]
-            return server.run(fetches, {feed: parts[server.number]})[0]
+        def add(server: Server) -> tuple[list[np.ndarray], np.ndarray]:
+            return self._summing(server, vector.dtype)(parts[server.number])
 
-        return [np.concatenate(self._servers.each(add))]
+        answers = self._servers.each(add)
+        self._note(answers[0][1])
+        return [np.concatenate([sums for (sums,), _ in answers])]
 
-    def _summing(self, server: Server, dtype: np.dtype) -> tuple[tf.Tensor, Any, tf.Tensor]:
-        """Returns where this worker's part goes in, what sends it, and where the sum comes out."""
+    def _summing(self, server: Server, dtype: np.dtype) -> Barrier:
+        def total(brought: Sequence[tf.Tensor], here: tf.Tensor) -> list[list[tf.Tensor]]:
+            return [[functools.reduce(tf.add, brought)]] * self.size
 
-        def build() -> tuple[tf.Tensor, Any, tf.Tensor]:
-            feed = tf.compat.v1.placeholder(dtype, [None])
-            given = self._queues(server, f"sum/{np.dtype(dtype).name}/given", dtype)
-            sums = self._queues(server, f"sum/{np.dtype(dtype).name}/sums", dtype)
-            work = [given[self.rank].enqueue(feed)]
-            # Each server's sums are made by one of the workers, for it.
-            if server.number % self.size == self.rank:
-                total = tf.add_n([queue.dequeue() for queue in given])
-                work += [queue.enqueue(total) for queue in sums]
-            return feed, tf.group(*work), sums[self.rank].dequeue()
-
-        return server.once(("sum", self._stream, np.dtype(dtype).name), build)
+        dtype = tf.as_dtype(dtype)
+        name = f"{self._stream}/sum/{dtype.name}"
+        # Nothing is a scalar, which is added to a vector of any length.
+        return server.once(
+            name,
+            lambda: Barrier(server, name, self.rank, self.size, dtype, 0, total, [dtype]),
+        )
 
     def _joined(self, array: np.ndarray) -> list[np.ndarray]:
         mine = len(array).to_bytes(_HEADER, "little") + np.ascontiguousarray(array).tobytes()
-        server = self._servers.servers[0]
-        feed, give, take = self._gathering(server)
-        others, _ = server.run([take, give], {feed: mine})
-        parts = [
-            array if rank == self.rank else _array(others[rank], array) for rank in range(self.size)
+        others, here = self._gathering(self._servers.servers[0])(mine)
+        self._note(here)
+        return [
+            np.concatenate(
+                [
+                    array if rank == self.rank else _array(bytes(others[rank]), array)
+                    for rank in np.flatnonzero(here)
+                ]
+            )
         ]
-        return [np.concatenate(parts)]
 
-    def _gathering(self, server: Server) -> tuple[tf.Tensor, Any, dict[int, tf.Tensor]]:
-        def build() -> tuple[tf.Tensor, Any, dict[int, tf.Tensor]]:
-            feed = tf.compat.v1.placeholder(tf.string, [])
-            others = [rank for rank in range(self.size) if rank != self.rank]
-            to = self._queues(server, f"gather/from {self.rank}", tf.string)
-            give = tf.group(*(to[rank].enqueue(feed) for rank in others))
-            take = {
-                rank: self._queues(server, f"gather/from {rank}", tf.string)[self.rank].dequeue()
-                for rank in others
-            }
-            return feed, give, take
+    def _gathering(self, server: Server) -> Barrier:
+        def exchange(brought: Sequence[tf.Tensor], here: tf.Tensor) -> list[list[tf.Tensor]]:
+            # Nobody is sent what he brought.
+            return [
+                ["" if rank == to else text for rank, text in enumerate(brought)]
+                for to in range(self.size)
+            ]
 
-        return server.once(("gather", self._stream), build)
-
-    def _queues(self, server: Server, name: str, dtype: Any) -> list[tf.queue.FIFOQueue]:
-        """Returns a queue on a server for each worker."""
+        name = f"{self._stream}/gather"
+        kinds = [tf.string] * self.size
         return server.once(
-            ("queues", self._stream, name),
-            lambda: [
-                tf.queue.FIFOQueue(_CAPACITY, [dtype], shared_name=f"{self._stream}/{name}/{rank}")
-                for rank in range(self.size)
-            ],
+            name,
+            lambda: Barrier(server, name, self.rank, self.size, tf.string, "", exchange, kinds),
         )
+
+    def _note(self, here: np.ndarray) -> None:
+        """Takes note of who was there."""
+        if self._stream != "0":
+            return
+        for rank in np.flatnonzero(np.array(self._servers.here) & ~here):
+            logging.warning(
+                "Of %d workers, the one of rank %d has ended; the others go on, and it counts as "
+                "one that has no more rows.",
+                self.size, rank,
+            )  # fmt: skip
+        self._servers.here = here.tolist()
 
 
 def _array(data: bytes, like: np.ndarray) -> np.ndarray:

@@ -81,10 +81,15 @@ class Server:
                     self._built[key] = build()
             return self._built[key]
 
-    def run(self, fetches: Any, feeds: dict[Any, Any] | None = None) -> Any:
+    def run(self, fetches: Any, feeds: dict[Any, Any] | None = None, meanwhile: Any = None) -> Any:
         """Runs operations on the server and returns what they give, as NumPy arrays.
 
         Says every ten seconds that it waits, as long as the server is there.
+
+        Args:
+          fetches: what to run.
+          feeds: arrays for its placeholders.
+          meanwhile: an operation to run every second, as long as this one waits.
 
         Raises:
           ServerLost: if the server is gone.
@@ -108,6 +113,8 @@ class Server:
                     )  # fmt: skip
                 if is_gone(self.address):
                     raise self._lost("nobody listens there") from None
+                if meanwhile is not None:
+                    self.run(meanwhile)
         if isinstance(error, (tf.errors.UnavailableError, tf.errors.AbortedError)):
             raise self._lost(error.message.splitlines()[0]) from None
         if error is not None:
@@ -132,17 +139,22 @@ class Server:
             server.close()
         close(self._session)
 
-    def locked(self, body: Callable[[], Sequence[tf.Tensor]]) -> tuple[tf.Operation, list[Any]]:
+    def locked(
+        self, body: Callable[[], Sequence[tf.Tensor]], mutex: tf.Tensor | None = None
+    ) -> tuple[tf.Operation, list[Any]]:
         """Adds what `body` does, as one change that no other comes between.
 
         All that it needs is sent before it begins, so that no lock is held by a worker that died.
 
         Args:
           body: makes operations and returns tensors.
+          mutex: another one than that of all changes of variables.
 
         Returns:
           The operation, and its results.
         """
+
+        mutex = self.mutex if mutex is None else mutex
 
         @tf.function(autograph=False)
         def inside() -> list[tf.Tensor]:
@@ -150,7 +162,7 @@ class Server:
 
         @tf.function(autograph=False)
         def alone() -> list[tf.Tensor]:
-            lock = tf.raw_ops.MutexLock(mutex=self.mutex)
+            lock = tf.raw_ops.MutexLock(mutex=mutex)
             with tf.control_dependencies([lock]):
                 results = inside()
             # The call's operation, not its results: these may be there before its last change.
@@ -178,12 +190,20 @@ class Servers:
       servers: by number.
       rank: of this worker.
       size: how many workers there are.
+
+    Attributes:
+      here: for each worker whether it was there when all last met.
     """
 
     def __init__(self, servers: Sequence[Server], rank: int, size: int):
         self.servers = tuple(servers)
         self.rank = rank
         self.size = size
+        self.here = [True] * size
+
+    def acts_for(self, server: int) -> bool:
+        """Whether it is this worker that does for a server what one of them does for all."""
+        return self.rank == acting(server, self.here)
 
     def __len__(self) -> int:
         return len(self.servers)
@@ -203,6 +223,16 @@ class Servers:
                 raise error
             results[number] = result
         return [results[server.number] for server in self.servers]
+
+
+def acting(number: int, here: Sequence[bool]) -> int:
+    """Returns the rank of who does the part of a number, of those workers that are here.
+
+    >>> acting(4, [True, True, True]), acting(4, [True, False, True])
+    (1, 2)
+    """
+    ranks = [(number + step) % len(here) for step in range(len(here))]
+    return next(rank for rank in ranks if here[rank])
 
 
 def _answer(answers: queue.SimpleQueue, action: Callable[[Server], Any], server: Server) -> None:

@@ -7,9 +7,22 @@ import tensorflow as tf
 from strategies._tensorflow import ResourceVariable
 from strategies.server.connection import close
 
+# States of a worker. One that was killed is still there; one that comes again is there again.
+AWAITED, HERE, LEFT = 0, 1, 2
+SAME_SCRIPT = (
+    "Workers and a chief run the same script, each with its own TF_CONFIG; one that starts "
+    "tf.distribute.Server in place of it does not train: leave that branch out."
+)
+
+
+def states(workers: int) -> ResourceVariable:
+    """Returns each worker's state, in a graph of what runs on a server."""
+    with tf.name_scope("presence/"):
+        return ResourceVariable(tf.zeros([workers], tf.int32), name="states", trainable=False)
+
 
 class Presence:
-    """Whether each worker has left for good; a worker that comes again is there again.
+    """Tells a server where a worker is, and asks it about the others.
 
     Args:
       target: of a session with the server.
@@ -19,39 +32,33 @@ class Presence:
     def __init__(self, target: str, workers: int):
         self._graph = tf.Graph()
         with self._graph.as_default(), tf.device("/device:CPU:0"):
-            self._left = ResourceVariable(
-                tf.zeros([workers], tf.int32), name="left", trainable=False
-            )
-            self._begin = self._left.initializer
-            self._is_begun = self._left.is_initialized()
-            self._present = self._left.read_value()
+            self._states = states(workers)
+            self._begin = self._states.initializer
+            self._is_begun = self._states.is_initialized()
+            self._present = self._states.read_value()
             self._who = tf.compat.v1.placeholder(tf.int32, [])
             self._what = tf.compat.v1.placeholder(tf.int32, [])
-            self._tell = self._left.scatter_update(
+            self._tell = self._states.scatter_update(
                 tf.IndexedSlices([self._what], [self._who]), name="tell"
             ).op
         self._session = tf.compat.v1.Session(target, graph=self._graph)
 
     def begin(self) -> None:
-        """Says that nobody has left."""
+        """Says that no worker has come yet."""
         self._session.run(self._begin)
 
     def is_begun(self) -> bool:
         """Whether the server has said so."""
         return bool(self._session.run(self._is_begun))
 
-    def tell(self, worker: int, has_left: bool) -> None:
-        """Says whether a worker has left."""
-        self._session.run(self._tell, {self._who: worker, self._what: int(has_left)})
+    def tell(self, worker: int, state: int) -> None:
+        """Says where a worker is."""
+        self._session.run(self._tell, {self._who: worker, self._what: state})
 
-    def left(self) -> list[int]:
-        """Returns the workers that have left."""
-        flags = self._session.run(self._present).tolist()
-        return [worker for worker, has_left in enumerate(flags) if has_left]
-
-    def all_have_left(self) -> bool:
-        """Whether nobody is there any more."""
-        return bool(self._session.run(self._present).all())
+    def workers(self, state: int) -> list[int]:
+        """Returns the workers of a state, by rank."""
+        found = self._session.run(self._present).tolist()
+        return [worker for worker, theirs in enumerate(found) if theirs == state]
 
     def close(self) -> None:
         """Ends the connection."""

@@ -5,18 +5,17 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
-from strategies.server.connection import Server, Servers
+from strategies.server.barrier import Barrier
+from strategies.server.connection import Server, Servers, acting
 from strategies.server.program import Program
 from strategies.server.push import Push
-
-_CAPACITY = 1 << 10
 
 
 class Sync:
     """Makes each server's changes once a step; all workers go on from what came of them.
 
     Gradients come here reduced, the same on all workers, so one worker sends them: of N workers
-    the k-th one to the servers k, k + N, ...
+    the k-th one to the servers k, k + N, ... Where that one has ended, the next one does.
 
     Staleness: none.
 
@@ -26,6 +25,7 @@ class Sync:
 
     def __init__(self, servers: Servers):
         self._servers = servers
+        self._here = {server.number: [True] * servers.size for server in servers.servers}
 
     def step(self, program: Program, push: Push) -> list[np.ndarray]:
         """Sends a step's changes and returns the variables' new values."""
@@ -36,23 +36,24 @@ class Sync:
         """Does nothing: no step is on its way."""
 
     def _at(self, server: Server, program: Program, push: Push) -> list[np.ndarray]:
-        tell, hear = self._news(server)
-        if server.number % self._servers.size != self._servers.rank:
-            server.run(hear)
-            return program.pull(server)
-        changed = program.push_and_pull(push, server)
-        server.run(tell)
-        return changed
+        changed = None
+        while True:
+            sender = acting(server.number, self._here[server.number])
+            if sender == self._servers.rank:
+                changed = program.push_and_pull(push, server)
+            _, here = self._changed(server)(0)
+            self._here[server.number] = here.tolist()
+            # Who has not come to the barrier had ended before it sent anything.
+            if here[sender]:
+                return program.pull(server) if changed is None else changed
 
-    def _news(self, server: Server) -> tuple[tf.Operation, tf.Tensor]:
-        """Returns what tells all others that a server has changed, and what waits for it."""
-
-        def build() -> tuple[tf.Operation, tf.Tensor]:
-            queues = [
-                tf.queue.FIFOQueue(_CAPACITY, [tf.int32], [()], shared_name=f"changed/{rank}")
-                for rank in range(self._servers.size)
-            ]
-            others = [q for rank, q in enumerate(queues) if rank != self._servers.rank]
-            return tf.group(*(q.enqueue(1) for q in others)), queues[self._servers.rank].dequeue()
-
-        return server.once("changed", build)
+    def _changed(self, server: Server) -> Barrier:
+        """Returns what all pass when a server has changed."""
+        name, servers = "changed", self._servers
+        return server.once(
+            name,
+            lambda: Barrier(
+                server, name, servers.rank, servers.size, tf.int32, 0,
+                lambda brought, here: [[]] * servers.size, [],
+            ),
+        )  # fmt: skip

@@ -32,6 +32,16 @@ def distance(found, expected):
     return max(np.abs(a - b).max() for a, b in zip(found, expected, strict=True))
 
 
+class Derived(optimizers.Nadam):
+    """Not known to treat each element for itself."""
+
+
+class Known(Derived):
+    """Known to, but still with state of its own between variables."""
+
+    elementwise = True
+
+
 def adam():
     return optimizers.Adam(0.02)
 
@@ -61,6 +71,8 @@ def refused(message, *arguments, **options):
 
 refused("Received: Lamb for", lambda: optimizers.Lamb(0.01))
 refused("Received: Nadam", lambda: optimizers.Nadam(0.01))
+refused("Received: Derived, which keeps", lambda: Derived(0.01))
+refused("Received: Known, which keeps", lambda: Known(0.01))
 refused("use_ema, gradient_accumulation_steps", lambda: optimizers.SGD(use_ema=True))
 refused(
     "use_ema, gradient_accumulation_steps", lambda: optimizers.SGD(gradient_accumulation_steps=2)

@@ -2,8 +2,10 @@
 
 import json
 import signal
+import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +13,7 @@ from strategies.server.placement import Placement
 from tf_config.builder import free_ports
 
 slow = pytest.mark.slow
+SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
 
 
 @pytest.mark.parametrize(
@@ -32,6 +35,48 @@ def test_workers_in_step_follow_one_process(train, keras, workers, ps, options):
 
 def test_so_they_do_with_momentum(train):
     train("servers_parity.py", "keras", "{}", 1, workers=2, ps=2, timeout=400)
+
+
+@pytest.mark.parametrize(("workers", "ps"), [(2, 2), pytest.param(3, 2, marks=slow)])
+def test_those_that_remain_go_on_when_a_worker_ends(train, workers, ps):
+    train("servers_early.py", workers=workers, ps=ps, timeout=200)
+
+
+@slow
+def test_a_chief_is_the_first_worker(job):
+    script = SCRIPTS / "servers_early.py"
+    code, output = job.run("--chief", "--workers", 1, "--ps", 2, script, timeout=200)
+    assert code == 0 and "[chief 0] passed" in output and "[worker 0] passed" in output, output
+
+
+# As a script of TensorFlow's coordinator begins.
+BY_ROLE = """
+import sys
+import tensorflow as tf
+import strategies
+
+resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+if resolver.task_type in ("worker", "ps"):
+    task = {"job_name": resolver.task_type, "task_index": resolver.task_id}
+    tf.distribute.Server(resolver.cluster_spec(), **task).join()
+strategies.ParameterServerStrategy(resolver, mode=sys.argv[1], start_timeout=15)
+print("the chief is done", flush=True)
+"""
+
+
+@slow
+def test_a_worker_that_only_serves_is_named(job):
+    options = "--chief", "--workers", 1, "--ps", 1, job.script(BY_ROLE)
+    code, output = job.run(*options, "sync", timeout=100)
+    assert code != 0 and "Received: no worker 0. Workers and a chief run the same" in output, output
+    process = job.start(*options, "async")
+    try:
+        output, _ = process.communicate(timeout=70)
+    except subprocess.TimeoutExpired:
+        process.terminate()
+        output, _ = process.communicate(timeout=30)
+    assert "worker 0 did not come in all the time. Workers and a chief" in output, output
+    assert "[ps 0] ps 0 serves on, for worker 0 never came. Workers and a chief" in output, output
 
 
 @slow
