@@ -30,12 +30,14 @@ class ServerCollectives(ExchangeByGathering):
     Args:
       servers: of the job.
       stream: tells what has an order of its own from the rest; "0" is that of the steps.
+      at: connections to the servers, by number, for nothing else.
     """
 
-    def __init__(self, servers: Servers, stream: str = "0"):
+    def __init__(self, servers: Servers, stream: str = "0", at: Sequence[Server] = ()):
         self.rank = servers.rank
         self.size = servers.size
         self._servers = servers
+        self._at = tuple(at) or tuple(server.apart() for server in servers.servers)
         self._stream = stream
         self._streams = itertools.count()
         self._apart: list[ServerCollectives] = []
@@ -45,7 +47,7 @@ class ServerCollectives(ExchangeByGathering):
         """Returns collectives whose operations have an order of their own; see `Collectives`."""
         stream = f"{self._stream}.{next(self._streams)}"
         # Kept, for what tf.data holds is a variable's handle, and not the variable.
-        self._apart.append(ServerCollectives(self._servers, stream))
+        self._apart.append(ServerCollectives(self._servers, stream, self._at))
         return self._apart[-1]
 
     def all_reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
@@ -82,7 +84,8 @@ class ServerCollectives(ExchangeByGathering):
         parts = np.array_split(vector, len(self._servers))
 
         def add(server: Server) -> tuple[list[np.ndarray], np.ndarray]:
-            return self._summing(server, vector.dtype)(parts[server.number])
+            at = self._at[server.number]
+            return self._summing(at, vector.dtype)(parts[server.number])
 
         answers = self._servers.each(add)
         self._note(answers[0][1])
@@ -102,7 +105,7 @@ class ServerCollectives(ExchangeByGathering):
 
     def _joined(self, array: np.ndarray) -> list[np.ndarray]:
         mine = len(array).to_bytes(_HEADER, "little") + np.ascontiguousarray(array).tobytes()
-        others, here = self._gathering(self._servers.servers[0])(mine)
+        others, here = self._gathering(self._at[0])(mine)
         self._note(here)
         return [
             np.concatenate(
