@@ -414,6 +414,33 @@ def test_the_bytes_between_workers_are_counted():
     assert "a hash of the id says which worker has its row" in first[1]
 
 
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_step_is_one_of_all_replicas_however_often_it_looks_up(replicas):
+    strategy = strategies.MirroredStrategy(["CPU:0"] * replicas)
+    with strategy.scope():
+        layer = DistributedEmbedding(1, eviction=Eviction(age=2), name="table")
+        layer.build()
+        optimizer = keras.optimizers.SGD(1.0)
+        optimizer.build(layer.trainable_variables)
+
+    def replica(ids):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(layer(ids, training=True)) + tf.reduce_sum(
+                layer(ids + 100, training=True)
+            )
+        gradients = tape.gradient(loss, layer.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, layer.trainable_variables, strict=True))
+
+    run = tf.function(lambda ids: strategy.run(replica, args=(ids,)))
+    for each in (1, 2):
+        run(tf.constant([each], tf.int64))
+    assert layer.evict() == {"table": 0}, "1 came a step ago"
+    assert layer.packed_rows()["0/step"] == 2
+    run(tf.constant([3], tf.int64))
+    assert layer.evict() == {"table": 2}
+    assert layer.rows()[0].tolist() == [2, 3, 102, 103]
+
+
 @pytest.mark.parametrize("memory", [None, 1024])
 def test_the_plan_of_one_worker_has_slot_variables_and_what_was_refused(memory):
     layer = layer_of(LocalCollectives(), 2, admission=Admission(2, memory=memory))
