@@ -5,10 +5,13 @@ import sys
 
 import keras
 import numpy as np
+import pyarrow
 import pytest
 import tensorflow as tf
+from pyarrow import parquet
 
 from strategies import DistributedEmbedding, FeatureConfig, TableConfig
+from strategies.embedding import array_files, state
 
 LOADED = """
 import sys
@@ -111,16 +114,33 @@ def test_tables_with_optimizers_are_trained_where_the_model_has_no_other_weight(
     assert [float(each) for each in model.trainable_variables] == [0.0], "the lead moved"
 
 
-def test_parquet_files(tmp_path):
-    pytest.importorskip("pyarrow", reason="pyarrow is an optional extra; nothing else reads them")
-    layer = DistributedEmbedding(2, name="table")
-    layer(np.arange(5), training=True)
+@pytest.mark.parametrize("pieces", [1, 3])
+def test_parquet_files(tmp_path, monkeypatch, pieces):
+    layer = DistributedEmbedding(2, name="table", embeddings_initializer="normal")
+    ids = np.array([2**63 - 1, -(2**63), 0, 7, -7])
+    layer(ids, training=True)
+    in_pieces_of(monkeypatch, layer, -(-len(ids) // pieces))
     layer.export_rows(str(tmp_path / "rows"), format="parquet")
-    other = DistributedEmbedding(2, name="other")
+    other = DistributedEmbedding(2, name="other", embeddings_initializer="zeros")
     other.build(None)
     other.import_rows(str(tmp_path / "rows"))
     for found, expected in zip(other.rows(), layer.rows(), strict=True):
-        np.testing.assert_allclose(found, expected, atol=1e-6)
+        np.testing.assert_array_equal(found, expected)
+    (file,) = (tmp_path / "rows").iterdir()
+    assert parquet.ParquetFile(file).num_row_groups == pieces
+    # What another system writes: lists of any length, numbers of other sizes.
+    (tmp_path / "foreign").mkdir()
+    columns = {"value": [[1.0, 2.0], [3.0, 4.0]], "key": pyarrow.array([3, -3], pyarrow.int32())}
+    parquet.write_table(pyarrow.table(columns), tmp_path / "foreign" / "x.parquet")
+    other.import_rows(str(tmp_path / "foreign"))
+    np.testing.assert_array_equal(other(np.array([-3, 3, 0]))[:2], [[3, 4], [1, 2]])
+
+
+def in_pieces_of(monkeypatch, layer, rows):
+    """Lets rows be moved in pieces of so many."""
+    size = layer._built_tables().table(None).store.row_bytes() * rows
+    monkeypatch.setattr(state, "_PIECE_BYTES", size)
+    monkeypatch.setattr(array_files, "_PIECE_BYTES", size)
 
 
 def test_parquet_without_pyarrow_is_refused(tmp_path, monkeypatch):
