@@ -26,6 +26,7 @@ from strategies import (
 )
 from strategies.collectives import LocalCollectives
 from strategies.collectives.base import ExchangeByGathering
+from strategies.embedding import array_files, state
 
 ENDS = [-(2**63), -3, -2, -1, 0, 1, 2**63 - 2, 2**63 - 1]
 
@@ -250,6 +251,72 @@ def test_8_any_number_of_workers_restores_and_other_tables_are_named(tmp_path):
         assert all(in_order(arrays) == saved for arrays in on_workers(size, load))
     with pytest.raises(ValueError, match=r"Received: \{'table': 2\} in .*, for \{'table': 3\}"):
         layer_of(LocalCollectives(), 3).load_rows(str(tmp_path))
+
+
+@pytest.fixture
+def pieces_of_three_rows(monkeypatch):
+    """Lets rows of 16 numbers with momentum be moved three at a time, and more of smaller ones."""
+    for module in (state, array_files):
+        monkeypatch.setattr(module, "_PIECE_BYTES", 3 * (2 * 64 + 60))
+
+
+def test_what_moves_in_pieces_is_whole(tmp_path, pieces_of_three_rows):
+    rule = {"eviction": Eviction(count=2), "embeddings_initializer": "normal"}
+
+    def save(collectives):
+        layer = layer_of(collectives, 16, **rule)
+        optimizer = keras.optimizers.SGD(0.1, momentum=0.5)
+        step(layer, optimizer, [*range(20), *range(10)])
+        layer.save_rows(str(tmp_path / "rows"))
+        step(layer, optimizer, range(3, 10))
+        step(layer, optimizer, [50, 50])
+        layer.evict()
+        layer.save_rows(str(tmp_path / "rows"), delta=True)
+        layer.export_rows(str(tmp_path / "plain"))
+        return layer.packed_rows()
+
+    def load(collectives):
+        layer, plain = (layer_of(collectives, 16, **rule) for _ in range(2))
+        layer.load_rows(str(tmp_path / "rows"))
+        plain.import_rows(str(tmp_path / "plain"))
+        return layer.packed_rows(), plain.rows()
+
+    def in_order(arrays):
+        order = np.argsort(arrays["0/ids"])
+        return {name: each[order] if each.ndim else each for name, each in arrays.items()}
+
+    saved = in_order(on_workers(2, save)[0])
+    ids = saved["0/ids"].tolist()
+    assert ids == [*range(20), 50] and saved["0/slot/momentum"].any()
+    first = np.load(tmp_path / "rows/000001/table0-worker0-rows.npy")
+    assert first.shape[0] > 6, "more than two pieces"
+    changed = [np.load(file) for file in (tmp_path / "rows/000002").glob("*-ids.npy")]
+    assert sorted(np.concatenate(changed)) == [*range(3, 10), 50]
+    for size in (1, 3):
+        results = on_workers(size, load)
+        for arrays, _ in results:
+            np.testing.assert_equal(in_order(arrays), saved)
+        rows = by_id([plain for _, plain in results])
+        np.testing.assert_array_equal(list(rows.values()), saved["0/rows"])
+    np.save(tmp_path / "rows/000001/table0-worker0-times.npy", np.zeros([1], np.int64))
+    with pytest.raises(ValueError, match="as many each. Received: .*-times.npy': 1"):
+        layer_of(LocalCollectives(), 16, **rule).load_rows(str(tmp_path / "rows"))
+
+
+def test_saving_takes_no_copy_of_the_rows(tmp_path):
+    layer = layer_of(LocalCollectives(), 256)
+    rows = 200_000
+    for part in np.array_split(np.arange(rows), 10):
+        layer(part, training=True)
+
+    def added(function):
+        tf.config.experimental.reset_memory_stats("CPU:0")
+        before = tf.config.experimental.get_memory_info("CPU:0")["current"]
+        function(str(tmp_path / function.__name__))
+        return tf.config.experimental.get_memory_info("CPU:0")["peak"] - before
+
+    assert added(layer.save_rows) < (64 << 20) < rows * 256 * 4 / 3
+    assert added(layer.export_rows) < (64 << 20)
 
 
 @pytest.mark.parametrize("memory", [None, 4096])
