@@ -278,7 +278,7 @@ def on_servers(wanted: Wanted, strategy: tf.distribute.Strategy) -> Tables:
     Raises:
       ValueError: if they are of a kind that servers do not have.
     """
-    _check(wanted)
+    check(wanted)
     extended = strategy.extended
     name = extended.on_servers.new_name("embedding")
     homes = [ServerHome(extended, server, wanted, name) for server in extended.servers.servers]
@@ -302,8 +302,12 @@ def _slot_maker(homes: Sequence[ServerHome], group: Group) -> Callable:
     return lambda name, row: [home.new_slot(group, name, row) for home in homes]
 
 
-def _check(wanted: Wanted) -> None:
-    """Checks that tables are of a kind that servers have."""
+def check(wanted: Wanted) -> None:
+    """Checks that tables are of a kind that servers have.
+
+    Raises:
+      ValueError: if one is not.
+    """
     for configs in wanted.groups.values():
         for config in configs:
             if config.optimizer is not None or config.overflow != "error":

@@ -8,10 +8,11 @@ import numpy as np
 import pyarrow
 import pytest
 import tensorflow as tf
+import tf_keras
 from pyarrow import parquet
 
 from strategies import DistributedEmbedding, FeatureConfig, TableConfig
-from strategies.embedding import array_files, state
+from strategies.embedding import array_files, state, tf_keras_layer
 
 LOADED = """
 import sys
@@ -112,6 +113,27 @@ def test_tables_with_optimizers_are_trained_where_the_model_has_no_other_weight(
     # The gradient of a mean of two squares: -(1, 3).
     np.testing.assert_allclose(layer(np.array([1, 2, 4]))[:, 0], [0.5, 1.5, 0.0])
     assert [float(each) for each in model.trainable_variables] == [0.0], "the lead moved"
+
+
+def test_tf_keras_saves_what_it_can_load_again(tmp_path):
+    inputs = tf_keras.Input([2], dtype="int64")
+    layer = tf_keras_layer.DistributedEmbedding(3, name="t", embeddings_initializer="normal")
+    outputs = tf_keras.layers.Dense(1)(tf_keras.layers.Flatten()(layer(inputs)))
+    model = tf_keras.Model(inputs, outputs)
+    model.compile("adam", "mse")
+    model.fit(np.arange(8).reshape([4, 2]), np.ones([4, 1]), verbose=0)
+    ids = np.array([[1, 2], [7, 50]])
+    expected = model.predict(ids, verbose=0)
+    with pytest.raises(ValueError, match="ends in '.keras', from which load_model goes on; to"):
+        model.save(tmp_path / "saved")
+    model.save(tmp_path / "model.keras")
+    again = tf_keras.models.load_model(tmp_path / "model.keras")
+    np.testing.assert_array_equal(again.predict(ids, verbose=0), expected)
+    # In the process that has the layer, whose optimizer's variables have the same names.
+    tf.saved_model.save(model, str(tmp_path / "served"))
+    served = tf.saved_model.load(str(tmp_path / "served"))
+    np.testing.assert_allclose(served(tf.constant(ids)), expected, atol=1e-6)
+    assert len(served.optimizer.variables) == len(model.optimizer.variables)
 
 
 @pytest.mark.parametrize("pieces", [1, 3])

@@ -27,6 +27,7 @@ from strategies import (
 from strategies.collectives import LocalCollectives
 from strategies.collectives.base import ExchangeByGathering
 from strategies.embedding import array_files, state
+from strategies.embedding.hashing import bucket_of
 
 ENDS = [-(2**63), -3, -2, -1, 0, 1, 2**63 - 2, 2**63 - 1]
 
@@ -317,6 +318,51 @@ def test_saving_takes_no_copy_of_the_rows(tmp_path):
 
     assert added(layer.save_rows) < (64 << 20) < rows * 256 * 4 / 3
     assert added(layer.export_rows) < (64 << 20)
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 2), (1, 2), (2, 1)])
+def test_a_full_table_is_restored_by_another_number_of_workers(tmp_path, before, after):
+    rule = {"overflow": "share", "embeddings_initializer": "ones"}
+    many, room = np.arange(60), 7
+    make = functools.partial(keras.optimizers.SGD, 1.0, momentum=0.5)
+
+    def save(collectives):
+        layer = layer_of(collectives, 1, room, **rule)
+        step(layer, make(), many if collectives.rank == 0 else [])
+        layer.save_rows(str(tmp_path / "rows"))
+        layer.export_rows(str(tmp_path / "plain"))
+        return layer.packed_rows()
+
+    def load(collectives):
+        layers = [layer_of(collectives, 1, room, **rule) for _ in range(3)]
+        layers[0].load_rows(str(tmp_path / "rows"))
+        layers[1].unpack_rows(saved)
+        layers[2].import_rows(str(tmp_path / "plain"))
+        rows = [layer(many).numpy()[:, 0] for layer in layers]
+        counts = [layer.packed_rows()["0/overflow_touches"].tolist() for layer in layers]
+        for layer in layers[:2]:
+            step(layer, make(), many if collectives.rank == 0 else [])
+        return rows, counts, [layer(many).numpy()[:, 0] for layer in layers[:2]]
+
+    saved = on_workers(before, save)[0]
+    known = np.isin(many, saved["0/ids"])
+    owners, owners_now = (bucket_of(tf.constant(many), size).numpy() for size in (before, after))
+    sharing = np.bincount(owners[~known], minlength=before)
+    assert known.sum() == room and saved["0/overflow_rows"][:, 0].tolist() == (-sharing).tolist()
+    parts = np.array([room // after + (rank < room % after) for rank in range(after)])
+    is_full = (np.bincount(owners_now[known], minlength=after) >= parts)[owners_now]
+    first = sharing[owners_now % before]
+    of_others = np.where(is_full, -first, 1.0)
+    again = np.bincount(owners_now[~known & is_full], minlength=after)[owners_now]
+    for rows, counts, later in on_workers(after, load):
+        for each in rows[:2]:
+            np.testing.assert_array_equal(each, np.where(known, 0.0, of_others))
+        np.testing.assert_array_equal(rows[2], np.where(known, 0.0, np.where(is_full, 0.0, 1.0)))
+        taken = [saved["0/overflow_touches"][rank % before] for rank in range(after)]
+        assert counts == [taken, taken, [0] * after]
+        for each in later:  # with the momentum that was saved
+            expected = np.where(known, -1.5, -first - 0.5 * first - again)
+            np.testing.assert_array_equal(each[known | is_full], expected[known | is_full])
 
 
 @pytest.mark.parametrize("memory", [None, 4096])
