@@ -32,6 +32,7 @@ setup(
             "hypothesis",
             "kubernetes",
             "psutil",
+            "pyarrow",
             "pytest",
             "scikit-learn",
             "tensorboard",

@@ -14,14 +14,12 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import os
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
+import turns
+
 WIDTH, BATCH, HOTNESS, ZIPF = 16, 4096, 4, 1.05
 CHUNK, STEPS = 20_000, 20
 MIB = 1 << 20
@@ -50,20 +48,10 @@ def main() -> None:
 
 def run(workers: int, rows: int, optimizer: str) -> dict[str, float]:
     """Returns the larger numbers of the workers."""
+    name = f"{workers} x {rows} {optimizer}"
     with tempfile.TemporaryDirectory() as directory:
-        command = [sys.executable, "-m", "tf_config", "run", "--workers", str(workers)]
-        command += ["--threads-per-worker", "1", __file__]
-        command += ["--worker", str(rows), optimizer, directory]
-        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-        ended = subprocess.run(
-            command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True
-        )
-    lines = [line.partition("RESULT ")[2] for line in ended.stdout.splitlines()]
-    results = [json.loads(line) for line in lines if line]
-    if ended.returncode or len(results) != workers:
-        raise RuntimeError(f"ended with {ended.returncode}:\n{ended.stdout}{ended.stderr}")
-    print(f"{workers} x {rows} {optimizer}: {results}", file=sys.stderr)
-    return {name: max(result[name] for result in results) for name in results[0]}
+        program = __file__, "--worker", rows, optimizer, directory
+        return turns.largest(turns.on_workers(name, workers, *program), workers)
 
 
 def header() -> str:
@@ -129,17 +117,17 @@ def measured(rows: int, optimizer: str, directory: str) -> dict[str, float]:
     first = CHUNK * everyone.size  # so that what a step needs beside the rows is there before
     for _ in range(3):
         step(ids_of(np.arange(first)[everyone.rank :: everyone.size]))
-    program = status("VmRSS")
+    program = turns.memory("VmRSS")
     for start in range(first, rows, CHUNK * everyone.size):
         mine = start + everyone.rank * CHUNK
         step(ids_of(np.arange(mine, min(mine + CHUNK, rows))))
     gc.collect()
-    filled = status("VmRSS")
+    filled = turns.memory("VmRSS")
     if layer.statistics()["t"]["rows"] != rows:
         raise RuntimeError(f"{layer.statistics()} for {rows} rows")
     Path("/proc/self/clear_refs").write_text("5")  # the peak from here on
     layer.save_rows(directory)
-    saving = status("VmHWM") - filled
+    saving = turns.memory("VmHWM") - filled
     before, unique = layer.statistics()["t"], 0.0
     frequencies = np.arange(1, rows + 1) ** -ZIPF
     sums = np.cumsum(frequencies / frequencies.sum())
@@ -159,13 +147,6 @@ def measured(rows: int, optimizer: str, directory: str) -> dict[str, float]:
         "state": state, "row": row, "saving": saving, "unique": unique, **bytes_sent,
         "program": program,
     }  # fmt: skip
-
-
-def status(name: str) -> float:
-    """Returns a number of this process's memory, in MiB."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    (line,) = (line for line in lines if line.startswith(f"{name}:"))
-    return int(line.split()[1]) / 1024
 
 
 if __name__ == "__main__":

@@ -13,14 +13,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
-import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
+import turns
+
 WORKERS, STEPS = 2, 3
 MIB = 1 << 20
 
@@ -80,18 +77,7 @@ def main() -> None:
 
 def run(way: str) -> dict[str, float]:
     """Returns the larger numbers of the two workers."""
-    command = [sys.executable, "-m", "tf_config", "run", "--workers", str(WORKERS)]
-    command += ["--threads-per-worker", "1", __file__, "--worker", way]
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    ended = subprocess.run(
-        command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True
-    )
-    lines = [line.partition("RESULT ")[2] for line in ended.stdout.splitlines()]
-    results = [json.loads(line) for line in lines if line]
-    if ended.returncode or len(results) != WORKERS:
-        raise RuntimeError(f"{way} ended with {ended.returncode}:\n{ended.stdout}{ended.stderr}")
-    print(f"{way}: {results}", file=sys.stderr)
-    return {name: max(result[name] for result in results) for name in results[0]}
+    return turns.largest(turns.on_workers(way, WORKERS, __file__, "--worker", way), WORKERS)
 
 
 def table(results: dict[str, dict[str, float]]) -> str:
@@ -116,7 +102,7 @@ def measured(model: Model, how: dict[str, Any]) -> dict[str, float]:
     reduction = strategies.ReductionOptions(mode=how.get("mode", "all_reduce"))
     strategy = strategies.from_tf_config(options=reduction)
     keras.ops.ones([8, 8]).numpy()
-    before = status("VmRSS")
+    before = turns.memory("VmRSS")
     with strategy.scope(), keras.RematScope(mode="activations" if remat == "activations" else None):
         stack = network(keras, model, remat == "block")
         optimizer = keras.optimizers.Adam(
@@ -160,7 +146,7 @@ def network(keras: Any, model: Model, remat: bool) -> Any:
         # At once: what is asked of the model later makes copies.
         def fit(self, *args: Any, **options: Any) -> Any:
             history = super().fit(*args, **options)
-            self.peak = status("VmHWM")
+            self.peak = turns.memory("VmHWM")
             self.tensors = tf.config.experimental.get_memory_info("CPU:0")["peak"]
             return history
 
@@ -173,13 +159,6 @@ def state_bytes(optimizer: Any) -> int:
     held = [getattr(variable, "value", variable) for variable in optimizer.variables]
     parts = [part for variable in held for part in getattr(variable, "parts", [variable])]
     return sum(part.shape.num_elements() * part.dtype.size for part in parts)
-
-
-def status(name: str) -> float:
-    """Returns a number of this process's memory, in MiB."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    (line,) = (line for line in lines if line.startswith(f"{name}:"))
-    return int(line.split()[1]) / 1024
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 A machine's speed changes from minute to minute, so only what was measured in one run, in turn, is
 compared. A system is a program that prints one line `RESULT {"what": number, ...}`, `RESULT` and
-JSON; it prints it once, on whichever of its processes it likes.
+JSON; it prints it once, on whichever of its processes it likes, or each of its workers does.
 """
 
 from __future__ import annotations
@@ -51,12 +51,31 @@ def measured(
     for number in range(rounds):
         for system in systems:
             print(f"round {number + 1} of {rounds}: {system.name}", file=sys.stderr)
-            for what, value in _once(system, timeout).items():
+            (result,) = _results(system, 1, timeout)
+            for what, value in result.items():
                 found[system.name].setdefault(what, []).append(value)
     return found
 
 
-def _once(system: System, timeout: float) -> Mapping[str, float]:
+def largest(system: System, workers: int, timeout: float | None = None) -> dict[str, float]:
+    """Returns the larger numbers of a system's workers, each of which prints a result.
+
+    Raises:
+      RuntimeError: if it fails, or some print none; the message has the end of its output.
+    """
+    results = _results(system, workers, timeout)
+    print(f"{system.name}: {results}", file=sys.stderr)
+    return {name: max(result[name] for result in results) for name in results[0]}
+
+
+def memory(name: str) -> float:
+    """Returns a number of this process's memory, in MiB: VmRSS is what it has, VmHWM the peak."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    (line,) = (line for line in lines if line.startswith(f"{name}:"))
+    return int(line.split()[1]) / 1024
+
+
+def _results(system: System, count: int, timeout: float | None) -> list[Mapping[str, float]]:
     process = subprocess.run(
         system.command,
         env={**os.environ, **ONE_THREAD, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "2"},
@@ -65,13 +84,13 @@ def _once(system: System, timeout: float) -> Mapping[str, float]:
         text=True,
         timeout=timeout,
     )
-    result = re.search(r"RESULT (\{.*\})", process.stdout)
-    if process.returncode or not result:
+    results = re.findall(r"RESULT (\{.*\})", process.stdout)
+    if process.returncode or len(results) != count:
         raise RuntimeError(
-            f"A system prints its result and ends with 0. Received: {process.returncode} from "
-            f"{' '.join(system.command)}:\n{process.stdout[-3000:]}"
+            f"A system prints {count} results and ends with 0. Received: {len(results)}, and "
+            f"{process.returncode} from {' '.join(system.command)}:\n{process.stdout[-3000:]}"
         )
-    return json.loads(result[1])
+    return [json.loads(result) for result in results]
 
 
 def table(found: Mapping[str, Mapping[str, Sequence[float]]], less_is_better: bool) -> str:

@@ -4,10 +4,15 @@
     $ python examples/ctr_dnn.py --train 'logs/criteo/train-*' --test 'logs/criteo/test-*'
     $ tf-config run --workers 2 examples/ctr_dnn.py --train ... --test ...
     $ tf-config run --workers 2 --ps 1 examples/ctr_dnn.py --mode geo --train ... --test ...
+    $ tf-config run --workers 2 examples/ctr_dnn.py --strings --train ... --test ...
 
 The files have the format of Criteo's click logs: a label, 13 integers, 26 categorical values, with
 tabs between them. The values of all 26 features share one table of embeddings, in which each has
 its row by a hash. Three wide layers see all of them beside the logarithms of the integers.
+
+With `--strings` the values stay text until Keras's own `Hashing` layer makes each an id, one of so
+many that no two are likely to share one. A `strategies.DistributedEmbedding` gives a row to each id
+that comes; every worker, or every server, has a part of the rows.
 """
 
 from __future__ import annotations
@@ -31,12 +36,14 @@ flags.DEFINE_integer("epochs", 1, "How often the rows are gone through.", 1)
 flags.DEFINE_integer("batch_size", 512, "Rows a step, on all workers together.", 1)
 flags.DEFINE_float("learning_rate", 1e-3, "Adam's.", 0)
 flags.DEFINE_integer("table_rows", 100_001, "Rows of the table of embeddings.", 1)
+flags.DEFINE_bool("strings", False, "Gives every value a row of its own, in a table that grows.")
 flags.DEFINE_integer("width", 10, "Numbers in an embedding.", 1)
 flags.DEFINE_list("layers", ["400", "400", "400"], "Units of the layers above the embeddings.")
 flags.DEFINE_integer("seed", 1, "Of initial values and of the order of rows.")
 
 INTEGERS, CATEGORIES = 13, 26
 PARSED_TOGETHER = 512  # lines; one by one takes several times as long
+IDS = 2**62  # that any two of a million values share one has a chance of one in ten million
 
 
 def rows(file: tf.Tensor) -> tf.data.Dataset:
@@ -54,18 +61,30 @@ def parse(lines: tf.Tensor) -> tuple:
     logarithms = tf.sign(integers) * tf.math.log1p(tf.abs(integers))
     # The feature's number is hashed too, for features may have values in common.
     values = [f"{number} " + column for number, column in enumerate(columns[INTEGERS:])]
-    ids = tf.strings.to_hash_bucket_fast(tf.stack(values, axis=1), FLAGS.table_rows)
+    ids = hashed(tf.stack(values, axis=1))
     return (logarithms, ids), labels[:, tf.newaxis]
+
+
+def hashed(values: tf.Tensor) -> tf.Tensor:
+    """Returns the id of each text."""
+    if FLAGS.strings:
+        return keras.layers.Hashing(IDS)(values)
+    return tf.strings.to_hash_bucket_fast(values, FLAGS.table_rows)
 
 
 def make_model() -> keras.Model:
     logarithms = keras.Input([INTEGERS])
     ids = keras.Input([CATEGORIES], dtype="int64")
-    embeddings = keras.layers.Embedding(FLAGS.table_rows, FLAGS.width)(ids)
-    x = keras.layers.Concatenate()([logarithms, keras.layers.Flatten()(embeddings)])
+    x = keras.layers.Concatenate()([logarithms, keras.layers.Flatten()(embedding()(ids))])
     for units in FLAGS.layers:
         x = keras.layers.Dense(int(units), "relu")(x)
     return keras.Model([logarithms, ids], keras.layers.Dense(1, "sigmoid")(x))
+
+
+def embedding() -> keras.layers.Layer:
+    if FLAGS.strings:
+        return strategies.DistributedEmbedding(FLAGS.width)
+    return keras.layers.Embedding(FLAGS.table_rows, FLAGS.width)
 
 
 def read(files: str, strategy: tf.distribute.Strategy, shuffle: int = 0) -> tf.data.Dataset:

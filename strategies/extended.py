@@ -133,7 +133,7 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         """Returns `fn` with the weight of its replica's rows known while it runs."""
 
         def weighted(*args: Any, **kwargs: Any) -> Any:
-            replica = self._local_replica()
+            replica = self.local_replica()
             outer = self._row_weights.get(replica)
             self._row_weights[replica] = _row_weight((args, kwargs))
             try:
@@ -146,7 +146,8 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
 
         return tf.__internal__.decorator.make_decorator(fn, weighted)
 
-    def _local_replica(self) -> int:
+    def local_replica(self) -> int:
+        """Returns the number of the replica that calls this, of those of this worker."""
         context = tf.distribute.get_replica_context()
         in_group = tf.get_static_value(context.replica_id_in_sync_group)
         return self._get_local_replica_id(int(in_group))
@@ -162,7 +163,7 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         del options
         if self._use_merge_call():
             return super()._replica_ctx_all_reduce(reduce_op, value)
-        replica = self._local_replica()
+        replica = self.local_replica()
         values = tf.nest.flatten(value)
         weight = self._row_weights.get(replica)
         weights = None if weight is None else [weight]
@@ -245,12 +246,12 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
     ) -> Any:
         if isinstance(var, RowVariable) and not self._use_merge_call():
             # Inside a branch each replica comes here; what they have in common is updated once.
-            is_first = self._local_replica() == 0
+            is_first = self.local_replica() == 0
             return self._update_rows(var, fn, args, kwargs) if is_first else None
         by_parts = self._split_state is not None and self._split_state.can_update(var)
         if self._split_state is None or not by_parts or self._use_merge_call():
             return super()._replica_ctx_update(var, fn, args, kwargs, group)
-        replica = self._local_replica()
+        replica = self.local_replica()
         collectives = self._of_replica(replica).collectives
         return self._split_state.update_in_replica(var, replica, collectives, fn, args, kwargs)
 

@@ -289,7 +289,9 @@ def know_slots() -> None:
 
 def _created(next_creator: Callable, **kwargs: Any) -> Any:
     name = kwargs.get("name") or ""
-    if "embedding_rows_" in name and not kwargs.get("trainable"):
+    # Without a value it is one that TensorFlow makes for what it loads from a SavedModel.
+    is_slot = not kwargs.get("trainable") and kwargs.get("initial_value") is not None
+    if "embedding_rows_" in name and is_slot:
         for known, variable in list(_named.items()):
             if known in name:
                 return variable.make_slot(name, kwargs["initial_value"], kwargs.get("dtype"))

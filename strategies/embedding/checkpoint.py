@@ -3,14 +3,16 @@
 A directory has a folder for each time that was saved to it, and a file `latest` that names the
 last whole one, and those that it builds on. `latest` is put in place when all parts are written:
 a job that is killed while saving leaves what was saved before. A part is one `.npy` file for each
-array of `state`, which NumPy alone can read.
+array of `state`, which NumPy alone can read. It is written and read in pieces: what that takes of
+memory does not grow with the rows, but for a list of their ids and places while they are saved.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +20,7 @@ import tensorflow as tf
 
 from strategies.collectives import Collectives
 from strategies.embedding import state
+from strategies.embedding.array_files import ArrayFiles, pieces_in
 from strategies.embedding.home import Home
 
 _LATEST = "latest"
@@ -52,12 +55,13 @@ def save(homes: Sequence[Home], directory: str, collectives: Collectives, delta:
     folder = path / f"{number:06d}"
     folder.mkdir(parents=True, exist_ok=True)
     since = before["steps"] if delta and before is not None else None
-    tables = homes[0].tables
+    tables, mine = homes[0].tables, [home for home in homes if home.is_mine]
     for position, name in enumerate(tables):
-        arrays = state.arrays_of(homes, name, None if since is None else since[name])
-        for key, array in arrays.items():
-            file = folder / _file(position, collectives.rank, key)
-            np.save(file, array)
+        after = None if since is None else since[name]
+        with ArrayFiles(partial(_file, folder, position, collectives.rank)) as files:
+            for piece in state.pieces_of(mine, name, after):
+                files.add(piece)
+            files.add(state.others_of(mine, name))
     steps = {name: int(state.step_of(homes[0], name)) for name in tables}
     collectives.all_gather(tf.constant([0]))  # all parts are written
     if collectives.rank == 0:
@@ -108,26 +112,50 @@ def load(homes: Sequence[Home], directory: str) -> None:
     for folder in latest["folders"]:
         for position, name in enumerate(tables if mine else ()):
             ranks = range(latest["workers"][folder])
-            arrays = state.joined([_part(path / folder, position, rank) for rank in ranks])
-            for home in mine:
-                state.put(home, name, arrays)
+            _load_table(mine, name, [_files(path / folder, position, rank) for rank in ranks])
     for name in tables:
         state.set_step(mine, name, latest["steps"][name])
 
 
-def _part(folder: Path, position: int, rank: int) -> state.Arrays:
-    prefix = _file(position, rank, "").removesuffix(".npy")
-    files = folder.glob(f"{prefix}*.npy")
-    return {_key(file.name.removeprefix(prefix)): np.load(file) for file in files}
+def _load_table(homes: Sequence[Home], name: str, parts: Sequence[Mapping[str, Path]]) -> None:
+    """Sets the rows of one table from what each worker wrote of it."""
+    for home in homes:
+        if any(state.PRESENT in part for part in parts):
+            state.keep(home, name, _present(home, parts))
+    for part in parts:
+        for piece in pieces_in({key: part[key] for key in filter(state.is_of_rows, part)}):
+            for home in homes:
+                state.put(home, name, piece)
+    others = [
+        {key: np.load(file) for key, file in part.items() if state.is_other(key)} for part in parts
+    ]
+    for home in homes:
+        state.put_others(home, name, state.joined(others))
 
 
-def _file(position: int, rank: int, key: str) -> str:
-    """Returns the name of an array's file.
+def _present(home: Home, parts: Sequence[Mapping[str, Path]]) -> np.ndarray:
+    """Returns the ids that had rows, of those that belong to a place."""
+    of_parts = [
+        piece[state.PRESENT][home.owns(piece[state.PRESENT])]
+        for part in parts
+        for piece in pieces_in({key: part[key] for key in part if key == state.PRESENT})
+    ]
+    return np.concatenate(of_parts)
 
-    >>> _file(0, 1, "slot/momentum")
+
+def _files(folder: Path, position: int, rank: int) -> dict[str, Path]:
+    """Returns the files of what one worker wrote of a table, by the names of the arrays."""
+    prefix = _file(folder, position, rank, "").stem
+    return {_key(file.name.removeprefix(prefix)): file for file in folder.glob(f"{prefix}*.npy")}
+
+
+def _file(folder: Path, position: int, rank: int, key: str) -> Path:
+    """Returns the path of an array's file.
+
+    >>> _file(Path("rows"), 0, 1, "slot/momentum").name
     'table0-worker1-slot.momentum.npy'
     """
-    return f"table{position}-worker{rank}-{key.replace('/', '.')}.npy"
+    return folder / f"table{position}-worker{rank}-{key.replace('/', '.')}.npy"
 
 
 def _key(name: str) -> str:

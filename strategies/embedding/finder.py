@@ -24,14 +24,17 @@ class Finder:
         self._tables = tables
         self._unseen = unseen
 
-    def __call__(self, keys: tf.Tensor, training: bool) -> tuple[tf.Tensor, tf.Tensor]:
+    def __call__(
+        self, keys: tf.Tensor, training: bool, begins: bool
+    ) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the rows of keys, -1 for none, and their values, float32 [n, width].
 
         Args:
           keys: number of the table, id, and how often it came, int64 [n, 3].
-          training: whether ids get rows; it is a step then.
+          training: whether ids get rows.
+          begins: whether a step begins with it.
         """
-        if training:
+        if begins:
             self._store.step.assign_add(1, read_value=False)
         numbers = tf.cast(keys[:, 0], tf.int32)
         count = len(self._tables)

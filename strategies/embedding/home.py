@@ -120,7 +120,7 @@ class Home:
         del key
         with tf.init_scope():
             result = function(*(tf.constant(array) for array in arrays))
-        return None if result is None else tf.nest.map_structure(np.array, result)
+        return None if result is None else tf.nest.map_structure(np.asarray, result)
 
     def expect(self, store: RowStore, name: str) -> None:
         """Sees to it that a slot variable has rows, before the optimizer makes it."""

@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from strategies.embedding.hashing import key_of, uniform
+from strategies.embedding.normal import quantile
 
 # Two standard deviations, where Keras cuts its TruncatedNormal off.
 _CUT = 0.02275013194817921
@@ -18,7 +19,7 @@ def initial_rows(
 ) -> Callable[[tf.Tensor], tf.Tensor]:
     """Returns a function of ids, int64 [n], that makes their first rows, float32 [n, width].
 
-    A row does not depend on which other ids come, in what order, or on which worker.
+    A row does not depend on which other ids come, in what order, or on which worker, to the bit.
 
     >>> rows = initial_rows("RandomUniform", {"minval": 0.0, "maxval": 2.0}, 0, "users", 3)
     >>> both, one = rows(tf.constant([7, -1], tf.int64)), rows(tf.constant([-1], tf.int64))
@@ -60,7 +61,7 @@ def initial_rows(
     if kind in ("RandomNormal", "TruncatedNormal"):
         mean, deviation = config["mean"], config["stddev"]
         cut = _CUT if kind == "TruncatedNormal" else 0.0
-        return lambda ids: mean + deviation * tf.math.ndtri(cut + (1 - 2 * cut) * numbers(ids))
+        return lambda ids: mean + deviation * quantile(cut + (1 - 2 * cut) * numbers(ids))
     raise ValueError(
         "A row's first value cannot depend on how many rows there are. Received: "
         f"embeddings_initializer {kind}. Choose 'uniform', 'normal', 'truncated_normal', 'zeros', "

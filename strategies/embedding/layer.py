@@ -30,6 +30,7 @@ from strategies.embedding.config import (
 )
 from strategies.embedding.home import Wanted
 from strategies.embedding.initial import initial_rows
+from strategies.embedding.on_servers import check as check_on_servers
 from strategies.embedding.on_servers import on_servers
 from strategies.embedding.saving import RowsInCheckpoint
 from strategies.embedding.tables import Tables, in_workers
@@ -98,6 +99,8 @@ class EmbeddingLayer:
         self._collectives = collectives_of(self._made_under)
         initial = {name: self._initializer(table) for name, table in tables.items()}
         self._wanted = Wanted(given, initial, unseen)
+        if isinstance(self._made_under.extended, ServerExtended):
+            check_on_servers(self._wanted)
         # By table, those that are not trained by the model's.
         self.table_optimizers = {
             name: self._optimizer(table)

@@ -12,6 +12,7 @@ from strategies._tensorflow import is_recorded
 from strategies.embedding.route import Found, Route
 from strategies.embedding.sent import Sent
 from strategies.embedding.trainer import Trainer
+from strategies.extended import ReplicatedExtended
 from strategies.reduction import rows as row_gradients
 from strategies.row_variable import RowVariable, View
 
@@ -57,13 +58,18 @@ class Lookup:
             positions.append(places + before)
             sizes.append(tf.size(each))
             before += tf.size(unique)
-        found = self._route.found(tf.concat(keys, 0), training)
-        values = self._differentiable(found) if training else found.values
+        keys = tf.concat(keys, 0)
+        if training:
+            token, is_first = self._token()
+            found = self._route.found(keys, True, is_first and _is_first_replica())
+            values = self._differentiable(found, token)
+        else:
+            values = self._route.found(keys, False, False).values
         each = tf.gather(values, tf.concat(positions, 0))
         parts = tf.split(each, tf.stack(sizes)) if len(sizes) > 1 else [each]
         return [tf.ensure_shape(part, [None, self._width]) for part in parts]
 
-    def _differentiable(self, found: Found) -> tf.Tensor:
+    def _differentiable(self, found: Found, token: tf.Tensor) -> tf.Tensor:
         """Returns the rows where they were asked for; their gradient goes to where they are."""
 
         @tf.custom_gradient
@@ -81,16 +87,20 @@ class Lookup:
             del token
             return tf.identity(found.values), gradient
 
-        return looked_up(self._token())
+        return looked_up(token)
 
-    def _token(self) -> tf.Tensor:
-        """Returns what lookups of one backward pass have in common, so that it sees them all."""
+    def _token(self) -> tuple[tf.Tensor, bool]:
+        """Returns what lookups of one backward pass have in common, and whether this is the first.
+
+        By the token that pass sees them all.
+        """
         token = getattr(self._recorded, "token", None)
-        if token is None or not is_recorded([token]):
-            trainer = self._trainer
-            token = self._gate(self._variable.token() if trainer is None else trainer.token())
-            self._recorded.token = token
-        return token
+        if token is not None and is_recorded([token]):
+            return token, False
+        trainer = self._trainer
+        token = self._gate(self._variable.token() if trainer is None else trainer.token())
+        self._recorded.token = token
+        return token, True
 
     def _gate(self, token: tf.Tensor) -> tf.Tensor:
         trainer = self._trainer
@@ -111,6 +121,13 @@ class Lookup:
             return tf.identity(token), gradient
 
         return gate(token)
+
+
+def _is_first_replica() -> bool:
+    """Returns whether no other replica of this worker came before, in its step."""
+    context = tf.distribute.get_replica_context()
+    extended = None if context is None else context.strategy.extended
+    return not isinstance(extended, ReplicatedExtended) or extended.local_replica() == 0
 
 
 def shown(view: View, values: tf.Tensor, rows: tf.Tensor) -> tf.IndexedSlices:

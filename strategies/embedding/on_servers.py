@@ -193,19 +193,19 @@ class ToServers:
     def _workers(self) -> Collectives:
         return self._extended.workers
 
-    def found(self, keys: tf.Tensor, training: bool) -> Found:
+    def found(self, keys: tf.Tensor, training: bool, begins: bool) -> Found:
         """Returns the rows of keys."""
         away = self.sent.away(keys, lambda: keys[:0])
         self.sent.looked_up(away, training)
-        adding = training
+        adding, counting = training, begins
         if training and self._are_in_step:
-            done = self._added(self._workers.all_gather(keys))
+            done = self._added(self._workers.all_gather(keys), begins)
             with tf.control_dependencies([done]):
                 keys = tf.identity(keys)
-            adding = False
+            adding = counting = False
 
         def find(keys: np.ndarray, owners: np.ndarray) -> list[np.ndarray]:
-            return self._find(keys, owners, adding)
+            return self._find(keys, owners, adding, counting)
 
         kinds = [tf.int64, tf.float32, tf.int64]
         arguments = [keys, bucket_of(keys[:, 1], len(self._homes))]
@@ -228,7 +228,7 @@ class ToServers:
         rows = self._workers.all_gather(gradient.indices)
         return unique(tf.IndexedSlices(values, rows, gradient.dense_shape))
 
-    def _added(self, keys: tf.Tensor) -> tf.Tensor:
+    def _added(self, keys: tf.Tensor, begins: bool) -> tf.Tensor:
         """Gives the ids of all workers rows; returns what is there when all have theirs."""
 
         def add(keys: np.ndarray, owners: np.ndarray) -> list[np.ndarray]:
@@ -237,8 +237,8 @@ class ToServers:
                 finder = home.finders[self._group]
                 if home.is_mine:
                     mine = keys[owners == home.number]
-                    key = ("add", self._width, *finder.slots)
-                    home.call(key, lambda keys: finder(keys, True)[0], mine)
+                    key = ("add", self._width, begins, *finder.slots)
+                    home.call(key, lambda keys: finder(keys, True, begins)[0], mine)
 
             self._extended.servers.each(at)
             return [np.zeros([1], np.int64)]
@@ -247,13 +247,15 @@ class ToServers:
         (done,) = self._extended.turn.call(add, arguments, [tf.int64])
         return self._workers.all_gather(tf.ensure_shape(done, [1]))
 
-    def _find(self, keys: np.ndarray, owners: np.ndarray, adding: bool) -> list[np.ndarray]:
+    def _find(
+        self, keys: np.ndarray, owners: np.ndarray, adding: bool, counting: bool
+    ) -> list[np.ndarray]:
         def at(server: Server) -> list[np.ndarray]:
             home = self._homes[server.number]
             finder = home.finders[self._group]
             return home.call(
-                ("find", self._width, adding, *finder.slots),
-                lambda keys: [*finder(keys, adding), finder.sizes()],
+                ("find", self._width, adding, counting, *finder.slots),
+                lambda keys: [*finder(keys, adding, counting), finder.sizes()],
                 keys[owners == home.number],
             )
 
@@ -279,7 +281,7 @@ def on_servers(wanted: Wanted, strategy: tf.distribute.Strategy) -> Tables:
     Raises:
       ValueError: if they are of a kind that servers do not have.
     """
-    _check(wanted)
+    check(wanted)
     extended = strategy.extended
     name = extended.on_servers.new_name("embedding")
     homes = [ServerHome(extended, server, wanted, name) for server in extended.servers.servers]
@@ -303,8 +305,12 @@ def _slot_maker(homes: Sequence[ServerHome], group: Group) -> Callable:
     return lambda name, row: [home.new_slot(group, name, row) for home in homes]
 
 
-def _check(wanted: Wanted) -> None:
-    """Checks that tables are of a kind that servers have."""
+def check(wanted: Wanted) -> None:
+    """Checks that tables are of a kind that servers have.
+
+    Raises:
+      ValueError: if one is not.
+    """
     for configs in wanted.groups.values():
         for config in configs:
             if config.optimizer is not None or config.overflow != "error":

@@ -7,16 +7,18 @@ reads any number of parts.
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import Any, Protocol
 
 import numpy as np
 import tensorflow as tf
 
 from strategies.collectives import Collectives
+from strategies.embedding.array_files import ArrayFiles, pieces_in
 
 FORMATS = ("npy", "parquet")
 _OURS = re.compile(r"part-\d+-of-(\d+)")
@@ -24,8 +26,19 @@ _OURS = re.compile(r"part-\d+-of-(\d+)")
 Arrays = tuple[np.ndarray, np.ndarray]
 
 
-def write(directory: str, kind: str, rows: Arrays, collectives: Collectives) -> None:
+def write(
+    directory: str,
+    kind: str,
+    pieces: Iterator[Mapping[str, np.ndarray]],
+    collectives: Collectives,
+) -> None:
     """Writes each worker's ids and rows; all workers call it.
+
+    Args:
+      directory: where to.
+      kind: the format.
+      pieces: of `ids` and `rows`, one at least.
+      collectives: the workers.
 
     Raises:
       ValueError: if there is no such format, or something is in the directory.
@@ -46,12 +59,23 @@ def write(directory: str, kind: str, rows: Arrays, collectives: Collectives) -> 
             f"mix. Received: {directory!r}, with {there} files. Empty it, or name another."
         )
     path.mkdir(parents=True, exist_ok=True)
-    written(path / f"part-{collectives.rank:05d}-of-{collectives.size:05d}", *rows)
+    part = path / f"part-{collectives.rank:05d}-of-{collectives.size:05d}"
+    written(part, ((piece["ids"], piece["rows"]) for piece in pieces))
     collectives.all_gather(tf.constant([0]))
 
 
-def read(directory: str) -> list[Callable[[], Arrays]]:
-    """Returns what reads the parts of a directory, one by one: keys and values.
+class Part(Protocol):
+    """A part that was written, here or by another system."""
+
+    def keys(self) -> np.ndarray:
+        """Returns all its keys."""
+
+    def pieces(self) -> Iterator[Arrays]:
+        """Yields keys and values, some at a time."""
+
+
+def read(directory: str) -> list[Part]:
+    """Returns the parts in a directory.
 
     Raises:
       ValueError: if there is no part, or some parts of an export are missing.
@@ -66,8 +90,8 @@ def read(directory: str) -> list[Callable[[], Arrays]]:
         )
     _check_whole([file.name for file in keys or parquet], directory)
     if keys:
-        return [partial(_npy_read, file) for file in keys]
-    return [partial(_parquet_read, file) for file in parquet]
+        return [_NpyPart(file) for file in keys]
+    return [_ParquetPart(file) for file in parquet]
 
 
 def _check_whole(names: Sequence[str], directory: str) -> None:
@@ -80,34 +104,56 @@ def _check_whole(names: Sequence[str], directory: str) -> None:
         )
 
 
-def _npy_written(path: Path, keys: np.ndarray, values: np.ndarray) -> None:
-    np.save(path.with_name(f"{path.name}-keys.npy"), keys)
-    np.save(path.with_name(f"{path.name}-values.npy"), values)
+def _npy_written(path: Path, pieces: Iterator[Arrays]) -> None:
+    with ArrayFiles(lambda name: path.with_name(f"{path.name}-{name}.npy")) as files:
+        for keys, values in pieces:
+            files.add({"keys": keys, "values": values})
 
 
-def _npy_read(file: Path) -> Arrays:
-    values = file.with_name(file.name.replace("keys", "values"))
-    if not values.exists():
-        raise ValueError(
-            "A file of keys has one of values beside it. Received: "
-            f"{file.name!r} without {values.name!r}."
-        )
-    # Of the values, a worker loads those that it owns.
-    return np.load(file), np.load(values, mmap_mode="r")
+class _NpyPart:
+    def __init__(self, file: Path):
+        values = file.with_name(file.name.replace("keys", "values"))
+        if not values.exists():
+            raise ValueError(
+                "A file of keys has one of values beside it. Received: "
+                f"{file.name!r} without {values.name!r}."
+            )
+        self._files = {"keys": file, "values": values}
+
+    def keys(self) -> np.ndarray:
+        return np.load(self._files["keys"])
+
+    def pieces(self) -> Iterator[Arrays]:
+        for piece in pieces_in(self._files):
+            yield piece["keys"], piece["values"]
 
 
-def _parquet_written(path: Path, keys: np.ndarray, values: np.ndarray) -> None:
+def _parquet_written(path: Path, pieces: Iterator[Arrays]) -> None:
     arrow = _parquet()
-    rows = arrow.FixedSizeListArray.from_arrays(arrow.array(values.ravel()), values.shape[1])
-    table = arrow.table({"key": arrow.array(keys), "value": rows})
-    arrow.parquet.write_table(table, path.with_name(f"{path.name}.parquet"))
+
+    def table_of(keys: np.ndarray, values: np.ndarray) -> Any:
+        rows = arrow.FixedSizeListArray.from_arrays(arrow.array(values.ravel()), values.shape[1])
+        return arrow.table({"key": arrow.array(keys), "value": rows})
+
+    tables = itertools.starmap(table_of, pieces)
+    first = next(tables)
+    with arrow.parquet.ParquetWriter(path.with_name(f"{path.name}.parquet"), first.schema) as file:
+        for table in itertools.chain([first], tables):
+            file.write_table(table)
 
 
-def _parquet_read(file: Path) -> Arrays:
-    table = _parquet().parquet.read_table(file, columns=["key", "value"])
-    keys = table["key"].to_numpy()
-    values = table["value"].combine_chunks().flatten().to_numpy(zero_copy_only=False)
-    return keys, values.reshape([len(keys), values.size // max(len(keys), 1)])
+class _ParquetPart:
+    def __init__(self, file: Path):
+        self._file = _parquet().parquet.ParquetFile(file)
+
+    def keys(self) -> np.ndarray:
+        return self._file.read(columns=["key"])["key"].to_numpy()
+
+    def pieces(self) -> Iterator[Arrays]:
+        for batch in self._file.iter_batches(columns=["key", "value"]):
+            keys = batch["key"].to_numpy(zero_copy_only=False)
+            values = batch["value"].flatten().to_numpy(zero_copy_only=False)
+            yield keys, values.reshape([len(keys), values.size // max(len(keys), 1)])
 
 
 def _parquet() -> ModuleType:

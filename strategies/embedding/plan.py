@@ -53,8 +53,8 @@ class Held:
       rows: how many ids have a row.
       row_bytes: of one row, with its slot variables, times, counts and place in the map of ids.
       refused_bytes: of what is counted for ids without a row.
-      lookups: how often it was looked up in training, by a worker's replica.
-      sent: bytes that went between workers, or workers and servers, in these lookups.
+      steps: of training that there were.
+      sent: bytes that went between workers, or workers and servers, in these steps.
     """
 
     name: str
@@ -64,13 +64,13 @@ class Held:
     rows: int
     row_bytes: int
     refused_bytes: int
-    lookups: int
+    steps: int
     sent: int
 
 
 def report(tables: Sequence[Held]) -> str:
     """Returns a table of tables, and the reasons."""
-    header = ("table", "where", "rows", "bytes a row", "bytes", "sent a training lookup")
+    header = ("table", "where", "rows", "bytes a row", "bytes", "sent a step")
     rows = []
     for table in tables:
         slots = ", ".join(table.slots) or "no slot variables yet"
@@ -81,7 +81,7 @@ def report(tables: Sequence[Held]) -> str:
                 f"{table.rows:,} x {table.width}",
                 f"{table.row_bytes:,} ({slots})",
                 shown_bytes(table.rows * table.row_bytes + table.refused_bytes),
-                shown_bytes(table.sent / max(table.lookups, 1)),
+                shown_bytes(table.sent / max(table.steps, 1)),
             )
         )
     reasons = dict.fromkeys(f"{table.place.where}: {table.place.why}" for table in tables)

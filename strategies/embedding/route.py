@@ -33,8 +33,14 @@ class Route(Protocol):
 
     sent: Sent
 
-    def found(self, keys: tf.Tensor, training: bool) -> Found:
-        """Returns the rows of keys: number of the table, id and count, int64 [n, 3], each once."""
+    def found(self, keys: tf.Tensor, training: bool, begins: bool) -> Found:
+        """Returns the rows of keys.
+
+        Args:
+          keys: number of the table, id and count, int64 [n, 3], each id once.
+          training: whether ids get rows.
+          begins: whether a step begins with it.
+        """
 
     def total(self, gradient: tf.IndexedSlices) -> tf.IndexedSlices:
         """Returns the gradient that the rows change by, from what arrived, each row once."""
@@ -53,12 +59,12 @@ class BetweenWorkers:
         self._finder = finder
         self.sent = Sent(finder.count, exchange.collectives.size > 1)
 
-    def found(self, keys: tf.Tensor, training: bool) -> Found:
+    def found(self, keys: tf.Tensor, training: bool, begins: bool) -> Found:
         """Returns the rows of keys; all workers call it together."""
         trip = self._exchange.sent(keys)
         away = self.sent.away(keys, trip.stays)
         self.sent.looked_up(away, training)
-        rows, values = self._finder(trip.keys, training)
+        rows, values = self._finder(trip.keys, training, begins)
         bounds = self._finder.bounds
         if training and bounds:
             sizes = self._exchange.collectives.all_reduce([self._finder.sizes()])[0]

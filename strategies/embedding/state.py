@@ -1,14 +1,14 @@
 """A table's rows as plain arrays, of one worker or of all, and rows made from them again.
 
 By name: `ids`; `rows`, `slot/<name>` for each slot variable, `times` and `touches`, all in the
-order of the ids; `refused_ids` and `refused_counts`, or `sketch`, of ids without a row. Of the
+order of `ids`; `refused_ids` and `refused_counts`, or `sketch`, of ids without a row. Of the
 rows that ids share, one a worker: `overflow_rows`, `overflow_slot_<name>` and so on.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -23,80 +23,111 @@ from strategies.row_array import Rows
 Arrays = dict[str, np.ndarray]
 SLOT = "slot/"
 OVERFLOW = "overflow_"
-_PIECE_BYTES = 1 << 26
-# All other arrays are in the order of the ids.
-_OWN_ORDER = ("present_ids", "refused_ids", "refused_counts", "sketch")
+PRESENT = "present_ids"
+# What is gathered at once, and what one message to a server or from it has.
+_PIECE_BYTES = 1 << 24
 
 
-def arrays_of(homes: Sequence[Home], name: str, since: int | None = None) -> Arrays:
-    """Returns this worker's part of a table.
+def arrays_of(homes: Sequence[Home], name: str) -> Arrays:
+    """Returns this worker's part of a table, all of it.
+
+    Args:
+      homes: where the rows are.
+      name: of the table.
+    """
+    rows = joined(list(pieces_of(homes, name)))
+    order = np.argsort(rows["ids"])
+    return {**{key: array[order] for key, array in rows.items()}, **others_of(homes, name)}
+
+
+def rows_of(homes: Sequence[Home], name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Returns this worker's ids of a table in rising order, and their rows."""
+    arrays = joined(list(pieces_of(homes, name, only=("rows",))))
+    order = np.argsort(arrays["ids"])
+    return arrays["ids"][order], arrays["rows"][order]
+
+
+def pieces_of(
+    homes: Sequence[Home],
+    name: str,
+    since: int | None = None,
+    only: Sequence[str] | None = None,
+) -> Iterator[Arrays]:
+    """Yields this worker's rows of a table in pieces of a bounded size, one at least a place.
 
     Args:
       homes: where the rows are.
       name: of the table.
       since: a step; of rows that were not trained on after it, nothing but the id is returned,
         among `present_ids`. None returns all rows.
+      only: names of the arrays; None is all of them.
     """
-    arrays = joined([_contents(home, name, since) for home in homes])
-    order = np.argsort(arrays["ids"])
-    for key in arrays:
-        if key not in _OWN_ORDER and not key.startswith(OVERFLOW):
-            arrays[key] = arrays[key][order]
-    return arrays
+    for home in homes:
+        table = home.tables[name]
+        ids = numbers = np.zeros([0], np.int64)
+        if home.is_mine:
+            ids, numbers = home.call(("all", name), table.map.all)
+        for part in _pieces(len(ids), table):
+            piece = {} if since is None else {PRESENT: ids[part]}
+            some_ids, some = ids[part], numbers[part]
+            if since is not None:
+                newer = home.call(("times", name), table.store.times.gather, some) > since
+                some_ids, some = some_ids[newer], some[newer]
+            yield {**piece, "ids": some_ids, **_columns(home, table, some, only)}
 
 
-def rows_of(homes: Sequence[Home], name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Returns this worker's ids of a table in rising order, and their rows."""
-    arrays = joined([_contents(home, name, None, only=("rows",)) for home in homes])
-    order = np.argsort(arrays["ids"])
-    return arrays["ids"][order], arrays["rows"][order]
-
-
-def _contents(
-    home: Home, name: str, since: int | None, only: Sequence[str] | None = None
+def _columns(
+    home: Home, table: Table, numbers: np.ndarray, only: Sequence[str] | None = None
 ) -> Arrays:
-    table = home.tables[name]
-
-    def found(is_mine: tf.Tensor, since: tf.Tensor) -> dict[str, tf.Tensor]:
-        times = tf.cast(is_mine, tf.int32)
-        ids, numbers = (tf.repeat(each, times) for each in table.map.all())
-        newer = table.store.times.gather(numbers) > since
-        result = {
-            "present_ids": ids,
-            "ids": tf.boolean_mask(ids, newer),
-            "numbers": tf.boolean_mask(numbers, newer),
-        }
-        if isinstance(table.counter, ExactCounter):
-            for key, refused in zip(("ids", "counts"), table.counter.map.all(), strict=True):
-                result[f"refused_{key}"] = tf.repeat(refused, times)
-        elif isinstance(table.counter, SketchCounter):
-            result["sketch"] = table.counter.own() * times
-        return result
-
     def columns(numbers: tf.Tensor) -> dict[str, tf.Tensor]:
         by_row = _by_row(table)
         return {key: by_row[key].gather(numbers) for key in only or by_row}
 
-    # Every row was touched in a step from 0.
-    after = np.int64(-1 if since is None else since)
-    arrays = home.call(("found", name), found, np.bool_(home.is_mine), after)
-    if since is None:
-        del arrays["present_ids"]
-    numbers = arrays.pop("numbers")
-    called = ("columns", name, only, *table.store.slots())
-    parts = [home.call(called, columns, part) for part in _pieces(numbers, table)]
-    arrays |= joined(parts)
-    overflow = table.overflow
-    if overflow is not None and not only:
-        shared = home.call(("shared", name), lambda: columns(overflow.row()))
-        arrays |= {OVERFLOW + key.replace("/", "_"): row for key, row in shared.items()}
-    return arrays
+    called = ("columns", table.config.name, only, *table.store.slots())
+    return home.call(called, columns, numbers)
 
 
-def _pieces(numbers: np.ndarray, table: Table) -> list[np.ndarray]:
-    """Returns the numbers in pieces whose rows fit in one message to a server or from it."""
-    size = 4 * table.config.output_dim * len(numbers)
-    return np.array_split(numbers, 1 + size // _PIECE_BYTES)
+def others_of(homes: Sequence[Home], name: str) -> Arrays:
+    """Returns what this worker has of a table beside rows of ids: counts, and shared rows."""
+    return joined([_others(home, home.tables[name]) for home in homes])
+
+
+def _others(home: Home, table: Table) -> Arrays:
+    counter, overflow, name = table.counter, table.overflow, table.config.name
+
+    def counted(is_mine: tf.Tensor) -> dict[str, tf.Tensor]:
+        times = tf.cast(is_mine, tf.int32)
+        if isinstance(counter, SketchCounter):
+            return {"sketch": counter.own() * times}
+        if not isinstance(counter, ExactCounter):
+            return {}
+        refused = zip(("ids", "counts"), counter.map.all(), strict=True)
+        return {f"refused_{key}": tf.repeat(each, times) for key, each in refused}
+
+    others = {}
+    if counter is not None:
+        others = home.call(("counted", name), counted, np.bool_(home.is_mine))
+    if overflow is not None:
+        row = home.call(("shared", name), overflow.row)
+        shared = _columns(home, table, row)
+        others |= {OVERFLOW + key.replace("/", "_"): each for key, each in shared.items()}
+    return others
+
+
+def _pieces(count: int, table: Table) -> list[slice]:
+    """Returns the places of so many rows in pieces that are moved at once, one at least."""
+    step = max(_PIECE_BYTES // table.store.row_bytes(), 1)
+    return [slice(start, start + step) for start in range(0, max(count, 1), step)]
+
+
+def is_of_rows(key: str) -> bool:
+    """Returns whether an array of this name is in the order of `ids`, or is these."""
+    return key in ("ids", "rows", "times", "touches") or key.startswith(SLOT)
+
+
+def is_other(key: str) -> bool:
+    """Returns whether `others_of` gives an array of this name."""
+    return key != PRESENT and not is_of_rows(key)
 
 
 def joined(parts: Sequence[Mapping[str, np.ndarray]]) -> Arrays:
@@ -171,6 +202,7 @@ def unpack(homes: Sequence[Home], arrays: Mapping[str, np.ndarray]) -> None:
         set_step(homes, name, int(own.pop("step")))
         for home in homes:
             put(home, name, own)
+            put_others(home, name, own)
 
 
 def clear(homes: Sequence[Home]) -> None:
@@ -206,8 +238,6 @@ def check(table: Table, arrays: Mapping[str, np.ndarray]) -> None:
             f"The table {table.config.name!r} has rows of {width} numbers, one for each id. "
             f"Received: rows of shape {arrays['rows'].shape} for {len(arrays['ids'])} ids."
         )
-    if isinstance(table.counter, SketchCounter) and "sketch" in arrays:
-        table.counter.check(arrays["sketch"])
 
 
 def put(home: Home, name: str, arrays: Mapping[str, np.ndarray]) -> None:
@@ -223,10 +253,8 @@ def put(home: Home, name: str, arrays: Mapping[str, np.ndarray]) -> None:
     for key in arrays:
         if key.startswith(SLOT):
             home.expect(table.store, key.removeprefix(SLOT))
-    if "present_ids" in arrays:
-        _remove_others(home, table, arrays["present_ids"])
-    mine = home.owns(arrays["ids"])
-    names = [key for key in arrays if key in ("rows", "times", "touches") or key.startswith(SLOT)]
+    mine = np.flatnonzero(home.owns(arrays["ids"]))
+    names = [key for key in arrays if key != "ids" and is_of_rows(key)]
 
     def set_all(ids: tf.Tensor, *columns: tf.Tensor) -> None:
         rows = _rows_for(table, ids)
@@ -236,8 +264,18 @@ def put(home: Home, name: str, arrays: Mapping[str, np.ndarray]) -> None:
             by_row[key].update(rows, values)
 
     called = ("put", name, *names, *table.store.slots())
-    for part in _pieces(np.flatnonzero(mine), table):
-        home.call(called, set_all, arrays["ids"][part], *(arrays[key][part] for key in names))
+    for part in _pieces(len(mine), table):
+        some = mine[part]
+        home.call(called, set_all, arrays["ids"][some], *(arrays[key][some] for key in names))
+
+
+def put_others(home: Home, name: str, arrays: Mapping[str, np.ndarray]) -> None:
+    """Sets counts and shared rows from arrays of all workers, as far as they belong here.
+
+    Raises:
+      ValueError: if the arrays do not fit the table.
+    """
+    table = home.tables[name]
     _put_overflow(home, table, arrays)
     _put_refused(home, table, arrays)
 
@@ -280,8 +318,9 @@ def _rows_for(table: Table, ids: tf.Tensor) -> tf.Tensor:
     return tf.tensor_scatter_nd_update(rows, missing[:, tf.newaxis], new)
 
 
-def _remove_others(home: Home, table: Table, present: np.ndarray) -> None:
-    name = table.config.name
+def keep(home: Home, name: str, present: np.ndarray) -> None:
+    """Takes away the rows of all ids but these."""
+    table = home.tables[name]
     ids, rows = home.call(("all", name), table.map.all)
     gone = ~np.isin(ids, present)
     home.call(("remove", name, *table.store.slots()), table.remove, ids[gone], rows[gone])
@@ -299,6 +338,7 @@ def _put_refused(home: Home, table: Table, arrays: Mapping[str, np.ndarray]) -> 
 
         home.call(("put refused", name), set_all, *columns)
     if isinstance(counter, SketchCounter) and "sketch" in arrays:
+        counter.check(arrays["sketch"])
 
         def restore(total: tf.Tensor) -> None:
             counter.restore(total, is_first=home.number == 0)

@@ -181,14 +181,14 @@ class Tables:
     def export(self, directory: str, kind: str, name: str | None) -> None:
         """Writes a table's ids and rows to plain files; see `plain`."""
         with self._together():
-            rows = state.rows_of(self._homes, self.table(name).config.name)
-            plain.write(directory, kind, rows, self.collectives)
+            pieces = state.pieces_of(self._homes, self.table(name).config.name, only=("rows",))
+            plain.write(directory, kind, pieces, self.collectives)
 
     def take(self, directory: str, name: str | None) -> None:
         """Sets the rows of ids from plain files; each place takes its own."""
         table = self.table(name)
         parts = plain.read(directory)
-        keys = np.concatenate([part()[0] for part in parts])
+        keys = np.concatenate([part.keys() for part in parts])
         if keys.dtype.kind not in "iu" or keys.ndim != 1 or len(np.unique(keys)) != keys.size:
             raise ValueError(
                 "Rows are imported for ids, integers that are named once in all parts. Received: "
@@ -196,8 +196,7 @@ class Tables:
                 "them different."
             )
         with self._together():
-            for part in parts:
-                ids, rows = part()
+            for ids, rows in (piece for part in parts for piece in part.pieces()):
                 arrays = {"ids": ids.astype(np.int64), "rows": rows}
                 for home in self._mine if len(ids) else ():
                     state.put(home, table.config.name, arrays)

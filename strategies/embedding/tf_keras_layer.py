@@ -27,3 +27,12 @@ class DistributedEmbedding(EmbeddingLayer, tf_keras.layers.Layer):
     def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
         # tf_keras's `export` looks for tables among what a checkpoint has.
         return {**super()._trackable_children(save_type, **kwargs), **self._served()}
+
+    @property
+    def _tracking_metadata(self) -> str:
+        # tf_keras's `model.save` alone asks for it, for what its `load_model` makes layers from.
+        raise ValueError(
+            "tf_keras makes no tables from a SavedModel, which is for serving. Received: "
+            f"model.save to one, of a model with {self.name!r}. Save to a path that ends in "
+            "'.keras', from which load_model goes on; to serve, call model.export."
+        )

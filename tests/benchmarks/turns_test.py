@@ -51,8 +51,19 @@ def test_systems_take_turns(turns, tmp_path):
 @pytest.mark.parametrize("program", ["print('nothing')", "print('RESULT {}'); exit(3)"])
 def test_a_system_that_fails_is_shown(turns, program):
     system = turns.System("broken", (sys.executable, "-c", program))
-    with pytest.raises(RuntimeError, match="Received: [03] from .*"):
+    with pytest.raises(RuntimeError, match="Received: [01], and [03] from .*"):
         turns.measured([system], rounds=1, timeout=30)
+
+
+def test_of_several_workers_the_larger_numbers_count(turns):
+    program = (
+        "for ms, mib in [(2, 7), (3, 5)]: "
+        'print(f\'[worker {ms - 2}] RESULT {{"ms": {ms}, "mib": {mib}}}\')'
+    )
+    system = turns.System("two", (sys.executable, "-c", program))
+    assert turns.largest(system, workers=2) == {"ms": 3, "mib": 7}
+    with pytest.raises(RuntimeError, match="prints 3 results .* Received: 2, and 0 from"):
+        turns.largest(system, workers=3)
 
 
 def test_every_process_has_one_thread(turns):

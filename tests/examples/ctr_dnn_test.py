@@ -5,6 +5,8 @@ import re
 import numpy as np
 import pytest
 
+import strategies
+
 SMALL = ["--layers=64,32", "--table_rows=20001", "--batch_size=128"]
 BEST = 0.806  # criteo_data.py says so of these rows
 
@@ -46,6 +48,48 @@ def test_a_file_becomes_rows(model, tmp_path):
     path.write_text("".join(line(str(row % 2)) + "\n" for row in range(count)))
     found = [int(label) for _, (label,) in model.rows(str(path)).as_numpy_iterator()]
     assert found == [row % 2 for row in range(count)]
+
+
+@pytest.fixture
+def of_strings(example):
+    return example("ctr_dnn", "--train=unused", "--test=unused", "--strings")
+
+
+def test_strings_have_ids_of_all_int64(of_strings):
+    _, ids = of_strings.parse([line(values=["68fd1e64"] * 26), line()])[0]
+    again = of_strings.parse([line(values=["68fd1e64"] * 26)])[0][1]
+    ids = ids.numpy()
+    assert ids.dtype == np.int64 and ids.shape == (2, 26) and len(set(ids.ravel())) == 52
+    assert ids.min() >= 0 and ids.max() > 2**60
+    np.testing.assert_array_equal(again[0], ids[0])
+
+
+def test_it_trains_on_strings_and_every_value_has_a_row(example, tmp_path):
+    small = ["--strings", "--layers=8", "--batch_size=32"]
+    model = example("ctr_dnn", f"--train={tmp_path}/rows", "--test=unused", *small)
+    texts = [f"{row % 5:08x}" for row in range(64)]
+    path = tmp_path / "rows"
+    path.write_text("".join(line(str(n % 2), values=[t] * 26) + "\n" for n, t in enumerate(texts)))
+    trained = model.train(strategies.MirroredStrategy(num_replicas=1))
+    (layer,) = (each for each in trained.layers if "embedding" in each.name)
+    ids, rows = layer.rows()
+    assert len(ids) == 5 * 26 and rows.shape == (5 * 26, 10)
+    assert layer.statistics()[layer.name]["lookups"] == 64 * 26
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("given", "under"),
+    [
+        ([], ()),
+        ([], ("--workers", "2")),
+        *(([f"--mode={mode}"], ("--workers", "2", "--ps", "2"))
+          for mode in ("sync", "async", "half_async", "geo")),
+    ],
+)  # fmt: skip
+def test_it_learns_from_strings(run, click_logs, given, under):
+    output = run("ctr_dnn", "--strings", *given, *SMALL, *click_logs, under=under)
+    assert 0.66 < auc(output) < BEST
 
 
 def test_it_learns_as_much_on_two_workers(run, click_logs):

@@ -91,4 +91,13 @@ if mode in ("sync", "half_async"):
     seen = several(tf.constant([MINE[rank]], tf.int64)).numpy()
     np.testing.assert_array_equal(seen, [0, -1, -2, -3])
 strategies.barrier(strategy)
+# What servers do not have is refused when a layer is made.
+for other in ({"optimizer": "sgd"}, {"input_dim": 5, "overflow": "share"}):
+    try:
+        with strategy.scope():
+            strategies.DistributedEmbedding(3, **other)
+    except ValueError as error:
+        assert "Leave them out, or start the job without --ps" in str(error), error
+    else:
+        raise AssertionError(other)
 print("passed")

@@ -5,10 +5,14 @@ import sys
 
 import keras
 import numpy as np
+import pyarrow
 import pytest
 import tensorflow as tf
+import tf_keras
+from pyarrow import parquet
 
 from strategies import DistributedEmbedding, FeatureConfig, TableConfig
+from strategies.embedding import array_files, state, tf_keras_layer
 
 LOADED = """
 import sys
@@ -111,16 +115,54 @@ def test_tables_with_optimizers_are_trained_where_the_model_has_no_other_weight(
     assert [float(each) for each in model.trainable_variables] == [0.0], "the lead moved"
 
 
-def test_parquet_files(tmp_path):
-    pytest.importorskip("pyarrow", reason="pyarrow is an optional extra; nothing else reads them")
-    layer = DistributedEmbedding(2, name="table")
-    layer(np.arange(5), training=True)
+def test_tf_keras_saves_what_it_can_load_again(tmp_path):
+    inputs = tf_keras.Input([2], dtype="int64")
+    layer = tf_keras_layer.DistributedEmbedding(3, name="t", embeddings_initializer="normal")
+    outputs = tf_keras.layers.Dense(1)(tf_keras.layers.Flatten()(layer(inputs)))
+    model = tf_keras.Model(inputs, outputs)
+    model.compile("adam", "mse")
+    model.fit(np.arange(8).reshape([4, 2]), np.ones([4, 1]), verbose=0)
+    ids = np.array([[1, 2], [7, 50]])
+    expected = model.predict(ids, verbose=0)
+    with pytest.raises(ValueError, match="ends in '.keras', from which load_model goes on; to"):
+        model.save(tmp_path / "saved")
+    model.save(tmp_path / "model.keras")
+    again = tf_keras.models.load_model(tmp_path / "model.keras")
+    np.testing.assert_array_equal(again.predict(ids, verbose=0), expected)
+    # In the process that has the layer, whose optimizer's variables have the same names.
+    tf.saved_model.save(model, str(tmp_path / "served"))
+    served = tf.saved_model.load(str(tmp_path / "served"))
+    np.testing.assert_allclose(served(tf.constant(ids)), expected, atol=1e-6)
+    assert len(served.optimizer.variables) == len(model.optimizer.variables)
+
+
+@pytest.mark.parametrize("pieces", [1, 3])
+def test_parquet_files(tmp_path, monkeypatch, pieces):
+    layer = DistributedEmbedding(2, name="table", embeddings_initializer="normal")
+    ids = np.array([2**63 - 1, -(2**63), 0, 7, -7])
+    layer(ids, training=True)
+    in_pieces_of(monkeypatch, layer, -(-len(ids) // pieces))
     layer.export_rows(str(tmp_path / "rows"), format="parquet")
-    other = DistributedEmbedding(2, name="other")
+    other = DistributedEmbedding(2, name="other", embeddings_initializer="zeros")
     other.build(None)
     other.import_rows(str(tmp_path / "rows"))
     for found, expected in zip(other.rows(), layer.rows(), strict=True):
-        np.testing.assert_allclose(found, expected, atol=1e-6)
+        np.testing.assert_array_equal(found, expected)
+    (file,) = (tmp_path / "rows").iterdir()
+    assert parquet.ParquetFile(file).num_row_groups == pieces
+    # What another system writes: lists of any length, numbers of other sizes.
+    (tmp_path / "foreign").mkdir()
+    columns = {"value": [[1.0, 2.0], [3.0, 4.0]], "key": pyarrow.array([3, -3], pyarrow.int32())}
+    parquet.write_table(pyarrow.table(columns), tmp_path / "foreign" / "x.parquet")
+    other.import_rows(str(tmp_path / "foreign"))
+    np.testing.assert_array_equal(other(np.array([-3, 3, 0]))[:2], [[3, 4], [1, 2]])
+
+
+def in_pieces_of(monkeypatch, layer, rows):
+    """Lets rows be moved in pieces of so many."""
+    size = layer._built_tables().table(None).store.row_bytes() * rows
+    monkeypatch.setattr(state, "_PIECE_BYTES", size)
+    monkeypatch.setattr(array_files, "_PIECE_BYTES", size)
 
 
 def test_parquet_without_pyarrow_is_refused(tmp_path, monkeypatch):

@@ -26,6 +26,8 @@ from strategies import (
 )
 from strategies.collectives import LocalCollectives
 from strategies.collectives.base import ExchangeByGathering
+from strategies.embedding import array_files, state
+from strategies.embedding.hashing import bucket_of
 
 ENDS = [-(2**63), -3, -2, -1, 0, 1, 2**63 - 2, 2**63 - 1]
 
@@ -252,6 +254,117 @@ def test_8_any_number_of_workers_restores_and_other_tables_are_named(tmp_path):
         layer_of(LocalCollectives(), 3).load_rows(str(tmp_path))
 
 
+@pytest.fixture
+def pieces_of_three_rows(monkeypatch):
+    """Lets rows of 16 numbers with momentum be moved three at a time, and more of smaller ones."""
+    for module in (state, array_files):
+        monkeypatch.setattr(module, "_PIECE_BYTES", 3 * (2 * 64 + 60))
+
+
+def test_what_moves_in_pieces_is_whole(tmp_path, pieces_of_three_rows):
+    rule = {"eviction": Eviction(count=2), "embeddings_initializer": "normal"}
+
+    def save(collectives):
+        layer = layer_of(collectives, 16, **rule)
+        optimizer = keras.optimizers.SGD(0.1, momentum=0.5)
+        step(layer, optimizer, [*range(20), *range(10)])
+        layer.save_rows(str(tmp_path / "rows"))
+        step(layer, optimizer, range(3, 10))
+        step(layer, optimizer, [50, 50])
+        layer.evict()
+        layer.save_rows(str(tmp_path / "rows"), delta=True)
+        layer.export_rows(str(tmp_path / "plain"))
+        return layer.packed_rows()
+
+    def load(collectives):
+        layer, plain = (layer_of(collectives, 16, **rule) for _ in range(2))
+        layer.load_rows(str(tmp_path / "rows"))
+        plain.import_rows(str(tmp_path / "plain"))
+        return layer.packed_rows(), plain.rows()
+
+    def in_order(arrays):
+        order = np.argsort(arrays["0/ids"])
+        return {name: each[order] if each.ndim else each for name, each in arrays.items()}
+
+    saved = in_order(on_workers(2, save)[0])
+    ids = saved["0/ids"].tolist()
+    assert ids == [*range(20), 50] and saved["0/slot/momentum"].any()
+    first = np.load(tmp_path / "rows/000001/table0-worker0-rows.npy")
+    assert first.shape[0] > 6, "more than two pieces"
+    changed = [np.load(file) for file in (tmp_path / "rows/000002").glob("*-ids.npy")]
+    assert sorted(np.concatenate(changed)) == [*range(3, 10), 50]
+    for size in (1, 3):
+        results = on_workers(size, load)
+        for arrays, _ in results:
+            np.testing.assert_equal(in_order(arrays), saved)
+        rows = by_id([plain for _, plain in results])
+        np.testing.assert_array_equal(list(rows.values()), saved["0/rows"])
+    np.save(tmp_path / "rows/000001/table0-worker0-times.npy", np.zeros([1], np.int64))
+    with pytest.raises(ValueError, match="as many each. Received: .*-times.npy': 1"):
+        layer_of(LocalCollectives(), 16, **rule).load_rows(str(tmp_path / "rows"))
+
+
+def test_saving_takes_no_copy_of_the_rows(tmp_path):
+    layer = layer_of(LocalCollectives(), 256)
+    rows = 200_000
+    for part in np.array_split(np.arange(rows), 10):
+        layer(part, training=True)
+
+    def added(function):
+        tf.config.experimental.reset_memory_stats("CPU:0")
+        before = tf.config.experimental.get_memory_info("CPU:0")["current"]
+        function(str(tmp_path / function.__name__))
+        return tf.config.experimental.get_memory_info("CPU:0")["peak"] - before
+
+    assert added(layer.save_rows) < (64 << 20) < rows * 256 * 4 / 3
+    assert added(layer.export_rows) < (64 << 20)
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 2), (1, 2), (2, 1)])
+def test_a_full_table_is_restored_by_another_number_of_workers(tmp_path, before, after):
+    rule = {"overflow": "share", "embeddings_initializer": "ones"}
+    many, room = np.arange(60), 7
+    make = functools.partial(keras.optimizers.SGD, 1.0, momentum=0.5)
+
+    def save(collectives):
+        layer = layer_of(collectives, 1, room, **rule)
+        step(layer, make(), many if collectives.rank == 0 else [])
+        layer.save_rows(str(tmp_path / "rows"))
+        layer.export_rows(str(tmp_path / "plain"))
+        return layer.packed_rows()
+
+    def load(collectives):
+        layers = [layer_of(collectives, 1, room, **rule) for _ in range(3)]
+        layers[0].load_rows(str(tmp_path / "rows"))
+        layers[1].unpack_rows(saved)
+        layers[2].import_rows(str(tmp_path / "plain"))
+        rows = [layer(many).numpy()[:, 0] for layer in layers]
+        counts = [layer.packed_rows()["0/overflow_touches"].tolist() for layer in layers]
+        for layer in layers[:2]:
+            step(layer, make(), many if collectives.rank == 0 else [])
+        return rows, counts, [layer(many).numpy()[:, 0] for layer in layers[:2]]
+
+    saved = on_workers(before, save)[0]
+    known = np.isin(many, saved["0/ids"])
+    owners, owners_now = (bucket_of(tf.constant(many), size).numpy() for size in (before, after))
+    sharing = np.bincount(owners[~known], minlength=before)
+    assert known.sum() == room and saved["0/overflow_rows"][:, 0].tolist() == (-sharing).tolist()
+    parts = np.array([room // after + (rank < room % after) for rank in range(after)])
+    is_full = (np.bincount(owners_now[known], minlength=after) >= parts)[owners_now]
+    first = sharing[owners_now % before]
+    of_others = np.where(is_full, -first, 1.0)
+    again = np.bincount(owners_now[~known & is_full], minlength=after)[owners_now]
+    for rows, counts, later in on_workers(after, load):
+        for each in rows[:2]:
+            np.testing.assert_array_equal(each, np.where(known, 0.0, of_others))
+        np.testing.assert_array_equal(rows[2], np.where(known, 0.0, np.where(is_full, 0.0, 1.0)))
+        taken = [saved["0/overflow_touches"][rank % before] for rank in range(after)]
+        assert counts == [taken, taken, [0] * after]
+        for each in later:  # with the momentum that was saved
+            expected = np.where(known, -1.5, -first - 0.5 * first - again)
+            np.testing.assert_array_equal(each[known | is_full], expected[known | is_full])
+
+
 @pytest.mark.parametrize("memory", [None, 4096])
 def test_9_counts_times_and_filters_are_saved(memory, tmp_path):
     options = {"admission": Admission(3, memory=memory), "eviction": Eviction(age=3)}
@@ -412,6 +525,33 @@ def test_the_bytes_between_workers_are_counted():
         ]  # fmt: skip
     assert first[1] == second[1]
     assert "a hash of the id says which worker has its row" in first[1]
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_step_is_one_of_all_replicas_however_often_it_looks_up(replicas):
+    strategy = strategies.MirroredStrategy(["CPU:0"] * replicas)
+    with strategy.scope():
+        layer = DistributedEmbedding(1, eviction=Eviction(age=2), name="table")
+        layer.build()
+        optimizer = keras.optimizers.SGD(1.0)
+        optimizer.build(layer.trainable_variables)
+
+    def replica(ids):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(layer(ids, training=True)) + tf.reduce_sum(
+                layer(ids + 100, training=True)
+            )
+        gradients = tape.gradient(loss, layer.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, layer.trainable_variables, strict=True))
+
+    run = tf.function(lambda ids: strategy.run(replica, args=(ids,)))
+    for each in (1, 2):
+        run(tf.constant([each], tf.int64))
+    assert layer.evict() == {"table": 0}, "1 came a step ago"
+    assert layer.packed_rows()["0/step"] == 2
+    run(tf.constant([3], tf.int64))
+    assert layer.evict() == {"table": 2}
+    assert layer.rows()[0].tolist() == [2, 3, 102, 103]
 
 
 @pytest.mark.parametrize("memory", [None, 1024])

@@ -23,10 +23,12 @@ def test_the_memory_of_a_worker_is_the_sum_of_what_a_row_takes():
     assert memory.slot_variables == 2 * memory.rows
     assert memory.times_and_counts + memory.map == 250_000 * (12 + 48)
     assert memory.growth == 0  # all of its arrays are small
-    assert memory.peak - memory.training == memory.saving > 3 * memory.rows
+    assert memory.peak - memory.training == memory.saving == 250_000 * 16 + (48 << 20)
+    assert memory.moving == memory.rows
     one = plan_capacity({"users": USERS}, batch=100, optimizer=2).memory
     assert one.growth > 0
     assert one.rows == 4 * memory.rows
+    assert one.peak - one.training == max(one.saving, one.moving)
 
 
 def test_the_traffic_of_workers_is_of_what_others_have():
@@ -122,7 +124,7 @@ def test_a_file_and_flags_say_the_same(form, tmp_path, capsys):
     assert main(["plan", str(path), *flags[4:], "--optimizer", "adagrad"]) == 0
     assert capsys.readouterr().out == output
     assert "│ users │ 1,000,000,000 x 16 │" in output
-    assert "servers needed: 7" in output
+    assert "servers needed: 4" in output
 
 
 @pytest.mark.parametrize(

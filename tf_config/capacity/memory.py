@@ -20,8 +20,9 @@ PROGRAM = 700 << 20
 MOST_ROWS = 2**31 - 1
 # What an array that is not small leaves behind when it moves to where it has room, measured.
 _SMALL, _LEFT_BEHIND = 16 << 20, 64 << 20
-# What a row is in the lists of ids and rows that are made to save a table.
-_LISTED = 40
+# What a row is in the list of ids and places that is made to save a table, and what is made of the
+# pieces in which the rows are written, measured.
+_LISTED, _PIECES = 16, 48 << 20
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,8 @@ class Memory:
       map: where each id's row is.
       growth: what arrays leave behind that have outgrown their first place.
       program: Python, TensorFlow, Keras and a small model.
-      saving: what saving adds, copies of the largest table's arrays.
+      saving: what saving adds: a list of the largest table's ids, and some rows at a time.
+      moving: what the largest array adds while it is copied to where it has more room.
       most_rows: the most rows that one array has: tables of one width share it.
     """
 
@@ -46,6 +48,7 @@ class Memory:
     growth: float
     program: float
     saving: float
+    moving: float
     most_rows: float
 
     @property
@@ -61,8 +64,8 @@ class Memory:
 
     @property
     def peak(self) -> float:
-        """What is held while rows are saved."""
-        return self.training + self.saving
+        """What is held while rows are saved, or while an array is copied, whichever is more."""
+        return self.training + max(self.saving, self.moving)
 
 
 def row_bytes(width: int, slot_variables: int) -> int:
@@ -81,12 +84,6 @@ def memory_of(tables: Sequence[PlannedTable], slot_variables: int, holders: int)
     widths: dict[int, float] = {}
     for table in tables:
         widths[table.width] = widths.get(table.width, 0) + parts[table.name]
-    # Every array once, and one of them twice, for it is gathered before it is copied.
-    copies = [
-        (FLOAT * table.width * (2 + slot_variables) + TIMES_AND_COUNTS + _LISTED)
-        * parts[table.name]
-        for table in tables
-    ]
     arrays = [
         size * rows
         for width, rows in widths.items()
@@ -100,6 +97,7 @@ def memory_of(tables: Sequence[PlannedTable], slot_variables: int, holders: int)
         map=MAP_ENTRY * count,
         growth=sum(_LEFT_BEHIND for size in arrays if size > _SMALL),
         program=PROGRAM,
-        saving=max(copies),
+        saving=_LISTED * max(parts.values()) + _PIECES,
+        moving=max(arrays),
         most_rows=max(widths.values()),
     )

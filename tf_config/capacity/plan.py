@@ -152,7 +152,8 @@ class CapacityPlan:
             "left behind by growth": memory.growth,
             "the program": memory.program,
             "together": memory.training,
-            "copies while rows are saved": memory.saving,
+            "for a moment, to save rows": memory.saving,
+            "for a moment, to give an array more room": memory.moving,
         }
         traffic = [
             (
@@ -221,7 +222,7 @@ def plan_capacity(
     >>> tables = {"users": {"rows": 1e9, "width": 16, "zipf": 1.05}}
     >>> plan = plan_capacity(tables, batch=4096, workers=4, optimizer="adagrad", memory_gib=32)
     >>> plan.limit, plan.tasks_needed
-    ('memory', 13)
+    ('memory', 8)
 
     Args:
       tables: by name what each is: `rows` and `width`; `hotness`, ids an example (1); and how
