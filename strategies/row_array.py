@@ -20,19 +20,33 @@ _MOST_ROWS = 2**31 - 1
 _CHUNK = 65536
 
 
-def _rooms() -> list[int]:
-    """Returns the sizes in bytes that an array has one after the other, before it is doubled.
+def _rooms(row_bytes: int, expected: int | None) -> list[int]:
+    """Returns how many rows an array has room for one after the other, before that is doubled.
 
     TensorFlow does not give freed memory back, so an array that grows by copies leaves its
     smaller ones behind. What is reserved and not written to takes none, where Linux allows it:
-    an array that is not small reserves a part of the machine's memory. TensorFlow reserves no
-    more than there is, so it is a small part.
+    an array that is not small reserves what is expected of it, or a part of the machine's memory.
+    TensorFlow reserves no more than there is, so it is a small part.
+
+    Args:
+      row_bytes: of one row.
+      expected: how many rows there will be; None if nobody knows.
     """
     rule = Path("/proc/sys/vm/overcommit_memory")
-    if rule.exists() and rule.read_text().strip() != "2":
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        return [1 << 16, 1 << 20, 1 << 24, max(memory // 24, 1 << 25)]
-    return [1 << 16]
+    if rule.exists() and rule.read_text().strip() == "2":
+        return [(1 << 16) // row_bytes]
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    rooms = [size // row_bytes for size in (1 << 16, 1 << 20, 1 << 24)]
+    if expected is None:
+        return [*rooms, max(memory // 24, 1 << 25) // row_bytes]
+    if expected * row_bytes <= memory // 8:
+        return [*(rows for rows in rooms if rows < expected), expected]
+    # Twice as much each time, and in the end no more than that.
+    large = memory // 8 // row_bytes
+    while large < expected:
+        rooms.append(large)
+        large *= 2
+    return [*rooms, expected]
 
 
 class Rows:
@@ -42,11 +56,19 @@ class Rows:
       shape: of one row.
       dtype: of its elements.
       fill: the row that new ones are set to; None leaves that to who writes them.
+      expected: how many rows there will be; None if nobody knows.
     """
 
-    def __init__(self, shape: tuple[int, ...], dtype: tf.DType, fill: Any = None):
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        dtype: tf.DType,
+        fill: Any = None,
+        expected: int | None = None,
+    ):
         self.shape = shape
         self.dtype = tf.as_dtype(dtype)
+        self._rooms = _rooms(self.dtype.size * max(math.prod(shape), 1), expected)
         self.fill = None if fill is None else np.broadcast_to(fill, shape)
         with tf.init_scope(), tf.device(HOST):
             self._array = ResourceVariable(
@@ -127,11 +149,9 @@ class Rows:
 
     def _moved(self, there: tf.Tensor, length: tf.Tensor, space: tf.Tensor) -> bool:
         """Copies the rows into an array with room for more; its room takes no memory yet."""
-        row_bytes = self.dtype.size * max(math.prod(self.shape), 1)
         room = tf.maximum(length, 2 * space)
-        for size in reversed(_rooms()):
-            rows = tf.constant(size // row_bytes, tf.int64)
-            room = tf.where(length <= rows, rows, room)
+        for rows in reversed(self._rooms):
+            room = tf.where(length <= rows, tf.constant(rows, tf.int64), room)
         room = tf.minimum(room, _MOST_ROWS)
         message = f"An array has at most {_MOST_ROWS} rows. Use more workers. Received:"
         tf.debugging.Assert(length <= room, [message, length])

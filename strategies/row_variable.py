@@ -41,9 +41,14 @@ _creators = threading.local()
 
 
 class View:
-    """Which rows an optimizer sees; one for a table's variable and all its slot variables."""
+    """Which rows an optimizer sees; one for a table's variable and all its slot variables.
 
-    def __init__(self) -> None:
+    Args:
+      expected: how many rows there will be in all; None if nobody knows.
+    """
+
+    def __init__(self, expected: int | None = None):
+        self.expected = expected
         with tf.init_scope(), tf.device(HOST):
             self._rows = ResourceVariable(tf.zeros([0], tf.int64), trainable=False, shape=[None])
             # How many rows there are, in use or not.
@@ -99,7 +104,7 @@ class RowVariable(ResourceVariable):
         self._rows_in_view = view
         self.table_name = name
         if rows is None:
-            rows = Rows(tuple(self.shape[1:]), self.dtype)
+            rows = Rows(tuple(self.shape[1:]), self.dtype, expected=view.expected)
         if not trainable:
             rows.fill = np.array(row)
         self._array = rows

@@ -25,6 +25,9 @@ INTERFACE_VARIABLES = (
     "OMPI_MCA_btl_tcp_if_include",
     "OMPI_MCA_oob_tcp_if_include",
 )
+# What the C library reads: large arrays, of which a lookup reads rows here and there, stand on huge
+# pages, or the processor looks for a page as long as for the row.
+_MALLOC_VARIABLE, _HUGE_PAGES = "GLIBC_TUNABLES", "glibc.malloc.hugetlb=1"
 _NO_GPU = "-1"
 _USES_GPU = ("chief", "worker", "evaluator")
 
@@ -100,6 +103,7 @@ def settle(
         RESTARTS_VARIABLE: "0",
         "TF_CPP_MIN_LOG_LEVEL": "1",
         "PYTHONUNBUFFERED": "1",
+        _MALLOC_VARIABLE: _HUGE_PAGES,
     }
     settings = []
     for variable in {**defaults, **asked}:

@@ -85,6 +85,8 @@ class Bags:
                 return self._inputs.with_flat_values(rows)
             shape = tf.concat([tf.shape(self._inputs), [width]], 0)
             return tf.ensure_shape(tf.reshape(rows, shape), [*self._inputs.shape, width])
+        if self._is_even():
+            return self._summed(rows)
         bags, weights = self._bags, self._weights
         if self._kept is not None:
             bags = tf.gather(bags, self._kept)
@@ -109,3 +111,21 @@ class Bags:
             result = tf.reshape(result, tf.concat([outer, [width]], 0))
             return tf.ensure_shape(result, [*inputs.shape[:-1], width])
         return tf.ensure_shape(result, [inputs.shape[0], width])
+
+    def _is_even(self) -> bool:
+        """Returns whether all bags have equally many ids, each of which counts for 1."""
+        is_dense = isinstance(self._inputs, tf.Tensor) and self._inputs.shape.rank > 1
+        return is_dense and self._weights is None and self._kept is None
+
+    def _summed(self, rows: tf.Tensor) -> tf.Tensor:
+        """Returns each bag's row where all have equally many ids: a sum along one axis."""
+        shape = tf.concat([tf.shape(self._inputs), [rows.shape[-1]]], 0)
+        rows = tf.ensure_shape(tf.reshape(rows, shape), [*self._inputs.shape, rows.shape[-1]])
+        if self._inputs.shape[-1] == 1:
+            return tf.squeeze(rows, -2)
+        total = tf.reduce_sum(rows, -2)
+        if self._combiner == "sum":
+            return total
+        length = tf.cast(tf.shape(self._inputs)[-1], rows.dtype)
+        count = length if self._combiner == "mean" else tf.sqrt(length)
+        return tf.math.divide_no_nan(total, count)

@@ -9,6 +9,8 @@ from typing import Any
 COMBINERS = (None, "sum", "mean", "sqrtn")
 UNSEEN = ("initial", "zeros")
 OVERFLOW = ("error", "share")
+# How often a row was trained on is counted up to here.
+MOST_TOUCHES = 2**20 - 1
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,8 @@ class Eviction:
 
     Args:
       age: it was not trained on in the last `age` steps.
-      count: it was trained on fewer than `count` times, each occurrence counted.
+      count: it was trained on fewer than `count` times, each occurrence counted; at most
+        1,048,575, where counting ends.
 
     Raises:
       ValueError: if neither is given, or a number has no meaning.
@@ -64,6 +67,11 @@ class Eviction:
         for name, value in (("age", self.age), ("count", self.count)):
             if value is not None:
                 _check_whole(name, value, 1)
+        if self.count is not None and self.count > MOST_TOUCHES:
+            raise ValueError(
+                f"How often a row was trained on is counted up to {MOST_TOUCHES}. Received: "
+                f"count={self.count}. Choose a smaller one."
+            )
 
 
 @dataclass(frozen=True)

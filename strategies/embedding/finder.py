@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from strategies.embedding.store import RowStore
-from strategies.embedding.table import Table
+from strategies.embedding.table import Sought, Table
 
 
 class Finder:
@@ -25,7 +25,7 @@ class Finder:
         self._unseen = unseen
 
     def __call__(
-        self, keys: tf.Tensor, training: bool, begins: bool
+        self, keys: tf.Tensor, training: bool, begins: bool, are_distinct: bool = False
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the rows of keys, -1 for none, and their values, float32 [n, width].
 
@@ -33,28 +33,83 @@ class Finder:
           keys: number of the table, id, and how often it came, int64 [n, 3].
           training: whether ids get rows.
           begins: whether a step begins with it.
+          are_distinct: whether each id of a table is named once.
         """
         if begins:
             self._store.step.assign_add(1, read_value=False)
         numbers = tf.cast(keys[:, 0], tf.int32)
         count = len(self._tables)
         parts = tf.dynamic_partition(keys, numbers, count) if count > 1 else [keys]
-        rows = []
-        for table, part in zip(self._tables, parts, strict=True):
-            ids, counts = part[:, 1], part[:, 2]
-            rows.append(table.find_or_add(ids, counts) if training else table.find(ids))
+        if training:
+            rows = self._found_or_added(parts, are_distinct)
+        else:
+            rows = [table.find(part[:, 1]) for table, part in zip(self._tables, parts, strict=True)]
         # All tables first, for adding may move the array.
-        values = [
+        values = self._values(parts, rows, training)
+        if count == 1:
+            return rows[0], values
+        places = tf.dynamic_partition(tf.range(tf.size(numbers)), numbers, count)
+        order = tf.math.invert_permutation(tf.concat(places, 0))
+        return tf.gather(tf.concat(rows, 0), order), tf.gather(values, order)
+
+    def _found_or_added(self, parts: Sequence[tf.Tensor], are_distinct: bool) -> list[tf.Tensor]:
+        """Returns the rows of each table's keys, made for ids that had none and are admitted."""
+        sought, positions = [], []
+        for table, part in zip(self._tables, parts, strict=True):
+            ids, counts, places = part[:, 1], part[:, 2], None
+            if not are_distinct:
+                ids, places = tf.unique(ids)
+                counts = tf.math.unsorted_segment_sum(counts, places, tf.size(ids))
+            sought.append(table.sought(ids, counts))
+            positions.append(places)
+        # Of all tables at once: what makes an array larger is a graph of its own each time.
+        rows = tf.cond(
+            tf.add_n([tf.size(each.missing) for each in sought]) > 0,
+            lambda: self._added(sought),
+            lambda: [each.rows for each in sought],
+        )
+        rows = [table.or_shared(each) for table, each in zip(self._tables, rows, strict=True)]
+        self._touch(sought, rows)
+        return [
+            each if places is None else tf.gather(each, places)
+            for each, places in zip(rows, positions, strict=True)
+        ]
+
+    def _added(self, sought: Sequence[Sought]) -> list[tf.Tensor]:
+        """Returns the rows of ids, those that are admitted new ones."""
+        pairs = list(zip(self._tables, sought, strict=True))
+        places = [table.admitted(each) for table, each in pairs]
+        sizes = [tf.size(each, tf.int64) for each in places]
+        new = self._store.allocated(tf.add_n(sizes))
+        first = [
+            table.initial(tf.gather(each.ids, come))
+            for (table, each), come in zip(pairs, places, strict=True)
+        ]
+        self._store.variable.table.update(new, tf.concat(first, 0))
+        parts = tf.split(new, sizes) if len(sizes) > 1 else [new]
+        return [
+            table.added(each, come, tf.ensure_shape(part, [None]))
+            for (table, each), come, part in zip(pairs, places, parts, strict=True)
+        ]
+
+    def _touch(self, sought: Sequence[Sought], rows: Sequence[tf.Tensor]) -> None:
+        """Notes that rows are trained on."""
+        numbers = tf.concat(rows, 0)
+        counts = tf.concat([each.counts for each in sought], 0)
+        there = tf.where(numbers >= 0)[:, 0]
+        self._store.touch(tf.gather(numbers, there), tf.gather(counts, there))
+
+    def _values(
+        self, parts: Sequence[tf.Tensor], rows: Sequence[tf.Tensor], training: bool
+    ) -> tf.Tensor:
+        """Returns the values of all tables' rows, and for -1 what an id has that has no row."""
+        if training and all(table.counter is None for table in self._tables):
+            return self._store.variable.table.gather(tf.concat(rows, 0))
+        each = [
             self._valued(table, part[:, 1], row, training)
             for table, part, row in zip(self._tables, parts, rows, strict=True)
         ]
-        if count == 1:
-            return rows[0], values[0]
-        places = tf.dynamic_partition(tf.range(tf.size(numbers)), numbers, count)
-        return (
-            tf.reshape(tf.dynamic_stitch(places, rows), [-1]),
-            tf.reshape(tf.dynamic_stitch(places, values), [-1, self._store.width]),
-        )
+        return tf.concat(each, 0)
 
     def _valued(self, table: Table, ids: tf.Tensor, rows: tf.Tensor, training: bool) -> tf.Tensor:
         """Returns the values of rows, and for -1 what an id has that has no row."""
@@ -78,6 +133,11 @@ class Finder:
             for table in self._tables
             if table.config.input_dim is not None and table.overflow is None
         }
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether ids may share a row."""
+        return any(table.overflow is not None for table in self._tables)
 
     @property
     def slots(self) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -53,6 +54,22 @@ class Wanted:
             apart = None if config.optimizer is None else config.name
             groups.setdefault(Group(config.output_dim, apart), []).append(config)
         return groups
+
+    def expected(self, group: Group, places: int) -> int | None:
+        """Returns how many rows a group will have in each of so many places; None: who knows?
+
+        >>> table = TableConfig("users", 16, input_dim=1_000_000)
+        >>> wanted = Wanted({"user": FeatureConfig(table)}, {}, "initial")
+        >>> wanted.expected(Group(16), 1), wanted.expected(Group(16), 4)
+        (1000001, 253001)
+        """
+        bounds = [config.input_dim for config in self.groups[group]]
+        if None in bounds:
+            return None
+        parts = [bound / places for bound in bounds if bound is not None]
+        # A hash gives one place more than another, by so much at most; and one row is shared.
+        more = 0.0 if places == 1 else sum(6 * math.sqrt(part) for part in parts)
+        return math.ceil(sum(parts) + more) + len(parts)
 
 
 class Home:
@@ -124,7 +141,7 @@ class Home:
 
     def expect(self, store: RowStore, name: str) -> None:
         """Sees to it that a slot variable has rows, before the optimizer makes it."""
-        store.expect(name, lambda: Rows((store.width,), tf.float32, fill=0.0))
+        store.expect(name, lambda: Rows((store.width,), tf.float32, 0.0, store.view.expected))
 
     def drain(self) -> None:
         """Waits until all that this worker changed has arrived; here it has."""

@@ -30,8 +30,7 @@ from strategies.embedding.config import (
 )
 from strategies.embedding.home import Wanted
 from strategies.embedding.initial import initial_rows
-from strategies.embedding.on_servers import check as check_on_servers
-from strategies.embedding.on_servers import on_servers
+from strategies.embedding.on_servers import check_on_servers, on_servers
 from strategies.embedding.saving import RowsInCheckpoint
 from strategies.embedding.tables import Tables, in_workers
 from strategies.row_variable import RowVariable, know_slots

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -77,10 +78,13 @@ class Lookup:
             def gradient(upstream: tf.Tensor) -> tf.IndexedSlices:
                 arrived = found.forth(tf.convert_to_tensor(upstream))
                 there = tf.where(found.rows >= 0)[:, 0]
+                rows = tf.gather(found.rows, there)
+                if found.are_distinct:
+                    self._recorded.distinct = weakref.ref(rows)
                 # As many rows as there is no memory for: nothing may make this dense.
                 return tf.IndexedSlices(
                     tf.gather(arrived, there),
-                    tf.gather(found.rows, there),
+                    rows,
                     tf.constant([2**60, self._width], tf.int64),
                 )
 
@@ -114,13 +118,20 @@ class Lookup:
                         "that the gradient goes through. Received: a dense gradient. Call the "
                         "layer outside of it."
                     )
-                summed = self._route.total(row_gradients.unique(upstream))
+                summed = self._route.total(self._each_once(upstream))
                 rows = shown(self._variable.view, summed.values, summed.indices)
                 return rows if trainer is None else trainer.trained(rows)
 
             return tf.identity(token), gradient
 
         return gate(token)
+
+    def _each_once(self, gradient: tf.IndexedSlices) -> tf.IndexedSlices:
+        """Returns a gradient with each row once; that of one lookup may be so already."""
+        distinct = getattr(self._recorded, "distinct", None)
+        if distinct is not None and distinct() is gradient.indices:
+            return gradient
+        return row_gradients.unique(gradient)
 
 
 def _is_first_replica() -> bool:

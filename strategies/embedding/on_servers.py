@@ -52,11 +52,12 @@ class ServerHome(Home):
         self._name = name
         self._slots: dict[tuple[int, str], Rows] = {}
         with self._building("tables"):
-            self._variables = _variables(wanted)
-            super().__init__(server.number, len(extended.servers), wanted, self._variables)
+            count = len(extended.servers)
+            self._variables = _variables(wanted, count)
+            super().__init__(server.number, count, wanted, self._variables)
         # The same variables again, for changes together with those of the rest of the model.
         with self._again("tables"):
-            self.variables = _variables(wanted)
+            self.variables = _variables(wanted, count)
 
     @property
     def is_mine(self) -> bool:
@@ -119,7 +120,7 @@ class ServerHome(Home):
             slot = RowVariable(variable.view, row, False, _NAME, None, rows)
         variable.add_slot(name, slot)
         with self._again(f"{width}/{name}/rows"):
-            rows = Rows((width,), tf.float32)
+            rows = Rows((width,), tf.float32, expected=variable.view.expected)
         with self._again(f"{width}/{name}"):
             return RowVariable(again.view, row, False, _NAME, None, rows)
 
@@ -131,7 +132,8 @@ class ServerHome(Home):
         """Returns the rows of a slot variable, the same ones whoever asks first."""
         if (width, slot) not in self._slots:
             with self._building(f"{width}/{slot}/rows"):
-                self._slots[width, slot] = Rows((width,), tf.float32, fill=0.0)
+                expected = self._variables[Group(width)].view.expected
+                self._slots[width, slot] = Rows((width,), tf.float32, 0.0, expected)
         return self._slots[width, slot]
 
     def drain(self) -> None:
@@ -153,10 +155,16 @@ class ServerHome(Home):
         self._extended.workers.all_gather(tf.constant([0]))
 
 
-def _variables(wanted: Wanted) -> dict[Group, RowVariable]:
-    """Returns what has the rows' values, for each group."""
+def _variables(wanted: Wanted, count: int) -> dict[Group, RowVariable]:
+    """Returns what has the rows' values of one of so many servers, for each group."""
     return {
-        group: RowVariable(View(), np.zeros(group.width, np.float32), True, _NAME, None)
+        group: RowVariable(
+            View(wanted.expected(group, count)),
+            np.zeros(group.width, np.float32),
+            True,
+            _NAME,
+            None,
+        )
         for group in wanted.groups
     }
 
@@ -218,7 +226,7 @@ class ToServers:
             self.sent.trained(away)
             return gradient
 
-        return Found(values, tf.ensure_shape(rows, [None]), forth)
+        return Found(values, tf.ensure_shape(rows, [None]), True, forth)
 
     def total(self, gradient: tf.IndexedSlices) -> tf.IndexedSlices:
         """Returns the gradient of all workers that go in step."""
@@ -281,7 +289,7 @@ def on_servers(wanted: Wanted, strategy: tf.distribute.Strategy) -> Tables:
     Raises:
       ValueError: if they are of a kind that servers do not have.
     """
-    check(wanted)
+    check_on_servers(wanted)
     extended = strategy.extended
     name = extended.on_servers.new_name("embedding")
     homes = [ServerHome(extended, server, wanted, name) for server in extended.servers.servers]
@@ -305,7 +313,7 @@ def _slot_maker(homes: Sequence[ServerHome], group: Group) -> Callable:
     return lambda name, row: [home.new_slot(group, name, row) for home in homes]
 
 
-def check(wanted: Wanted) -> None:
+def check_on_servers(wanted: Wanted) -> None:
     """Checks that tables are of a kind that servers have.
 
     Raises:

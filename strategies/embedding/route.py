@@ -20,11 +20,13 @@ class Found:
     Attributes:
       values: of the keys, float32 [n, width].
       rows: those that a gradient arrives at, int64 [m], -1 for none.
+      are_distinct: whether each row is named once.
       forth: takes a gradient of `values` to where it arrives, [m, width].
     """
 
     values: tf.Tensor
     rows: tf.Tensor
+    are_distinct: bool
     forth: Callable[[tf.Tensor], tf.Tensor]
 
 
@@ -64,7 +66,8 @@ class BetweenWorkers:
         trip = self._exchange.sent(keys)
         away = self.sent.away(keys, trip.stays)
         self.sent.looked_up(away, training)
-        rows, values = self._finder(trip.keys, training, begins)
+        is_alone = self._exchange.collectives.size == 1
+        rows, values = self._finder(trip.keys, training, begins, is_alone)
         bounds = self._finder.bounds
         if training and bounds:
             sizes = self._exchange.collectives.all_reduce([self._finder.sizes()])[0]
@@ -74,7 +77,8 @@ class BetweenWorkers:
             self.sent.trained(away)
             return trip.forth(gradient)
 
-        return Found(trip.back(values), rows, forth)
+        are_distinct = is_alone and not self._finder.is_shared
+        return Found(trip.back(values), rows, are_distinct, forth)
 
     def total(self, gradient: tf.IndexedSlices) -> tf.IndexedSlices:
         """Returns the same: it is with the owners of the rows."""

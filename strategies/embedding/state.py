@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Protocol
 
 import numpy as np
 import tensorflow as tf
@@ -18,9 +19,23 @@ from strategies.collectives import Collectives
 from strategies.embedding.admission import ExactCounter, SketchCounter
 from strategies.embedding.home import Home
 from strategies.embedding.table import Table
-from strategies.row_array import Rows
 
 Arrays = dict[str, np.ndarray]
+
+
+class Column(Protocol):
+    """A number, or several, of each row."""
+
+    def gather(self, rows: tf.Tensor) -> tf.Tensor:
+        """Returns those of rows."""
+
+    def update(self, rows: tf.Tensor, values: tf.Tensor) -> None:
+        """Sets those of rows, each named once."""
+
+    def resize(self, length: tf.Tensor) -> None:
+        """Sees to it that there are so many rows, or more."""
+
+
 SLOT = "slot/"
 OVERFLOW = "overflow_"
 PRESENT = "present_ids"
@@ -71,7 +86,7 @@ def pieces_of(
             piece = {} if since is None else {PRESENT: ids[part]}
             some_ids, some = ids[part], numbers[part]
             if since is not None:
-                newer = home.call(("times", name), table.store.times.gather, some) > since
+                newer = home.call(("times", name), table.store.marks.times.gather, some) > since
                 some_ids, some = some_ids[newer], some[newer]
             yield {**piece, "ids": some_ids, **_columns(home, table, some, only)}
 
@@ -346,14 +361,14 @@ def _put_refused(home: Home, table: Table, arrays: Mapping[str, np.ndarray]) -> 
         home.call(("put sketch", name), restore, arrays["sketch"])
 
 
-def _by_row(table: Table) -> dict[str, Rows]:
+def _by_row(table: Table) -> dict[str, Column]:
     store = table.store
     slots = {SLOT + name: slot for name, slot in store.slots().items()}
     for slot in slots.values():
         slot.resize(store.view.length.read_value())
     return {
         "rows": store.variable.table,
-        "times": store.times,
-        "touches": store.touches,
+        "times": store.marks.times,
+        "touches": store.marks.touches,
         **slots,
     }

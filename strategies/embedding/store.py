@@ -8,6 +8,7 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from strategies._tensorflow import ResourceVariable
+from strategies.embedding.marks import Marks
 from strategies.row_array import HOST, Rows
 from strategies.row_variable import RowVariable
 from tf_config.capacity import MAP_ENTRY
@@ -25,9 +26,7 @@ class RowStore:
         self.view = variable.view
         self.variable = variable
         self._expected: dict[str, Rows] = {}
-        # In which step a row was trained on last, and how often it was.
-        self.times = Rows((), tf.int64, fill=0)
-        self.touches = Rows((), tf.int32, fill=0)
+        self.marks = Marks(self.view.expected)
         with tf.init_scope(), tf.device(HOST):
             self.step = ResourceVariable(tf.constant(0, tf.int64), trainable=False)
             self._free = ResourceVariable(tf.zeros([0], tf.int64), trainable=False, shape=[None])
@@ -40,7 +39,7 @@ class RowStore:
             length = there + count - tf.size(again, tf.int64)
             self._free.assign(free[count:])
             self.view.length.assign(length)
-            for rows in (self.variable.table, self.times, self.touches):
+            for rows in (self.variable.table, self.marks.array):
                 rows.resize(length)
             for slot in self.slots().values():
                 slot.reset(again)  # once more, for a gradient may have come after `free`
@@ -50,19 +49,16 @@ class RowStore:
         """Gives rows back; their slot variables are as if they were new."""
         for slot in self.slots().values():
             slot.reset(rows)
-        self.times.reset(rows)
-        self.touches.reset(rows)
+        self.marks.array.reset(rows)
         self._free.assign(tf.concat([self._free.read_value(), rows], 0))
 
     def touch(self, rows: tf.Tensor, counts: tf.Tensor) -> None:
         """Notes that rows are trained on in this step, each so often."""
-        now = self.step.read_value()
-        self.times.update(rows, tf.fill(tf.shape(rows), now))
-        self.touches.add(rows, counts)
+        self.marks.touch(rows, self.step.read_value(), counts)
 
     def clear(self) -> None:
         """Forgets all rows."""
-        for rows in (self.variable.table, self.times, self.touches, *self.slots().values()):
+        for rows in (self.variable.table, self.marks.array, *self.slots().values()):
             rows.clear()
         self._free.assign(tf.zeros([0], tf.int64))
         self.view.length.assign(0)
@@ -99,5 +95,5 @@ class RowStore:
 
     def row_bytes(self) -> int:
         """Returns the bytes that one row takes, with its slot variables and its id's place."""
-        arrays = [self.variable.table, self.times, self.touches, *self.slots().values()]
+        arrays = [self.variable.table, self.marks.array, *self.slots().values()]
         return MAP_ENTRY + sum(math.prod(array.shape) * array.dtype.size for array in arrays)

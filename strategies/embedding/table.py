@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -16,6 +17,22 @@ from strategies.row_array import HOST
 
 # What `statistics` counts, in this order.
 COUNTED = ("lookups", "unique", "new", "refused", "evicted", "shared")
+
+
+class Sought(NamedTuple):
+    """Ids that came in training, each once.
+
+    Attributes:
+      ids: int64 [n].
+      counts: how often each came.
+      rows: of the ids, -1 for those that have none.
+      missing: the positions of ids that have no row and may get one.
+    """
+
+    ids: tf.Tensor
+    counts: tf.Tensor
+    rows: tf.Tensor
+    missing: tf.Tensor
 
 
 class Table:
@@ -65,51 +82,49 @@ class Table:
             return tf.constant(tf.int64.max)
         return self.overflow.most - self.map.size()
 
-    def find_or_add(self, ids: tf.Tensor, counts: tf.Tensor) -> tf.Tensor:
-        """Returns the rows of ids, made for those that had none and are admitted, else -1.
+    def sought(self, ids: tf.Tensor, counts: tf.Tensor) -> Sought:
+        """Returns what there is of ids that came in training, each named once.
 
         Args:
-          ids: int64 [n]; an id may be named more than once.
+          ids: int64 [n].
           counts: how often each came.
         """
-        ids, positions = tf.unique(ids)
-        counts = tf.math.unsorted_segment_sum(counts, positions, tf.size(ids))
         rows = self.map.find(ids)
         missing = tf.where(rows < 0)[:, 0]
-        # Where there is no room nothing is counted either, or the counts would grow instead.
-        rows = tf.cond(
-            (tf.size(missing) > 0) & (self._room() > 0),
-            lambda: self._added(ids, counts, rows, missing),
-            lambda: rows,
-        )
         if self.overflow is not None:
-            shared = tf.where(self._room() > 0, rows, self.overflow.shared(rows))
-            self._count(shared=tf.math.count_nonzero(shared != rows))
-            rows = shared
-        there = tf.where(rows >= 0)[:, 0]
-        self.store.touch(tf.gather(rows, there), tf.gather(counts, there))
+            # Where there is no room nothing is counted either, or the counts would grow instead.
+            missing = missing[: tf.where(self._room() > 0, tf.size(missing), 0)]
         self._count(lookups=tf.reduce_sum(counts), unique=tf.size(ids, tf.int64))
-        return tf.gather(rows, positions)
+        return Sought(ids, counts, rows, missing)
 
-    def _added(
-        self, ids: tf.Tensor, counts: tf.Tensor, rows: tf.Tensor, missing: tf.Tensor
-    ) -> tf.Tensor:
-        come = tf.gather(ids, missing)
+    def admitted(self, sought: Sought) -> tf.Tensor:
+        """Returns the positions of ids that get rows now, int64, of those that have none."""
+        places = sought.missing
         if self.counter is not None:
-            totals = self.counter.added(come, tf.gather(counts, missing))
-            admitted = tf.where(totals >= self._admitted_at)[:, 0]
-            self._count(refused=tf.size(missing, tf.int64) - tf.size(admitted, tf.int64))
-            missing, come = tf.gather(missing, admitted), tf.gather(come, admitted)
+            come = tf.gather(sought.ids, places)
+            totals = self.counter.added(come, tf.gather(sought.counts, places))
+            places = tf.gather(places, tf.where(totals >= self._admitted_at)[:, 0])
+            refused = tf.size(come, tf.int64) - tf.size(places, tf.int64)
+            self._count(refused=refused)
         if self.overflow is not None:
-            room = self._room()
-            missing, come = missing[:room], come[:room]
+            places = places[: self._room()]
         if self.counter is not None:
-            self.counter.forget(come)
-        new = self.store.allocated(tf.size(come, tf.int64))
-        self.store.variable.table.update(new, self.initial(come))
-        self.map.insert(come, new)
-        self._count(new=tf.size(come, tf.int64))
-        return tf.tensor_scatter_nd_update(rows, missing[:, tf.newaxis], new)
+            self.counter.forget(tf.gather(sought.ids, places))
+        return places
+
+    def added(self, sought: Sought, places: tf.Tensor, new: tf.Tensor) -> tf.Tensor:
+        """Gives the ids at places new rows; returns the rows of all ids."""
+        self.map.insert(tf.gather(sought.ids, places), new)
+        self._count(new=tf.size(new, tf.int64))
+        return tf.tensor_scatter_nd_update(sought.rows, places[:, tf.newaxis], new)
+
+    def or_shared(self, rows: tf.Tensor) -> tf.Tensor:
+        """Returns the rows of ids that came in training, of those without one what they share."""
+        if self.overflow is None:
+            return rows
+        shared = tf.where(self._room() > 0, rows, self.overflow.shared(rows))
+        self._count(shared=tf.math.count_nonzero(shared != rows))
+        return shared
 
     def evict(self) -> tf.Tensor:
         """Takes away the rows that the table's eviction names; returns how many."""
@@ -117,12 +132,12 @@ class Table:
         if rule is None:
             return tf.constant(0, tf.int64)
         ids, rows = self.map.all()
-        ages = self.store.step.read_value() - self.store.times.gather(rows)
+        ages = self.store.step.read_value() - self.store.marks.times.gather(rows)
         goes = tf.zeros_like(ids, tf.bool)
         if rule.age is not None:
             goes |= ages >= rule.age
         if rule.count is not None:
-            goes |= self.store.touches.gather(rows) < rule.count
+            goes |= self.store.marks.touches.gather(rows) < rule.count
         self.remove(tf.boolean_mask(ids, goes), tf.boolean_mask(rows, goes))
         evicted = tf.math.count_nonzero(goes)
         self._count(evicted=evicted)

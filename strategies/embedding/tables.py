@@ -257,7 +257,13 @@ def in_workers(
       optimizers: of tables that have one of their own, by name.
     """
     variables = {
-        group: RowVariable(View(), np.zeros(group.width, np.float32), True, new_name(), strategy)
+        group: RowVariable(
+            View(wanted.expected(group, collectives.size)),
+            np.zeros(group.width, np.float32),
+            True,
+            new_name(),
+            strategy,
+        )
         for group in wanted.groups
     }
     trainers = {

@@ -90,6 +90,23 @@ def test_the_examples_in_them_hold(load, turns):
         assert tried and not failed
 
 
+def test_the_examples_in_the_sizes_of_tiny_hold(load):
+    failed, tried = doctest.testmod(load(BENCHMARKS / "peers" / "tiny.py"))
+    assert tried and not failed
+
+
+@pytest.mark.slow
+def test_the_embedding_is_measured(job):
+    command = [sys.executable, str(BENCHMARKS / "embedding.py"), "--short", "--rounds", "1"]
+    process = job.popen([*command, "--alone", "--optimizers", "Adam", "--timeout", "200"])
+    output, _ = process.communicate(timeout=600)
+    assert process.returncode == 0, output
+    lines = [line for line in output.splitlines() if line.startswith("| this package, ")]
+    assert len(lines) == 2, output
+    assert not any(" - " in line for line in lines), output
+    job.assert_nothing_left()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["all_reduce", "mirrored", "parameter_server"])
 def test_a_benchmark_runs(job, name):

@@ -162,7 +162,7 @@ assert counted["bytes_ids"] == 24 * (10_000 + 2 * 500) * (n - 1), counted
 assert counted["bytes_rows"] == 16 * (10_000 + 2 * 500) * (n - 1), counted
 assert counted["bytes_gradients"] == 16 * 10_000 * (n - 1), counted
 text = layer.plan()
-assert "10,000 x 4" in text and "108 (" in text, text  # 16 for itself and each slot variable, 60
+assert "10,000 x 4" in text and "104 (" in text, text  # 16 for itself and each slot variable, 56
 
 # Rows of one's own, and rows in files of which the last one is whole.
 layer = layer_of(2, embeddings_initializer="zeros")

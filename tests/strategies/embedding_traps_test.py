@@ -515,7 +515,7 @@ def test_the_bytes_between_workers_are_counted():
         assert found["bytes_ids"] == 24 * (away + again)
         assert found["bytes_rows"] == 4 * width * (away + again)
         assert found["bytes_gradients"] == 4 * width * away
-        row = 4 * width + 60
+        row = 4 * width + 56
         rows = len(owned[0][place]) + len(owned[1][place])
         cells = [cell.strip() for cell in first[1].splitlines()[3 + place].split("│")[1:-1]]
         assert cells == [
@@ -561,8 +561,8 @@ def test_the_plan_of_one_worker_has_slot_variables_and_what_was_refused(memory):
         DistributedEmbedding(2).plan()
     step(layer, keras.optimizers.Adam(1.0), [1, 1, 2])
     text = layer.plan()
-    held = 84 + (48 if memory is None else memory)
-    assert "84 (momentum, velocity)" in text
+    held = 80 + (48 if memory is None else memory)
+    assert "80 (momentum, velocity)" in text
     assert f"│ {held} bytes │ 0 bytes" in text or f"{held / 1024:.1f} KiB" in text
     assert "host memory: one worker trains" in text
     api = importlib.import_module("strategies.embedding.tf_keras_layer")

@@ -21,7 +21,7 @@ def test_the_memory_of_a_worker_is_the_sum_of_what_a_row_takes():
     memory = plan.memory
     assert memory.rows == 250_000 * 64
     assert memory.slot_variables == 2 * memory.rows
-    assert memory.times_and_counts + memory.map == 250_000 * (12 + 48)
+    assert memory.times_and_counts + memory.map == 250_000 * (8 + 48)
     assert memory.growth == 0  # all of its arrays are small
     assert memory.peak - memory.training == memory.saving == 250_000 * 16 + (48 << 20)
     assert memory.moving == memory.rows

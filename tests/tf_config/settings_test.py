@@ -24,6 +24,13 @@ def test_arguments_win_over_the_environment_and_that_over_the_default():
     assert settled(Request(), {})["KERAS_STRATEGIES_START_TIMEOUT"] == ["300", "default"]
 
 
+def test_arrays_stand_on_huge_pages_unless_the_c_library_is_told_something_else():
+    told = settled(Request(), {})
+    assert told["GLIBC_TUNABLES"] == ["glibc.malloc.hugetlb=1", "default"]
+    told = settled(Request(), {"GLIBC_TUNABLES": "glibc.malloc.check=3"})
+    assert told["GLIBC_TUNABLES"] == ["glibc.malloc.check=3", "environment"]
+
+
 def test_variables_of_the_users_own():
     told = settled(Request(threads=2, variables={"OMP_NUM_THREADS": "8", "A": ""}), {"A": "1"})
     assert told["OMP_NUM_THREADS"] == ["8", "argument"]

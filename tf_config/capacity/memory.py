@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from tf_config.capacity.table import PlannedTable
 
 FLOAT = 4
-# In which step a row was trained on last (int64), and how often (int32).
-_NOTED = (8, 4)
-TIMES_AND_COUNTS = sum(_NOTED)
+# In which step a row was trained on last, and how often: one int64.
+TIMES_AND_COUNTS = 8
 # Of TensorFlow's MutableHashTable, measured: 40 to 48, by how full it is.
 MAP_ENTRY = 48
 # A Python process with TensorFlow and Keras that has made a small model, measured.
@@ -72,7 +71,7 @@ def row_bytes(width: int, slot_variables: int) -> int:
     """Returns the bytes of one row, with its slot variables and its place in the map.
 
     >>> row_bytes(16, 2)
-    252
+    248
     """
     return FLOAT * width * (1 + slot_variables) + TIMES_AND_COUNTS + MAP_ENTRY
 
@@ -87,7 +86,7 @@ def memory_of(tables: Sequence[PlannedTable], slot_variables: int, holders: int)
     arrays = [
         size * rows
         for width, rows in widths.items()
-        for size in (*[FLOAT * width] * (1 + slot_variables), *_NOTED)
+        for size in (*[FLOAT * width] * (1 + slot_variables), TIMES_AND_COUNTS)
     ]
     count = sum(parts.values())
     return Memory(

@@ -1,0 +1,105 @@
+"""The distributed embedding: what a step costs, this package and its peers in turn.
+
+    $ .venv/bin/python benchmarks/embedding.py rows --optimizers SGD Adam
+    $ .venv/bin/python benchmarks/embedding.py tiny --scale 10 --torch ~/torch/bin/python
+    $ .venv/bin/python benchmarks/embedding.py tiny --scale 1 --workers 4 --alone
+
+`rows` times a step of 4096 ids in a table of ten thousand rows and in one of ten million. `tiny` is
+NVIDIA's synthetic model of that name, 55 tables and 85 ids an example, 4096 examples a step of all
+workers together, with Adagrad; `--scale 10` divides its 70 million rows by ten.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from turns import PEERS, System, measured, on_workers, parser, table
+
+OPTIMIZERS = ("SGD", "Adagrad", "Adam")
+
+
+def main() -> None:
+    arguments = parser(__doc__.splitlines()[0])
+    arguments.add_argument("what", nargs="*", help="rows, tiny (both)")
+    arguments.add_argument("--optimizers", nargs="+", choices=OPTIMIZERS, default=OPTIMIZERS)
+    arguments.add_argument("--large", type=float, default=1e7, help="rows of the large table (1e7)")
+    arguments.add_argument("--scale", type=int, default=10, help="divides Tiny's rows (10)")
+    arguments.add_argument("--ps", type=int, default=1, help="parameter servers (1)")
+    arguments.add_argument("--alone", action="store_true", help="without peers")
+    arguments.add_argument("--torch", help="a Python that has PyTorch")
+    arguments.add_argument("--torchrec", help="a Python that has TorchRec")
+    arguments.add_argument("--tfra", help="a Python that has TensorFlow Recommenders Addons")
+    given = arguments.parse_args()
+    if unknown := set(given.what) - {"rows", "tiny"}:
+        arguments.error(f"what is measured is rows or tiny. Received: {sorted(unknown)}.")
+    if not given.what or "rows" in given.what:
+        for optimizer in given.optimizers:
+            print(f"\n{optimizer}:\n")
+            print(shown(of_rows(given, optimizer), given))
+    if not given.what or "tiny" in given.what:
+        print(f"\nTiny, its rows divided by {given.scale}:\n")
+        print(shown(of_tiny(given), given))
+
+
+def shown(systems: list[System], given: argparse.Namespace) -> str:
+    """Returns what was measured as a table."""
+    return table(measured(systems, given.rounds, given.timeout), less_is_better=True)
+
+
+def of_rows(given: argparse.Namespace, optimizer: str) -> list[System]:
+    """Returns the systems whose step is timed in a small table and in a large one."""
+    large = min(given.large, 1e5) if given.short else given.large
+    rest = [optimizer, str(large), *_short(given)]
+    program = str(PEERS / "rows_step.py")
+    names = {"ours": "this package, Keras 3"}
+    if not given.alone:
+        names |= {"keras": "Keras 3's own Embedding", "tf_keras": "tf_keras's own Embedding"}
+    # As `tf-config run` starts it: arrays stand on huge pages.
+    systems = [on_workers(names.pop("ours"), 1, program, "ours", *rest)]
+    systems += [on_workers(text, 1, program, name, *rest) for name, text in names.items()]
+    if given.torch:
+        systems.append(on_workers("PyTorch, sparse", 1, given.torch, program, "torch", *rest))
+    return systems
+
+
+def of_tiny(given: argparse.Namespace) -> list[System]:
+    """Returns the systems that train the synthetic model."""
+    scale = 1000 if given.short else given.scale
+    rest = [scale, *_short(given)]
+    keras, torch = PEERS / "tiny_keras.py", PEERS / "tiny_torch.py"
+    many = f"{given.workers} workers"
+    systems = [on_workers(f"this package, {many}", given.workers, keras, "ours", *rest)]
+    if given.alone:
+        return systems
+    systems += [
+        on_workers("this package, one process", 1, keras, "ours", *rest),
+        on_workers(
+            f"this package, parameter servers, async, {many}", given.workers, keras, "ours", scale,
+            "async", *_short(given), ps=given.ps,
+        ),
+        on_workers("Keras 3's own Embedding, one process", 1, keras, "keras", *rest),
+        on_workers("tf_keras's own Embedding, one process", 1, keras, "tf_keras", *rest),
+        on_workers(
+            f"TensorFlow MultiWorkerMirrored, tf_keras, {many}", given.workers, keras, "stock",
+            *rest,
+        ),
+        on_workers(f"Horovod, tf_keras, {many}", given.workers, keras, "horovod", *rest),
+    ]  # fmt: skip
+    if given.torch:
+        systems.append(on_workers("PyTorch EmbeddingBag, one process", 1, given.torch, torch,
+                                  "bags", *rest))  # fmt: skip
+    if given.torchrec:
+        systems.append(on_workers(f"TorchRec, by rows, gloo, {many}", given.workers,
+                                  given.torchrec, torch, "torchrec", *rest))  # fmt: skip
+    if given.tfra:
+        command = (given.tfra, str(PEERS / "tiny_tfra.py"), *map(str, rest))
+        systems.append(System("TensorFlow Recommenders Addons, one process", command))
+    return systems
+
+
+def _short(given: argparse.Namespace) -> list[str]:
+    return ["--short"] if given.short else []
+
+
+if __name__ == "__main__":
+    main()

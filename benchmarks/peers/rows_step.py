@@ -1,0 +1,147 @@
+"""Times a step of 4096 ids in a small table and in a large one, in turn; prints milliseconds.
+
+rows_step.py ours|keras|tf_keras|torch SGD|Adagrad|Adam [LARGE]
+
+The model is an embedding and a Dense layer of one unit. Ids follow Zipf's law of exponent 1.05 over
+ten thousand ranks in both tables, so that as many rows are touched; in each batch they are others.
+Under `ours` all rows are there before the first step, and memory is measured over that.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+SHORT = "--short" in sys.argv
+WIDTH, IDS, EXPONENT, SMALL = 16, 4096, 1.05, 10_000
+BATCHES, ROUNDS, PIECE = (3, 2, 1 << 16) if SHORT else (150, 4, 1 << 16)
+SECONDS = 4.0  # a round takes at most, of a table
+LEARNING_RATE = 0.01
+MIB = 1 << 20
+
+Step = Callable[[np.ndarray, np.ndarray], Any]
+
+
+def batches(rows: int) -> np.ndarray:
+    """Returns ids, int64 [batches, 4096]."""
+    random = np.random.default_rng(0)
+    frequencies = np.cumsum(np.arange(1, SMALL + 1) ** -EXPONENT)
+    drawn = random.random([BATCHES, IDS]) * frequencies[-1]
+    ranks = np.minimum(np.searchsorted(frequencies, drawn), SMALL - 1)
+    return (ranks * (rows // SMALL) + random.integers(0, rows, [BATCHES, 1])) % rows
+
+
+def by_keras(api: Any, embedding: Any, optimizer: str) -> Step:
+    """Returns a step of a Keras model, Keras 3's or tf_keras's."""
+    ids = api.Input([], dtype="int64")
+    model = api.Model(ids, api.layers.Dense(1)(embedding(ids)))
+    model.compile(getattr(api.optimizers, optimizer)(LEARNING_RATE), "mse")
+    return model.train_on_batch
+
+
+def by_torch(rows: int, optimizer: str) -> Step:
+    import torch
+
+    torch.set_num_threads(1)
+    table = torch.nn.Embedding(rows, WIDTH, sparse=True)
+    dense = torch.nn.Linear(WIDTH, 1)
+    sparse_name = "SparseAdam" if optimizer == "Adam" else optimizer
+    updates = [
+        getattr(torch.optim, sparse_name)(table.parameters(), LEARNING_RATE),
+        getattr(torch.optim, optimizer)(dense.parameters(), LEARNING_RATE),
+    ]
+
+    def step(ids: np.ndarray, labels: np.ndarray) -> float:
+        for each in updates:
+            each.zero_grad()
+        rows = dense(table(torch.from_numpy(ids)))
+        loss = torch.nn.functional.mse_loss(rows, torch.from_numpy(labels))
+        loss.backward()
+        for each in updates:
+            each.step()
+        return loss.item()
+
+    return step
+
+
+def step_of(name: str, rows: int, optimizer: str) -> tuple[Step, dict[str, float]]:
+    """Returns a system's step, and what its table takes."""
+    if name == "torch":
+        return by_torch(rows, optimizer), {}
+    if name == "tf_keras":
+        import tf_keras
+
+        return by_keras(tf_keras, tf_keras.layers.Embedding(rows, WIDTH), optimizer), {}
+    import keras
+
+    if name == "keras":
+        return by_keras(keras, keras.layers.Embedding(rows, WIDTH), optimizer), {}
+    import strategies
+
+    layer = strategies.DistributedEmbedding(WIDTH, rows)
+    step = by_keras(keras, layer, optimizer)
+    step(np.arange(IDS) % rows, np.zeros([IDS, 1], np.float32))
+    return step, filled(layer, rows)
+
+
+def filled(layer: Any, rows: int) -> dict[str, float]:
+    """Gives all ids their rows; returns the bytes that each takes."""
+    import tensorflow as tf
+
+    def taken() -> tuple[float, float]:
+        gc.collect()
+        lines = Path("/proc/self/status").read_text().splitlines()
+        (line,) = (line for line in lines if line.startswith("VmRSS:"))
+        tensors = tf.config.experimental.get_memory_info("CPU:0")["current"]
+        return int(line.split()[1]) * 1024, tensors
+
+    values = np.random.default_rng(0).normal(0, 0.01, [PIECE, WIDTH]).astype(np.float32)
+    before = taken()
+    for start in range(0, rows, PIECE):
+        ids = np.arange(start, min(start + PIECE, rows))
+        layer.set_rows(ids, values[: len(ids)])
+    after = taken()
+    resident, tensors = ((late - early) / rows for early, late in zip(before, after, strict=True))
+    return {"resident bytes a row": resident, "tensors, bytes a row": tensors}
+
+
+def main() -> None:
+    name, optimizer, *large = [each for each in sys.argv[1:] if not each.startswith("--")]
+    sizes = (SMALL, int(float(large[0])) if large else 10_000_000)
+    labels = np.zeros([IDS, 1], np.float32)
+    steps, ids, memory = {}, {}, {}
+    for rows in sizes:
+        steps[rows], memory = step_of(name, rows, optimizer)
+        ids[rows] = batches(rows)
+    taken: dict[int, list[float]] = {rows: [] for rows in sizes}
+    for number in range(ROUNDS):
+        for rows, step in steps.items():
+            begun = time.perf_counter()
+            for batch in ids[rows]:
+                start = time.perf_counter()
+                if start > begun + SECONDS:
+                    break
+                step(batch, labels)
+                # The first round makes the graph.
+                if number:
+                    taken[rows].append(1000 * (time.perf_counter() - start))
+    small, large_ms = (statistics.median(taken[rows]) for rows in sizes)
+    found = {
+        f"ms, {sizes[0]:,} rows": small,
+        f"ms, {sizes[1]:,} rows": large_ms,
+        "large / small": large_ms / small,
+        **memory,
+    }
+    print("RESULT", json.dumps(found), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+"""What is noted of rows, and what room arrays have."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import strategies
+from strategies.embedding.config import MOST_TOUCHES
+from strategies.embedding.marks import Marks
+from strategies.row_array import Rows
+
+
+def room_of(rows):
+    return int(tf.raw_ops.VariableShape(input=rows._array.handle)[0])
+
+
+def test_when_and_how_often_are_one_number_and_do_not_disturb_each_other():
+    marks = Marks()
+    rows = tf.constant([0, 1, 2], tf.int64)
+    marks.array.resize(tf.constant(3, tf.int64))
+    marks.touch(rows, tf.constant(7, tf.int64), tf.constant([1, 2, MOST_TOUCHES + 5], tf.int64))
+    marks.touch(rows[:2], tf.constant(2**40, tf.int64), tf.constant([5, 6], tf.int64))
+    assert marks.times.gather(rows).numpy().tolist() == [2**40, 2**40, 7]
+    # A row that comes in each example never counts as one that came seldom.
+    assert marks.touches.gather(rows).numpy().tolist() == [6, 8, MOST_TOUCHES]
+    marks.times.update(rows[1:], tf.constant([3, 4], tf.int64))
+    marks.touches.update(rows[:2], tf.constant([9, -1], tf.int32))
+    assert marks.times.gather(rows).numpy().tolist() == [2**40, 3, 4]
+    assert marks.touches.gather(rows).numpy().tolist() == [9, 0, MOST_TOUCHES]
+
+
+def test_an_eviction_names_no_count_beyond_that():
+    assert strategies.Eviction(count=MOST_TOUCHES).count == MOST_TOUCHES
+    with pytest.raises(ValueError, match=f"up to {MOST_TOUCHES}. Received: count=1048576"):
+        strategies.Eviction(count=MOST_TOUCHES + 1)
+
+
+@pytest.mark.parametrize("expected", [100, 300_000, 3_000_000])
+def test_an_array_has_the_room_that_is_expected_of_it_and_grows_beyond(expected):
+    rows = Rows((4,), tf.float32, fill=1.0, expected=expected)
+    rows.resize(tf.constant(expected * 3 // 4, tf.int64))
+    assert room_of(rows) <= max(expected, (1 << 24) // 16)
+    rows.resize(tf.constant(expected, tf.int64))
+    assert room_of(rows) == expected
+    if expected == 100:
+        rows.resize(tf.constant(101, tf.int64))
+        assert room_of(rows) == 200
+        assert rows.gather(tf.constant([0, 100], tf.int64)).numpy().tolist() == [[1.0] * 4] * 2
+
+
+def test_tables_that_say_input_dim_and_their_slot_variables_reserve_no_more():
+    layer = strategies.DistributedEmbedding(4, input_dim=2_000_000)
+    model = keras.Sequential([layer, keras.layers.Dense(1)])
+    model.compile("adagrad", "mse")
+    for start in range(0, 1_200_000, 300_000):
+        ids = np.arange(start, start + 300_000)
+        model.train_on_batch(ids, np.zeros([300_000, 1], np.float32))
+    (table,) = layer._built_tables()._homes[0].tables.values()
+    slots = table.store.slots()
+    assert list(slots) == ["accumulator"]
+    for array in (table.store.variable.table, table.store.marks.array, *slots.values()):
+        assert room_of(array) == 2_000_001
