@@ -20,20 +20,22 @@ def cache(tmp_path_factory):
 @pytest.mark.parametrize(
     ("strategy", "keras"),
     [
-        pytest.param("multi-worker", "keras", marks=pytest.mark.slow),
-        pytest.param("multi-worker", "tf_keras", marks=pytest.mark.slow),
-        pytest.param("mirrored", "keras", marks=pytest.mark.slow),
-        pytest.param("mirrored", "tf_keras", marks=pytest.mark.slow),
-        pytest.param("multi-worker-2x2", "keras", marks=pytest.mark.slow),
-        pytest.param("multi-worker-2x2", "tf_keras", marks=pytest.mark.slow),
-        pytest.param("multi-worker-tensorflow", "keras", marks=pytest.mark.slow),
-        pytest.param("multi-worker-tensorflow", "tf_keras", marks=pytest.mark.slow),
+        pytest.param(strategy, keras, marks=pytest.mark.slow)
+        for strategy in (
+            "mirrored",
+            "central",
+            "multi-worker",
+            "multi-worker-tensorflow",
+            "multi-worker-2x2",
+            "servers-sync",
+        )
+        for keras in KERAS
     ],
 )
 def test_every_cell_is_as_the_table_says(job, cache, strategy, keras):
     command = [sys.executable, TOOL, "--strategy", strategy, "--keras", keras, "--cache", cache]
     process = job.popen(list(map(str, command)))
-    output, _ = process.communicate(timeout=600)
+    output, _ = process.communicate(timeout=1200)
     assert process.returncode == 0, output
     assert output.count("| yes") >= 20, output
     job.assert_nothing_left()
