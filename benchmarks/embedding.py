@@ -89,11 +89,11 @@ def of_tiny(given: argparse.Namespace) -> list[System]:
         systems.append(on_workers("PyTorch EmbeddingBag, one process", 1, given.torch, torch,
                                   "bags", *rest))  # fmt: skip
     if given.torchrec:
-        systems.append(on_workers(f"TorchRec, by rows, gloo, {many}", given.workers,
+        systems.append(on_workers(f"TorchRec, by tables, gloo, {many}", given.workers,
                                   given.torchrec, torch, "torchrec", *rest))  # fmt: skip
     if given.tfra:
-        command = (given.tfra, str(PEERS / "tiny_tfra.py"), *map(str, rest))
-        systems.append(System("TensorFlow Recommenders Addons, one process", command))
+        systems.append(on_workers("TensorFlow Recommenders Addons, one process", 1, given.tfra,
+                                  PEERS / "tiny_tfra.py", *rest))  # fmt: skip
     return systems
 
 

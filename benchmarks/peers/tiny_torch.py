@@ -2,8 +2,9 @@
 
 tiny_torch.py bags|torchrec SCALE
 
-`bags` is `EmbeddingBag(sparse=True)` in one process; `torchrec` shards the tables by rows over the
-workers of TF_CONFIG, on gloo, with the optimizer's step in the backward pass.
+`bags` is `EmbeddingBag(sparse=True)` in one process; `torchrec` places the tables on the workers of
+TF_CONFIG as its planner sees fit (by rows it does not, on CPUs), on gloo, with the optimizer's step
+in the backward pass.
 """
 
 from __future__ import annotations
@@ -64,8 +65,6 @@ def sharded(scale: int) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], 
     from torchrec.distributed import DistributedModelParallel
     from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
     from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
-    from torchrec.distributed.planner.types import ParameterConstraints
-    from torchrec.distributed.types import ShardingType
     from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
     made = tiny.tables(scale)
@@ -90,12 +89,10 @@ def sharded(scale: int) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], 
         torch.optim.Adagrad, collection.parameters(), {"lr": tiny.LEARNING_RATE}
     )
     workers = torch.distributed.get_world_size()
-    by_rows = ParameterConstraints(sharding_types=[ShardingType.ROW_WISE.value])
     sharders: list[Any] = [EmbeddingBagCollectionSharder()]
     planner = EmbeddingShardingPlanner(
         topology=Topology(world_size=workers, compute_device="cpu", local_world_size=workers),
         batch_size=tiny.BATCH // workers,
-        constraints={table.name: by_rows for table in made if table.rows >= 1000},
     )
     plan = planner.collective_plan(collection, sharders, torch.distributed.GroupMember.WORLD)
     tables = DistributedModelParallel(

@@ -51,7 +51,8 @@ def test_an_array_has_the_room_that_is_expected_of_it_and_grows_beyond(expected)
 
 def test_tables_that_say_input_dim_and_their_slot_variables_reserve_no_more():
     layer = strategies.DistributedEmbedding(4, input_dim=2_000_000)
-    model = keras.Sequential([layer, keras.layers.Dense(1)])
+    ids = keras.Input([], dtype="int64")
+    model = keras.Model(ids, keras.layers.Dense(1)(layer(ids)))
     model.compile("adagrad", "mse")
     for start in range(0, 1_200_000, 300_000):
         ids = np.arange(start, start + 300_000)
