@@ -60,3 +60,13 @@ def test_tables_that_say_input_dim_and_their_slot_variables_reserve_no_more():
     assert list(slots) == ["accumulator"]
     for array in (table.store.variable.table, table.store.marks.array, *slots.values()):
         assert room_of(array) == 200_001
+
+
+def test_a_row_that_ids_share_counts_for_all_of_them():
+    layer = strategies.DistributedEmbedding(2, input_dim=1, overflow="share")
+    layer(tf.constant([1, 1], tf.int64), training=True)
+    layer(tf.constant([1, 2, 3, 3], tf.int64), training=True)
+    (table,) = layer._built_tables()._homes[0].tables.values()
+    rows = tf.concat([table.map.find(tf.constant([1], tf.int64)), table.overflow.row()], 0)
+    assert table.store.marks.touches.gather(rows).numpy().tolist() == [3, 3]
+    assert table.store.marks.times.gather(rows).numpy().tolist() == [2, 2]
