@@ -40,7 +40,7 @@ benchmarks: setup
 	$(BIN)/python benchmarks/all_reduce.py $(addprefix --torch ,$(TORCH))
 	$(BIN)/python benchmarks/mirrored.py $(addprefix --torch ,$(TORCH))
 	$(BIN)/python benchmarks/parameter_server.py
-	$(BIN)/python benchmarks/embedding.py --large 1e6 --rounds 3 $(addprefix --torch ,$(TORCH))
+	$(BIN)/python benchmarks/embedding.py --large 1e6 --scale 100 --rounds 1 $(addprefix --torch ,$(TORCH))
 
 compatibility: setup
 	mkdir -p docs

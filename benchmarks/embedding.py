@@ -27,8 +27,6 @@ def main() -> None:
     arguments.add_argument("--ps", type=int, default=1, help="parameter servers (1)")
     arguments.add_argument("--alone", action="store_true", help="without peers")
     arguments.add_argument("--torch", help="a Python that has PyTorch")
-    arguments.add_argument("--torchrec", help="a Python that has TorchRec")
-    arguments.add_argument("--tfra", help="a Python that has TensorFlow Recommenders Addons")
     given = arguments.parse_args()
     if unknown := set(given.what) - {"rows", "tiny"}:
         arguments.error(f"what is measured is rows or tiny. Received: {sorted(unknown)}.")
@@ -66,7 +64,7 @@ def of_tiny(given: argparse.Namespace) -> list[System]:
     """Returns the systems that train the synthetic model."""
     scale = 1000 if given.short else given.scale
     rest = [scale, *_short(given)]
-    keras, torch = PEERS / "tiny_keras.py", PEERS / "tiny_torch.py"
+    keras = PEERS / "tiny_keras.py"
     many = f"{given.workers} workers"
     systems = [on_workers(f"this package, {many}", given.workers, keras, "ours", *rest)]
     if given.alone:
@@ -86,14 +84,8 @@ def of_tiny(given: argparse.Namespace) -> list[System]:
         on_workers(f"Horovod, tf_keras, {many}", given.workers, keras, "horovod", *rest),
     ]  # fmt: skip
     if given.torch:
-        systems.append(on_workers("PyTorch EmbeddingBag, one process", 1, given.torch, torch,
-                                  "bags", *rest))  # fmt: skip
-    if given.torchrec:
-        systems.append(on_workers(f"TorchRec, by rows, gloo, {many}", given.workers,
-                                  given.torchrec, torch, "torchrec", *rest))  # fmt: skip
-    if given.tfra:
-        command = (given.tfra, str(PEERS / "tiny_tfra.py"), *map(str, rest))
-        systems.append(System("TensorFlow Recommenders Addons, one process", command))
+        name = "PyTorch EmbeddingBag, one process"
+        systems.append(on_workers(name, 1, given.torch, PEERS / "tiny_torch.py", *rest))
     return systems
 
 

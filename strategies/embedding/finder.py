@@ -97,7 +97,11 @@ class Finder:
         numbers = tf.concat(rows, 0)
         counts = tf.concat([each.counts for each in sought], 0)
         there = tf.where(numbers >= 0)[:, 0]
-        self._store.touch(tf.gather(numbers, there), tf.gather(counts, there))
+        numbers, counts = tf.gather(numbers, there), tf.gather(counts, there)
+        if self.is_shared:
+            numbers, places = tf.unique(numbers)
+            counts = tf.math.unsorted_segment_sum(counts, places, tf.size(numbers))
+        self._store.touch(numbers, counts)
 
     def _values(
         self, parts: Sequence[tf.Tensor], rows: Sequence[tf.Tensor], training: bool

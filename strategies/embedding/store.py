@@ -53,7 +53,7 @@ class RowStore:
         self._free.assign(tf.concat([self._free.read_value(), rows], 0))
 
     def touch(self, rows: tf.Tensor, counts: tf.Tensor) -> None:
-        """Notes that rows are trained on in this step, each so often."""
+        """Notes that rows, each named once, are trained on in this step, each so often."""
         self.marks.touch(rows, self.step.read_value(), counts)
 
     def clear(self) -> None:

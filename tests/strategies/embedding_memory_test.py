@@ -50,14 +50,23 @@ def test_an_array_has_the_room_that_is_expected_of_it_and_grows_beyond(expected)
 
 
 def test_tables_that_say_input_dim_and_their_slot_variables_reserve_no_more():
-    layer = strategies.DistributedEmbedding(4, input_dim=2_000_000)
-    model = keras.Sequential([layer, keras.layers.Dense(1)])
+    layer = strategies.DistributedEmbedding(4, input_dim=200_000)
+    ids = keras.Input([], dtype="int64")
+    model = keras.Model(ids, keras.layers.Dense(1)(layer(ids)))
     model.compile("adagrad", "mse")
-    for start in range(0, 1_200_000, 300_000):
-        ids = np.arange(start, start + 300_000)
-        model.train_on_batch(ids, np.zeros([300_000, 1], np.float32))
+    model.train_on_batch(np.arange(120_000), np.zeros([120_000, 1], np.float32))
     (table,) = layer._built_tables()._homes[0].tables.values()
     slots = table.store.slots()
     assert list(slots) == ["accumulator"]
     for array in (table.store.variable.table, table.store.marks.array, *slots.values()):
-        assert room_of(array) == 2_000_001
+        assert room_of(array) == 200_001
+
+
+def test_a_row_that_ids_share_counts_for_all_of_them():
+    layer = strategies.DistributedEmbedding(2, input_dim=1, overflow="share")
+    layer(tf.constant([1, 1], tf.int64), training=True)
+    layer(tf.constant([1, 2, 3, 3], tf.int64), training=True)
+    (table,) = layer._built_tables()._homes[0].tables.values()
+    rows = tf.concat([table.map.find(tf.constant([1], tf.int64)), table.overflow.row()], 0)
+    assert table.store.marks.touches.gather(rows).numpy().tolist() == [3, 3]
+    assert table.store.marks.times.gather(rows).numpy().tolist() == [2, 2]
