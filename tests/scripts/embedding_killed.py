@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 import strategies
+from strategies.embedding import array_files
 from strategies.workers import collectives_of
 
 directory, what = sys.argv[1], sys.argv[2]
@@ -25,7 +26,7 @@ good = np.stack([ids, -ids], 1).astype("float32")
 
 
 def dies_after(files):
-    """Lets this process be killed when it has written so many files, `latest` being the last."""
+    """Lets this process be killed when it has closed so many files, `latest` being the last."""
     left = [files]
 
     def counted(write):
@@ -37,7 +38,8 @@ def dies_after(files):
 
         return written
 
-    np.save, Path.replace = counted(np.save), counted(Path.replace)
+    array_files._ArrayFile.close = counted(array_files._ArrayFile.close)
+    Path.replace = counted(Path.replace)
 
 
 if what == "save":

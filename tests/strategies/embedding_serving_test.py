@@ -115,6 +115,7 @@ def test_tables_with_optimizers_are_trained_where_the_model_has_no_other_weight(
     assert [float(each) for each in model.trainable_variables] == [0.0], "the lead moved"
 
 
+@pytest.mark.slow
 def test_tf_keras_saves_what_it_can_load_again(tmp_path):
     inputs = tf_keras.Input([2], dtype="int64")
     layer = tf_keras_layer.DistributedEmbedding(3, name="t", embeddings_initializer="normal")
