@@ -287,8 +287,19 @@ def know_slots() -> None:
     _creators.entered = scope
 
 
+def table_asked_for(kwargs: dict[str, Any]) -> RowVariable | None:
+    """Returns the table's variable that a new variable is to be, by its name; else None.
+
+    Keras 3 makes a layer's weights later where it builds a model by trying it out.
+    """
+    return _named.get(kwargs.get("name") or "")
+
+
 def _created(next_creator: Callable, **kwargs: Any) -> Any:
     name = kwargs.get("name") or ""
+    table = table_asked_for(kwargs)
+    if table is not None:
+        return table
     if "embedding_rows_" in name and not kwargs.get("trainable"):
         for known, variable in list(_named.items()):
             if known in name:

@@ -86,7 +86,7 @@ class Lookup:
     def _token(self) -> tf.Tensor:
         """Returns what lookups of one backward pass have in common, so that it sees them all."""
         token = getattr(self._recorded, "token", None)
-        if token is None or not is_recorded([token]):
+        if token is None or not is_recorded([token]) or not _is_seen(token):
             trainer = self._trainer
             token = self._gate(self._variable.token() if trainer is None else trainer.token())
             self._recorded.token = token
@@ -111,6 +111,15 @@ class Lookup:
             return tf.identity(token), gradient
 
         return gate(token)
+
+
+def _is_seen(token: tf.Tensor) -> bool:
+    """Whether a tensor can be used here: Keras tries a model out in a graph of its own."""
+    made_in = getattr(token, "graph", None)
+    graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+    while graph is not made_in and graph is not None:
+        graph = getattr(graph, "outer_graph", None)
+    return graph is made_in
 
 
 def shown(view: View, values: tf.Tensor, rows: tf.Tensor) -> tf.IndexedSlices:
