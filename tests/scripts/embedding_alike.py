@@ -92,11 +92,9 @@ with contextlib.nullcontext() if kind == "none" else strategy.scope():
 model.fit(x, y, batch_size=case["batch"], shuffle=False, verbose=0)
 found = {"predictions": model.predict(x, batch_size=case["batch"], verbose=0)}
 everyone = collectives_of(strategy)
-for table in {feature.table.name for feature in FEATURES.values()}:
-    parts = (
-        everyone.all_gather(tf.constant(part)).numpy() for part in joined.embedding.rows(table)
-    )
-    keys, values = parts
+for table in sorted({feature.table.name for feature in FEATURES.values()}):
+    mine = joined.embedding.rows(table)
+    keys, values = (everyone.all_gather(tf.constant(part)).numpy() for part in mine)
     order = np.argsort(keys)
     found[f"{table}/ids"], found[f"{table}/rows"] = keys[order], values[order]
 assert optimizer.iterations == STEPS
