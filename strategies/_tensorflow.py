@@ -1,7 +1,8 @@
 """The only door to TensorFlow's private modules: each private name, imported here once.
 
 Checked on TensorFlow 2.18.1 and 2.21.0; `CommunicationOptions`, `DistributedDatasetSpec`,
-`ResourceVariable`, `context`, `in_save_context` and `is_recorded` on 2.21.0 alone.
+`FunctionCallOptions`, `ResourceVariable`, `context`, `in_save_context` and `is_recorded` on 2.21.0
+alone.
 """
 
 from tensorflow.python.distribute.collective_all_reduce_strategy import (
@@ -28,7 +29,7 @@ from tensorflow.python.distribute.values import (
     PerReplica,
     PerReplicaSpec,
 )
-from tensorflow.python.eager.context import context, global_seed
+from tensorflow.python.eager.context import FunctionCallOptions, context, global_seed
 from tensorflow.python.eager.record import should_record_backprop as is_recorded
 from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext as is_compiled_by_xla
 from tensorflow.python.ops.control_flow_v2_func_graphs import WhileBodyFuncGraph
@@ -47,6 +48,7 @@ __all__ = [
     "DistributedDataset",
     "DistributedDatasetSpec",
     "DistributedValues",
+    "FunctionCallOptions",
     "Mirrored",
     "MirroredVariable",
     "PerReplica",

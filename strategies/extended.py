@@ -21,7 +21,7 @@ from strategies.collectives.replicas import ReplicaCollectives
 from strategies.input import ReplicaDataset, equal_steps, number_of_rows, share
 from strategies.randomness import KERAS_SEED, own_seed, seed_states, seeded
 from strategies.reduction import ReductionOptions, ReplicaCrossDeviceOps
-from strategies.row_variable import RowVariable
+from strategies.row_variable import RowVariable, table_asked_for
 from strategies.split_state import SplitState
 
 # How Keras 3 names the scale of its LossScaleOptimizer, and we that of ours.
@@ -184,6 +184,9 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         return self._local_results(value)[0]
 
     def _create_variable(self, next_creator: Callable, **kwargs: Any) -> Any:
+        table = table_asked_for(kwargs)
+        if table is not None:
+            return table
         beside = kwargs.get("colocate_with")
         if isinstance(beside, RowVariable):
             return beside.make_slot(kwargs["name"], kwargs["initial_value"], kwargs.get("dtype"))

@@ -75,13 +75,18 @@ class Rows:
                 tf.zeros([0, *shape], self.dtype), trainable=False, shape=[None, *shape]
             )
             self._length = ResourceVariable(tf.constant(0, tf.int64), trainable=False)
+        # Many functions of a graph ask for it, and it is long.
+        self._resized_in_graph = tf.function(self._resized, autograph=False)
 
     def resize(self, length: tf.Tensor) -> None:
         """Sees to it that there are so many rows, or more."""
+        fill = None if self.fill is None else tf.constant(self.fill, self.dtype)
+        (self._resized if tf.executing_eagerly() else self._resized_in_graph)(length, fill)
+
+    def _resized(self, length: tf.Tensor, fill: tf.Tensor | None) -> None:
         with tf.device(HOST):
-            tf.cond(
-                length > self._length.read_value(), lambda: self._extended(length), lambda: False
-            )
+            there = self._length.read_value()
+            tf.cond(length > there, lambda: self._extended(length, fill), lambda: False)
 
     def gather(self, rows: tf.Tensor) -> tf.Tensor:
         """Returns rows by their numbers."""
@@ -121,26 +126,26 @@ class Rows:
     def reset(self, rows: tf.Tensor) -> None:
         """Sets rows to what new ones are, those that there are."""
         there = tf.boolean_mask(rows, rows < self._length.read_value())
-        self.update(there, self._filling(tf.size(there)))
+        self.update(there, self._tiled(tf.constant(self.fill, self.dtype), tf.size(there)))
 
     def clear(self) -> None:
         """Forgets all rows."""
         self._array.assign(tf.zeros([0, *self.shape], self.dtype))
         self._length.assign(0)
 
-    def _filling(self, count: tf.Tensor) -> tf.Tensor:
-        fill = tf.constant(self.fill, self.dtype)[tf.newaxis]
-        return tf.tile(fill, [count, *[1] * len(self.shape)])
+    def _tiled(self, row: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
+        return tf.tile(row[tf.newaxis], [count, *[1] * len(self.shape)])
 
-    def _extended(self, length: tf.Tensor) -> bool:
+    def _extended(self, length: tf.Tensor, fill: tf.Tensor | None) -> bool:
         there = self._length.read_value()
         space = tf.raw_ops.VariableShape(input=self._array.handle, out_type=tf.int64)[0]
         tf.cond(length > space, lambda: self._moved(there, length, space), lambda: False)
-        if self.fill is not None:
+        if fill is not None:
 
             def filled(start: tf.Tensor) -> tuple[tf.Tensor]:
                 stop = tf.minimum(start + _CHUNK, length)
-                self.update(tf.range(start, stop), self._filling(tf.cast(stop - start, tf.int32)))
+                count = tf.cast(stop - start, tf.int32)
+                self.update(tf.range(start, stop), self._tiled(fill, count))
                 return (stop,)
 
             tf.while_loop(lambda start: start < length, filled, [there])

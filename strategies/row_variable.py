@@ -292,8 +292,19 @@ def know_slots() -> None:
     _creators.entered = scope
 
 
+def table_asked_for(kwargs: dict[str, Any]) -> RowVariable | None:
+    """Returns the table's variable that a new variable is to be, by its name; else None.
+
+    Keras 3 makes a layer's weights later where it builds a model by trying it out.
+    """
+    return _named.get(kwargs.get("name") or "")
+
+
 def _created(next_creator: Callable, **kwargs: Any) -> Any:
     name = kwargs.get("name") or ""
+    table = table_asked_for(kwargs)
+    if table is not None:
+        return table
     # Without a value it is one that TensorFlow makes for what it loads from a SavedModel.
     is_slot = not kwargs.get("trainable") and kwargs.get("initial_value") is not None
     if "embedding_rows_" in name and is_slot:

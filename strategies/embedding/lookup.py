@@ -99,7 +99,7 @@ class Lookup:
         By the token that pass sees them all.
         """
         token = getattr(self._recorded, "token", None)
-        if token is not None and is_recorded([token]):
+        if token is not None and is_recorded([token]) and _is_seen(token):
             return token, False
         trainer = self._trainer
         token = self._gate(self._variable.token() if trainer is None else trainer.token())
@@ -139,6 +139,15 @@ def _is_first_replica() -> bool:
     context = tf.distribute.get_replica_context()
     extended = None if context is None else context.strategy.extended
     return not isinstance(extended, ReplicatedExtended) or extended.local_replica() == 0
+
+
+def _is_seen(token: tf.Tensor) -> bool:
+    """Whether a tensor can be used here: Keras tries a model out in a graph of its own."""
+    made_in = getattr(token, "graph", None)
+    graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+    while graph is not made_in and graph is not None:
+        graph = getattr(graph, "outer_graph", None)
+    return graph is made_in
 
 
 def shown(view: View, values: tf.Tensor, rows: tf.Tensor) -> tf.IndexedSlices:

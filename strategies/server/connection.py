@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import tensorflow as tf
 from absl import logging
 
+from strategies._tensorflow import FunctionCallOptions, context
 from tf_config import Address, ClusterSpec, Task
 from tf_config.connect import connect
 
@@ -51,6 +52,8 @@ class Server:
         config = _V1.ConfigProto()
         config.graph_options.rewrite_options.disable_meta_optimizer = not is_optimized
         self._session = _V1.Session(f"grpc://{address}", graph=self.graph, config=config)
+        # A function that is called has a configuration of its own.
+        self._options = None if is_optimized else FunctionCallOptions(config_proto=config)
         self._lock = threading.RLock()
         self._built: dict[Any, Any] = {}
         self._apart: list[Server] = []
@@ -70,7 +73,7 @@ class Server:
     @contextlib.contextmanager
     def building(self) -> Iterator[None]:
         """Operations that are made in the block are added to what the server can run."""
-        with self._lock, self.graph.as_default(), tf.device(_CPU):
+        with self._lock, self.graph.as_default(), tf.device(_CPU), _calling(self._options):
             yield
 
     def once(self, key: Any, build: Callable[[], _T]) -> _T:
@@ -173,6 +176,17 @@ class Server:
         with self.building():
             *results, done = alone()
         return done.op, results
+
+
+@contextlib.contextmanager
+def _calling(options: FunctionCallOptions | None) -> Iterator[None]:
+    """In the block, this thread's calls of functions have these options; None leaves them."""
+    before = context().function_call_options
+    context().function_call_options = options or before
+    try:
+        yield
+    finally:
+        context().function_call_options = before
 
 
 def close(session: tf.compat.v1.Session) -> None:

@@ -18,6 +18,7 @@ from strategies.collectives import Collectives, LocalCollectives
 from strategies.extended import ReplicatedExtended, is_unsynchronized_state
 from strategies.input import ReplicaDataset, equal_steps, share
 from strategies.reduction import ReductionOptions
+from strategies.row_variable import table_asked_for
 from strategies.server.changes import Change
 from strategies.server.connection import Servers
 from strategies.server.creation import aggregated, assigns, contain, first_value, is_whole_number
@@ -111,7 +112,8 @@ class ServerExtended(ReplicatedExtended):
     def _create_variable(self, next_creator: Callable, **kwargs: Any) -> Any:
         beside = kwargs.get("colocate_with")
         is_own = kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ
-        if is_own or isinstance(beside, RowsOnServers):
+        is_of_rows = isinstance(beside, RowsOnServers) or table_asked_for(kwargs) is not None
+        if is_own or is_of_rows:
             return super()._create_variable(next_creator, **kwargs)
         if isinstance(beside, SharedVariable) and self._geo is None:
             with tf.init_scope():

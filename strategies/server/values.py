@@ -34,6 +34,7 @@ class Held:
       dtype: the variable's.
       slices: its rows on the servers; for a counter one slice, which each server has a copy of.
       parts: for each slice the TensorFlow variable in its server's graph.
+      again: the same variables in the graph of what is done to each by itself.
       is_counter: whether each server counts for itself, all alike.
     """
 
@@ -43,6 +44,7 @@ class Held:
     slices: tuple[Slice, ...]
     is_counter: bool = False
     parts: list[ResourceVariable] = field(default_factory=list)
+    again: list[ResourceVariable] = field(default_factory=list)
 
     def here(self, server: int) -> list[int]:
         """Returns the numbers of the slices on a server."""
@@ -70,6 +72,8 @@ class Values:
 
     def __init__(self, servers: Servers, placement: Placement, timeout: float):
         self._servers = servers
+        # What is done to one variable does not send the functions that change all of them.
+        self._apart = [server.apart() for server in servers.servers]
         self._placement = placement
         self._timeout = timeout
         self._lock = threading.Lock()
@@ -117,6 +121,7 @@ class Values:
             self.held.append(held)
         for number, part in enumerate(slices):
             held.parts.append(self._part(held, number, self._servers.servers[part.server]))
+            held.again.append(self._part(held, number, self._apart[part.server]))
         self._initialize(held, initial)
         return held
 
@@ -158,10 +163,11 @@ class Values:
             numbers = held.here(server.number)
             if not numbers:
                 return True
-            questions = server.once(
-                ("question", held.name), lambda: [held.parts[n].is_initialized() for n in numbers]
+            apart = self._apart[server.number]
+            questions = apart.once(
+                ("question", held.name), lambda: [held.again[n].is_initialized() for n in numbers]
             )
-            return all(server.run(questions))
+            return all(apart.run(questions))
 
         return all(self._servers.each(ask))
 
@@ -172,9 +178,10 @@ class Values:
         def assign(server: Server) -> None:
             numbers = held.here(server.number)
             if numbers:
-                feeds, changes = self._assignment(held, server)
+                apart = self._apart[server.number]
+                feeds, changes = self._assignment(held, apart)
                 parts = [value if held.is_counter else held.rows(value, n) for n in numbers]
-                server.run(changes, dict(zip(feeds, parts, strict=True)))
+                apart.run(changes, dict(zip(feeds, parts, strict=True)))
 
         self._servers.each(assign)
 
@@ -183,7 +190,7 @@ class Values:
         return server.once(key, lambda: self._new_assignment(held, server))
 
     def _new_assignment(self, held: Held, server: Server) -> tuple[list[Any], Any]:
-        parts = [held.parts[number] for number in held.here(server.number)]
+        parts = [held.again[number] for number in held.here(server.number)]
         feeds = [tf.compat.v1.placeholder(part.dtype, part.shape) for part in parts]
 
         def assign() -> list[tf.Tensor]:
@@ -209,13 +216,14 @@ class Values:
             if not wanted:
                 return {}
             key = ("reading", *(held[n].name + f"/{number}" for n, number in wanted))
-            _, results = server.once(
+            apart = self._apart[server.number]
+            _, results = apart.once(
                 key,
-                lambda: server.locked(
-                    lambda: [held[n].parts[number].read_value() for n, number in wanted]
+                lambda: apart.locked(
+                    lambda: [held[n].again[number].read_value() for n, number in wanted]
                 ),
             )
-            return dict(zip(wanted, server.run(results), strict=True))
+            return dict(zip(wanted, apart.run(results), strict=True))
 
         found: dict[tuple[int, int], np.ndarray] = {}
         for answers in self._servers.each(ask):

@@ -1,7 +1,8 @@
 """Rows, slot variables, counts and times, saved by some workers and restored by others.
 
-embedding_checkpoint.py DIRECTORY [tf_keras]
-What the run before saved is restored in every way, compared to the bit, trained on, and saved.
+embedding_checkpoint.py DIRECTORY [keras|tf_keras] [rows|weights|checkpoint]
+What the run before saved is restored in every way or the one that is named, compared to the bit,
+trained on, and saved.
 """
 
 import importlib
@@ -15,6 +16,7 @@ import strategies
 
 directory = Path(sys.argv[1])
 api = sys.argv[2] if len(sys.argv) > 2 else "keras"
+ways = sys.argv[3:] or ["rows", "weights", "checkpoint"]
 keras = importlib.import_module(api)
 module = importlib.import_module(f"strategies.embedding.{api}_layer")
 strategy = strategies.from_tf_config(mode="sync")
@@ -89,7 +91,7 @@ before = directory / "expected.npz"
 if before.exists():
     with np.load(before) as file:
         expected = dict(file)
-    for how in ("rows", "weights", "checkpoint"):
+    for how in ways:
         model, layer = model_of()
         moved(model, how)
         compare(layer, expected)

@@ -94,6 +94,22 @@ def test_half_precision_and_several_steps_an_execution():
     assert ids.tolist() == list(range(24)) and rows.dtype == np.float32
 
 
+@pytest.mark.parametrize("eagerly", [False, True])
+def test_in_a_model_that_is_built_by_its_first_step(eagerly):
+    class Model(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.rows = DistributedEmbedding(1, embeddings_initializer="zeros", combiner="sum")
+
+        def call(self, ids, training=None):
+            return self.rows(ids, training=training)
+
+    model = Model()
+    model.compile(keras.optimizers.SGD(0.5), "mse", run_eagerly=eagerly)
+    model.fit(np.array([[1], [2]]), np.ones([2, 1]), batch_size=2, verbose=0)
+    np.testing.assert_array_equal(model.rows.rows()[1], [[0.5], [0.5]])
+
+
 def test_one_layer_called_twice_in_a_step_has_the_gradient_of_both():
     layer = DistributedEmbedding(2, embeddings_initializer="zeros")
     optimizer = keras.optimizers.Adagrad(1.0, initial_accumulator_value=0.0, epsilon=0.0)

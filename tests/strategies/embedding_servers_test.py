@@ -57,6 +57,24 @@ def test_rows_are_restored_by_any_number_of_workers_and_servers(train, tmp_path)
         train("embedding_checkpoint.py", directory, "keras", workers=workers, ps=ps, timeout=500)
 
 
+@slow
+def test_rows_go_from_workers_to_servers_and_back(train, tmp_path):
+    directory = tmp_path / "saved"
+    directory.mkdir()
+    for workers, ps, way in [
+        (1, 0, "rows"),
+        (4, 0, "rows"),
+        (2, 0, "weights"),
+        (1, 2, "checkpoint"),
+        (2, 3, "rows"),
+        (2, 2, "weights"),
+        (1, 0, "checkpoint"),
+    ]:
+        train(
+            "embedding_checkpoint.py", directory, "keras", way, workers=workers, ps=ps, timeout=500
+        )
+
+
 def test_a_worker_does_not_change_rows_by_itself():
     rows = RowsOnServers([], np.zeros(3, np.float32), True, "table", None)
     np.testing.assert_array_equal(rows.value(), [[0.0, 0.0, 0.0]])
