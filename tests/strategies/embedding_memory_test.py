@@ -54,12 +54,12 @@ def test_tables_that_say_input_dim_and_their_slot_variables_reserve_no_more():
     ids = keras.Input([], dtype="int64")
     model = keras.Model(ids, keras.layers.Dense(1)(layer(ids)))
     model.compile("adagrad", "mse")
-    model.train_on_batch(np.arange(120_000), np.zeros([120_000, 1], np.float32))
+    model.train_on_batch(np.arange(150_000), np.zeros([150_000, 1], np.float32))
     (table,) = layer._built_tables()._homes[0].tables.values()
     slots = table.store.slots()
     assert list(slots) == ["accumulator"]
     for array in (table.store.variable.table, table.store.marks.array, *slots.values()):
-        assert room_of(array) == 200_001
+        assert room_of(array) <= 200_001  # and not 2**18
 
 
 def test_a_row_that_ids_share_counts_for_all_of_them():
