@@ -25,7 +25,7 @@ from strategies.reduction import ReductionOptions
 from strategies.resolver import config_of, resolver_of
 from strategies.server.asynchronous import Async
 from strategies.server.collectives import ServerCollectives
-from strategies.server.connection import ServerLost, Servers, is_gone, join
+from strategies.server.connection import ServerLost, Servers, close, is_gone, join
 from strategies.server.extended import Exchange, ServerExtended
 from strategies.server.geo import Geo
 from strategies.server.half_async import HalfAsync
@@ -297,18 +297,19 @@ def _leave(
     """Sends what is left, and tells all servers that this worker has ended."""
     with contextlib.suppress(ServerLost, tf.errors.OpError):
         exchange.drain()
-    for server in servers.servers:
-        server.close()
+    gone = [server for server in servers.servers if is_gone(server.address)]
+    there = [server for server in servers.servers if server not in gone]
+    close(session for server in there for session in server.sessions())
     for presence, server in zip(presences, servers.servers, strict=True):
-        if is_gone(server.address):
+        if server in gone:
             continue
         with contextlib.suppress(tf.errors.OpError):
             presence.tell(servers.rank, LEFT)
             if server.number == 0 and (missing := presence.workers(AWAITED)):
                 names = ", ".join(str(tasks[rank]) for rank in missing)
                 logging.warning("%s did not come in all the time. %s", names, SAME_SCRIPT)
-    for presence in presences:
-        presence.close()
+    last = [presence.session for presence in presences]
+    close([*last, *(session for server in gone for session in server.sessions())])
 
 
 def _share_seed(values: Values) -> None:

@@ -12,7 +12,7 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import tensorflow as tf
@@ -136,11 +136,9 @@ class Server:
             f"({self.address}) is gone: {reason}. See its own output for why it ended."
         )
 
-    def close(self) -> None:
-        """Ends the connection."""
-        for server in self._apart:
-            server.close()
-        close(self._session)
+    def sessions(self) -> list[tf.compat.v1.Session]:
+        """Returns what is to be closed: its session, and those of its other connections."""
+        return [self._session, *(other for each in self._apart for other in each.sessions())]
 
     def locked(
         self, body: Callable[[], Sequence[tf.Tensor]], mutex: tf.Tensor | None = None
@@ -189,12 +187,15 @@ def _calling(options: FunctionCallOptions | None) -> Iterator[None]:
         context().function_call_options = before
 
 
-def close(session: tf.compat.v1.Session) -> None:
-    """Ends a session; waits no longer than a little, for the server may be gone."""
+def close(sessions: Iterable[tf.compat.v1.Session]) -> None:
+    """Ends sessions; waits no longer than a little for all of them, for servers may be gone."""
     # TensorFlow would do so when Python ends, and wait for a server that is gone.
-    thread = threading.Thread(target=session.close, daemon=True)
-    thread.start()
-    thread.join(_ANSWER_SECONDS)
+    threads = [threading.Thread(target=session.close, daemon=True) for session in sessions]
+    for thread in threads:
+        thread.start()
+    until = time.monotonic() + _ANSWER_SECONDS
+    for thread in threads:
+        thread.join(max(until - time.monotonic(), 0.0))
 
 
 class Servers:

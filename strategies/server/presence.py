@@ -5,7 +5,6 @@ from __future__ import annotations
 import tensorflow as tf
 
 from strategies._tensorflow import ResourceVariable
-from strategies.server.connection import close
 
 # States of a worker. One that was killed is still there; one that comes again is there again.
 AWAITED, HERE, LEFT = 0, 1, 2
@@ -27,6 +26,9 @@ class Presence:
     Args:
       target: of a session with the server.
       workers: how many there are.
+
+    Attributes:
+      session: the connection.
     """
 
     def __init__(self, target: str, workers: int):
@@ -41,25 +43,21 @@ class Presence:
             self._tell = self._states.scatter_update(
                 tf.IndexedSlices([self._what], [self._who]), name="tell"
             ).op
-        self._session = tf.compat.v1.Session(target, graph=self._graph)
+        self.session = tf.compat.v1.Session(target, graph=self._graph)
 
     def begin(self) -> None:
         """Says that no worker has come yet."""
-        self._session.run(self._begin)
+        self.session.run(self._begin)
 
     def is_begun(self) -> bool:
         """Whether the server has said so."""
-        return bool(self._session.run(self._is_begun))
+        return bool(self.session.run(self._is_begun))
 
     def tell(self, worker: int, state: int) -> None:
         """Says where a worker is."""
-        self._session.run(self._tell, {self._who: worker, self._what: state})
+        self.session.run(self._tell, {self._who: worker, self._what: state})
 
     def workers(self, state: int) -> list[int]:
         """Returns the workers of a state, by rank."""
-        found = self._session.run(self._present).tolist()
+        found = self.session.run(self._present).tolist()
         return [worker for worker, theirs in enumerate(found) if theirs == state]
-
-    def close(self) -> None:
-        """Ends the connection."""
-        close(self._session)
