@@ -9,7 +9,7 @@ SLOW = pytest.mark.slow
     ("communication", "api", "workers", "replicas"),
     [
         ("horovod", "keras", 2, 1),
-        ("tensorflow", "keras", 2, 1),
+        pytest.param("tensorflow", "keras", 2, 1, marks=SLOW),
         *(
             pytest.param(communication, *case, marks=SLOW)
             for communication in ("horovod", "tensorflow")

@@ -17,10 +17,15 @@ SLOW = pytest.mark.slow
     ("api", "workers", "replicas"),
     [
         ("keras", 2, 1),
-        ("keras", 1, 2),
         *(
             pytest.param(*case, marks=SLOW)
-            for case in [("keras", 1, 1), ("tf_keras", 2, 1), ("keras", 2, 2), ("tf_keras", 2, 2)]
+            for case in [
+                ("keras", 1, 2),
+                ("keras", 1, 1),
+                ("tf_keras", 2, 1),
+                ("keras", 2, 2),
+                ("tf_keras", 2, 2),
+            ]
         ),
     ],
 )
