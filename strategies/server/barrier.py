@@ -13,8 +13,8 @@ from strategies.server.connection import Server
 from strategies.server.presence import LEFT, states
 
 _CAPACITY = 1 << 20
-# For each worker what it takes, of what those who are here brought.
-Combine = Callable[[Sequence[tf.Tensor], tf.Tensor], list[list[tf.Tensor]]]
+# For each worker what it takes, of what all brought.
+Combine = Callable[[Sequence[tf.Tensor]], list[list[tf.Tensor]]]
 
 
 class Barrier:
@@ -31,7 +31,7 @@ class Barrier:
       size: how many workers there are.
       dtype: of what they bring.
       nothing: stands for what a worker brings that has left.
-      combine: gives each worker's results, from what all brought and who is here.
+      combine: gives each worker's results, from what all brought.
       dtypes: of a worker's results.
     """
 
@@ -91,7 +91,7 @@ class Barrier:
                 tf.cond(here[rank], queue.dequeue, self._nothing)
                 for rank, queue in enumerate(self._brought)
             ]
-            results = self._combine(brought, here)
+            results = self._combine(brought)
             given = [
                 queue.enqueue([*mine, here])
                 for queue, mine in zip(self._taken, results, strict=True)

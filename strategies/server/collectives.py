@@ -92,7 +92,7 @@ class ServerCollectives(ExchangeByGathering):
         return [np.concatenate([sums for (sums,), _ in answers])]
 
     def _summing(self, server: Server, dtype: np.dtype) -> Barrier:
-        def total(brought: Sequence[tf.Tensor], here: tf.Tensor) -> list[list[tf.Tensor]]:
+        def total(brought: Sequence[tf.Tensor]) -> list[list[tf.Tensor]]:
             return [[functools.reduce(tf.add, brought)]] * self.size
 
         dtype = tf.as_dtype(dtype)
@@ -117,7 +117,7 @@ class ServerCollectives(ExchangeByGathering):
         ]
 
     def _gathering(self, server: Server) -> Barrier:
-        def exchange(brought: Sequence[tf.Tensor], here: tf.Tensor) -> list[list[tf.Tensor]]:
+        def exchange(brought: Sequence[tf.Tensor]) -> list[list[tf.Tensor]]:
             # Nobody is sent what he brought.
             return [
                 ["" if rank == to else text for rank, text in enumerate(brought)]

@@ -54,6 +54,6 @@ class Sync:
             name,
             lambda: Barrier(
                 server, name, servers.rank, servers.size, tf.int32, 0,
-                lambda brought, here: [[]] * servers.size, [],
+                lambda brought: [[]] * servers.size, [],
             ),
         )  # fmt: skip
