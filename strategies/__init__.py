@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 from strategies import callbacks
 from strategies.central_storage import CentralStorageStrategy
 from strategies.embedding import Admission, Eviction, FeatureConfig, TableConfig
+from strategies.embedding.prefetch import prefetch_rows
 from strategies.equality import verify_equal
 from strategies.files import own_path, writing
 from strategies.mirrored import MirroredStrategy
@@ -36,6 +37,7 @@ __all__ = [
     "from_tf_config",
     "own_path",
     "plan_capacity",
+    "prefetch_rows",
     "read_files",
     "verify_equal",
     "writing",

@@ -175,7 +175,9 @@ def share(
     if collectives.size * replicas == 1:
         return dataset
     if dataset in _ready:
-        return dataset if replicas == 1 else _cut_batches(dataset, range(replicas), replicas)
+        if replicas == 1 or _is_cut(dataset.element_spec):
+            return dataset
+        return _cut_batches(dataset, range(replicas), replicas)
     policy = dataset.options().experimental_distribute.auto_shard_policy
     _check_batched(dataset.element_spec)
     if policy in (_Policy.AUTO, _Policy.DATA):
@@ -194,6 +196,11 @@ def share(
         mine = _split_batches(dataset, collectives.size * replicas)
         return equal_steps(mine, others, replicas)
     return equal_steps(mine, others)
+
+
+def _is_cut(spec: Any) -> bool:
+    """Whether elements have a batch for each replica."""
+    return any(isinstance(leaf, PerReplicaSpec) for leaf in tf.nest.flatten(spec))
 
 
 def equal_steps(

@@ -110,6 +110,7 @@ def test_the_public_names():
         "from_tf_config",
         "own_path",
         "plan_capacity",
+        "prefetch_rows",
         "read_files",
         "verify_equal",
         "writing",

@@ -7,7 +7,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from strategies.embedding.combine import Bags
 from strategies.embedding.config import COMBINERS, UNSEEN, FeatureConfig, TableConfig
+from strategies.embedding.home import Wanted
 from strategies.extended import ReplicatedExtended
 
 
@@ -52,8 +54,22 @@ def tables_of(features: Mapping[str, FeatureConfig]) -> dict[str, TableConfig]:
     return tables
 
 
-def check_names(inputs: Any, weights: Any, features: Mapping[str, FeatureConfig]) -> None:
-    """Raises ValueError unless inputs and weights are named as the features are."""
+def bags_of(inputs: Any, weights: Any, wanted: Wanted, mask_zero: bool) -> dict[str, Bags]:
+    """Returns the ids of features, with their weights.
+
+    Raises:
+      ValueError: if they are not named as the features are, or do not fit together.
+    """
+    _check_names(inputs, weights, wanted.features)
+    return {
+        name: Bags(
+            _tensor_of(inputs[name]), _tensor_of(weights.get(name)), feature.combiner, mask_zero
+        )
+        for name, feature in wanted.features.items()
+    }
+
+
+def _check_names(inputs: Any, weights: Any, features: Mapping[str, FeatureConfig]) -> None:
     if not isinstance(inputs, Mapping) or set(inputs) != set(features):
         given = sorted(inputs) if isinstance(inputs, Mapping) else type(inputs).__name__
         raise ValueError(
@@ -115,7 +131,7 @@ def mask_of(ids: Any) -> Any:
     return None if isinstance(ids, (tf.RaggedTensor, tf.SparseTensor)) else tf.not_equal(ids, 0)
 
 
-def tensor_of(value: Any) -> Any:
+def _tensor_of(value: Any) -> Any:
     """Returns a tensor of any kind; None is None."""
     if value is None or isinstance(value, (tf.RaggedTensor, tf.SparseTensor)):
         return value

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from strategies.embedding.combine import Bags
 from strategies.embedding.config import FeatureConfig, TableConfig
 from strategies.embedding.finder import Finder
 from strategies.embedding.hashing import bucket_of
@@ -54,6 +55,17 @@ class Wanted:
             apart = None if config.optimizer is None else config.name
             groups.setdefault(Group(config.output_dim, apart), []).append(config)
         return groups
+
+    def ids(self, group: Group, bags: Mapping[str, Bags]) -> list[tf.Tensor]:
+        """Returns what is looked up in each table of a group, of its features one by one."""
+        return [
+            tf.concat([bags[feature].ids for feature in self.features_of(config.name)], 0)
+            for config in self.groups[group]
+        ]
+
+    def features_of(self, table: str) -> list[str]:
+        """Returns the features that look up in a table."""
+        return [feature for feature, config in self.features.items() if config.table.name == table]
 
     def expected(self, group: Group, places: int) -> int | None:
         """Returns how many rows a group will have in each of so many places; None: who knows?

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from strategies.embedding import saving
 from strategies.embedding.arguments import (
-    check_names,
+    bags_of,
     check_not_of_tables,
     check_optimizer,
     check_settings,
@@ -19,7 +19,6 @@ from strategies.embedding.arguments import (
     mask_of,
     strategy_of_tables,
     tables_of,
-    tensor_of,
 )
 from strategies.embedding.combine import Bags
 from strategies.embedding.config import (
@@ -39,7 +38,13 @@ from strategies.workers import collectives_of
 
 
 class EmbeddingLayer:
-    """The base of `DistributedEmbedding`; see there."""
+    """The base of `DistributedEmbedding`; see there.
+
+    Attributes:
+      made_under: the strategy.
+      wanted: what the tables are made from.
+      tables: None before the layer is built.
+    """
 
     # Tells Keras 3 to leave XLA out, which has no hash tables.
     supports_jit = False
@@ -94,12 +99,12 @@ class EmbeddingLayer:
         self.mask_zero = self.supports_masking = mask_zero
         self.unseen = unseen
         self.seed = seed
-        self._made_under = strategy_of_tables()
-        self._collectives = collectives_of(self._made_under)
+        self.made_under = strategy_of_tables()
+        self._collectives = collectives_of(self.made_under)
         initial = {name: self._initializer(table) for name, table in tables.items()}
-        self._wanted = Wanted(given, initial, unseen)
-        if isinstance(self._made_under.extended, ServerExtended):
-            check_on_servers(self._wanted)
+        self.wanted = Wanted(given, initial, unseen)
+        if isinstance(self.made_under.extended, ServerExtended):
+            check_on_servers(self.wanted)
         # By table, those that are not trained by the model's.
         self.table_optimizers = {
             name: self._optimizer(table)
@@ -110,7 +115,7 @@ class EmbeddingLayer:
             # Keras lets TensorFlow's checkpoints know of attributes, not of a dictionary's values.
             setattr(self, f"_table_optimizer_{position}", each)
         self._lead_weight: Any = None
-        self._tables: Tables | None = None
+        self.tables: Tables | None = None
         self._restored: Mapping[str, np.ndarray] | None = None
         self._saved_rows = RowsInCheckpoint(self)
         if not tf.distribute.has_strategy():
@@ -127,24 +132,20 @@ class EmbeddingLayer:
         given = self.optimizers.get(config.optimizer)
         return type(given).from_config(given.get_config())
 
-    @property
-    def _features(self) -> Mapping[str, FeatureConfig]:
-        return self._wanted.features
-
     def build(self, input_shape: Any = None) -> None:
         """Makes the tables."""
         del input_shape
-        strategy = strategy_of_tables() if tf.distribute.has_strategy() else self._made_under
+        strategy = strategy_of_tables() if tf.distribute.has_strategy() else self.made_under
         if isinstance(strategy.extended, ServerExtended):
-            tables = on_servers(self._wanted, strategy)
+            tables = on_servers(self.wanted, strategy)
         else:
             given = strategy if tf.distribute.has_strategy() else None
-            tables = in_workers(self._wanted, self._collectives, given, self.table_optimizers)
+            tables = in_workers(self.wanted, self._collectives, given, self.table_optimizers)
         for variable, trainer in tables.weights:
             weight = self._weight_of(variable, trainable=trainer is None)
             if trainer is not None:
                 trainer.build(weight, self._lead())
-        self._tables = tables
+        self.tables = tables
         self.built = True
         if self._restored is not None:
             tables.unpack(self._restored)
@@ -182,23 +183,17 @@ class EmbeddingLayer:
           weights: what each id's row counts for, in the same form as `inputs`; for combiners.
           training: whether ids get rows.
         """
-        if self._is_single:
-            inputs = {"": inputs}
-            weights = None if weights is None else {"": weights}
-        weights = {} if weights is None else weights
-        check_names(inputs, weights, self._features)
-        bags = {
-            name: Bags(
-                tensor_of(inputs[name]),
-                tensor_of(weights.get(name)),
-                feature.combiner,
-                self.mask_zero,
-            )
-            for name, feature in self._features.items()
-        }
+        bags = self.bags(inputs, weights)
         is_training = bool(training) and self.trainable
         outputs = self._built_tables().outputs(bags, is_training, self.compute_dtype)
         return outputs[""] if self._is_single else outputs
+
+    def bags(self, inputs: Any, weights: Any = None) -> dict[str, Bags]:
+        """Returns the ids of each feature in what the layer is called with."""
+        if self._is_single:
+            inputs = {"": inputs}
+            weights = None if weights is None else {"": weights}
+        return bags_of(inputs, {} if weights is None else weights, self.wanted, self.mask_zero)
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
         """Returns which ids are ids, with `mask_zero` and without a combiner."""
@@ -208,8 +203,8 @@ class EmbeddingLayer:
         masks = {
             name: None if feature.combiner is not None else mask_of(each)
             for (name, feature), each in zip(
-                self._features.items(),
-                [inputs] if self._is_single else [inputs[name] for name in self._features],
+                self.wanted.features.items(),
+                [inputs] if self._is_single else [inputs[name] for name in self.wanted.features],
                 strict=True,
             )
         }
@@ -229,9 +224,9 @@ class EmbeddingLayer:
         All workers call it together. For each table: `rows` there are, `lookups` (ids that came
         in training, each occurrence) and how many were `unique` within a step and a worker's
         part, `new` rows, ids `refused` by admission, rows `evicted`, `unique_ratio`,
-        `imbalance`, the rows of the worker or server that has most to the mean of all, and
-        `bytes_ids`, `bytes_rows` and `bytes_gradients`, what went from one worker to another or
-        between workers and servers.
+        `imbalance`, the rows of the worker or server that has most to the mean of all, how many
+        rows were `prefetched` (see `prefetch_rows`), and `bytes_ids`, `bytes_rows` and
+        `bytes_gradients`, what went from one worker to another or between workers and servers.
         """
         return self._built_tables().statistics()
 
@@ -331,16 +326,16 @@ class EmbeddingLayer:
 
     def packed_rows(self) -> Mapping[str, np.ndarray]:
         """Returns the rows of all workers, for a checkpoint."""
-        if self._tables is None:
+        if self.tables is None:
             return self._restored or {}
-        return self._tables.packed()
+        return self.tables.packed()
 
     def unpack_rows(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Sets the rows from a checkpoint, at once or when the layer is built."""
-        if self._tables is None:
+        if self.tables is None:
             self._restored = arrays
         else:
-            self._tables.unpack(arrays)
+            self.tables.unpack(arrays)
 
     def save_own_variables(self, store: Any) -> None:
         """Puts the rows into what Keras saves."""
@@ -359,15 +354,15 @@ class EmbeddingLayer:
         return {**without, **self._served()}
 
     def _served(self) -> dict[str, Any]:
-        return {} if self._tables is None else self._tables.serving.parts
+        return {} if self.tables is None else self.tables.serving.parts
 
     def _built_tables(self) -> Tables:
-        if self._tables is None:
+        if self.tables is None:
             raise ValueError(
                 "A layer has tables once it is built. Received: one that was not called. Call it "
                 "or build it first."
             )
-        return self._tables
+        return self.tables
 
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments as plain values."""
@@ -387,7 +382,7 @@ class EmbeddingLayer:
         common = {**super().get_config()}  # type: ignore[misc]  # Keras's layer
         common |= {"mask_zero": self.mask_zero, "unseen": self.unseen, "seed": self.seed}
         if self._is_single:
-            feature = self._features[""]
+            feature = self.wanted.features[""]
             fields = plain(feature.table)
             del fields["name"]
             return {**common, **fields, "combiner": feature.combiner}
@@ -395,6 +390,6 @@ class EmbeddingLayer:
             **common,
             "features": {
                 name: {"table": plain(feature.table), "combiner": feature.combiner}
-                for name, feature in self._features.items()
+                for name, feature in self.wanted.features.items()
             },
         }

@@ -11,7 +11,6 @@ import tensorflow as tf
 
 from strategies._tensorflow import is_recorded
 from strategies.embedding.route import Found, Route
-from strategies.embedding.sent import Sent
 from strategies.embedding.trainer import Trainer
 from strategies.extended import ReplicatedExtended
 from strategies.reduction import rows as row_gradients
@@ -33,15 +32,10 @@ class Lookup:
 
     def __init__(self, variable: RowVariable, route: Route, trainer: Trainer | None):
         self._variable = variable
-        self._route = route
+        self.route = route
         self._trainer = trainer
         self._width = int(variable.shape[-1])
         self._recorded = threading.local()
-
-    @property
-    def sent(self) -> Sent:
-        """What was sent for these lookups."""
-        return self._route.sent
 
     def __call__(self, ids: Sequence[tf.Tensor], training: bool) -> list[tf.Tensor]:
         """Returns the rows of ids, float32 [n, width] for each table.
@@ -50,23 +44,15 @@ class Lookup:
           ids: for each table, int64 [n].
           training: whether ids get rows, and their rows gradients.
         """
-        keys, positions, sizes, before = [], [], [], tf.constant(0)
-        for number, each in enumerate(ids):
-            unique, places, counts = tf.unique_with_counts(each)
-            counts = tf.cast(counts, tf.int64)
-            keys.append(tf.stack([tf.fill(tf.shape(unique), tf.constant(number, tf.int64)),
-                                  unique, counts], 1))  # fmt: skip
-            positions.append(places + before)
-            sizes.append(tf.size(each))
-            before += tf.size(unique)
-        keys = tf.concat(keys, 0)
+        keys, positions = keys_of(ids)
+        sizes = [tf.size(each) for each in ids]
         if training:
             token, is_first = self._token()
-            found = self._route.found(keys, True, is_first and _is_first_replica())
+            found = self.route.found(keys, True, is_first and _is_first_replica())
             values = self._differentiable(found, token)
         else:
-            values = self._route.found(keys, False, False).values
-        each = tf.gather(values, tf.concat(positions, 0))
+            values = self.route.found(keys, False, False).values
+        each = tf.gather(values, positions)
         parts = tf.split(each, tf.stack(sizes)) if len(sizes) > 1 else [each]
         return [tf.ensure_shape(part, [None, self._width]) for part in parts]
 
@@ -118,7 +104,7 @@ class Lookup:
                         "that the gradient goes through. Received: a dense gradient. Call the "
                         "layer outside of it."
                     )
-                summed = self._route.total(self._each_once(upstream))
+                summed = self.route.total(self._each_once(upstream))
                 rows = shown(self._variable.view, summed.values, summed.indices)
                 return rows if trainer is None else trainer.trained(rows)
 
@@ -132,6 +118,27 @@ class Lookup:
         if distinct is not None and distinct() is gradient.indices:
             return gradient
         return row_gradients.unique(gradient)
+
+
+def keys_of(ids: Sequence[tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns keys, and of each id in turn which of them is its.
+
+    Args:
+      ids: for each table, int64 [n].
+
+    Returns:
+      Number of the table, id and how often it is there, int64 [m, 3], each id of a table once;
+      and positions in that, int32.
+    """
+    keys, positions, before = [], [], tf.constant(0)
+    for number, each in enumerate(ids):
+        unique, places, counts = tf.unique_with_counts(each)
+        counts = tf.cast(counts, tf.int64)
+        keys.append(tf.stack([tf.fill(tf.shape(unique), tf.constant(number, tf.int64)),
+                              unique, counts], 1))  # fmt: skip
+        positions.append(places + before)
+        before += tf.size(unique)
+    return tf.concat(keys, 0), tf.concat(positions, 0)
 
 
 def _is_first_replica() -> bool:

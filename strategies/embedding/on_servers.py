@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ import tensorflow as tf
 
 from strategies.alone import is_alone
 from strategies.collectives import Collectives
+from strategies.embedding.ahead import Ahead
 from strategies.embedding.hashing import bucket_of
 from strategies.embedding.home import Group, Home, Wanted
 from strategies.embedding.plan import place_on_servers
@@ -196,6 +198,7 @@ class ToServers:
         self._bounds = homes[0].finders[group].bounds
         self.sent = Sent(homes[0].finders[group].count, True)
         self._are_in_step = extended.in_step and extended.workers.size > 1
+        self._ahead: weakref.WeakSet[Ahead] = weakref.WeakSet()
 
     @property
     def _workers(self) -> Collectives:
@@ -213,11 +216,16 @@ class ToServers:
             adding = counting = False
 
         def find(keys: np.ndarray, owners: np.ndarray) -> list[np.ndarray]:
-            return self._find(keys, owners, adding, counting)
+            answer = self._taken(keys, counting) if adding else None
+            if answer is not None:
+                return [*answer, np.ones([], np.int64)]
+            return [*self._find(keys, owners, adding, counting), np.zeros([], np.int64)]
 
-        kinds = [tf.int64, tf.float32, tf.int64]
+        kinds = [tf.int64, tf.float32, tf.int64, tf.int64]
         arguments = [keys, bucket_of(keys[:, 1], len(self._homes))]
-        rows, values, sizes = self._extended.turn.call(find, arguments, kinds)
+        rows, values, sizes, is_prefetched = self._extended.turn.call(find, arguments, kinds)
+        if adding:
+            self.sent.prefetched(away * tf.ensure_shape(is_prefetched, []))
         if training and self._bounds:
             check_sizes(self._bounds, tf.ensure_shape(sizes, [len(self._bounds)]))
         values = tf.ensure_shape(values, [None, self._width])
@@ -235,6 +243,27 @@ class ToServers:
         values = self._workers.all_gather(gradient.values)
         rows = self._workers.all_gather(gradient.indices)
         return unique(tf.IndexedSlices(values, rows, gradient.dense_shape))
+
+    def ask(self, ahead: Ahead, keys: np.ndarray, begins: bool) -> None:
+        """Asks for the rows of keys that a step will look up; does not wait for them."""
+        self._ahead.add(ahead)
+        owners = bucket_of(tf.constant(keys[:, 1]), len(self._homes)).numpy()
+        ahead.ask(keys, begins, lambda: self._find(keys, owners, True, begins))
+
+    def forget(self) -> None:
+        """Sees to it that no step uses what was asked for until now."""
+        for ahead in list(self._ahead):
+            ahead.forget()
+
+    def _taken(self, keys: np.ndarray, begins: bool) -> list[np.ndarray] | None:
+        """Returns the rows of keys if they were asked for."""
+        ahead = list(self._ahead)
+        for each in ahead:
+            if (answer := each.take(keys, begins)) is not None:
+                return answer
+        for each in ahead:
+            each.check()
+        return None
 
     def _added(self, keys: tf.Tensor, begins: bool) -> tf.Tensor:
         """Gives the ids of all workers rows; returns what is there when all have theirs."""

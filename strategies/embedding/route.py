@@ -6,8 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import tensorflow as tf
 
+from strategies.embedding.ahead import Ahead
 from strategies.embedding.exchange import Exchange
 from strategies.embedding.finder import Finder
 from strategies.embedding.sent import Sent
@@ -47,6 +49,12 @@ class Route(Protocol):
     def total(self, gradient: tf.IndexedSlices) -> tf.IndexedSlices:
         """Returns the gradient that the rows change by, from what arrived, each row once."""
 
+    def ask(self, ahead: Ahead, keys: np.ndarray, begins: bool) -> None:
+        """Asks for the rows of keys that a step will look up; does not wait for them."""
+
+    def forget(self) -> None:
+        """Sees to it that no step uses what was asked for until now."""
+
 
 class BetweenWorkers:
     """The way to the workers that have the rows.
@@ -83,6 +91,12 @@ class BetweenWorkers:
     def total(self, gradient: tf.IndexedSlices) -> tf.IndexedSlices:
         """Returns the same: it is with the owners of the rows."""
         return gradient
+
+    def ask(self, ahead: Ahead, keys: np.ndarray, begins: bool) -> None:
+        """Does nothing: workers exchange rows in the same steps."""
+
+    def forget(self) -> None:
+        """Does nothing: nothing was asked for."""
 
 
 def check_sizes(bounds: dict[str, int], sizes: tf.Tensor) -> None:

@@ -12,7 +12,7 @@ from strategies.row_array import HOST
 from tf_config.capacity import KEY_BYTES
 
 # What is counted of each table, in this order.
-_TRAINING, _ELSEWHERE, _GRADIENTS = range(3)
+_TRAINING, ELSEWHERE, _GRADIENTS, PREFETCHED = range(4)
 
 
 class Sent:
@@ -30,7 +30,7 @@ class Sent:
         self._tables = tables
         self._is_shared = is_shared
         with tf.init_scope(), tf.device(HOST):
-            self._counts = ResourceVariable(tf.zeros([3, tables], tf.int64), trainable=False)
+            self._counts = ResourceVariable(tf.zeros([4, tables], tf.int64), trainable=False)
 
     def away(self, keys: tf.Tensor, stays: Callable[[], tf.Tensor]) -> tf.Tensor | None:
         """Returns how many keys are for others, int64 by table; None without others.
@@ -51,11 +51,15 @@ class Sent:
 
     def looked_up(self, away: tf.Tensor | None, training: bool) -> None:
         """Notes keys that went, and rows that come back."""
-        self._add(away, _TRAINING if training else _ELSEWHERE)
+        self._add(away, _TRAINING if training else ELSEWHERE)
 
     def trained(self, away: tf.Tensor | None) -> None:
         """Notes gradients that went."""
         self._add(away, _GRADIENTS)
+
+    def prefetched(self, away: tf.Tensor) -> None:
+        """Notes rows that were asked for before their step."""
+        self._add(away, PREFETCHED)
 
     def _add(self, away: tf.Tensor | None, which: int) -> None:
         if away is None:
@@ -64,17 +68,17 @@ class Sent:
             self._counts.scatter_add(tf.IndexedSlices(away[tf.newaxis], tf.constant([which])))
 
     def counts(self) -> np.ndarray:
-        """Returns what was counted, int64 [tables, 3]."""
+        """Returns what was counted, int64 [tables, 4]."""
         return self._counts.numpy().T
 
 
 def traffic(counts: np.ndarray, width: int) -> dict[str, int]:
     """Returns the bytes of ids, rows and gradients that counts of all workers stand for.
 
-    >>> traffic(np.array([2, 1, 2]), width=4)
+    >>> traffic(np.array([2, 1, 2, 0]), width=4)
     {'bytes_ids': 72, 'bytes_rows': 48, 'bytes_gradients': 32}
     """
-    training, elsewhere, gradients = counts.tolist()
+    training, elsewhere, gradients, _ = counts.tolist()
     row = 4 * width
     return {
         "bytes_ids": KEY_BYTES * (training + elsewhere),

@@ -12,13 +12,14 @@ import tensorflow as tf
 from strategies._tensorflow import in_save_context
 from strategies.collectives import Collectives
 from strategies.embedding import checkpoint, plain, state
+from strategies.embedding.ahead import Ahead
 from strategies.embedding.combine import Bags
 from strategies.embedding.exchange import Exchange
 from strategies.embedding.home import Group, Home, Wanted
 from strategies.embedding.lookup import Lookup
 from strategies.embedding.plan import Held, Place, place_in_workers, report
 from strategies.embedding.route import BetweenWorkers, Route
-from strategies.embedding.sent import traffic
+from strategies.embedding.sent import ELSEWHERE, PREFETCHED, traffic
 from strategies.embedding.serving import Serving
 from strategies.embedding.table import COUNTED, Table
 from strategies.embedding.trainer import Trainer
@@ -53,14 +54,11 @@ class Tables:
         self.weights = [(variables[group], trainers.get(group)) for group in wanted.groups]
         self._homes = homes
         self._place = place
-        self._features = wanted.features
-        self._lookups = [
-            (
-                [each.name for each in configs],
-                Lookup(variables[group], routes[group], trainers.get(group)),
-            )
-            for group, configs in wanted.groups.items()
-        ]
+        self._wanted = wanted
+        self._lookups = {
+            group: Lookup(variables[group], routes[group], trainers.get(group))
+            for group in wanted.groups
+        }
         self.serving = Serving(homes, collectives, wanted.unseen)
 
     @property
@@ -74,6 +72,18 @@ class Tables:
         yield
         self._homes[0].meet()
 
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[None]:
+        """In the block nobody trains, and rows may change or go."""
+        with self._together():
+            yield
+        for lookup in self._lookups.values():
+            lookup.route.forget()
+
+    def ask(self, group: Group, ahead: Ahead, keys: np.ndarray, begins: bool) -> None:
+        """Asks for rows that a step will need."""
+        self._lookups[group].route.ask(ahead, keys, begins)
+
     def outputs(self, bags: Mapping[str, Bags], training: bool, dtype: str) -> dict:
         """Returns each feature's output."""
         if in_save_context():
@@ -81,26 +91,22 @@ class Tables:
                 name: bags[name].combined(
                     tf.cast(self.serving.rows(feature.table.name, bags[name].ids), dtype)
                 )
-                for name, feature in self._features.items()
+                for name, feature in self._wanted.features.items()
             }
         outputs = {}
-        for tables, lookup in self._lookups:
-            members = [self._members(table) for table in tables]
-            ids = [tf.concat([bags[name].ids for name in names], 0) for names in members]
-            for names, rows in zip(members, lookup(ids, training), strict=True):
+        for group, lookup in self._lookups.items():
+            found = lookup(self._wanted.ids(group, bags), training)
+            for config, rows in zip(self._wanted.groups[group], found, strict=True):
+                names = self._wanted.features_of(config.name)
                 for name, part in zip(names, _split(rows, [bags[n] for n in names]), strict=True):
                     outputs[name] = bags[name].combined(tf.cast(part, dtype))
-        return {name: outputs[name] for name in self._features}
-
-    def _members(self, table: str) -> list[str]:
-        """Returns the features that look up in a table."""
-        return [feature for feature, config in self._features.items() if config.table.name == table]
+        return {name: outputs[name] for name in self._wanted.features}
 
     def evict(self) -> dict[str, int]:
         """Takes away the rows that the tables' `eviction` names; returns how many, by table."""
         names = list(self._homes[0].tables)
         gone = np.zeros([len(names)], np.int64)
-        with self._together():
+        with self._changing():
             for home in self._mine:
                 for position, name in enumerate(names):
                     table = home.tables[name]
@@ -117,9 +123,11 @@ class Tables:
     def _sent(self) -> list[tuple[str, np.ndarray]]:
         """Returns the tables' names, and what was sent for them."""
         return [
-            (name, self.collectives.all_reduce([tf.constant(sent)])[0].numpy())
-            for names, lookup in self._lookups
-            for name, sent in zip(names, lookup.sent.counts(), strict=True)
+            (config.name, self.collectives.all_reduce([tf.constant(sent)])[0].numpy())
+            for group, lookup in self._lookups.items()
+            for config, sent in zip(
+                self._wanted.groups[group], lookup.route.sent.counts(), strict=True
+            )
         ]
 
     def _statistics(self, name: str, sent: np.ndarray) -> dict[str, float]:
@@ -136,6 +144,7 @@ class Tables:
         total = everyone.sum(axis=0)
         numbers = dict(zip(("rows", *COUNTED), total.tolist(), strict=True))
         numbers |= traffic(sent, self.table(name).config.output_dim)
+        numbers["prefetched"] = int(sent[PREFETCHED])
         numbers["unique_ratio"] = numbers["unique"] / max(numbers["lookups"], 1)
         mean = total[0] / len(everyone)
         numbers["imbalance"] = float(everyone[:, 0].max() / mean) if mean else 1.0
@@ -156,12 +165,12 @@ class Tables:
             )
         rows, refused = self.collectives.all_reduce([tf.constant(mine)])[0].numpy().tolist()
         table = self.table(name)
-        training, _, gradients = sent
-        in_training = traffic(np.array([training, 0, gradients]), table.config.output_dim)
+        in_training = sent.copy()
+        in_training[ELSEWHERE] = 0
         return Held(
             name, self._place, table.config.output_dim, list(table.store.slots()), rows,
             table.store.row_bytes(), refused, int(state.step_of(self._homes[0], name)),
-            sum(in_training.values()),
+            sum(traffic(in_training, table.config.output_dim).values()),
         )  # fmt: skip
 
     def set_rows(self, ids: np.ndarray, rows: np.ndarray, name: str | None) -> None:
@@ -174,7 +183,7 @@ class Tables:
             )
         arrays = {"ids": ids, "rows": rows}
         state.check(self.table(name), arrays)
-        with self._together():
+        with self._changing():
             for home in self._mine:
                 state.put(home, self.table(name).config.name, arrays)
 
@@ -195,7 +204,7 @@ class Tables:
                 f"{keys.dtype} of shape {keys.shape} in {directory!r}, {len(np.unique(keys))} of "
                 "them different."
             )
-        with self._together():
+        with self._changing():
             for ids, rows in (piece for part in parts for piece in part.pieces()):
                 arrays = {"ids": ids.astype(np.int64), "rows": rows}
                 for home in self._mine if len(ids) else ():
@@ -208,7 +217,7 @@ class Tables:
 
     def unpack(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Sets all rows to what `packed` returned."""
-        with self._together():
+        with self._changing():
             state.unpack(self._mine, arrays)
 
     def save(self, directory: str, delta: bool) -> str:
@@ -218,7 +227,7 @@ class Tables:
 
     def load(self, directory: str) -> None:
         """Sets the rows from a directory; see `checkpoint`."""
-        with self._together():
+        with self._changing():
             checkpoint.load(self._homes, directory)
 
     def rows(self, name: str | None) -> tuple[np.ndarray, np.ndarray]:

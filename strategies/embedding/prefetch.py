@@ -1,0 +1,129 @@
+"""Asking the servers for the rows of the next batches while a step computes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from strategies._tensorflow import PerReplica
+from strategies.embedding.ahead import Ahead
+from strategies.embedding.home import Group
+from strategies.embedding.layer import EmbeddingLayer
+from strategies.embedding.lookup import keys_of
+from strategies.input import Epochs, ready, share
+from strategies.server.extended import ServerExtended
+
+
+def prefetch_rows(
+    dataset: tf.data.Dataset,
+    layer: EmbeddingLayer,
+    ids: Callable[..., Any],
+    *,
+    steps: int = 1,
+) -> tf.data.Dataset:
+    """Returns batches whose rows on parameter servers are on their way before their step begins.
+
+    Without it a step begins with the wait for its rows. With it, a worker asks for those of the
+    next batch while it computes this one:
+
+        layer = strategies.DistributedEmbedding(16)
+        dataset = strategies.prefetch_rows(dataset, layer, lambda x, y: x["ids"])
+        model.fit(dataset, epochs=3)
+
+    What it costs is staleness: rows lack the changes of `steps` more of the worker's own steps
+    than in the mode without it. An id gets its row, and counts for `admission` and `eviction`,
+    when it is asked for; so the dataset is for training alone, and a batch that is asked for and
+    not trained on, where training ends before the dataset or `evict` or `set_rows` comes between,
+    has counted.
+
+    Where workers go in step, which nothing stale agrees with, and where rows are in workers, the
+    dataset is returned as it is. `layer.statistics()` says how many rows were `prefetched`.
+
+    >>> from strategies.embedding.keras_layer import DistributedEmbedding
+    >>> dataset, layer = tf.data.Dataset.range(8).batch(2), DistributedEmbedding(16)
+    >>> prefetch_rows(dataset, layer, lambda ids: ids) is dataset
+    True
+
+    Pass the dataset to `fit` or `strategy.experimental_distribute_dataset` as it is: under
+    parameter servers, it is this worker's part.
+
+    Args:
+      dataset: global batches, as one would pass them to `fit`; or of `read_files`.
+      layer: that looks up their ids.
+      ids: takes a batch as `dataset.map` gives it, and returns what the layer is called with in
+        training. It is made of TensorFlow's operations.
+      steps: for how many batches to ask beforehand.
+
+    Raises:
+      TypeError: if the layer is none, or the dataset.
+      ValueError: if `steps` or the batches have no meaning, or the dataset is arrays that Keras
+        shuffles. Training raises it if what `ids` returns is not what the layer looks up.
+    """
+    _check(dataset, layer, steps)
+    extended = layer.made_under.extended
+    if not isinstance(extended, ServerExtended) or extended.in_step:
+        return dataset
+    replicas = len(extended.worker_devices)
+    mine = share(dataset, extended.workers, replicas, in_step=False)
+    if isinstance(mine, Epochs):
+        raise ValueError(
+            "Rows are asked for in the order of a dataset. Received: one that ignores external "
+            "state and is the same on all workers. Leave its options out."
+        )
+    ahead = {group: Ahead((steps + 1) * replicas) for group in layer.wanted.groups}
+
+    def ask(*batch: Any) -> Any:
+        done = [
+            _asked(layer, ahead, ids(*_of_replica(replica, batch)), replica == 0)
+            for replica in range(replicas)
+        ]
+        with tf.control_dependencies(done):
+            same = tf.nest.map_structure(tf.identity, batch, expand_composites=True)
+        return same[0] if len(same) == 1 else same
+
+    return ready(mine.map(ask).prefetch(steps))
+
+
+def _asked(
+    layer: EmbeddingLayer, ahead: dict[Group, Ahead], inputs: Any, begins: bool
+) -> tf.Operation:
+    """Asks for the rows of what a layer will be called with; returns what has done so."""
+    bags = layer.bags(inputs)
+    done = []
+    for group in ahead:
+
+        def ask(keys: np.ndarray, group: Group = group) -> np.int64:
+            # The first batches may come before the layer is built, or while it is frozen.
+            if layer.tables is not None and layer.trainable:
+                layer.tables.ask(group, ahead[group], keys, begins)
+            return np.int64(0)
+
+        keys, _ = keys_of(layer.wanted.ids(group, bags))
+        done.append(tf.numpy_function(ask, [keys], tf.int64))
+    return tf.group(done)
+
+
+def _of_replica(replica: int, batch: tuple) -> tuple:
+    def part(value: Any) -> Any:
+        return value.values[replica] if isinstance(value, PerReplica) else value
+
+    return tf.nest.map_structure(part, batch)
+
+
+def _check(dataset: Any, layer: Any, steps: Any) -> None:
+    if not isinstance(dataset, tf.data.Dataset):
+        raise TypeError(
+            "Batches come from a tf.data.Dataset. Received: "
+            f"{type(dataset).__name__}. Make one, with tf.data.Dataset.from_tensor_slices and "
+            "batch for example."
+        )
+    if not isinstance(layer, EmbeddingLayer):
+        raise TypeError(
+            "The rows are those of a DistributedEmbedding. Received: "
+            f"{type(layer).__name__}. Pass the layer that looks up."
+        )
+    if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
+        raise ValueError(f"steps is a whole number from 1. Received: {steps!r}.")
