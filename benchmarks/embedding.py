@@ -3,10 +3,13 @@
     $ .venv/bin/python benchmarks/embedding.py rows --optimizers SGD Adam
     $ .venv/bin/python benchmarks/embedding.py tiny --scale 10 --torch ~/torch/bin/python
     $ .venv/bin/python benchmarks/embedding.py tiny --scale 1 --workers 4 --alone
+    $ .venv/bin/python benchmarks/embedding.py prefetch --delays 0 5
 
 `rows` times a step of 4096 ids in a table of ten thousand rows and in one of ten million. `tiny` is
 NVIDIA's synthetic model of that name, 55 tables and 85 ids an example, 4096 examples a step of all
-workers together, with Adagrad; `--scale 10` divides its 70 million rows by ten.
+workers together, with Adagrad; `--scale 10` divides its 70 million rows by ten. `prefetch` times a
+step of 1024 examples with 26 ids each, in mode "half_async", with and without `prefetch_rows`;
+every byte takes `--delays` milliseconds to the parameter server and as many back.
 """
 
 from __future__ import annotations
@@ -15,21 +18,23 @@ import argparse
 
 from turns import PEERS, System, measured, on_workers, parser, table
 
+WHAT = ("rows", "tiny", "prefetch")
 OPTIMIZERS = ("SGD", "Adagrad", "Adam")
 
 
 def main() -> None:
     arguments = parser(__doc__.splitlines()[0])
-    arguments.add_argument("what", nargs="*", help="rows, tiny (both)")
+    arguments.add_argument("what", nargs="*", help=f"{', '.join(WHAT)} (all)")
     arguments.add_argument("--optimizers", nargs="+", choices=OPTIMIZERS, default=OPTIMIZERS)
     arguments.add_argument("--large", type=float, default=1e7, help="rows of the large table (1e7)")
+    arguments.add_argument("--delays", nargs="+", default=["0", "2", "10"], help="ms (0 2 10)")
     arguments.add_argument("--scale", type=int, default=10, help="divides Tiny's rows (10)")
     arguments.add_argument("--ps", type=int, default=1, help="parameter servers (1)")
     arguments.add_argument("--alone", action="store_true", help="without peers")
     arguments.add_argument("--torch", help="a Python that has PyTorch")
     given = arguments.parse_args()
-    if unknown := set(given.what) - {"rows", "tiny"}:
-        arguments.error(f"what is measured is rows or tiny. Received: {sorted(unknown)}.")
+    if unknown := set(given.what) - set(WHAT):
+        arguments.error(f"what is measured is of {WHAT}. Received: {sorted(unknown)}.")
     if not given.what or "rows" in given.what:
         for optimizer in given.optimizers:
             print(f"\n{optimizer}:\n")
@@ -37,6 +42,10 @@ def main() -> None:
     if not given.what or "tiny" in given.what:
         print(f"\nTiny, its rows divided by {given.scale}:\n")
         print(shown(of_tiny(given), given))
+    if not given.what or "prefetch" in given.what:
+        for delay in given.delays:
+            print(f"\nA parameter server {delay} ms away:\n")
+            print(shown(of_prefetch(given, delay), given))
 
 
 def shown(systems: list[System], given: argparse.Namespace) -> str:
@@ -87,6 +96,16 @@ def of_tiny(given: argparse.Namespace) -> list[System]:
         name = "PyTorch EmbeddingBag, one process"
         systems.append(on_workers(name, 1, given.torch, PEERS / "tiny_torch.py", *rest))
     return systems
+
+
+def of_prefetch(given: argparse.Namespace, delay: str) -> list[System]:
+    """Returns the ways to get rows from a server that is so far away."""
+    program = PEERS / "prefetch_step.py"
+    names = {"prefetched": "with prefetch_rows", "plain": "without"}
+    return [
+        on_workers(text, 1, program, way, delay, *_short(given), ps=1)
+        for way, text in names.items()
+    ]
 
 
 def _short(given: argparse.Namespace) -> list[str]:

@@ -1,0 +1,59 @@
+"""Times steps with a parameter server that is far away, with its rows asked for before or not.
+
+    prefetch_step.py plain|prefetched MILLISECONDS [--short]
+
+Every byte between this worker and the server takes so long, each way.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+way, delay = sys.argv[1], sys.argv[2]
+warm, counted = (2, 4) if "--short" in sys.argv else (20, 100)
+EXAMPLES, FEATURES, WIDTH = 1024, 26, 16
+
+config = json.loads(os.environ["TF_CONFIG"])
+(address,) = config["cluster"]["ps"]
+far = subprocess.Popen(
+    [sys.executable, Path(__file__).parent / "far.py", address, delay],
+    stdin=subprocess.PIPE,
+    stdout=subprocess.PIPE,
+)
+config["cluster"]["ps"] = [f"127.0.0.1:{int(far.stdout.readline())}"]
+os.environ["TF_CONFIG"] = json.dumps(config)
+
+import keras  # noqa: E402
+import numpy as np  # noqa: E402
+import tensorflow as tf  # noqa: E402
+
+import strategies  # noqa: E402
+
+strategy = strategies.from_tf_config(mode="half_async")
+random = np.random.default_rng(0)
+ids = random.zipf(1.2, [warm + counted, EXAMPLES, FEATURES]).astype(np.int64)
+labels = random.integers(0, 2, [warm + counted, EXAMPLES, 1]).astype(np.float32)
+dataset = tf.data.Dataset.from_tensor_slices((ids, labels))
+with strategy.scope():
+    layer = strategies.DistributedEmbedding(WIDTH)
+    model = keras.Sequential([keras.Input([FEATURES], dtype="int64"), layer])
+    model.add(keras.layers.Flatten())
+    for units in (512, 256, 1):
+        model.add(keras.layers.Dense(units, "relu" if units > 1 else None))
+    loss = keras.losses.BinaryCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adagrad(0.05), loss)
+if way == "prefetched":
+    dataset = strategies.prefetch_rows(dataset, layer, lambda ids, labels: ids)
+
+ends = []
+end = keras.callbacks.LambdaCallback(
+    on_train_batch_end=lambda batch, logs: ends.append(time.perf_counter())
+)
+model.fit(dataset, verbose=0, callbacks=[end])
+milliseconds = 1000 * np.median(np.diff(ends[warm - 1 :]))
+print("RESULT", json.dumps({"ms a step": milliseconds}), flush=True)
