@@ -121,7 +121,7 @@ def _load_table(homes: Sequence[Home], name: str, parts: Sequence[Mapping[str, P
     """Sets the rows of one table from what each worker wrote of it."""
     for home in homes:
         if any(state.PRESENT in part for part in parts):
-            state.keep(home, name, _present(home, parts))
+            state.keep(home, name, _present(home, name, parts))
     for part in parts:
         for piece in pieces_in({key: part[key] for key in filter(state.is_of_rows, part)}):
             for home in homes:
@@ -133,10 +133,10 @@ def _load_table(homes: Sequence[Home], name: str, parts: Sequence[Mapping[str, P
         state.put_others(home, name, state.joined(others))
 
 
-def _present(home: Home, parts: Sequence[Mapping[str, Path]]) -> np.ndarray:
-    """Returns the ids that had rows, of those that belong to a place."""
+def _present(home: Home, name: str, parts: Sequence[Mapping[str, Path]]) -> np.ndarray:
+    """Returns the ids that had rows, of those whose rows are in a place."""
     of_parts = [
-        piece[state.PRESENT][home.owns(piece[state.PRESENT])]
+        piece[state.PRESENT][home.has(name, piece[state.PRESENT])]
         for part in parts
         for piece in pieces_in({key: part[key] for key in part if key == state.PRESENT})
     ]

@@ -9,6 +9,7 @@ from typing import Any
 COMBINERS = (None, "sum", "mean", "sqrtn")
 UNSEEN = ("initial", "zeros")
 OVERFLOW = ("error", "share")
+PLACEMENTS = ("sharded", "replicated")
 # How often a row was trained on is counted up to here.
 MOST_TOUCHES = 2**20 - 1
 
@@ -89,6 +90,9 @@ class TableConfig:
         training, "share" gives it a row that all such ids share.
       optimizer: a Keras optimizer or its name, which trains this table's rows in place of the
         model's; None is the model's.
+      placement: "sharded" gives each row to one worker, or server. "replicated" gives all workers
+        a copy of every row, and ids and gradients go to all of them: for a table that is small
+        and used much, which has `input_dim`, and no `admission`, `eviction` or shared row.
 
     Raises:
       ValueError: if a value has no meaning.
@@ -102,6 +106,12 @@ class TableConfig:
     eviction: Eviction | None = None
     overflow: str = "error"
     optimizer: Any = None
+    placement: str = "sharded"
+
+    @property
+    def is_replicated(self) -> bool:
+        """Whether all workers have all rows."""
+        return self.placement == "replicated"
 
     def __post_init__(self) -> None:
         _check_whole("output_dim", self.output_dim, 1)
@@ -115,6 +125,24 @@ class TableConfig:
             raise ValueError(
                 "Ids share a row where there are input_dim others. Received: overflow='share' "
                 "without input_dim. Give both."
+            )
+        if self.placement not in PLACEMENTS:
+            raise ValueError(
+                f"placement is one of {', '.join(map(repr, PLACEMENTS))}. "
+                f"Received: {self.placement!r}."
+            )
+        if self.is_replicated:
+            self._check_replicated()
+
+    def _check_replicated(self) -> None:
+        unfit = [name for name in ("admission", "eviction") if getattr(self, name) is not None]
+        unfit += ["overflow='share'"] if self.overflow == "share" else []
+        unfit += ["no input_dim"] if self.input_dim is None else []
+        if unfit:
+            raise ValueError(
+                "A table that all workers have a copy of is small and stays so: it has input_dim, "
+                "and no admission, eviction or shared row. Received: placement='replicated' with "
+                f"{', '.join(unfit)}. Leave the placement out, or correct these."
             )
 
     def to_dict(self) -> dict[str, Any]:

@@ -27,10 +27,12 @@ class Group(NamedTuple):
     Attributes:
       width: of their rows.
       table: the only one, if it has an optimizer of its own; else None.
+      is_replicated: whether all workers have all of them.
     """
 
     width: int
     table: str | None = None
+    is_replicated: bool = False
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,8 @@ class Wanted:
         groups: dict[Group, list[TableConfig]] = {}
         for config in {one.table.name: one.table for one in self.features.values()}.values():
             apart = None if config.optimizer is None else config.name
-            groups.setdefault(Group(config.output_dim, apart), []).append(config)
+            group = Group(config.output_dim, apart, config.is_replicated)
+            groups.setdefault(group, []).append(config)
         return groups
 
     def ids(self, group: Group, bags: Mapping[str, Bags]) -> list[tf.Tensor]:
@@ -75,6 +78,7 @@ class Wanted:
         >>> wanted.expected(Group(16), 1), wanted.expected(Group(16), 4)
         (1000001, 253001)
         """
+        places = 1 if group.is_replicated else places
         bounds = [config.input_dim for config in self.groups[group]]
         if None in bounds:
             return None
@@ -115,6 +119,8 @@ class Home:
             self.tables.update({each.config.name: each for each in tables})
             self.finders[group] = Finder(store, tables, wanted.unseen)
             variables[group].on_slot(self._adopting(store))
+        # In an order that does not depend on how they are grouped, for what is saved.
+        self.tables = dict(sorted(self.tables.items()))
 
     @property
     def is_mine(self) -> bool:
@@ -134,8 +140,14 @@ class Home:
 
         return adopt
 
+    def has(self, name: str, ids: np.ndarray) -> np.ndarray:
+        """Returns which ids' rows of a table are here."""
+        if self.tables[name].config.is_replicated:
+            return np.ones(len(ids), bool)
+        return self.owns(ids)
+
     def owns(self, ids: np.ndarray) -> np.ndarray:
-        """Returns which ids' rows are here."""
+        """Returns which ids' rows are saved from here."""
         return bucket_of(tf.constant(ids, tf.int64), self._count).numpy() == self.number
 
     def call(self, key: Any, function: Callable, *arrays: Any) -> Any:

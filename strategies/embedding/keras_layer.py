@@ -44,6 +44,7 @@ class DistributedEmbedding(EmbeddingLayer, keras.layers.Layer):
       overflow: what happens where there are `input_dim` ids and another one comes: "error" ends
         training, "share" gives it a row that all such ids share.
       optimizer: trains the rows in place of the model's.
+      placement: "sharded", or "replicated" for a small table that all workers have a copy of.
       mask_zero: whether id 0 is no id: masked without a combiner, left out with one.
       unseen: what an id has that has no row: its "initial" value, or "zeros".
       seed: of the first values.

@@ -69,6 +69,7 @@ class EmbeddingLayer:
         eviction: Eviction | None = None,
         overflow: str = "error",
         optimizer: Any = None,
+        placement: str = "sharded",
         mask_zero: bool = False,
         unseen: str = "initial",
         seed: int = 0,
@@ -80,7 +81,7 @@ class EmbeddingLayer:
         if features is None and output_dim is not None:
             table = TableConfig(
                 self.name, output_dim, input_dim, embeddings_initializer, admission, eviction,
-                overflow, optimizer,
+                overflow, optimizer, placement,
             )  # fmt: skip
             given = {"": FeatureConfig(table, combiner)}
         else:
@@ -91,6 +92,7 @@ class EmbeddingLayer:
                 "eviction": eviction,
                 "overflow": None if overflow == "error" else overflow,
                 "optimizer": optimizer,
+                "placement": None if placement == "sharded" else placement,
             }
             check_not_of_tables(of_tables, embeddings_initializer)
             given = {name: feature_from(value) for name, value in (features or {}).items()}

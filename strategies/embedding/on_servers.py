@@ -334,8 +334,8 @@ def on_servers(wanted: Wanted, strategy: tf.distribute.Strategy) -> Tables:
         for group in wanted.groups
     }
     routes = {group: ToServers(extended, homes, group) for group in wanted.groups}
-    place = place_on_servers(len(homes))
-    return Tables(wanted, extended.workers, homes, place, variables, routes, {})
+    places = dict.fromkeys(wanted.groups, place_on_servers(len(homes)))
+    return Tables(wanted, extended.workers, homes, places, variables, routes, {})
 
 
 def _slot_maker(homes: Sequence[ServerHome], group: Group) -> Callable:
@@ -350,10 +350,11 @@ def check_on_servers(wanted: Wanted) -> None:
     """
     for configs in wanted.groups.values():
         for config in configs:
-            if config.optimizer is not None or config.overflow != "error":
+            plain = config.optimizer is None and config.overflow == "error"
+            if not plain or config.is_replicated:
                 raise ValueError(
-                    "On parameter servers the model's optimizer trains all tables, and no ids "
-                    f"share a row. Received: optimizer={config.optimizer!r} and "
-                    f"overflow={config.overflow!r} for the table {config.name!r}. Leave them out, "
-                    "or start the job without --ps."
+                    "On parameter servers the model's optimizer trains all tables, each row is on "
+                    f"one server, and no ids share one. Received: optimizer={config.optimizer!r}, "
+                    f"overflow={config.overflow!r} and placement={config.placement!r} for the "
+                    f"table {config.name!r}. Leave them out, or start the job without --ps."
                 )

@@ -11,7 +11,7 @@ from tf_config.text_table import text_table
 
 @dataclass(frozen=True)
 class Place:
-    """Where rows go, and why.
+    """Where rows go, and why; `copies` is how many of them there are.
 
     >>> place_in_workers(4).where
     'sharded over 4 workers'
@@ -19,6 +19,7 @@ class Place:
 
     where: str
     why: str
+    copies: int = 1
 
 
 def place_in_workers(workers: int) -> Place:
@@ -29,6 +30,18 @@ def place_in_workers(workers: int) -> Place:
         f"sharded over {workers} workers",
         "a hash of the id says which worker has its row, its slot variables and its counts, and "
         "nobody else has them, so that the workers' memory adds up; ids, rows and gradients travel",
+    )
+
+
+def place_in_all_workers(workers: int) -> Place:
+    """Returns where the rows of a table are of which each of so many workers has all."""
+    if workers == 1:
+        return place_in_workers(1)
+    return Place(
+        f"a copy in each of {workers} workers",
+        "placement='replicated': a lookup does not wait for rows; ids and gradients travel to all "
+        "workers",
+        workers,
     )
 
 
@@ -74,13 +87,14 @@ def report(tables: Sequence[Held]) -> str:
     rows = []
     for table in tables:
         slots = ", ".join(table.slots) or "no slot variables yet"
+        size = table.place.copies * table.rows * table.row_bytes + table.refused_bytes
         rows.append(
             (
                 table.name,
                 table.place.where,
                 f"{table.rows:,} x {table.width}",
                 f"{table.row_bytes:,} ({slots})",
-                shown_bytes(table.rows * table.row_bytes + table.refused_bytes),
+                shown_bytes(size),
                 shown_bytes(table.sent / max(table.steps, 1)),
             )
         )

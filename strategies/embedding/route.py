@@ -9,10 +9,12 @@ from typing import Protocol
 import numpy as np
 import tensorflow as tf
 
+from strategies.collectives import Collectives
 from strategies.embedding.ahead import Ahead
 from strategies.embedding.exchange import Exchange
 from strategies.embedding.finder import Finder
 from strategies.embedding.sent import Sent
+from strategies.reduction.rows import unique
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,55 @@ class BetweenWorkers:
 
     def ask(self, ahead: Ahead, keys: np.ndarray, begins: bool) -> None:
         """Does nothing: workers exchange rows in the same steps."""
+
+    def forget(self) -> None:
+        """Does nothing: nothing was asked for."""
+
+
+class InAllWorkers:
+    """The way to rows that all workers have; what comes in training goes to all of them.
+
+    All of them add the same ids in the same order and change the same rows by the same numbers,
+    so that their copies stay equal.
+
+    Args:
+      collectives: the workers.
+      finder: finds the rows.
+    """
+
+    def __init__(self, collectives: Collectives, finder: Finder):
+        self._collectives = collectives
+        self._finder = finder
+        self.sent = Sent(finder.count, collectives.size > 1)
+
+    def found(self, keys: tf.Tensor, training: bool, begins: bool) -> Found:
+        """Returns the rows of keys; in training, all workers call it together."""
+        away = None
+        if training:
+            away = self.sent.away(keys, lambda: keys[:0])
+            if away is not None:
+                away *= self._collectives.size - 1
+            self.sent.looked_up(away, training)
+            added, _ = self._finder(self._collectives.all_gather(keys), True, begins)
+            check_sizes(self._finder.bounds, self._finder.sizes())
+            with tf.control_dependencies([added]):
+                keys = tf.identity(keys)
+        rows, values = self._finder(keys, False, False)
+
+        def forth(gradient: tf.Tensor) -> tf.Tensor:
+            self.sent.trained(away)
+            return gradient
+
+        return Found(values, rows, True, forth)
+
+    def total(self, gradient: tf.IndexedSlices) -> tf.IndexedSlices:
+        """Returns the gradient of all workers."""
+        values = self._collectives.all_gather(gradient.values)
+        rows = self._collectives.all_gather(gradient.indices)
+        return unique(tf.IndexedSlices(values, rows, gradient.dense_shape))
+
+    def ask(self, ahead: Ahead, keys: np.ndarray, begins: bool) -> None:
+        """Does nothing: the rows are here."""
 
     def forget(self) -> None:
         """Does nothing: nothing was asked for."""

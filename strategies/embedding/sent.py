@@ -18,8 +18,8 @@ _TRAINING, ELSEWHERE, _GRADIENTS, PREFETCHED = range(4)
 class Sent:
     """Counts this worker's keys whose rows another worker has, or a server.
 
-    Each of them is a row that came back, from whoever has it. So the keys that all workers sent
-    are the rows that all workers sent, and one number counts both.
+    Each of them is a row that came back, from whoever has it, if rows do. So the keys that all
+    workers sent are the rows that all workers sent, and one number counts both.
 
     Args:
       tables: how many look up together.
@@ -72,7 +72,7 @@ class Sent:
         return self._counts.numpy().T
 
 
-def traffic(counts: np.ndarray, width: int) -> dict[str, int]:
+def traffic(counts: np.ndarray, width: int, brings_rows: bool = True) -> dict[str, int]:
     """Returns the bytes of ids, rows and gradients that counts of all workers stand for.
 
     >>> traffic(np.array([2, 1, 2, 0]), width=4)
@@ -82,6 +82,6 @@ def traffic(counts: np.ndarray, width: int) -> dict[str, int]:
     row = 4 * width
     return {
         "bytes_ids": KEY_BYTES * (training + elsewhere),
-        "bytes_rows": row * (training + elsewhere),
+        "bytes_rows": row * (training + elsewhere) * brings_rows,
         "bytes_gradients": row * gradients,
     }

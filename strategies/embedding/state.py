@@ -82,6 +82,9 @@ def pieces_of(
         ids = numbers = np.zeros([0], np.int64)
         if home.is_mine:
             ids, numbers = home.call(("all", name), table.map.all)
+        if table.config.is_replicated:
+            owned = home.owns(ids)
+            ids, numbers = ids[owned], numbers[owned]
         for part in _pieces(len(ids), table):
             piece = {} if since is None else {PRESENT: ids[part]}
             some_ids, some = ids[part], numbers[part]
@@ -268,7 +271,7 @@ def put(home: Home, name: str, arrays: Mapping[str, np.ndarray]) -> None:
     for key in arrays:
         if key.startswith(SLOT):
             home.expect(table.store, key.removeprefix(SLOT))
-    mine = np.flatnonzero(home.owns(arrays["ids"]))
+    mine = np.flatnonzero(home.has(name, arrays["ids"]))
     names = [key for key in arrays if key != "ids" and is_of_rows(key)]
 
     def set_all(ids: tf.Tensor, *columns: tf.Tensor) -> None:

@@ -17,8 +17,14 @@ from strategies.embedding.combine import Bags
 from strategies.embedding.exchange import Exchange
 from strategies.embedding.home import Group, Home, Wanted
 from strategies.embedding.lookup import Lookup
-from strategies.embedding.plan import Held, Place, place_in_workers, report
-from strategies.embedding.route import BetweenWorkers, Route
+from strategies.embedding.plan import (
+    Held,
+    Place,
+    place_in_all_workers,
+    place_in_workers,
+    report,
+)
+from strategies.embedding.route import BetweenWorkers, InAllWorkers, Route
 from strategies.embedding.sent import ELSEWHERE, PREFETCHED, traffic
 from strategies.embedding.serving import Serving
 from strategies.embedding.table import COUNTED, Table
@@ -33,7 +39,7 @@ class Tables:
       wanted: what they are made from.
       collectives: the workers.
       homes: where the rows are; all of them, of which this worker saves and restores some.
-      place: what these are called.
+      places: what these are called, by group.
       variables: what an optimizer sees, one for each group.
       routes: to the rows of each group.
       trainers: of the groups that the model's optimizer does not train.
@@ -44,7 +50,7 @@ class Tables:
         wanted: Wanted,
         collectives: Collectives,
         homes: Sequence[Home],
-        place: Place,
+        places: Mapping[Group, Place],
         variables: Mapping[Group, RowVariable],
         routes: Mapping[Group, Route],
         trainers: Mapping[Group, Trainer],
@@ -53,7 +59,11 @@ class Tables:
         # What the layer's weights are, each with what trains it if that is not the model.
         self.weights = [(variables[group], trainers.get(group)) for group in wanted.groups]
         self._homes = homes
-        self._place = place
+        self._places = {
+            config.name: places[group]
+            for group, configs in wanted.groups.items()
+            for config in configs
+        }
         self._wanted = wanted
         self._lookups = {
             group: Lookup(variables[group], routes[group], trainers.get(group))
@@ -141,9 +151,11 @@ class Tables:
             counted.append([size, *counts])
         mine = np.reshape(np.array(counted, np.int64), [-1, 1 + len(COUNTED)])
         everyone = self.collectives.all_gather(tf.constant(mine)).numpy()
+        # One for each place that has others' rows: each copy counted all of it.
+        everyone = everyone[:: self._places[name].copies]
         total = everyone.sum(axis=0)
         numbers = dict(zip(("rows", *COUNTED), total.tolist(), strict=True))
-        numbers |= traffic(sent, self.table(name).config.output_dim)
+        numbers |= self._traffic(name, sent)
         numbers["prefetched"] = int(sent[PREFETCHED])
         numbers["unique_ratio"] = numbers["unique"] / max(numbers["lookups"], 1)
         mean = total[0] / len(everyone)
@@ -164,14 +176,18 @@ class Tables:
                 lambda table=table: tf.stack([table.map.size(), table.refused_bytes()]),
             )
         rows, refused = self.collectives.all_reduce([tf.constant(mine)])[0].numpy().tolist()
-        table = self.table(name)
+        table, place = self.table(name), self._places[name]
         in_training = sent.copy()
         in_training[ELSEWHERE] = 0
         return Held(
-            name, self._place, table.config.output_dim, list(table.store.slots()), rows,
+            name, place, table.config.output_dim, list(table.store.slots()), rows // place.copies,
             table.store.row_bytes(), refused, int(state.step_of(self._homes[0], name)),
-            sum(traffic(in_training, table.config.output_dim).values()),
+            sum(self._traffic(name, in_training).values()),
         )  # fmt: skip
+
+    def _traffic(self, name: str, sent: np.ndarray) -> dict[str, int]:
+        config = self.table(name).config
+        return traffic(sent, config.output_dim, brings_rows=self._places[name].copies == 1)
 
     def set_rows(self, ids: np.ndarray, rows: np.ndarray, name: str | None) -> None:
         """Sets the rows of ids; each place takes its own."""
@@ -182,10 +198,16 @@ class Tables:
                 f"{ids.shape}, {len(np.unique(ids))} of them different."
             )
         arrays = {"ids": ids, "rows": rows}
-        state.check(self.table(name), arrays)
+        table = self.table(name)
+        state.check(table, arrays)
         with self._changing():
+            if table.config.is_replicated:
+                # Each worker may have given a part.
+                everyone = state.everyones(arrays, self.collectives)
+                _, once = np.unique(everyone["ids"], return_index=True)
+                arrays = {key: array[once] for key, array in everyone.items()}
             for home in self._mine:
-                state.put(home, self.table(name).config.name, arrays)
+                state.put(home, table.config.name, arrays)
 
     def export(self, directory: str, kind: str, name: str | None) -> None:
         """Writes a table's ids and rows to plain files; see `plain`."""
@@ -282,9 +304,16 @@ def in_workers(
     }
     home = Home(collectives.rank, collectives.size, wanted, variables)
     exchange = Exchange(collectives)
-    routes = {group: BetweenWorkers(exchange, finder) for group, finder in home.finders.items()}
-    place = place_in_workers(collectives.size)
-    return Tables(wanted, collectives, [home], place, variables, routes, trainers)
+    routes: dict[Group, Route] = {}
+    places = {}
+    for group, finder in home.finders.items():
+        if group.is_replicated and collectives.size > 1:
+            routes[group] = InAllWorkers(collectives, finder)
+            places[group] = place_in_all_workers(collectives.size)
+        else:
+            routes[group] = BetweenWorkers(exchange, finder)
+            places[group] = place_in_workers(collectives.size)
+    return Tables(wanted, collectives, [home], places, variables, routes, trainers)
 
 
 def _split(rows: tf.Tensor, bags: Sequence[Bags]) -> list[tf.Tensor]:

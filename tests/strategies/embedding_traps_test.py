@@ -567,3 +567,85 @@ def test_the_plan_of_one_worker_has_slot_variables_and_what_was_refused(memory):
     assert "host memory: one worker trains" in text
     api = importlib.import_module("strategies.embedding.tf_keras_layer")
     assert api.DistributedEmbedding.plan is DistributedEmbedding.plan
+
+
+def test_copies_in_all_workers_do_what_one_table_does(tmp_path):
+    tables = {
+        name: TableConfig(name, 2, 50, "normal", placement=placement, optimizer=optimizer)
+        for name, placement, optimizer in [
+            ("copied", "replicated", None),
+            ("a part", "sharded", None),
+            ("by itself", "replicated", "adagrad"),
+        ]
+    }
+    features = {name: FeatureConfig(table) for name, table in tables.items()}
+    batches = np.random.default_rng(0).integers(-9, 9, [5, 12])
+
+    def train(collectives):
+        layer = layer_of(collectives, features=features)
+        optimizer = keras.optimizers.Adam(0.1)
+        for batch in batches:
+            # The second worker's part is empty.
+            part = batch if collectives.size == 1 else np.split(batch, [7, 7])[collectives.rank]
+            inputs = dict.fromkeys(features, tf.constant(part, tf.int64))
+            with tf.GradientTape() as tape:
+                outputs = layer(inputs, training=True)
+                loss = tf.add_n([tf.reduce_sum(rows**2) for rows in outputs.values()])
+            gradients = tape.gradient(loss, layer.trainable_variables)
+            optimizer.apply(gradients, layer.trainable_variables)
+        layer.save_rows(str(tmp_path / str(collectives.size)))
+        seen = layer(dict.fromkeys(features, tf.constant(range(-10, 10), tf.int64)))
+        everything = {name: rows.numpy() for name, rows in seen.items()}
+        owned = {name: layer.rows(name)[0].tolist() for name in features}
+        return layer.packed_rows(), everything, layer.statistics(), layer.plan(), owned
+
+    (one, seen, counted, plan, _), *_ = on_workers(1, train)
+    assert "copy" not in plan
+    results = on_workers(3, train)
+    for packed, everything, statistics, plan, owned in results:
+        for key, array in in_order_of_ids(packed).items():
+            np.testing.assert_allclose(array, in_order_of_ids(one)[key], atol=2e-6, err_msg=key)
+        for name in features:
+            np.testing.assert_allclose(everything[name], seen[name], atol=2e-6)
+            if tables[name].is_replicated:
+                np.testing.assert_array_equal(everything[name], results[0][1][name])
+                assert "a copy in each of 3 workers" in plan
+                assert statistics[name]["bytes_rows"] == 0 < statistics[name]["bytes_ids"]
+            for number in ("rows", "lookups", "new", "imbalance"):
+                if tables[name].is_replicated or number != "imbalance":
+                    assert statistics[name][number] == counted[name][number], (name, number)
+    for name in features:
+        ids = [one for *_, owned in results for one in owned[name]]
+        assert len(ids) == len(set(ids)) == counted[name]["rows"]
+
+    # What was saved is restored to any placement.
+    placements = {"copied": "sharded", "a part": "replicated", "by itself": "sharded"}
+    others = {
+        name: FeatureConfig(TableConfig(name, 2, 50, "zeros", placement=placement))
+        for name, placement in placements.items()
+    }
+
+    def load(collectives):
+        layer = layer_of(collectives, features=others)
+        layer.load_rows(str(tmp_path / "3"))
+        layer.set_rows(np.array([1000 + collectives.rank]), np.ones([1, 2]), "a part")
+        return layer.packed_rows(), layer(dict.fromkeys(features, tf.constant([1000, 1001])))
+
+    for size in (1, 2):
+        for packed, added in on_workers(size, load):
+            np.testing.assert_array_equal(added["a part"], [[1.0, 1.0], [float(size > 1)] * 2])
+            for key, array in in_order_of_ids(results[0][0]).items():
+                kept = in_order_of_ids(packed)[key]
+                if key.endswith("step"):
+                    assert kept == array
+                else:
+                    np.testing.assert_array_equal(kept[: len(array)], array, key)
+
+
+def in_order_of_ids(packed):
+    """Returns the arrays of tables, each in the order of its ids."""
+    found = {}
+    for key, array in packed.items():
+        ids = packed[key.partition("/")[0] + "/ids"]
+        found[key] = array[np.argsort(ids)] if len(np.shape(array)) else array
+    return found
