@@ -1,4 +1,4 @@
-"""Tables on any number of workers: own optimizers, shared rows, plain files, and serving.
+"""Tables on any number of workers: own optimizers, copies, shared rows, plain files, and serving.
 
 embedding_tables.py keras|tf_keras [replicas a worker]
 """
@@ -65,7 +65,7 @@ def model_of(rows_of):
 
 with strategy.scope():
     users = strategies.TableConfig("users", WIDTH, embeddings_initializer="ones", optimizer=own())
-    items = strategies.TableConfig("items", WIDTH, embeddings_initializer="ones")
+    items = strategies.TableConfig("items", WIDTH, len(IDS), "ones", placement="replicated")
     features = {
         "user": strategies.FeatureConfig(users),
         "item": strategies.FeatureConfig(items),
@@ -103,8 +103,11 @@ for name, table in (("users", user_table), ("items", item_table)):
     assert not np.allclose(rows, 1.0, atol=1e-3), "nothing was trained"
 strategies.verify_equal(strategy, model.variables)
 saved = dict(layer.packed_rows())
-of_users = "0/slot/momentum" if sys.argv[1] == "keras" else "0/slot/m"
-assert {of_users, "1/slot/accumulator"} <= set(saved), set(saved)
+of_users = "1/slot/momentum" if sys.argv[1] == "keras" else "1/slot/m"
+assert {of_users, "0/slot/accumulator"} <= set(saved), set(saved)
+everywhere = layer({"user": IDS, "item": IDS})
+for copy in tf.split(everyone.all_gather(everywhere["item"]), n):
+    np.testing.assert_array_equal(copy, everywhere["item"])
 
 # What is exported looks up as the model does, in what TensorFlow alone loads.
 directory = shared_directory()

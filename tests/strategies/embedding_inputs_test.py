@@ -79,7 +79,7 @@ def test_features_share_tables_and_a_config_makes_the_layer_again():
     assert [tuple(outputs[name].shape) for name in features] == [(2, 2, 2), (2, 2), (2, 3)]
     np.testing.assert_allclose(tf.reduce_sum(outputs["a"], 1), outputs["b"], atol=1e-6)
     assert layer.rows("shared")[0].tolist() == [1, 2, 4]
-    with pytest.raises(ValueError, match="A table is one of 'shared', 'other'. Received: None"):
+    with pytest.raises(ValueError, match="A table is one of 'other', 'shared'. Received: None"):
         layer.rows()
 
 
