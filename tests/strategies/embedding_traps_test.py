@@ -602,7 +602,7 @@ def test_copies_in_all_workers_do_what_one_table_does(tmp_path):
     (one, seen, counted, plan, _), *_ = on_workers(1, train)
     assert "copy" not in plan
     results = on_workers(3, train)
-    for packed, everything, statistics, plan, owned in results:
+    for packed, everything, statistics, plan, _ in results:
         for key, array in in_order_of_ids(packed).items():
             np.testing.assert_allclose(array, in_order_of_ids(one)[key], atol=2e-6, err_msg=key)
         for name in features:
