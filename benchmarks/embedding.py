@@ -33,6 +33,8 @@ def main() -> None:
     arguments.add_argument("--alone", action="store_true", help="without peers")
     arguments.add_argument("--torch", help="a Python that has PyTorch")
     given = arguments.parse_args()
+    if given.short:
+        given.large, given.scale = min(given.large, 1e5), 1000
     if unknown := set(given.what) - set(WHAT):
         arguments.error(f"what is measured is of {WHAT}. Received: {sorted(unknown)}.")
     if not given.what or "rows" in given.what:
@@ -55,8 +57,7 @@ def shown(systems: list[System], given: argparse.Namespace) -> str:
 
 def of_rows(given: argparse.Namespace, optimizer: str) -> list[System]:
     """Returns the systems whose step is timed in a small table and in a large one."""
-    large = min(given.large, 1e5) if given.short else given.large
-    rest = [optimizer, str(large), *_short(given)]
+    rest = [optimizer, str(given.large), *_short(given)]
     program = str(PEERS / "rows_step.py")
     names = {"ours": "this package, Keras 3"}
     if not given.alone:
@@ -71,8 +72,7 @@ def of_rows(given: argparse.Namespace, optimizer: str) -> list[System]:
 
 def of_tiny(given: argparse.Namespace) -> list[System]:
     """Returns the systems that train the synthetic model."""
-    scale = 1000 if given.short else given.scale
-    rest = [scale, *_short(given)]
+    rest = [given.scale, *_short(given)]
     keras = PEERS / "tiny_keras.py"
     many = f"{given.workers} workers"
     systems = [on_workers(f"this package, {many}", given.workers, keras, "ours", *rest)]
@@ -81,8 +81,8 @@ def of_tiny(given: argparse.Namespace) -> list[System]:
     systems += [
         on_workers("this package, one process", 1, keras, "ours", *rest),
         on_workers(
-            f"this package, parameter servers, async, {many}", given.workers, keras, "ours", scale,
-            "async", *_short(given), ps=given.ps,
+            f"this package, parameter servers, async, {many}", given.workers, keras, "ours",
+            given.scale, "async", *_short(given), ps=given.ps,
         ),
         on_workers("Keras 3's own Embedding, one process", 1, keras, "keras", *rest),
         on_workers("tf_keras's own Embedding, one process", 1, keras, "tf_keras", *rest),

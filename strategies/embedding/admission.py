@@ -26,6 +26,9 @@ class Counter(Protocol):
     def forget(self, ids: tf.Tensor) -> None:
         """Takes back what is counted for ids, as far as that can be."""
 
+    def clear(self) -> None:
+        """Takes back what is counted for all ids."""
+
     def bytes(self) -> tf.Tensor:
         """Returns how many bytes it holds, int64."""
 
@@ -57,6 +60,10 @@ class ExactCounter:
     def forget(self, ids: tf.Tensor) -> None:
         """Takes the ids' numbers away."""
         self.map.remove(ids)
+
+    def clear(self) -> None:
+        """Takes the numbers of all ids away."""
+        self.map.remove(self.map.all()[0])
 
     def bytes(self) -> tf.Tensor:
         """Returns how many bytes it holds, int64."""
@@ -117,6 +124,10 @@ class SketchCounter:
 
     def forget(self, ids: tf.Tensor) -> None:
         """Does nothing: other ids may have the same numbers."""
+
+    def clear(self) -> None:
+        """Sets all numbers to 0."""
+        self.restore(tf.zeros_like(self.table.read_value()), is_first=True)
 
     def bytes(self) -> tf.Tensor:
         """Returns how many bytes it holds, int64."""

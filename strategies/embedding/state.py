@@ -237,10 +237,8 @@ def clear(homes: Sequence[Home]) -> None:
 
 def _clear(table: Table) -> None:
     table.map.remove(table.map.all()[0])
-    if isinstance(table.counter, ExactCounter):
-        table.counter.map.remove(table.counter.map.all()[0])
-    elif isinstance(table.counter, SketchCounter):
-        table.counter.restore(tf.zeros_like(table.counter.table.read_value()), is_first=True)
+    if table.counter is not None:
+        table.counter.clear()
     table.store.clear()
 
 
@@ -346,15 +344,21 @@ def keep(home: Home, name: str, present: np.ndarray) -> None:
 
 def _put_refused(home: Home, table: Table, arrays: Mapping[str, np.ndarray]) -> None:
     counter, name = table.counter, table.config.name
-    if isinstance(counter, ExactCounter) and "refused_ids" in arrays:
+    if counter is not None and "refused_ids" in arrays:
         mine = home.owns(arrays["refused_ids"])
         columns = arrays["refused_ids"][mine], arrays["refused_counts"][mine]
 
         def set_all(ids: tf.Tensor, counts: tf.Tensor) -> None:
-            counter.map.remove(counter.map.all()[0])
-            counter.map.insert(ids, counts)
+            counter.clear()
+            counter.added(ids, counts)
 
         home.call(("put refused", name), set_all, *columns)
+    if isinstance(counter, ExactCounter) and "sketch" in arrays:
+        raise ValueError(
+            "A sketch does not say of which ids it is, so it is restored to a sketch. Received: "
+            f"one for {name!r}, whose admission has memory=None. Give it the memory that it was "
+            "saved with."
+        )
     if isinstance(counter, SketchCounter) and "sketch" in arrays:
         counter.check(arrays["sketch"])
 

@@ -97,6 +97,10 @@ if before.exists():
         compare(layer, expected)
         fit(model)  # the optimizer makes the slot variables now, or has them
         assert len(rows_of(layer)["0/ids"]) >= len(expected["0/ids"])
+        if (api, how) == ("tf_keras", "weights"):
+            # From such a file it does not load metrics that there are, under no strategy of
+            # several replicas, TensorFlow's neither: a variable cannot be divided that is a file's.
+            continue
         model, layer = model_of()
         fit(model)
         moved(model, how)

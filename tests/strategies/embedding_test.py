@@ -57,4 +57,4 @@ def test_rows_are_restored_by_any_number_of_workers(train, tmp_path, api, number
     directory = tmp_path / "saved"
     directory.mkdir()
     for workers in numbers:
-        train("embedding_checkpoint.py", directory, api, workers=workers)
+        train("embedding_checkpoint.py", directory, api, workers=workers, timeout=500)

@@ -167,6 +167,24 @@ def test_3_a_mean_is_divided_after_the_sum_and_an_empty_bag_is_zero():
         np.testing.assert_allclose(found, [rows.mean(axis=0), [0, 0], rows[0]], atol=1e-6)
 
 
+@pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
+def test_3_the_gradient_of_a_bag_without_ids_or_weight_is_a_number(combiner):
+    layer = layer_of(LocalCollectives(), 2, combiner=combiner, embeddings_initializer="ones")
+    bags = tf.ragged.constant([[1, 2], [], [3]], tf.int64)
+    weights = tf.constant([1.0, 2.0, 0.0])
+    with tf.GradientTape() as tape:
+        tape.watch(weights)
+        loss = tf.reduce_sum(layer(bags, weights=bags.with_flat_values(weights), training=True))
+    of_weights, of_rows = tape.gradient(loss, [weights, *layer.trainable_variables])
+    # The derivative of (a + 2 b) / n by a and by b, of two ones a row; n is 1, 3 or sqrt(5).
+    n = {"sum": 1.0, "mean": 3.0, "sqrtn": 5**0.5}[combiner]
+    by_id = dict(zip(layer.rows()[0].tolist(), of_rows.values.numpy()[:, 0], strict=True))
+    np.testing.assert_allclose([by_id[one] for one in (1, 2, 3)], [1 / n, 2 / n, 0.0], rtol=1e-6)
+    slopes = {"sum": [2.0, 2.0, 2.0], "mean": [0.0, 0.0, 0.0]}
+    slopes["sqrtn"] = [2 / n - 6 * 1 / n**3, 2 / n - 6 * 2 / n**3, 0.0]
+    np.testing.assert_allclose(of_weights, slopes[combiner], atol=1e-6)
+
+
 @pytest.mark.parametrize("nothing", [[], [[]], [[0, 0]]])
 def test_4_a_worker_without_ids_takes_part(nothing):
     def worker(collectives):
@@ -188,16 +206,30 @@ def test_5_an_id_without_a_row_is_not_gathered(unseen):
     layer = layer_of(LocalCollectives(), 2, embeddings_initializer="ones", unseen=unseen)
     absent = 1.0 if unseen == "initial" else 0.0
     assert layer(np.array([3, -3])).numpy().tolist() == [[absent] * 2] * 2  # of no rows at all
+    assert layer.statistics()["table"]["rows"] == 0
     step(layer, keras.optimizers.SGD(1.0), [3])
     assert layer(np.array([2, 3, 4])).numpy()[:, 0].tolist() == [absent, 0.0, absent]
+    assert layer.rows()[0].tolist() == [3]
 
 
-def test_6_every_int64_is_an_id():
+@pytest.mark.parametrize("admission", [None, Admission(2), Admission(2, memory=2**16)])
+def test_6_every_int64_is_an_id(admission):
     def worker(collectives):
-        layer = layer_of(collectives, 2, embeddings_initializer="normal")
+        layer = layer_of(
+            collectives, 2, embeddings_initializer="normal", admission=admission,
+            eviction=Eviction(age=1),
+        )  # fmt: skip
         first = layer(np.array(ENDS)).numpy()
-        step(layer, keras.optimizers.SGD(1.0), ENDS[collectives.rank :: 2])
-        return first, layer.rows()
+        mine = ENDS[collectives.rank :: 2]
+        if admission is not None:
+            step(layer, keras.optimizers.SGD(1.0), mine)
+            assert len(layer.rows()[0]) == 0
+        step(layer, keras.optimizers.SGD(1.0), mine)
+        found = layer.rows()
+        step(layer, keras.optimizers.SGD(1.0), [])
+        assert layer.evict() == {"table": len(ENDS)}
+        assert len(layer.rows()[0]) == 0
+        return first, found
 
     results = on_workers(2, worker)
     assert len(np.unique(results[0][0], axis=0)) == len(ENDS)
@@ -386,6 +418,42 @@ def test_9_counts_times_and_filters_are_saved(memory, tmp_path):
     assert layer.rows()[0].tolist() == [2]
 
 
+@pytest.mark.parametrize(
+    ("memory", "message"),
+    [(8192, "with the memory that it was saved with. Received: 4096 bytes"),
+     (None, "Received: one for 'table', whose admission has memory=None")],
+)  # fmt: skip
+def test_9_a_filter_that_another_has_no_use_for_is_refused(tmp_path, memory, message):
+    layer, other = (
+        layer_of(LocalCollectives(), 1, admission=Admission(3, memory=each))
+        for each in (4096, memory)
+    )
+    step(layer, keras.optimizers.SGD(1.0), [1])
+    layer.save_rows(str(tmp_path))
+    with pytest.raises(ValueError, match=message):
+        other.load_rows(str(tmp_path))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_9_what_was_counted_for_each_id_goes_on_in_a_sketch(tmp_path, workers):
+    def count(collectives):
+        layer = layer_of(collectives, 1, admission=Admission(3))
+        ids = [1, 1, -2] if collectives.rank == 0 else []
+        step(layer, keras.optimizers.SGD(1.0), ids)
+        layer.save_rows(str(tmp_path))
+        step(layer, keras.optimizers.SGD(1.0), [5] if collectives.rank == 0 else [])
+        layer.save_rows(str(tmp_path), delta=True)  # the counts of both, each once
+
+    def go_on(collectives):
+        layer = layer_of(collectives, 1, admission=Admission(3, memory=2**16))
+        layer.load_rows(str(tmp_path))
+        step(layer, keras.optimizers.SGD(1.0), [1, -2, 5] if collectives.rank == 0 else [])
+        return layer.rows()
+
+    on_workers(2, count)
+    assert list(by_id(on_workers(workers, go_on))) == [1]
+
+
 def test_10_a_row_that_is_taken_away_in_a_step_does_not_come_back_used():
     layer = layer_of(LocalCollectives(), 1, embeddings_initializer="ones", eviction=Eviction(age=1))
     optimizer = keras.optimizers.SGD(1.0, momentum=0.5)
@@ -405,6 +473,14 @@ def test_10_a_row_that_is_taken_away_in_a_step_does_not_come_back_used():
     }  # fmt: skip
     step(layer, optimizer, [1, 3])
     assert layer(np.array([1, 3])).numpy()[:, 0].tolist() == [-1.5, -1.5]
+
+
+@pytest.mark.parametrize(
+    "mode",
+    ["async", *(pytest.param(mode, marks=pytest.mark.slow) for mode in ("half_async", "geo"))],
+)
+def test_10_servers_save_and_evict_when_the_steps_before_are_done(train, mode):
+    train("embedding_racing.py", mode, workers=2, ps=2)
 
 
 @pytest.mark.parametrize(
