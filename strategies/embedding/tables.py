@@ -17,6 +17,7 @@ from strategies.embedding.exchange import Exchange
 from strategies.embedding.home import Group, Home, Wanted
 from strategies.embedding.lookup import Lookup
 from strategies.embedding.plan import Held, Place, place_in_workers, report
+from strategies.embedding.room import share_out
 from strategies.embedding.route import BetweenWorkers, Route
 from strategies.embedding.sent import traffic
 from strategies.embedding.serving import Serving
@@ -73,6 +74,13 @@ class Tables:
         self._homes[0].meet()
         yield
         self._homes[0].meet()
+
+    @contextlib.contextmanager
+    def _setting_rows(self) -> Iterator[None]:
+        """In the block nobody trains, and behind it each worker knows its part of the room."""
+        with self._together():
+            yield
+            share_out(self._homes[0], self.collectives)
 
     def outputs(self, bags: Mapping[str, Bags], training: bool, dtype: str) -> dict:
         """Returns each feature's output."""
@@ -174,7 +182,7 @@ class Tables:
             )
         arrays = {"ids": ids, "rows": rows}
         state.check(self.table(name), arrays)
-        with self._together():
+        with self._setting_rows():
             for home in self._mine:
                 state.put(home, self.table(name).config.name, arrays)
 
@@ -195,7 +203,7 @@ class Tables:
                 f"{keys.dtype} of shape {keys.shape} in {directory!r}, {len(np.unique(keys))} of "
                 "them different."
             )
-        with self._together():
+        with self._setting_rows():
             for ids, rows in (piece for part in parts for piece in part.pieces()):
                 arrays = {"ids": ids.astype(np.int64), "rows": rows}
                 for home in self._mine if len(ids) else ():
@@ -208,7 +216,7 @@ class Tables:
 
     def unpack(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Sets all rows to what `packed` returned."""
-        with self._together():
+        with self._setting_rows():
             state.unpack(self._mine, arrays)
 
     def save(self, directory: str, delta: bool) -> str:
@@ -218,7 +226,7 @@ class Tables:
 
     def load(self, directory: str) -> None:
         """Sets the rows from a directory; see `checkpoint`."""
-        with self._together():
+        with self._setting_rows():
             checkpoint.load(self._homes, directory)
 
     def rows(self, name: str | None) -> tuple[np.ndarray, np.ndarray]:
