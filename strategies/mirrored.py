@@ -22,23 +22,29 @@ class MirroredReduction(tf.distribute.Strategy):
         As in stock tf.distribute, with what Keras 3 asks for beyond it: structures are reduced
         leaf by leaf; where each replica's value is a scalar, `axis` is of no meaning and passed
         over (its logs); and values that have no mean, for they differ in shape or are no numbers,
-        are the first replica's (a batch, of which it wants to know the shapes).
+        are the first replica's (a batch, of which it wants to know the shapes). So are whole
+        numbers with rows in a structure: ids and labels of a batch, which stay whole.
 
         Args:
           reduce_op: `tf.distribute.ReduceOp.SUM` or `MEAN`, or their names.
           value: what `run` returned, or a tensor that each worker has, or a structure of them.
           axis: the dimension to reduce within each replica's value, None for none.
         """
-        return tf.nest.map_structure(lambda leaf: self._reduced(reduce_op, leaf, axis), value)
+        is_batch = tf.nest.is_nested(value)
+        return tf.nest.map_structure(
+            lambda leaf: self._reduced(reduce_op, leaf, axis, is_batch), value
+        )
 
-    def _reduced(self, reduce_op: Any, value: Any, axis: int | None) -> Any:
+    def _reduced(self, reduce_op: Any, value: Any, axis: int | None, is_batch: bool) -> Any:
         leaves = self.experimental_local_results(value)
         shapes = {tuple(getattr(leaf, "shape", ())) for leaf in leaves}
         if shapes == {()}:
             axis = None
         is_mean = reduce_op in ("MEAN", "mean", tf.distribute.ReduceOp.MEAN)
         if is_mean and axis is None:
-            if not _is_number(leaves[0]) or not self._have_one_shape(shapes):
+            is_whole = shapes != {()} and tf.as_dtype(leaves[0].dtype).is_integer
+            has_mean = _is_number(leaves[0]) and not (is_batch and is_whole)
+            if not has_mean or not self._have_one_shape(shapes):
                 return leaves[0]
         return super().reduce(reduce_op, value, axis)
 
@@ -145,5 +151,7 @@ def _make_logical_cpus(count: int) -> None:
 
 
 def _is_number(value: Any) -> bool:
+    if isinstance(value, (tf.RaggedTensor, tf.SparseTensor)):
+        return False
     dtype = getattr(value, "dtype", None)
     return dtype is None or dtype not in (tf.string, tf.bool, tf.variant, tf.resource)

@@ -14,7 +14,7 @@ from strategies.embedding.combine import Bags
 from strategies.embedding.config import FeatureConfig, TableConfig
 from strategies.embedding.finder import Finder
 from strategies.embedding.hashing import bucket_of
-from strategies.embedding.overflow import Overflow
+from strategies.embedding.overflow import Overflow, parts_of
 from strategies.embedding.store import RowStore
 from strategies.embedding.table import Table
 from strategies.row_array import Rows
@@ -130,7 +130,8 @@ class Home:
     def _overflow(self, config: TableConfig, store: RowStore) -> Overflow | None:
         if config.overflow == "error" or config.input_dim is None:
             return None
-        return Overflow(store, config.input_dim, self.number, self._count)
+        parts = parts_of(config.input_dim, [0] * self._count)
+        return Overflow(store, parts[self.number])
 
     def _adopting(self, store: RowStore) -> Callable[[str, RowVariable], None]:
         def adopt(name: str, slot: RowVariable) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import tensorflow as tf
 
 from strategies._tensorflow import ResourceVariable
@@ -17,15 +19,13 @@ class Overflow:
 
     Args:
       store: where the row is.
-      most: how many ids may have rows, on all workers.
-      rank: which worker it is.
-      size: how many workers there are.
+      most: how many ids may have rows here.
     """
 
-    def __init__(self, store: RowStore, most: int, rank: int, size: int):
-        self.most = tf.constant(most // size + (rank < most % size), tf.int64)
+    def __init__(self, store: RowStore, most: int):
         self._store = store
         with tf.init_scope(), tf.device(HOST):
+            self._most = ResourceVariable(tf.constant(most, tf.int64), trainable=False)
             self._row = ResourceVariable(tf.zeros([1], tf.int64), trainable=False)
         self.open()
 
@@ -36,6 +36,16 @@ class Overflow:
             self._row.assign(row)
             self._store.variable.table.update(row, tf.zeros([1, self._store.width]))
 
+    def most(self) -> tf.Tensor:
+        """Returns how many ids may have rows here, int64."""
+        with tf.device(HOST):
+            return self._most.read_value()
+
+    def set_most(self, most: int) -> None:
+        """Sets how many ids may have rows here."""
+        with tf.init_scope():
+            self._most.assign(most)
+
     def row(self) -> tf.Tensor:
         """Returns the row's number, int64 [1]."""
         with tf.device(HOST):
@@ -44,3 +54,27 @@ class Overflow:
     def shared(self, rows: tf.Tensor) -> tf.Tensor:
         """Returns rows, with this one's number where there is -1."""
         return tf.where(rows < 0, self.row(), rows)
+
+
+def parts_of(most: int, held: Sequence[int]) -> list[int]:
+    """Returns each worker's part of a bound: as even as can be, and no less than it holds.
+
+    >>> parts_of(7, [0, 0])
+    [4, 3]
+    >>> parts_of(9, [6, 0, 2])
+    [6, 1, 2]
+
+    Args:
+      most: the bound, no less than all of them hold.
+      held: how many ids have rows in each worker.
+    """
+    parts = dict(enumerate(held))
+    others, left = list(parts), most
+    while True:
+        each, more = divmod(left, len(others))
+        even = {rank: each + (place < more) for place, rank in enumerate(others)}
+        full = [rank for rank in others if held[rank] > even[rank]]
+        if not full:
+            return list({**parts, **even}.values())
+        left -= sum(held[rank] for rank in full)
+        others = [rank for rank in others if rank not in full]

@@ -80,7 +80,7 @@ class Table:
         """Returns how many ids more may have rows here, int64."""
         if self.overflow is None:  # a bound over all workers is looked after by all of them
             return tf.constant(tf.int64.max)
-        return self.overflow.most - self.map.size()
+        return self.overflow.most() - self.map.size()
 
     def sought(self, ids: tf.Tensor, counts: tf.Tensor) -> Sought:
         """Returns what there is of ids that came in training, each named once.

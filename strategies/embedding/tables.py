@@ -24,6 +24,7 @@ from strategies.embedding.plan import (
     place_in_workers,
     report,
 )
+from strategies.embedding.room import share_out
 from strategies.embedding.route import BetweenWorkers, InAllWorkers, Route
 from strategies.embedding.sent import ELSEWHERE, PREFETCHED, traffic
 from strategies.embedding.serving import Serving
@@ -89,6 +90,13 @@ class Tables:
             yield
         for lookup in self._lookups.values():
             lookup.route.forget()
+
+    @contextlib.contextmanager
+    def _setting_rows(self) -> Iterator[None]:
+        """In the block nobody trains, and behind it each worker knows its part of the room."""
+        with self._changing():
+            yield
+            share_out(self._homes[0], self.collectives)
 
     def ask(self, group: Group, ahead: Ahead, keys: np.ndarray, begins: bool) -> None:
         """Asks for rows that a step will need."""
@@ -200,7 +208,7 @@ class Tables:
         arrays = {"ids": ids, "rows": rows}
         table = self.table(name)
         state.check(table, arrays)
-        with self._changing():
+        with self._setting_rows():
             if table.config.is_replicated:
                 # Each worker may have given a part.
                 everyone = state.everyones(arrays, self.collectives)
@@ -226,7 +234,7 @@ class Tables:
                 f"{keys.dtype} of shape {keys.shape} in {directory!r}, {len(np.unique(keys))} of "
                 "them different."
             )
-        with self._changing():
+        with self._setting_rows():
             for ids, rows in (piece for part in parts for piece in part.pieces()):
                 arrays = {"ids": ids.astype(np.int64), "rows": rows}
                 for home in self._mine if len(ids) else ():
@@ -239,7 +247,7 @@ class Tables:
 
     def unpack(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Sets all rows to what `packed` returned."""
-        with self._changing():
+        with self._setting_rows():
             state.unpack(self._mine, arrays)
 
     def save(self, directory: str, delta: bool) -> str:
@@ -249,7 +257,7 @@ class Tables:
 
     def load(self, directory: str) -> None:
         """Sets the rows from a directory; see `checkpoint`."""
-        with self._changing():
+        with self._setting_rows():
             checkpoint.load(self._homes, directory)
 
     def rows(self, name: str | None) -> tuple[np.ndarray, np.ndarray]:

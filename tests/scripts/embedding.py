@@ -121,4 +121,24 @@ clipnorm = 0.5 if strategy.num_replicas_in_sync == 1 else None
 few = random.integers(0, 3, size=[96, 2]) + 3 * (np.arange(96) // 24)[:, np.newaxis]
 few[few >= len(IDS)] = 9
 check(lambda: keras.optimizers.Adagrad(0.05, clipnorm=clipnorm), few, batch)
+
+
+class Unbuilt(keras.Model):
+    """Keras 3 builds it in fit, from the shapes and dtypes of a batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = DistributedEmbedding(WIDTH, combiner="sum")
+        self.dense = keras.layers.Dense(1)
+
+    def call(self, inputs, training=None):
+        return self.dense(self.embedding(inputs["ids"], training=training))
+
+
+with scope():
+    model = Unbuilt()
+    model.compile("sgd", "mse")
+# Of these the replicas have parts of several shapes.
+model.fit({"ids": IDS[few]}, np.ones([96, 1]), batch_size=batch + 1, verbose=0)
+np.testing.assert_array_equal(everyones(model.embedding)[0], np.sort(IDS[np.unique(few)]))
 print("passed")

@@ -190,10 +190,15 @@ layer.save_rows(str(directory / "rows"))
 again, packed = (layer_of(2, 7, **rule) for _ in range(2))
 again.load_rows(str(directory / "rows"))
 packed.unpack_rows(layer.packed_rows())
-for each in (layer, again, packed):
+with strategy.scope():
+    late = DistributedEmbedding(2, 7, name="table", **rule)
+late.unpack_rows(layer.packed_rows())
+late.build(None)
+for each in (layer, again, packed, late):
     step(each, many)
-np.testing.assert_array_equal(again(many), layer(many))
-np.testing.assert_array_equal(packed(many), layer(many))
+for each in (again, packed, late):
+    np.testing.assert_array_equal(each(many), layer(many))
+    assert each.statistics()["table"]["rows"] == 7
 assert not np.array_equal(layer(many).numpy()[:, 0], expected)
 try:
     layer_of(2, 7).load_rows(str(directory / "rows"))

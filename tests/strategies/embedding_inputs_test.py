@@ -7,6 +7,7 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import strategies
 from strategies import Admission, DistributedEmbedding, Eviction, FeatureConfig, TableConfig
 from strategies.embedding.combine import Bags
 
@@ -176,3 +177,38 @@ def test_stock_strategies_are_refused():
     with tf.distribute.OneDeviceStrategy("CPU:0").scope():
         with pytest.raises(ValueError, match="Received: .*OneDeviceStrategy. Use"):
             DistributedEmbedding(2)
+
+
+class Unbuilt(keras.Model):
+    """A model that Keras 3 builds in fit, from the shapes and dtypes of a batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = DistributedEmbedding(2, combiner="sum")
+        self.dense = keras.layers.Dense(1)
+
+    def call(self, inputs, training=None):
+        return self.dense(self.embedding(inputs, training=training))
+
+
+@pytest.mark.parametrize(
+    ("form", "strategy"),
+    [
+        ("dense", strategies.MirroredStrategy),
+        ("ragged", strategies.MirroredStrategy),
+        ("sparse", strategies.CentralStorageStrategy),
+    ],
+)
+def test_fit_builds_a_model_of_several_replicas(form, strategy):
+    ids = np.array([[-(2**63), 1], [2**63 - 1, 5], [7, 7], [2**62 + 1, 0], [3, -3]])
+    inputs = {
+        "dense": lambda: ids,
+        "ragged": lambda: tf.RaggedTensor.from_tensor(ids),
+        "sparse": lambda: tf.RaggedTensor.from_tensor(ids).to_sparse(),
+    }[form]()
+    data = tf.data.Dataset.from_tensor_slices((inputs, np.ones([5, 1], np.float32))).batch(5)
+    with strategy(["CPU:0"] * 2).scope():
+        model = Unbuilt()
+        model.compile("sgd", "mse")
+    model.fit(data, shuffle=False, verbose=0)
+    np.testing.assert_array_equal(model.embedding.rows()[0], np.unique(ids))

@@ -75,6 +75,15 @@ def test_rows_go_from_workers_to_servers_and_back(train, tmp_path):
         )
 
 
+@slow
+@pytest.mark.parametrize(
+    ("mode", "workers", "ps", "replicas"),
+    [("sync", 2, 0, 2), ("sync", 1, 2, 2), ("sync", 2, 2, 2), ("async", 2, 1, 2)],
+)
+def test_a_step_is_one_of_all_replicas(train, mode, workers, ps, replicas):
+    train("embedding_steps.py", mode, replicas, workers=workers, ps=ps, timeout=300)
+
+
 def test_a_worker_does_not_change_rows_by_itself():
     rows = RowsOnServers([], np.zeros(3, np.float32), True, "table", None)
     np.testing.assert_array_equal(rows.value(), [[0.0, 0.0, 0.0]])

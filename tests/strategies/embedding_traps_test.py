@@ -374,27 +374,67 @@ def test_a_full_table_is_restored_by_another_number_of_workers(tmp_path, before,
         counts = [layer.packed_rows()["0/overflow_touches"].tolist() for layer in layers]
         for layer in layers[:2]:
             step(layer, make(), many if collectives.rank == 0 else [])
-        return rows, counts, [layer(many).numpy()[:, 0] for layer in layers[:2]]
+        there = [len(layer.rows()[0]) for layer in layers]
+        return rows, counts, [layer(many).numpy()[:, 0] for layer in layers[:2]], there
 
     saved = on_workers(before, save)[0]
     known = np.isin(many, saved["0/ids"])
     owners, owners_now = (bucket_of(tf.constant(many), size).numpy() for size in (before, after))
     sharing = np.bincount(owners[~known], minlength=before)
     assert known.sum() == room and saved["0/overflow_rows"][:, 0].tolist() == (-sharing).tolist()
-    parts = np.array([room // after + (rank < room % after) for rank in range(after)])
-    is_full = (np.bincount(owners_now[known], minlength=after) >= parts)[owners_now]
     first = sharing[owners_now % before]
-    of_others = np.where(is_full, -first, 1.0)
-    again = np.bincount(owners_now[~known & is_full], minlength=after)[owners_now]
-    for rows, counts, later in on_workers(after, load):
+    again = np.bincount(owners_now[~known], minlength=after)[owners_now]
+    results = on_workers(after, load)
+    for rows, counts, later, _ in results:
         for each in rows[:2]:
-            np.testing.assert_array_equal(each, np.where(known, 0.0, of_others))
-        np.testing.assert_array_equal(rows[2], np.where(known, 0.0, np.where(is_full, 0.0, 1.0)))
+            np.testing.assert_array_equal(each, np.where(known, 0.0, -first))
+        np.testing.assert_array_equal(rows[2], 0.0)
         taken = [saved["0/overflow_touches"][rank % before] for rank in range(after)]
         assert counts == [taken, taken, [0] * after]
         for each in later:  # with the momentum that was saved
-            expected = np.where(known, -1.5, -first - 0.5 * first - again)
-            np.testing.assert_array_equal(each[known | is_full], expected[known | is_full])
+            np.testing.assert_array_equal(each, np.where(known, -1.5, -first - 0.5 * first - again))
+    assert np.sum([there for *_, there in results], axis=0).tolist() == [room] * 3
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 3), (3, 2)])
+def test_a_table_has_no_more_rows_than_it_may_wherever_they_come_from(tmp_path, before, after):
+    many = np.arange(60)
+    # More than the part of the worker that they all come to.
+    ids = many[bucket_of(tf.constant(many), after).numpy() == 0][:6]
+    arrays = ids, np.ones([6, 1])
+
+    def save(collectives):
+        layer = layer_of(collectives, 1)
+        layer.set_rows(*arrays)
+        layer.save_rows(str(tmp_path / "rows"))
+        layer.export_rows(str(tmp_path / "plain"))
+        return layer.packed_rows()
+
+    ways = [
+        lambda layer: layer.load_rows(str(tmp_path / "rows")),
+        lambda layer: layer.unpack_rows(saved),
+        lambda layer: layer.import_rows(str(tmp_path / "plain")),
+        lambda layer: layer.set_rows(*arrays),
+    ]
+
+    def load(collectives):
+        rows, messages = [], []
+        for way in ways:
+            layer = layer_of(collectives, 1, 9, overflow="share")
+            way(layer)
+            step(layer, keras.optimizers.SGD(1.0), many)
+            rows.append(len(layer.rows()[0]))
+            with pytest.raises(ValueError) as info:
+                way(layer_of(collectives, 1, 5, overflow="share"))
+            messages.append(str(info.value))
+        return rows, messages
+
+    saved = on_workers(before, save)[0]
+    results = on_workers(after, load)
+    assert np.sum([rows for rows, _ in results], axis=0).tolist() == [9] * len(ways)
+    for _, messages in results:
+        for message in messages:
+            assert "Received: rows of 6 ids for input_dim=5. Raise it" in message
 
 
 @pytest.mark.parametrize("memory", [None, 4096])

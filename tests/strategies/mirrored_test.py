@@ -1,6 +1,10 @@
 """MirroredStrategy; what is checked stands in tests/scripts."""
 
+import numpy as np
 import pytest
+import tensorflow as tf
+
+import strategies
 
 
 @pytest.mark.parametrize(
@@ -13,3 +17,27 @@ def test_replicas_do_what_one_process_does(train, api, ops):
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_replicas_reduce_inside_conditions(train, workers):
     train("accumulation.py", 2, workers=workers)
+
+
+def test_whole_numbers_of_a_batch_stay_whole_and_others_have_a_mean():
+    strategy = strategies.MirroredStrategy(["CPU:0"] * 2)
+
+    def replica():
+        number = tf.distribute.get_replica_context().replica_id_in_sync_group
+        number = tf.cast(number, tf.int64)
+        ids = tf.stack([number + 5, tf.constant(2**63 - 1, tf.int64)])
+        return {
+            "ids": ids,
+            "bags": tf.RaggedTensor.from_row_lengths(ids, [1, 1]),
+            "numbers": tf.cast([number], tf.float32),
+            "count": number,
+        }
+
+    values = strategy.run(replica)
+    batch = strategy.reduce("MEAN", values, axis=None)
+    assert batch["ids"].numpy().tolist() == [5, 2**63 - 1]
+    assert batch["bags"].to_list() == [[5], [2**63 - 1]]
+    assert batch["numbers"].numpy().tolist() == [0.5] and batch["count"] == 0.5
+    # By themselves they have one, as in stock tf.distribute.
+    np.testing.assert_allclose(strategy.reduce("MEAN", values["ids"], axis=None)[0], 5.5)
+    assert strategy.reduce("SUM", {"ids": values["ids"]}, axis=None)["ids"][0] == 11
