@@ -17,7 +17,7 @@ RUNS = [
     ("cluster", 2, 3),
 ]
 
-# What is drawn may leave out an optimizer or a combiner; this leaves out none of the latter.
+# What is drawn may leave out a combiner; this leaves out none.
 EVERY_COMBINER = {
     "seed": 7,
     "ids": 20,
@@ -28,7 +28,7 @@ EVERY_COMBINER = {
         {"table": 1, "combiner": "sqrtn", "hotness": 3, "ragged": False, "weighted": True},
         {"table": 1, "combiner": "sum", "hotness": 2, "ragged": True, "weighted": False},
     ],
-    "optimizer": "Adam",
+    "optimizer": "Adagrad",
     "batch": 8,
 }
 

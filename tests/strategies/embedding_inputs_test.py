@@ -200,13 +200,13 @@ class Unbuilt(keras.Model):
     ],
 )
 def test_fit_builds_a_model_of_several_replicas(form, strategy):
-    ids = np.array([[-(2**63), 1], [2**63 - 1, 5], [7, 7], [2**62 + 1, 0], [3, -3]])
+    ids = np.array([[-(2**63), 1], [2**63 - 1, 5], [7, 7], [2**62 + 1, 0]])
     inputs = {
         "dense": lambda: ids,
         "ragged": lambda: tf.RaggedTensor.from_tensor(ids),
         "sparse": lambda: tf.RaggedTensor.from_tensor(ids).to_sparse(),
     }[form]()
-    data = tf.data.Dataset.from_tensor_slices((inputs, np.ones([5, 1], np.float32))).batch(5)
+    data = tf.data.Dataset.from_tensor_slices((inputs, np.ones([4, 1], np.float32))).batch(4)
     with strategy(["CPU:0"] * 2).scope():
         model = Unbuilt()
         model.compile("sgd", "mse")
