@@ -30,7 +30,7 @@ from strategies.embedding.config import (
 from strategies.embedding.home import Wanted
 from strategies.embedding.initial import initial_rows
 from strategies.embedding.on_servers import check_on_servers, on_servers
-from strategies.embedding.saving import RowsInCheckpoint
+from strategies.embedding.saving import RowsInCheckpoint, serialized
 from strategies.embedding.tables import Tables, in_workers
 from strategies.row_variable import RowVariable, know_slots
 from strategies.server.extended import ServerExtended
@@ -372,14 +372,11 @@ class EmbeddingLayer:
         def plain(table: TableConfig) -> dict[str, Any]:
             fields = table.to_dict()
             initializer = self.initializers.get(fields["embeddings_initializer"])
-            serialized = self.initializers.serialize(initializer)
-            # Keras numbers objects by their place in memory, where another one may be by now.
-            serialized.pop("shared_object_id", None)
+            fields["embeddings_initializer"] = serialized(self.initializers, initializer)
             optimizer = self.table_optimizers.get(table.name)
             if optimizer is not None:
-                optimizer = self.optimizers.serialize(optimizer)
-                optimizer.pop("shared_object_id", None)
-            return {**fields, "embeddings_initializer": serialized, "optimizer": optimizer}
+                fields["optimizer"] = serialized(self.optimizers, optimizer)
+            return fields
 
         common = {**super().get_config()}  # type: ignore[misc]  # Keras's layer
         common |= {"mask_zero": self.mask_zero, "unseen": self.unseen, "seed": self.seed}

@@ -54,6 +54,20 @@ def from_store(store: Mapping[str, Any]) -> dict[str, np.ndarray]:
     return {_name(key): np.array(store[key]) for key in store.keys()}
 
 
+def serialized(api: Any, value: Any) -> dict[str, Any]:
+    """Returns what Keras makes an initializer or an optimizer from, as plain values.
+
+    Keras numbers objects by their place in memory, where another one may be by then, and writes
+    the number into what it returned before. That would make one table look like two.
+
+    Args:
+      api: the Keras module that has `serialize` for it.
+      value: the initializer or optimizer.
+    """
+    fields = api.serialize(value)
+    return {name: each for name, each in fields.items() if name != "shared_object_id"}
+
+
 def _name(key: str) -> str:
     """Returns the name that a key stands for.
 

@@ -103,6 +103,22 @@ def test_tables_with_optimizers_and_shared_rows_are_saved_and_go_on(tmp_path):
     assert int(layer.table_optimizers["own"].iterations) == 10
 
 
+@pytest.mark.parametrize("api", [keras, tf_keras], ids=["keras", "tf_keras"])
+def test_features_that_share_a_table_are_saved(tmp_path, api):
+    kind = DistributedEmbedding if api is keras else tf_keras_layer.DistributedEmbedding
+    initializer, optimizer = api.initializers.RandomNormal(0.0, 0.1), api.optimizers.SGD(0.5)
+    table = TableConfig("t", 2, embeddings_initializer=initializer, optimizer=optimizer)
+    inputs = {name: api.Input([1], dtype="int64", name=name) for name in ("a", "b", "c")}
+    layer = kind(features=dict.fromkeys(inputs, FeatureConfig(table, "sum")), name="tables")
+    model = api.Model(inputs, api.layers.Add()(list(layer(inputs).values())))
+    model.compile("adagrad", "mse")
+    ids = dict.fromkeys(inputs, np.array([[1], [2]]))
+    model.fit(ids, np.ones([2, 1]), verbose=0)
+    model.save(tmp_path / "model.keras")
+    again = api.models.load_model(tmp_path / "model.keras")
+    np.testing.assert_array_equal(again.predict(ids, verbose=0), model.predict(ids, verbose=0))
+
+
 def test_tables_with_optimizers_are_trained_where_the_model_has_no_other_weight():
     layer = DistributedEmbedding(1, optimizer=keras.optimizers.SGD(0.5), name="t",
                                  embeddings_initializer="zeros")  # fmt: skip
