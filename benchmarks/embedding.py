@@ -4,12 +4,14 @@
     $ .venv/bin/python benchmarks/embedding.py tiny --scale 10 --torch ~/torch/bin/python
     $ .venv/bin/python benchmarks/embedding.py tiny --scale 1 --workers 4 --alone
     $ .venv/bin/python benchmarks/embedding.py prefetch --delays 0 5
+    $ .venv/bin/python benchmarks/embedding.py placement --workers 2
 
 `rows` times a step of 4096 ids in a table of ten thousand rows and in one of ten million. `tiny` is
 NVIDIA's synthetic model of that name, 55 tables and 85 ids an example, 4096 examples a step of all
 workers together, with Adagrad; `--scale 10` divides its 70 million rows by ten. `prefetch` times a
 step of 1024 examples with 26 ids each, in mode "half_async", with and without `prefetch_rows`;
-every byte takes `--delays` milliseconds to the parameter server and as many back.
+every byte takes `--delays` milliseconds to the parameter server and as many back. `placement` times
+small tables that are sharded and such that every worker has a copy of.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ import argparse
 
 from turns import PEERS, System, measured, on_workers, parser, table
 
-WHAT = ("rows", "tiny", "prefetch")
+WHAT = ("rows", "tiny", "prefetch", "placement")
+# Rows of a table, examples a step, and tables.
+SMALL_TABLES = ((100, 256, 1), (1000, 4096, 1), (1000, 1024, 8))
 OPTIMIZERS = ("SGD", "Adagrad", "Adam")
 
 
@@ -48,6 +52,10 @@ def main() -> None:
         for delay in given.delays:
             print(f"\nA parameter server {delay} ms away:\n")
             print(shown(of_prefetch(given, delay), given))
+    if not given.what or "placement" in given.what:
+        for rows, batch, tables in SMALL_TABLES:
+            print(f"\nTables of {rows} rows: {tables}, with {batch} examples a step:\n")
+            print(shown(of_placement(given, rows, batch, tables), given))
 
 
 def shown(systems: list[System], given: argparse.Namespace) -> str:
@@ -106,6 +114,13 @@ def of_prefetch(given: argparse.Namespace, delay: str) -> list[System]:
         on_workers(text, 1, program, way, delay, *_short(given), ps=1)
         for way, text in names.items()
     ]
+
+
+def of_placement(given: argparse.Namespace, *sizes: int) -> list[System]:
+    """Returns a model of small tables, with both placements."""
+    program = PEERS / "placement_step.py"
+    name = f"this package, {given.workers} workers"
+    return [on_workers(name, given.workers, program, *sizes, *_short(given))]
 
 
 def _short(given: argparse.Namespace) -> list[str]:
