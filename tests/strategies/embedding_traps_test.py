@@ -517,10 +517,8 @@ def test_10_a_row_that_is_taken_away_in_a_step_does_not_come_back_used():
     assert layer(np.array([1, 3])).numpy()[:, 0].tolist() == [-1.5, -1.5]
 
 
-@pytest.mark.parametrize(
-    "mode",
-    ["async", *(pytest.param(mode, marks=pytest.mark.slow) for mode in ("half_async", "geo"))],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["async", "half_async", "geo"])
 def test_10_servers_save_and_evict_when_the_steps_before_are_done(train, mode):
     train("embedding_racing.py", mode, workers=2, ps=2)
 
