@@ -80,7 +80,8 @@ class Ahead:
         raise ValueError(
             "What prefetch_rows asks for is what the layer is called with: `ids` does to a batch "
             f"what the model does before the layer. Received: the ids of {self._room} batches, "
-            "and a step with others. Correct `ids`, or train on the dataset as it is."
+            "and a step with others. Correct `ids`, or pass what prefetch_rows returns to fit as "
+            "it is, without a map or batch behind it."
         )
 
     def forget(self) -> None:

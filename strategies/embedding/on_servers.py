@@ -22,11 +22,10 @@ from strategies.embedding.ahead import Ahead
 from strategies.embedding.hashing import bucket_of
 from strategies.embedding.home import Group, Home, Wanted
 from strategies.embedding.plan import place_on_servers
-from strategies.embedding.route import Found, check_sizes
+from strategies.embedding.route import Found, check_sizes, of_all_workers
 from strategies.embedding.sent import Sent
 from strategies.embedding.store import RowStore
 from strategies.embedding.tables import Tables
-from strategies.reduction.rows import unique
 from strategies.row_array import Rows
 from strategies.row_variable import RowVariable, View, new_name
 from strategies.server.connection import Server
@@ -240,9 +239,7 @@ class ToServers:
         """Returns the gradient of all workers that go in step."""
         if not self._are_in_step:
             return gradient
-        values = self._workers.all_gather(gradient.values)
-        rows = self._workers.all_gather(gradient.indices)
-        return unique(tf.IndexedSlices(values, rows, gradient.dense_shape))
+        return of_all_workers(self._workers, gradient)
 
     def ask(self, ahead: Ahead, keys: np.ndarray, begins: bool) -> None:
         """Asks for the rows of keys that a step will look up; does not wait for them."""

@@ -139,15 +139,20 @@ class InAllWorkers:
 
     def total(self, gradient: tf.IndexedSlices) -> tf.IndexedSlices:
         """Returns the gradient of all workers."""
-        values = self._collectives.all_gather(gradient.values)
-        rows = self._collectives.all_gather(gradient.indices)
-        return unique(tf.IndexedSlices(values, rows, gradient.dense_shape))
+        return of_all_workers(self._collectives, gradient)
 
     def ask(self, ahead: Ahead, keys: np.ndarray, begins: bool) -> None:
         """Does nothing: the rows are here."""
 
     def forget(self) -> None:
         """Does nothing: nothing was asked for."""
+
+
+def of_all_workers(collectives: Collectives, gradient: tf.IndexedSlices) -> tf.IndexedSlices:
+    """Returns the sum of all workers' gradients, each row once; all of them call it."""
+    values = collectives.all_gather(gradient.values)
+    rows = collectives.all_gather(gradient.indices)
+    return unique(tf.IndexedSlices(values, rows, gradient.dense_shape))
 
 
 def check_sizes(bounds: dict[str, int], sizes: tf.Tensor) -> None:
