@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tf_config.address import Address
 from tf_config.cluster import VARIABLE, Task, TFConfig
 from tf_config.errors import ClusterConfigError, shown
 from tf_config.hosts import Host
@@ -16,6 +17,8 @@ from tf_config.settings import Setting
 # A parameter server. It is started by name, for this package knows nothing of what it serves.
 SERVER = "strategies.serve"
 LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
+# Where the tasks' sidecars find each other.
+RENDEZVOUS_VARIABLE = "KERAS_STRATEGIES_RENDEZVOUS"
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,7 @@ def command(
     what: tuple[str, ...],
     environ: Mapping[str, str],
     settings: Sequence[Setting],
+    rendezvous: Address,
 ) -> Command:
     """Returns the command of one task: `what` in `environ`, with its settings and TF_CONFIG.
 
@@ -70,6 +74,8 @@ def command(
     """
     told = {setting.variable: setting.value for setting in settings}
     told = {**environ, **told, VARIABLE: config.to_json()}
+    if len(config.cluster.addresses) > 1:
+        told[RENDEZVOUS_VARIABLE] = str(rendezvous)
     if config.task.type != "ps":
         return Command(config.task, what, told)
     # Its warnings are of requests that workers take back as they end.

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tf_config import remote
+from tf_config.address import Address
 from tf_config.builder import cluster, free_ports, place, ports_from
 from tf_config.cluster import Task, TFConfig
 from tf_config.commands import Command, argv, command, cores, is_script
@@ -54,15 +55,18 @@ class Job:
         found = self._look(where)
         ports = {name: host.ports for name, host in found.items()}
         spec = cluster({task: host.name for task, host in where.items()}, ports)
+        first = spec.addresses[spec.training_tasks[0]]
+        at = Address(first.host, ports[first.host][-1])
         what = argv(self.program)
         return [
-            self._command(TFConfig(spec, task), what, environ, where, found, restart)
+            self._command(TFConfig(spec, task), what, environ, where, found, restart, at)
             for task in where
         ]
 
     def _look(self, where: Mapping[Task, Host]) -> dict[str, remote.Found]:
         """Returns what each host has: the tasks' ports, and cores."""
         counts = Counter(host.name for host in where.values())
+        counts[next(iter(where.values())).name] += 1  # for the rendezvous, beside the first task
         hosts = {host.name: host for host in where.values()}
         far = {hosts[name]: count for name, count in counts.items() if not hosts[name].is_here}
         files = [self.program[0]] if is_script(self.program) else []
@@ -85,12 +89,14 @@ class Job:
         where: Mapping[Task, Host],
         found: Mapping[str, remote.Found],
         restart: int,
+        rendezvous: Address,
     ) -> Command:
         host = where[config.task]
         together = tuple(task for task in where if where[task].name == host.name)
         place = Neighbours(config.task, together, max(found[host.name].cores // len(together), 1))
         inherited = environ if host.is_here else remote.passed_on(environ)
-        plain = command(config, what, inherited, settle(self.request, inherited, place, restart))
+        told = settle(self.request, inherited, place, restart)
+        plain = command(config, what, inherited, told, rendezvous)
         if host.is_here:
             return plain
         return replace(plain, host=host, via=remote.connection(host, self.ssh))
