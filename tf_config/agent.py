@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from tf_config.builder import free_ports
-from tf_config.commands import cores
+from tf_config.commands import cores, gpus
 from tf_config.session import Session, shell_code
 from tf_config.sidecar import APART, Sidecar
 
@@ -60,6 +60,7 @@ def _answer(request: dict[str, Any]) -> dict[str, object]:
     return {
         "ports": free_ports(request["ports"], ""),
         "cores": cores(),
+        "gpus": gpus(),
         "missing": [name for name in request["files"] if not Path(name).is_file()],
         "interfaces": [name for _, name in socket.if_nameindex()],
     }

@@ -171,9 +171,12 @@ class _Job:
 
     def _summarize(self, culprit: TaskProcess) -> None:
         log = "" if culprit.log.path is None else f", all of them in {culprit.log.path}"
+        is_alone = len(self._processes) == 1  # then they stand right above
+        last = () if is_alone else tuple(culprit.last_lines)
         lines = "its last lines" if culprit.last_lines else "it printed nothing"
+        lines += " are above" if is_alone and culprit.last_lines else ""
         self._console.note(f"{culprit.task} failed first, with {culprit.end}; {lines}{log}")
-        for line in culprit.last_lines:
+        for line in last:
             self._console.note(f"| {line}")
 
     def _answer(self, received: list[int]) -> None:

@@ -17,12 +17,11 @@ from http import HTTPStatus
 from tf_config import horovod
 from tf_config.address import Address
 from tf_config.cluster import ClusterSpec, Task, TFConfig
-from tf_config.commands import RENDEZVOUS_VARIABLE
 from tf_config.join import start_timeout
+from tf_config.settings import RENDEZVOUS_VARIABLE, SIDECAR_VARIABLE
 from tf_config.store import StoreServer, ask
 from tf_config.witness import Witness
 
-SIDECAR_VARIABLE = "KERAS_STRATEGIES_SIDECAR"
 # How the launcher is told of a task on another host that trained apart: the last bytes of its
 # output, which a terminal does not show.
 APART = b"\x1b]tf-config;apart\x07"
@@ -184,7 +183,7 @@ class _Relay(StoreServer):
         if self._is_late:
             return
         tasks = self._config.cluster.training_tasks
-        _, _, key = path.rpartition("/")
+        key = path.rpartition("/")[2].removeprefix("rank_")
         if status != HTTPStatus.NOT_FOUND:
             who = f"the rendezvous beside {tasks[0]} at {self._at}"
         elif path.startswith("/global/") and key.isdigit() and int(key) < len(tasks):

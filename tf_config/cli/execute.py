@@ -8,10 +8,16 @@ import os
 from tf_config import commands
 from tf_config.cli.arguments import add_verbosity, say
 from tf_config.cli.membership import add_environment, configuration
-from tf_config.cli.program import add_program, add_settings, request
+from tf_config.cli.program import (
+    add_program,
+    add_settings,
+    request,
+    warn_of_options_behind,
+)
 from tf_config.errors import ClusterConfigError, shown
 from tf_config.join import settings
-from tf_config.sidecar import SIDECAR_VARIABLE, rendezvous
+from tf_config.settings import SIDECAR_VARIABLE
+from tf_config.sidecar import rendezvous
 from tf_config.sidecar_process import fork_sidecar
 
 NAME = "exec"
@@ -30,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Becomes the program; returns only if that fails."""
+    warn_of_options_behind(arguments)
     asked = request(arguments)
     what = commands.argv([arguments.program, *arguments.arguments])
     config, origin = configuration(arguments)
