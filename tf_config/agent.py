@@ -104,8 +104,6 @@ class _Relay:
         readable, _, _ = select.select(sources, [_OUTPUT] if self._pending else [], [], timeout)
         if _INPUT in readable:
             self._hear(os.read(_INPUT, 1 << 12))
-        if self._sidecar is not None:
-            self._sidecar.look()
         if not self._pending and not self._said.empty():
             self._pending = f"tf-config: {self._said.get()}\n".encode()
         elif self._session.terminal in readable:

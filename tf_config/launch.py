@@ -105,7 +105,7 @@ class _Job:
                     self._answer(received)
                     self._escalate()
                     self._beat()
-                    self._look()
+                    self._pass_on()
             finally:
                 for process in self._processes:
                     self._end_group(process, guardian)
@@ -157,9 +157,8 @@ class _Job:
             for process in self._running:
                 process.beat()
 
-    def _look(self) -> None:
-        for process in self._running:
-            process.look()
+    def _pass_on(self) -> None:
+        """Prints what sidecars said."""
         while not self._said.empty():
             self._console.note(self._said.get())
 

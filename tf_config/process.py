@@ -81,11 +81,6 @@ class TaskProcess:
             self._last_bytes = (self._last_bytes + data)[-len(APART) :]
         return data.removesuffix(APART)
 
-    def look(self) -> None:
-        """Looks whether it has joined the others, if it runs here."""
-        if self._sidecar is not None:
-            self._sidecar.look()
-
     @property
     def is_apart(self) -> bool:
         """Whether it computed and did not join the others; to be asked when all is read."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
@@ -32,6 +33,7 @@ _HERE = "127.0.0.1"
 _LAST_PORT = 65535
 _POLL_SECONDS = 0.1
 _NAME_EVERY_SECONDS = 5.0
+_LOOK_EVERY_SECONDS = 0.5
 
 
 class Sidecar:
@@ -53,6 +55,7 @@ class Sidecar:
         self._is_in_mpi = any(name in environ for name in horovod.MPI_VARIABLES)
         self._reports: set[str] = set()
         self._witness: Witness | None = None
+        self._closed = threading.Event()
         self._store: StoreServer | None = None
         at = Address.parse(environ[RENDEZVOUS_VARIABLE])
         if config.task == config.cluster.training_tasks[0]:
@@ -78,11 +81,11 @@ class Sidecar:
         for server in (self._store, self._relay):
             if server is not None:
                 server.start()
+        threading.Thread(target=self._watch, args=(self._witness,), daemon=True).start()
 
-    def look(self) -> None:
-        """Looks whether the process has joined the others, if that is not known yet."""
-        if self._witness is not None and self.is_apart is not False:
-            self._witness.look()
+    def _watch(self, witness: Witness) -> None:
+        while self.is_apart is not False and not self._closed.wait(_LOOK_EVERY_SECONDS):
+            witness.look()
 
     @property
     def is_apart(self) -> bool | None:
@@ -97,7 +100,8 @@ class Sidecar:
         return True if self._witness.computes else None
 
     def close(self) -> None:
-        """Stops serving; may be called before `start`."""
+        """Stops serving and watching; may be called before `start`."""
+        self._closed.set()
         for server in (self._store, self._relay):
             if server is not None:
                 if self._witness is not None:
@@ -114,17 +118,16 @@ def report(word: str, environ: Mapping[str, str] = os.environ) -> None:
 def rendezvous(cluster: ClusterSpec) -> Address:
     """Returns where the rendezvous of a cluster is, which nobody is told: all find the same.
 
-    That is the port above those of the tasks on the first one's host.
+    That is the next port above the first task's that is none of another task on its host.
 
     >>> str(rendezvous(ClusterSpec.from_dict({"worker": ["a:2222", "b:4000", "a:2223"]})))
     'a:2224'
     """
     first = cluster.addresses[cluster.training_tasks[0]]
-    ports = {address.port for address in cluster.addresses.values() if address.host == first.host}
-    port = max(ports) + 1
-    if port > _LAST_PORT:
-        port = next(number for number in range(_LAST_PORT, 0, -1) if number not in ports)
-    return Address(first.host, port)
+    taken = {address.port for address in cluster.addresses.values() if address.host == first.host}
+    above = range(first.port + 1, _LAST_PORT + 1)
+    below = range(first.port - 1, 0, -1)
+    return Address(first.host, next(port for port in (*above, *below) if port not in taken))
 
 
 class _Relay(StoreServer):

@@ -37,6 +37,7 @@ def fork_sidecar(environ: Mapping[str, str]) -> dict[str, str]:
             os._exit(0)
     os.waitpid(child, 0)
     os.close(done)
+    sidecar.close()  # here; its process has them still
     os.read(ready, 1)  # until it serves
     os.close(ready)
     return sidecar.environ
@@ -53,13 +54,13 @@ def _run(sidecar: Sidecar, program: int, ready: int) -> None:
     end = _end_of(program)
     os.close(ready)
     while not end():
-        sidecar.look()
+        pass
     if sidecar.is_apart:
         print(f"tf-config: {apart([sidecar.task])}", file=sys.stderr, flush=True)
 
 
 def _end_of(pid: int) -> Callable[[], bool]:
-    """Returns a function that waits a little and says whether a process has ended."""
+    """Returns a function that waits for a process a little, and says whether it has ended."""
     try:
         descriptor = os.pidfd_open(pid)
     except (AttributeError, OSError):

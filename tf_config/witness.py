@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from pathlib import Path
 
 from tf_config.address import Address
@@ -12,7 +11,6 @@ from tf_config.address import Address
 _PROC = Path("/proc")
 _LISTENS = "0A"  # TCP_LISTEN, linux/tcp_states.h
 _TENSORFLOW, _MPI = "libtensorflow_framework.so", "/libmpi.so"
-_LOOK_EVERY_SECONDS = 0.5
 
 
 class Witness:
@@ -37,13 +35,9 @@ class Witness:
         self.has_mpi = False
         self._pid = pid
         self._port = address.port
-        self._next = 0.0
 
     def look(self) -> None:
-        """Looks, unless it has done so just now or has seen all there is to see."""
-        if time.monotonic() < self._next:
-            return
-        self._next = time.monotonic() + _LOOK_EVERY_SECONDS
+        """Looks at what there is now, beside what was there before."""
         for pid in _tree(self._pid):
             libraries = _maps(pid)
             self.computes = self.computes or _TENSORFLOW in libraries

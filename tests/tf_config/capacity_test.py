@@ -150,7 +150,7 @@ def test_wrong_input_is_one_line(arguments, message, capsys):
     [
         ("{", "FILE is YAML or JSON"),
         ("[1]", "FILE has tables, batch"),
-        ("{tabels: {}}", "Received: ['tabels']"),
+        ("{tabels: {}}", "Received: 'tabels' in"),
         ("{tables: [1], batch: 1}", "'tables' are tables by name. Received: [1]"),
     ],
 )

@@ -82,7 +82,7 @@ def test_check_reads_a_file(tmp_path, capsys):
         (["build", "--workers", "x"], "a number is 0 or more, received 'x'"),
         (["build", "--workers", "-1"], "a number is 0 or more"),
         (["build", "--workers", "0"], "at least one task that trains"),
-        (["build", "--task", "worker:5"], "'task' names a task of 'cluster'"),
+        (["build", "--task", "worker:5"], "--task names one of the tasks asked for"),
         (["build", "--task", "boss"], "A task's type is one of"),
         (["run"], "required: program"),
         (["run", "--workers", "0", "x.py"], "at least one task that trains"),
@@ -158,6 +158,7 @@ def test_ctrl_c_is_no_traceback():
     code = (
         "import os, signal, sys\n"
         "from tf_config.cli import main\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "def hook(event, _):\n"
         "    if event == 'subprocess.Popen':\n"
         "        os.kill(os.getpid(), signal.SIGINT)\n"

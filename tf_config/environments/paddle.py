@@ -37,7 +37,7 @@ def read(variables: Variables) -> TFConfig | Unplaced:
     """Returns the cluster of trainers and parameter servers, and which of them this is."""
     servers = _servers(variables)
     text = variables.find("PADDLE_TRAINER_ENDPOINTS")
-    trainers = None if text is None else _listed(text)
+    trainers = None if text is None else [str(Address.parse(each)) for each in _listed(text)]
     if trainers is None and not servers:
         variables.text(*MARKERS)
     count = variables.number(*_COUNTS) if trainers is None or variables.find(*_COUNTS) else None
