@@ -77,7 +77,8 @@ def run(arguments: argparse.Namespace) -> int:
     warn_of_options_behind(arguments)
     if arguments.dry_run:
         if job.elsewhere:
-            say(f"ports and threads are chosen when it starts, on {', '.join(job.elsewhere)} too")
+            names = ", ".join(job.elsewhere)
+            say(f"no host is asked now: ports and threads on {names} are examples")
         for command in job.commands(os.environ, is_dry=True):
             place = "" if command.host is None else f" on {command.host.login}"
             print(f"{command.task}{place}: cd {shlex.quote(os.getcwd())} && {shell_line(command)}")
