@@ -82,7 +82,7 @@ def test_check_reads_a_file(tmp_path, capsys):
         (["runn", "x.py"], "Did you mean 'run'? 'tf-config --help' lists"),
         (
             ["run", "--worker", "2", "x.py"],
-            "Did you mean '--workers'? 'tf-config run --help' lists",
+            "Did you mean '--workers'? 'tf-config run --help'",
         ),
         (["run", "--dryrun", "x.py"], "Did you mean '--dry-run'?"),
         (["check", "--conect"], "--conect. Did you mean '--connect'? 'tf-config check --help'"),
@@ -91,7 +91,7 @@ def test_check_reads_a_file(tmp_path, capsys):
         (["render", "slurm"], "required: program. 'tf-config render slurm --help' lists"),
         (
             ["render", "slurm", "--gress", "a", "x"],
-            "Did you mean '--gres'? 'tf-config render slurm",
+            "'--gres'? 'tf-config render slurm --help'",
         ),
         (["check", "--from", "slrum"], "Did you mean 'slurm'?"),
         (["check", "--timeout", "3"], "Received: no --connect"),

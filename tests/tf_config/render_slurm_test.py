@@ -148,8 +148,8 @@ def test_wrong_input(changes, message):
 
 def test_what_a_site_asks_for():
     job = SlurmJob(
-        Roles(workers=4), ("train.py",), nodes=2, account="p_x", tasks_per_node=2, gres="gpu:a100:2",
-        memory="64000", directives=("--exclusive", "-C rome"),
+        Roles(workers=4), ("train.py",), nodes=2, account="p_x", tasks_per_node=2,
+        gres="gpu:a100:2", memory="64000", directives=("--exclusive", "-C rome"),
     )  # fmt: skip
     asked = [line for line in job.script().splitlines() if line.startswith("#SBATCH")]
     assert [line.removeprefix("#SBATCH ") for line in asked[2:]] == [
