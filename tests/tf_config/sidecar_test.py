@@ -130,9 +130,9 @@ def test_it_gives_up_after_the_start_timeout_and_says_so():
             each.start(os.getpid())
         assert slow(address_of(second), "GET", "/global/rank_0")[0] == 404
         assert any("it gives up after 1 s" in note for note in notes)
-        start = time.monotonic()  # Horovod asks three times
+        notes.clear()  # Horovod asks three times; it is answered at once, with no more words
         assert slow(address_of(second), "GET", "/global/rank_0")[0] == 404
-        assert time.monotonic() - start < 0.9
+        assert notes == []
 
 
 def test_two_jobs_at_one_rendezvous_have_nothing_in_common():
