@@ -23,6 +23,7 @@ from strategies.randomness import KERAS_SEED, own_seed, seed_states, seeded
 from strategies.reduction import ReductionOptions, ReplicaCrossDeviceOps
 from strategies.row_variable import RowVariable, table_asked_for
 from strategies.split_state import SplitState
+from tf_config.sidecar import MADE, USED, report
 
 # How Keras 3 names the scale of its LossScaleOptimizer, and we that of ours.
 KERAS_LOSS_SCALE = "dynamic_scale"
@@ -83,6 +84,16 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         self.experimental_enable_get_next_as_optional = True
         self._row_weights: dict[int, tf.Tensor] = {}
         self._weighted: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+        self._is_used = resolver is None
+        if resolver is not None:
+            report(MADE)
+
+    def _scope(self, strategy: tf.distribute.Strategy) -> Any:
+        # The launcher warns of workers that have met, and then trained without the strategy.
+        if not self._is_used:
+            self._is_used = True
+            report(USED)
+        return super()._scope(strategy)
 
     def _use_merge_call(self) -> bool:
         # One replica a process has nobody to merge with; several are merged, but for functions

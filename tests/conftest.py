@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -21,6 +22,15 @@ hypothesis.settings.load_profile("any machine")
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = Path(__file__).resolve().parent / "scripts"
 _MARK = "KERAS_STRATEGIES_TEST"
+
+
+def heed_signals() -> None:
+    """Has this process, and all that it starts, end by signals that the tests' shell may ignore.
+
+    A job in the background ignores SIGINT, and one under nohup SIGHUP.
+    """
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
 
 
 class Job:
@@ -46,7 +56,7 @@ class Job:
         return self.popen(command, **options)
 
     def popen(self, command: list[str], **options: object) -> subprocess.Popen:
-        """Starts any command as a part of this job."""
+        """Starts any command as a part of this job, with the signals of one in the foreground."""
         process = subprocess.Popen(
             command,
             env=self.environ,
@@ -54,6 +64,7 @@ class Job:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            preexec_fn=heed_signals,
             **options,
         )
         self._started.append(process)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import queue
 import select
 import signal
 import socket
@@ -19,8 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from tf_config.builder import free_ports
-from tf_config.commands import cores
+from tf_config.commands import cores, gpus
 from tf_config.session import Session, shell_code
+from tf_config.sidecar import APART, Sidecar
 
 _SILENCE_SECONDS = 30.0
 _GRACE_SECONDS = 5.0
@@ -40,20 +42,25 @@ def main() -> int:
     if "argv" not in request:
         print(json.dumps(_answer(request)), flush=True)
         return 0
+    environ = {**os.environ, **request["environ"]}
+    said: queue.SimpleQueue[str] = queue.SimpleQueue()
+    sidecar = Sidecar.beside(environ, said.put)
     try:
-        session = Session(
-            request["argv"], {**os.environ, **request["environ"]}, tuple(request["size"])
-        )
+        told = {} if sidecar is None else sidecar.environ
+        session = Session(request["argv"], {**environ, **told}, tuple(request["size"]))
     except OSError as error:
         print(f"tf-config: error: {request['argv'][0]}: {error.strerror}", flush=True)
         return 127
-    return _Relay(session).run()
+    if sidecar is not None:
+        sidecar.start(session.popen.pid)
+    return _Relay(session, sidecar, said).run()
 
 
 def _answer(request: dict[str, Any]) -> dict[str, object]:
     return {
         "ports": free_ports(request["ports"], ""),
         "cores": cores(),
+        "gpus": gpus(),
         "missing": [name for name in request["files"] if not Path(name).is_file()],
         "interfaces": [name for _, name in socket.if_nameindex()],
     }
@@ -62,8 +69,10 @@ def _answer(request: dict[str, Any]) -> dict[str, object]:
 class _Relay:
     """Carries a program's output to the launcher and the launcher's signals to the program."""
 
-    def __init__(self, session: Session):
+    def __init__(self, session: Session, sidecar: Sidecar | None, said: queue.SimpleQueue[str]):
         self._session = session
+        self._sidecar = sidecar
+        self._said = said
         self._pending = b""
         self._lines = b""
         self._heard = time.monotonic()
@@ -85,6 +94,8 @@ class _Relay:
         while not self._gone and (data := self._pending + session.read()):
             self._pending = b""
             self._write(data)
+        if self._sidecar is not None and self._sidecar.is_apart:
+            self._write(APART)
         return shell_code(session.popen.returncode)
 
     def _step(self, timeout: float) -> None:
@@ -93,7 +104,9 @@ class _Relay:
         readable, _, _ = select.select(sources, [_OUTPUT] if self._pending else [], [], timeout)
         if _INPUT in readable:
             self._hear(os.read(_INPUT, 1 << 12))
-        if self._session.terminal in readable:
+        if not self._pending and not self._said.empty():
+            self._pending = f"tf-config: {self._said.get()}\n".encode()
+        elif self._session.terminal in readable:
             self._pending = self._session.read()
             if not self._pending:
                 time.sleep(0.05)  # nobody has the terminal open: the program is about to end

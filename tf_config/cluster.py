@@ -10,9 +10,10 @@ from types import MappingProxyType
 from typing import Any
 
 from tf_config.address import Address
-from tf_config.errors import ClusterConfigError, shown
+from tf_config.errors import ClusterConfigError, shown, suggestion
 
 TASK_TYPES = ("chief", "worker", "ps", "evaluator")
+_NUMBERED = ("worker", "ps")
 VARIABLE = "TF_CONFIG"
 _EXAMPLE = (
     '{"cluster": {"worker": ["node1:2222", "node2:2222"]}, "task": {"type": "worker", "index": 0}}'
@@ -50,6 +51,11 @@ class Task:
           ClusterConfigError: if `text` is anything else.
         """
         task_type, colon, index = text.replace(" ", ":", 1).partition(":")
+        if not colon and task_type in _NUMBERED:
+            raise ClusterConfigError(
+                "A worker or ps task is named with its index. Received: "
+                f"{shown(text)}. Write for example '{text}:0'."
+            )
         return cls(task_type, _parse_index(index if colon else "0"))
 
     def __str__(self) -> str:
@@ -240,7 +246,8 @@ class TFConfig:
 
 def _check_type(task_type: object) -> None:
     if not isinstance(task_type, str) or task_type not in TASK_TYPES:
-        hint = " TensorFlow 2 calls the master 'chief'." if task_type == "master" else ""
+        hint = suggestion(task_type, TASK_TYPES)
+        hint = " TensorFlow 2 calls the master 'chief'." if task_type == "master" else hint
         raise ClusterConfigError(
             f"A task's type is one of {', '.join(TASK_TYPES)}. "
             f"Received: {shown(task_type)}. Use one of these.{hint}"

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tf_config.address import Address
 from tf_config.cluster import VARIABLE, Task, TFConfig
-from tf_config.errors import ClusterConfigError, shown
+from tf_config.errors import ClusterConfigError, shown, suggestion
 from tf_config.hosts import Host
-from tf_config.settings import Setting
+from tf_config.settings import RENDEZVOUS_VARIABLE, Setting
 
 # A parameter server. It is started by name, for this package knows nothing of what it serves.
 SERVER = "strategies.serve"
+_OTHER_GPUS = ("/dev/kfd", "/dev/dxg")
 LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
 
 
@@ -41,16 +45,42 @@ def argv(program: Sequence[str]) -> tuple[str, ...]:
     """Returns what to start for a program and its arguments; `x.py` runs in this Python.
 
     Raises:
-      ClusterConfigError: if it is a script that does not exist.
+      ClusterConfigError: if it is a script that does not exist, or that Python cannot read.
     """
     if not is_script(program):
         return tuple(program)
-    if not Path(program[0]).is_file():
+    path = Path(program[0])
+    if not path.is_file():
+        beside: list[str] = []
+        with contextlib.suppress(OSError):
+            beside = [str(path.parent / name) for name in os.listdir(path.parent)]
         raise ClusterConfigError(
             f"A job runs a program. Received: {shown(program[0])}, which is no file here. "
-            "Correct the path."
+            f"Correct the path.{suggestion(path, beside)}"
         )
+    _check_syntax(path)
     return (sys.executable, *program)
+
+
+def _check_syntax(path: Path) -> None:
+    """Checks that Python can read a script, or each task would say the same."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            compile(path.read_bytes(), path, "exec", dont_inherit=True)
+    except OSError:
+        return  # Python says it
+    except (SyntaxError, ValueError) as error:
+        line = getattr(error, "lineno", None)
+        where = (
+            ""
+            if line is None
+            else f", line {line} ({shown((getattr(error, 'text', '') or '').strip(), 60)})"
+        )
+        raise ClusterConfigError(
+            f"A script is Python {sys.version_info.major}.{sys.version_info.minor}. Received: "
+            f"{shown(str(path))}{where}: {getattr(error, 'msg', error)}. Correct it there."
+        ) from None
 
 
 def is_script(program: Sequence[str]) -> bool:
@@ -63,6 +93,7 @@ def command(
     what: tuple[str, ...],
     environ: Mapping[str, str],
     settings: Sequence[Setting],
+    rendezvous: Address,
 ) -> Command:
     """Returns the command of one task: `what` in `environ`, with its settings and TF_CONFIG.
 
@@ -70,6 +101,8 @@ def command(
     """
     told = {setting.variable: setting.value for setting in settings}
     told = {**environ, **told, VARIABLE: config.to_json()}
+    if len(config.cluster.addresses) > 1:
+        told[RENDEZVOUS_VARIABLE] = str(rendezvous)
     if config.task.type != "ps":
         return Command(config.task, what, told)
     # Its warnings are of requests that workers take back as they end.
@@ -82,3 +115,14 @@ def cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def gpus() -> int | None:
+    """Returns the number of GPUs of this machine; None if only TensorFlow could find that out.
+
+    NVIDIA's driver makes a file for each. Another maker's, and those that reach a virtual machine
+    of Windows, have other files, which do not say how many there are.
+    """
+    if any(Path(name).exists() for name in _OTHER_GPUS):
+        return None
+    return sum(name[6:].isdigit() for name in os.listdir("/dev") if name.startswith("nvidia"))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 
 class ClusterConfigError(ValueError):
     """A cluster, task or TF_CONFIG that breaks a rule.
@@ -21,3 +24,15 @@ def shown(value: object, limit: int = 160) -> str:
     except (RecursionError, ValueError):
         text = f"a {type(value).__name__} too deep or too long to print"
     return text if len(text) <= limit else f"{text[:limit]}... ({len(text)} characters)"
+
+
+def suggestion(value: object, known: Iterable[str]) -> str:
+    """Returns the question whether something known was meant, if it is much like `value`.
+
+    >>> suggestion("wrokers", ["workers", "ps"])
+    " Did you mean 'workers'?"
+    >>> suggestion("nonsense", ["workers", "ps"])
+    ''
+    """
+    found = difflib.get_close_matches(str(value), list(known), 1)
+    return f" Did you mean {shown(found[0])}?" if found else ""

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import socket
 import struct
+from ipaddress import IPv6Address
+from pathlib import Path
 
 from tf_config.errors import ClusterConfigError, shown
 
 _SIOCGIFADDR = 0x8915  # linux/sockios.h
 # An address of the block kept for documentation: nothing is sent to it, for UDP connects at once.
 _ELSEWHERE = ("192.0.2.1", 9)
+_IPV6 = Path("/proc/net/if_inet6")
 
 
 def address_of(interface: str) -> str:
@@ -23,16 +27,29 @@ def address_of(interface: str) -> str:
       ClusterConfigError: if there is none of that name, or it has no address.
     """
     check_interface(interface)
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        request = struct.pack("256s", interface.encode()[:15])
-        try:
-            answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
-        except OSError:
-            raise ClusterConfigError(
-                "--interface names one that has an IPv4 address. Received: "
-                f"{shown(interface)}, which has none. See 'ip address'."
-            ) from None
-    return socket.inet_ntoa(answer[20:24])
+    try:
+        return _address_of(interface)
+    except OSError:
+        raise ClusterConfigError(
+            "--interface names one that has an IPv4 address. Received: "
+            f"{shown(interface)}, which has none. See 'ip address'."
+        ) from None
+
+
+def interface_of(host: str) -> str | None:
+    """Returns the network interface of this machine that has a host's address; None if none has.
+
+    >>> interface_of("localhost")
+    'lo'
+    """
+    try:
+        addresses = {str(info[4][0]) for info in socket.getaddrinfo(host, None)}
+    except OSError:
+        return None
+    for address, name in _own_addresses():
+        if address in addresses:
+            return name
+    return None
 
 
 def own_address() -> str:
@@ -64,3 +81,22 @@ def check_interface(interface: str | None) -> None:
             f"--interface names a network interface of this machine ({', '.join(have)}). "
             f"Received: {shown(interface)}. See 'ip link'."
         )
+
+
+def _address_of(interface: str) -> str:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        request = struct.pack("256s", interface.encode()[:15])
+        return socket.inet_ntoa(fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)[20:24])
+
+
+def _own_addresses() -> list[tuple[str, str]]:
+    """Returns each address of this machine with its interface's name."""
+    found = []
+    for _, name in socket.if_nameindex():
+        with contextlib.suppress(OSError):
+            found.append((_address_of(name), name))
+    with contextlib.suppress(OSError):
+        for line in _IPV6.read_text().splitlines():
+            digits, *_, name = line.split()
+            found.append((str(IPv6Address(int(digits, 16))), name))
+    return found

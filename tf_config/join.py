@@ -6,8 +6,9 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from tf_config.address import Address
 from tf_config.cluster import Task, TFConfig
-from tf_config.commands import cores
+from tf_config.commands import cores, gpus
 from tf_config.environments import ENVIRONMENTS, Resolved, Unplaced
 from tf_config.errors import ClusterConfigError
 from tf_config.interface import check_interface
@@ -39,10 +40,12 @@ class Meeting:
     interface: str | None
     note: Callable[[str], None]
 
-    def hold(self, url: str, seat: Seat, environ: Mapping[str, str]) -> TFConfig:
+    def hold(
+        self, url: str, seat: Seat, environ: Mapping[str, str], address: Address | None = None
+    ) -> TFConfig:
         """Returns the process's configuration, once all have come."""
         timeout = self.timeout or start_timeout(environ)
-        return meet(url, seat, timeout, self.note, self.interface)
+        return meet(url, seat, timeout, self.note, self.interface, address)
 
 
 def join(
@@ -64,8 +67,9 @@ def join(
     """
     config = resolved.config
     if isinstance(config, Unplaced):
-        seat = Seat(roles(config.size), config.rank)
-        return meeting.hold(meeting.url or config.rendezvous, seat, environ)
+        seat = Seat(config.roles or roles(config.size), config.rank, config.leader)
+        url = meeting.url or config.rendezvous
+        return meeting.hold(url, seat, environ, config.address)
     environment = ENVIRONMENTS.get(resolved.origin)
     if environment is not None and not environment.names_roles:
         config = roles(len(config.cluster.training_tasks)).given_to(config)
@@ -97,7 +101,7 @@ def settings(
     given = None if environment is None else environment.cores(environ)
     # A process that is bound to its own cores has them all; the others share the machine's.
     share = max(min(cores(), (os.cpu_count() or 1) // len(together)), 1)
-    return settle(request, environ, Neighbours(config.task, together, given or share))
+    return settle(request, environ, Neighbours(config.task, together, given or share, gpus()))
 
 
 def neighbours(config: TFConfig) -> tuple[Task, ...]:

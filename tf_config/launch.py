@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import queue
 import selectors
 import signal
 import subprocess
@@ -16,6 +17,7 @@ from tf_config.commands import Command
 from tf_config.output import Console, Line
 from tf_config.process import TaskProcess, signal_name
 from tf_config.remote import HEARTBEAT_SECONDS
+from tf_config.sidecar import apart
 
 GRACE_SECONDS = 5.0
 _TICK_SECONDS = 0.2
@@ -79,6 +81,9 @@ class _Job:
         self._running: list[TaskProcess] = []
         self._selector = selectors.DefaultSelector()
         self._escalation: list[tuple[float, int]] = []
+        # Sidecars answer in threads of their own; the console is written to by one.
+        self._said: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._say = self._said.put
         self._parent = os.getppid()
         self._next_beat = 0.0
 
@@ -88,7 +93,7 @@ class _Job:
             self._selector.register(wakeup, selectors.EVENT_READ, None)
             try:
                 for command in commands:
-                    process = TaskProcess(command, self._log_dir, self._append)
+                    process = TaskProcess(command, self._log_dir, self._append, self._say)
                     self._processes.append(process)
                     self._running.append(process)
                     self._selector.register(process.terminal, selectors.EVENT_READ, process)
@@ -100,6 +105,7 @@ class _Job:
                     self._answer(received)
                     self._escalate()
                     self._beat()
+                    self._pass_on()
             finally:
                 for process in self._processes:
                     self._end_group(process, guardian)
@@ -107,6 +113,8 @@ class _Job:
                     self._drain(process)
         if self.culprit is not None and not self.interrupted:
             self._summarize(self.culprit)
+        if self.culprit is None and not self.interrupted:
+            self._warn()
 
     def _pump(self, timeout: float) -> None:
         for key, _ in self._selector.select(timeout):
@@ -149,11 +157,25 @@ class _Job:
             for process in self._running:
                 process.beat()
 
+    def _pass_on(self) -> None:
+        """Prints what sidecars said."""
+        while not self._said.empty():
+            self._console.note(self._said.get())
+
+    def _warn(self) -> None:
+        """Says which tasks trained, and joined no other."""
+        alone = [process.task for process in self._processes if process.is_apart]
+        if alone:
+            self._console.note(apart(alone))
+
     def _summarize(self, culprit: TaskProcess) -> None:
         log = "" if culprit.log.path is None else f", all of them in {culprit.log.path}"
+        is_alone = len(self._processes) == 1  # then they stand right above
+        last = () if is_alone else tuple(culprit.last_lines)
         lines = "its last lines" if culprit.last_lines else "it printed nothing"
+        lines += " are above" if is_alone and culprit.last_lines else ""
         self._console.note(f"{culprit.task} failed first, with {culprit.end}; {lines}{log}")
-        for line in culprit.last_lines:
+        for line in last:
             self._console.note(f"| {line}")
 
     def _answer(self, received: list[int]) -> None:

@@ -9,9 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tf_config import remote
-from tf_config.builder import cluster, free_ports, place, ports_from
+from tf_config.address import Address
+from tf_config.builder import PORTS, cluster, free_ports, place, ports_from
 from tf_config.cluster import Task, TFConfig
-from tf_config.commands import Command, argv, command, cores, is_script
+from tf_config.commands import Command, argv, command, cores, gpus, is_script
 from tf_config.hosts import Host
 from tf_config.interface import check_interface
 from tf_config.roles import Roles
@@ -40,39 +41,58 @@ class Job:
     ssh: Sequence[str] = ("ssh",)
     port: int | None = None
 
-    def commands(self, environ: Mapping[str, str], restart: int = 0) -> list[Command]:
+    @property
+    def elsewhere(self) -> list[str]:
+        """The other hosts that take part, by name."""
+        where = place(self.roles, self.hosts, self.ps_hosts)
+        return list(dict.fromkeys(host.name for host in where.values() if not host.is_here))
+
+    def commands(
+        self, environ: Mapping[str, str], restart: int = 0, is_dry: bool = False
+    ) -> list[Command]:
         """Returns all tasks' commands, the first task's first. Asks the other hosts.
 
         Args:
           environ: what tasks on this machine inherit, and others get the settings of.
           restart: how many restarts there were.
+          is_dry: whether nothing is to start. Then no other host is asked; it is taken to have
+            the cores of this one, and ports from 10000 on.
 
         Raises:
           ClusterConfigError: if the job cannot be started like this.
         """
         where = place(self.roles, self.hosts, self.ps_hosts)
-        found = self._look(where)
+        found = self._look(where, is_dry)
         ports = {name: host.ports for name, host in found.items()}
         spec = cluster({task: host.name for task, host in where.items()}, ports)
+        first = spec.addresses[spec.training_tasks[0]]
+        at = Address(first.host, ports[first.host][-1])
         what = argv(self.program)
         return [
-            self._command(TFConfig(spec, task), what, environ, where, found, restart)
+            self._command(TFConfig(spec, task), what, environ, where, found, restart, at)
             for task in where
         ]
 
-    def _look(self, where: Mapping[Task, Host]) -> dict[str, remote.Found]:
-        """Returns what each host has: the tasks' ports, and cores."""
+    def _look(self, where: Mapping[Task, Host], is_dry: bool) -> dict[str, remote.Found]:
+        """Returns what each host has: the tasks' ports, cores and GPUs."""
         counts = Counter(host.name for host in where.values())
+        counts[next(iter(where.values())).name] += 1  # for the rendezvous, beside the first task
         hosts = {host.name: host for host in where.values()}
         far = {hosts[name]: count for name, count in counts.items() if not hosts[name].is_here}
         files = [self.program[0]] if is_script(self.program) else []
-        answers = remote.probe(far, self.ssh, files, self.request.interface)
-        found = {host.name: answer for host, answer in answers.items()}
+        if is_dry:
+            found = {
+                host.name: remote.Found(tuple(PORTS[:count]), cores(), None)
+                for host, count in far.items()
+            }
+        else:
+            answers = remote.probe(far, self.ssh, files, self.request.interface)
+            found = {host.name: answer for host, answer in answers.items()}
         for name, count in counts.items():
             if hosts[name].is_here:
                 check_interface(self.request.interface)
                 ports = free_ports(count, name if hosts[name].is_loopback else "")
-                found[name] = remote.Found(tuple(ports), cores())
+                found[name] = remote.Found(tuple(ports), cores(), gpus())
             if self.port is not None:
                 found[name] = replace(found[name], ports=tuple(ports_from(self.port, count)))
         return found
@@ -85,12 +105,15 @@ class Job:
         where: Mapping[Task, Host],
         found: Mapping[str, remote.Found],
         restart: int,
+        rendezvous: Address,
     ) -> Command:
         host = where[config.task]
         together = tuple(task for task in where if where[task].name == host.name)
-        place = Neighbours(config.task, together, max(found[host.name].cores // len(together), 1))
+        share = max(found[host.name].cores // len(together), 1)
+        place = Neighbours(config.task, together, share, found[host.name].gpus)
         inherited = environ if host.is_here else remote.passed_on(environ)
-        plain = command(config, what, inherited, settle(self.request, inherited, place, restart))
+        told = settle(self.request, inherited, place, restart)
+        plain = command(config, what, inherited, told, rendezvous)
         if host.is_here:
             return plain
         return replace(plain, host=host, via=remote.connection(host, self.ssh))

@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 from tf_config import remote
@@ -15,6 +16,7 @@ from tf_config.commands import Command
 from tf_config.errors import ClusterConfigError, shown
 from tf_config.output import Line, LineAssembler, TaskLog, is_start_up_note
 from tf_config.session import Session, shell_code
+from tf_config.sidecar import APART, Sidecar
 
 _PREFIX_WIDTH = len("[worker 00] ")
 _LAST_LINES = 10
@@ -29,34 +31,62 @@ class TaskProcess:
       command: what it runs.
       log_dir: where its log goes; None for nowhere.
       append: whether the log goes on behind what an earlier attempt wrote.
+      note: takes what its sidecar has to say.
 
     Raises:
       ClusterConfigError: if the program cannot be started.
     """
 
-    def __init__(self, command: Command, log_dir: Path | None, append: bool):
+    def __init__(
+        self,
+        command: Command,
+        log_dir: Path | None,
+        append: bool,
+        note: Callable[[str], None] = lambda text: None,
+    ):
         self.task = command.task
         self.lines = LineAssembler()
         self.log = TaskLog(log_dir, command.task, append)
         self.last_lines: collections.deque[str] = collections.deque(maxlen=_LAST_LINES)
         self._host = command.host
+        self._last_bytes = b""
         columns, lines = shutil.get_terminal_size()
         size = (max(columns - _PREFIX_WIDTH, 20), lines)
         argv = command.via or command.argv
+        self._sidecar = None if command.via else Sidecar.beside(command.environ, note)
         environ = os.environ if command.via else command.environ
+        if self._sidecar is not None:
+            environ = {**environ, **self._sidecar.environ}
         stdin = subprocess.PIPE if command.via else subprocess.DEVNULL
         try:
             self._session = Session(argv, environ, size, stdin)
         except OSError as error:
+            if self._sidecar is not None:
+                self._sidecar.close()
             raise ClusterConfigError(
                 f"A job runs a program. Received: {shown(argv[0])} ({error.strerror}). "
                 "Name a Python script or a program on the PATH."
             ) from None
         self.popen = self._session.popen
         self.terminal = self._session.terminal
-        self.read = self._session.read
+        if self._sidecar is not None:
+            self._sidecar.start(self.popen.pid)
         if command.via:
             self._tell(remote.request(command, size))
+
+    def read(self) -> bytes:
+        """Returns what there is to read; nothing once all writers are gone."""
+        data = self._session.read()
+        if self._host is not None:
+            self._last_bytes = (self._last_bytes + data)[-len(APART) :]
+        return data.removesuffix(APART)
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether it computed and did not join the others; to be asked when all is read."""
+        if self._host is not None:
+            return self._last_bytes == APART
+        return self._sidecar is not None and self._sidecar.is_apart is True
 
     def take(self, line: Line) -> None:
         """Keeps a finished line."""
@@ -108,6 +138,8 @@ class TaskProcess:
     def close(self) -> None:
         """Gives back what the process held here, when all of its output is read."""
         self.log.close()
+        if self._sidecar is not None:
+            self._sidecar.close()
         os.close(self.terminal)
         if self.popen.stdin is not None:
             with contextlib.suppress(BrokenPipeError):

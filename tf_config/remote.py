@@ -42,10 +42,12 @@ class Found:
     Attributes:
       ports: free ports.
       cores: how many cores a process may use.
+      gpus: how many GPUs there are; None if that is not known.
     """
 
     ports: tuple[int, ...]
     cores: int
+    gpus: int | None = None
 
 
 def connection(host: Host, ssh: Sequence[str]) -> tuple[str, ...]:
@@ -123,7 +125,7 @@ def _probe(
             f"--interface names a network interface of every host. Received: {shown(interface)}; "
             f"{host.name} has {', '.join(answer['interfaces'])}. Choose one of these."
         )
-    return Found(tuple(answer["ports"]), answer["cores"])
+    return Found(tuple(answer["ports"]), answer["cores"], answer["gpus"])
 
 
 def _unreachable(host: Host, command: Sequence[str], said: str) -> ClusterConfigError:

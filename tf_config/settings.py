@@ -5,11 +5,12 @@ An argument wins over the environment, and the environment over the default.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from tf_config.cluster import Task
+from tf_config.cluster import VARIABLE, Task
 from tf_config.errors import ClusterConfigError, shown
 
 START_TIMEOUT_VARIABLE = "KERAS_STRATEGIES_START_TIMEOUT"
@@ -29,6 +30,18 @@ INTERFACE_VARIABLES = (
 # pages, or the processor looks for a page as long as for the row.
 _MALLOC_VARIABLE, _HUGE_PAGES = "GLIBC_TUNABLES", "glibc.malloc.hugetlb=1"
 _NO_GPU = "-1"
+_NAME = re.compile("[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+# What is different in each task, by its place in the cluster.
+RENDEZVOUS_VARIABLE = "KERAS_STRATEGIES_RENDEZVOUS"
+SIDECAR_VARIABLE = "KERAS_STRATEGIES_SIDECAR"
+_TOLD = (
+    VARIABLE,
+    RENDEZVOUS_VARIABLE,
+    SIDECAR_VARIABLE,
+    *("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE"),
+    *("HOROVOD_CROSS_RANK", "HOROVOD_CROSS_SIZE", "HOROVOD_HOSTNAME"),
+    *("HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT"),
+)
 _USES_GPU = ("chief", "worker", "evaluator")
 
 
@@ -58,6 +71,19 @@ class Request:
     interface: str | None = None
     variables: Mapping[str, str] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        for name in self.variables:
+            if not _NAME.fullmatch(name):
+                raise ClusterConfigError(
+                    "A variable's name has letters, digits and '_', and no digit first. Received: "
+                    f"{shown(name)}. Correct it: --env NAME=VALUE."
+                )
+            if name in _TOLD:
+                raise ClusterConfigError(
+                    f"{name} is another one in each task, and set by tf-config. Received: --env "
+                    f"{name}=... Leave it out."
+                )
+
 
 @dataclass(frozen=True)
 class Neighbours:
@@ -67,11 +93,13 @@ class Neighbours:
       task: the task.
       together: all tasks on its host, in the order of the cluster.
       cores: how many cores each may use, if nobody says otherwise.
+      gpus: how many GPUs the host has; None if that is not known.
     """
 
     task: Task
     together: tuple[Task, ...]
     cores: int
+    gpus: int | None = None
 
 
 def settle(
@@ -128,6 +156,11 @@ def _gpus(count: int, environ: Mapping[str, str], place: Neighbours) -> str:
     computing = [task for task in place.together if task.type in _USES_GPU]
     first = computing.index(place.task) * count
     inherited = environ.get(GPU_VARIABLE)
+    if inherited is None and place.gpus is not None and first + count > place.gpus:
+        raise ClusterConfigError(
+            f"Each worker of a host gets {count} of its GPUs. Received: {len(computing)} on a host "
+            f"with {place.gpus} of NVIDIA's. Ask for fewer, or leave --gpus-per-worker out."
+        )
     if inherited is None:
         return ",".join(str(number) for number in range(first, first + count))
     devices = [device.strip() for device in inherited.split(",") if device.strip()]

@@ -23,6 +23,7 @@ from strategies.collectives.dtypes import summed_as
 from strategies.collectives.meeting import wait_for_all
 from strategies.collectives.store import serve
 from tf_config import Address, ClusterConfigError, ClusterSpec, Task
+from tf_config.horovod import place, rendezvous_at
 
 _IS_MENDED = "gloo.iface"
 # What is only moved keeps its bits: a type that Horovod does not know goes as one of its size.
@@ -191,31 +192,15 @@ def _environment(cluster: ClusterSpec, task: Task) -> dict[str, str]:
     >>> variables["HOROVOD_RANK"], variables["HOROVOD_LOCAL_RANK"], variables["HOROVOD_GLOO_IFACE"]
     ('1', '1', 'lo')
     """
-    tasks = cluster.training_tasks
-    hosts = [cluster.addresses[other].host for other in tasks]
-    rank = tasks.index(task)
-    local = [other for other, host in enumerate(hosts) if host == hosts[rank]]
-    local_rank = local.index(rank)
-    distinct = list(dict.fromkeys(hosts))
-    peers = [host for host in distinct if hosts.count(host) > local_rank]
-    first = cluster.addresses[tasks[0]]
-    variables = {
-        "HOROVOD_RANK": str(rank),
-        "HOROVOD_SIZE": str(len(tasks)),
-        "HOROVOD_LOCAL_RANK": str(local_rank),
-        "HOROVOD_LOCAL_SIZE": str(len(local)),
-        "HOROVOD_CROSS_RANK": str(peers.index(hosts[rank])),
-        "HOROVOD_CROSS_SIZE": str(len(peers)),
-        "HOROVOD_HOSTNAME": hosts[rank],
-        "HOROVOD_GLOO_RENDEZVOUS_ADDR": str(socket.getaddrinfo(first.host, first.port)[0][4][0]),
-        "HOROVOD_GLOO_RENDEZVOUS_PORT": str(first.port),
-    }
+    first = cluster.addresses[cluster.training_tasks[0]]
+    host = str(socket.getaddrinfo(first.host, first.port)[0][4][0])
+    variables = {**place(cluster, task), **rendezvous_at(host, first.port)}
     defaults = {
         "HOROVOD_CONTROLLER": "gloo",
         "HOROVOD_CPU_OPERATIONS": "gloo",
         "HOROVOD_STALL_CHECK_TIME_SECONDS": "30",
     }
-    interface = _interface(hosts[rank])
+    interface = _interface(variables["HOROVOD_HOSTNAME"])
     if interface is not None:
         defaults["HOROVOD_GLOO_IFACE"] = interface
     return {name: os.environ.get(name, value) for name, value in defaults.items()} | variables

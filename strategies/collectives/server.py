@@ -12,9 +12,10 @@ from absl import logging
 
 from strategies._tensorflow import context
 from strategies.collectives.meeting import NAME_EVERY_SECONDS, part, wait_for_all
-from strategies.collectives.store import StoreHandler, StoreServer, serve
+from strategies.collectives.store import serve
 from strategies.collectives.watch import Watch
 from tf_config import ClusterConfigError, ClusterSpec, Task
+from tf_config.store import StoreHandler, StoreServer
 
 _ANSWER_SECONDS = 2.0
 _POLL_SECONDS = 0.1

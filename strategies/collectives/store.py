@@ -6,54 +6,12 @@ import errno
 import socket
 import socketserver
 import threading
-from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
 
 from tf_config import Address, ClusterConfigError, Task
 
-_REQUEST_TIMEOUT_SECONDS = 5.0
-
-
-class StoreHandler(BaseHTTPRequestHandler):
-    """Answers PUT and GET of one path each, as Horovod's rendezvous does."""
-
-    timeout = _REQUEST_TIMEOUT_SECONDS
-
-    def do_PUT(self) -> None:
-        """Keeps what is sent."""
-        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        self.server.entries[self.path] = body  # type: ignore[attr-defined]
-        self._answer(HTTPStatus.OK)
-
-    def do_GET(self) -> None:
-        """Gives back what was sent, or NOT_FOUND."""
-        body = self.server.entries.get(self.path)  # type: ignore[attr-defined]
-        if body is None:
-            self._answer(HTTPStatus.NOT_FOUND)
-        else:
-            self._answer(HTTPStatus.OK, body)
-
-    def log_message(self, *arguments: Any) -> None:
-        """Says nothing: the workers ask ten times a second."""
-
-    def _answer(self, status: HTTPStatus, body: bytes = b"") -> None:
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-
-class StoreServer(ThreadingHTTPServer):
-    """A key-value store over HTTP."""
-
-    def __init__(self, *arguments: Any):
-        self.entries: dict[str, bytes] = {}
-        super().__init__(*arguments)
-
 
 def serve(
-    server_class: type[socketserver.BaseServer], address: Address, task: Task, *arguments: Any
+    server_class: type[socketserver.BaseServer], address: Address, task: Task, *arguments: object
 ) -> socketserver.BaseServer:
     """Starts a server at `address`, in a thread of its own.
 

@@ -133,6 +133,13 @@ def test_a_file_and_flags_say_the_same(form, tmp_path, capsys):
         ([], "Received: no --table"),
         (["--table", "t:rows=1,width=1"], "Received: no --batch"),
         (["--table", "t"], "--table is NAME:rows=N,width=N"),
+        (["--table", "t:rows=1,widht=1", "--batch", "1"], "'widht' for 't'. Correct it, or leave"),
+        (["--table", "t:rows=1,widht=1", "--batch", "1"], "Did you mean 'width'?"),
+        (["--table", "t:rows=1", "--batch", "1"], "Received: no width for 't'"),
+        (["--table", "t:rows=1,rows=2,width=1", "--batch", "1"], "Received: 'rows' twice"),
+        (2 * ["--table", "t:rows=1,width=1"] + ["--batch", "1"], "Received: 't' twice"),
+        (["--table", "t:rows=1,width=1", "--batch", "1", "--memory", "3"], "'--memory-gib'?"),
+        (["--table", "t:rows=1,width=1", "--batch", "1", "--optimizer", "adm"], "'adam'?"),
         (["--table", "t:rows=x,width=1", "--batch", "1"], "rows is a number. Received: 'x'"),
         (["--table", "t:rows=1,width=1", "--batch", "1", "--ps", "x"], "servers is a number"),
         (["no-such-file"], "FILE names a text file"),
@@ -150,7 +157,7 @@ def test_wrong_input_is_one_line(arguments, message, capsys):
     [
         ("{", "FILE is YAML or JSON"),
         ("[1]", "FILE has tables, batch"),
-        ("{tabels: {}}", "Received: ['tabels']"),
+        ("{tabels: {}}", "Received: 'tabels' in"),
         ("{tables: [1], batch: 1}", "'tables' are tables by name. Received: [1]"),
     ],
 )

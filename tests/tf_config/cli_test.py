@@ -79,10 +79,33 @@ def test_check_reads_a_file(tmp_path, capsys):
     [
         ([], "required: COMMAND"),
         (["nonsense"], "invalid choice: 'nonsense'"),
+        (["runn", "x.py"], "Did you mean 'run'? 'tf-config --help' lists"),
+        (
+            ["run", "--worker", "2", "x.py"],
+            "Did you mean '--workers'? 'tf-config run --help'",
+        ),
+        (["run", "--dryrun", "x.py"], "Did you mean '--dry-run'?"),
+        (["check", "--conect"], "--conect. Did you mean '--connect'? 'tf-config check --help'"),
+        (["show", "extra"], "unrecognized arguments: extra. 'tf-config show --help' lists"),
+        (["render", "slrum", "x"], "Did you mean 'slurm'? 'tf-config render --help' lists"),
+        (["render", "slurm"], "required: program. 'tf-config render slurm --help' lists"),
+        (
+            ["render", "slurm", "--gress", "a", "x"],
+            "'--gres'? 'tf-config render slurm --help'",
+        ),
+        (["check", "--from", "slrum"], "Did you mean 'slurm'?"),
+        (["check", "--timeout", "3"], "Received: no --connect"),
+        (["build", "--task", "worker"], "is named with its index. Received: 'worker'"),
+        (["build", "--task", "wroker:0"], "Did you mean 'worker'?"),
+        (["build", "--task", "evaluator"], "--task names one of the tasks asked for"),
+        (["build", "--format", "yml"], "Did you mean 'yaml'?"),
+        (["run", "--env", "1BAD=3", "x"], "no digit first. Received: '1BAD'"),
+        (["run", "--env", "TF_CONFIG=3", "x"], "TF_CONFIG is another one in each task"),
+        (["run", "--port", "x", "x.py"], "a port is 1 to 65535, received 'x'"),
         (["build", "--workers", "x"], "a number is 0 or more, received 'x'"),
         (["build", "--workers", "-1"], "a number is 0 or more"),
         (["build", "--workers", "0"], "at least one task that trains"),
-        (["build", "--task", "worker:5"], "'task' names a task of 'cluster'"),
+        (["build", "--task", "worker:5"], "--task names one of the tasks asked for"),
         (["build", "--task", "boss"], "A task's type is one of"),
         (["run"], "required: program"),
         (["run", "--workers", "0", "x.py"], "at least one task that trains"),
@@ -158,6 +181,7 @@ def test_ctrl_c_is_no_traceback():
     code = (
         "import os, signal, sys\n"
         "from tf_config.cli import main\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "def hook(event, _):\n"
         "    if event == 'subprocess.Popen':\n"
         "        os.kill(os.getpid(), signal.SIGINT)\n"
@@ -269,6 +293,69 @@ def test_what_takes_long_to_import_is_not_imported():
     slow = {"tensorflow", "keras", "numpy", "rich", "yaml", "shtab"}
     code = f"import sys, tf_config.cli; sys.exit(bool({slow} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+@pytest.mark.parametrize("command", ["run", "exec"])
+def test_a_script_that_python_cannot_read_is_said_once(command, tmp_path, capsys):
+    script = tmp_path / "script.py"
+    script.write_text("import os\ndef f(:\n")
+    assert main([command, str(script)]) == 2
+    error = capsys.readouterr().err
+    assert "script.py', line 2 ('def f(:'): invalid syntax." in error
+    assert error.count("\n") == 1
+
+
+def test_a_script_of_a_name_much_like_it_is_named(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
+    assert main(["run", "tarin.py"]) == 2
+    assert "Did you mean 'train.py'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "named"),
+    [
+        ("", ["--workers", "2"], "--workers"),
+        ("", ["--epochs", "3", "--ps=1", "--dry-run"], "--ps=1, --dry-run"),
+        ("", ["--epochs", "3", "workers", "-x", "--help"], None),
+        ("parser.add_argument('--workers')", ["--workers", "2"], None),
+        ("flags.DEFINE_integer('workers', 2, '')", ["--workers=2"], None),
+    ],
+)
+def test_options_behind_the_script_that_are_also_ours_are_named(
+    text, arguments, named, tmp_path, capsys
+):
+    script = tmp_path / "script.py"
+    script.write_text(text)
+    for command in (["run", "--dry-run"], ["render", "slurm"]):
+        here = [word for word in arguments if command[0] == "run" or word != "--dry-run"]
+        assert main([*command, str(script), *here]) == 0
+        error = capsys.readouterr().err
+        if named is None:
+            assert error == ""
+        elif command[0] == "run":
+            assert error.startswith(f"tf-config: warning: {named} stands behind {script}")
+            assert "Options of tf-config run stand before the program" in error
+
+
+def test_a_dry_run_asks_no_host(capsys, tmp_path):
+    script = tmp_path / "script.py"
+    script.touch()
+    hosts = ["--hosts", "no-such-host-a,no-such-host-b", "--ssh", "no-such-command"]
+    assert main(["run", *hosts, "--dry-run", str(script)]) == 0
+    captured = capsys.readouterr()
+    assert "no host is asked now" in captured.err
+    lines = captured.out.splitlines()
+    assert [line.partition(":")[0] for line in lines] == [
+        f"worker {index} on no-such-host-{name}" for index, name in enumerate("ab")
+    ]
+
+
+def test_gpus_that_this_machine_has_not_are_an_error(monkeypatch, capsys):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr("tf_config.plan.gpus", lambda: 1)
+    assert main(["run", "--workers", "2", "--gpus-per-worker", "1", "true"]) == 2
+    assert "on a host with 1 of NVIDIA's" in capsys.readouterr().err
 
 
 def test_build_for_hosts_in_every_format(capsys):

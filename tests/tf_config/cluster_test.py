@@ -137,7 +137,7 @@ def test_a_task_is_read_from_its_name(text, task):
     assert Task.parse(text) == task
 
 
-@pytest.mark.parametrize("text", ["", "worker:", "worker:x", "1", "worker:1:2"])
+@pytest.mark.parametrize("text", ["", "worker:", "worker:x", "1", "worker:1:2", "worker", "ps"])
 def test_a_wrong_name_of_a_task_is_refused(text):
     with pytest.raises(ClusterConfigError):
         Task.parse(text)

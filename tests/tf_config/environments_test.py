@@ -2,8 +2,9 @@
 
 import pytest
 
-from tf_config import ClusterConfigError, Task
+from tf_config import Address, ClusterConfigError, Task
 from tf_config.environments import ENVIRONMENTS, Unplaced, resolve
+from tf_config.roles import Roles
 
 # As `srun -n 3 -N 2 --distribution=cyclic` of Slurm 22.05 sets them.
 STEP = {
@@ -126,6 +127,63 @@ def test_wrong_paddle_variables(changes, message):
     assert message in str(error.value)
 
 
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {"PADDLE_PSERVERS_IP_PORT_LIST": "10.0.0.3:6174,10.0.0.4:6174", "PADDLE_PORT": "6174"},
+        {"PADDLE_PSERVERS": "10.0.0.3,10.0.0.4", "PADDLE_PORT": "6174"},
+        {"PADDLE_PSERVERS": "10.0.0.3,10.0.0.4", "PADDLE_PORT": "6174,6174"},
+        {"PADDLE_INIT_PSERVERS": "10.0.0.3,10.0.0.4", "PADDLE_INIT_PORT": "6174"},
+    ],
+    ids=["list", "1.x", "1.x, a port each", "v2"],
+)
+def test_paddles_trainers_without_endpoints_meet_where_the_first_server_will_be(environ):
+    names = ("PADDLE_TRAINERS_NUM", "PADDLE_TRAINER_ID")
+    if "PADDLE_INIT_PSERVERS" in environ:
+        names = ("PADDLE_INIT_NUM_GRADIENT_SERVERS", "PADDLE_INIT_TRAINER_ID")
+    environ = {**environ, names[0]: "3"}
+    resolved = resolve({**environ, names[1]: "2", "TRAINING_ROLE": "TRAINER"})
+    assert resolved.origin == "paddle"
+    roles = Roles(workers=3, ps=2)
+    assert resolved.config == Unplaced(2, 5, "tcp://10.0.0.3:6174", roles, leader=3)
+    server = resolve({**environ, "TRAINING_ROLE": "PSERVER", "POD_IP": "10.0.0.4"}).config
+    address = Address("10.0.0.4", 6174)
+    assert server == Unplaced(4, 5, "tcp://10.0.0.3:6174", roles, leader=3, address=address)
+
+
+def test_v2_has_a_port_of_its_own():
+    environ = {"PADDLE_INIT_PSERVERS": "a", "PADDLE_INIT_NUM_GRADIENT_SERVERS": "1"}
+    config = resolve({**environ, "PADDLE_INIT_TRAINER_ID": "0"}).config
+    assert config.rendezvous == "tcp://a:7164"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"PADDLE_TRAINER_ID": "2"}, "Trainers are numbered from 0 to 1. Received: 2"),
+        ({"PADDLE_TRAINERS_NUM": ""}, "sets PADDLE_TRAINERS_NUM or PADDLE_INIT_NUM_GRADIENT"),
+        ({"PADDLE_PORT": ""}, "sets PADDLE_PORT. Received: it is not set"),
+        ({"PADDLE_PORT": "1,2,3"}, "one for each server. Received: '1,2,3' for 2 servers"),
+        ({"TRAINING_ROLE": "PSERVER", "POD_IP": "c"}, "Received: 'c' and '6174', of 'a:6174,b:"),
+        ({"PADDLE_TRAINER_ENDPOINTS": "c:1"}, "is the number of PADDLE_TRAINER_ENDPOINTS"),
+    ],
+)
+def test_wrong_variables_of_fluids(changes, message):
+    environ = {"PADDLE_PSERVERS": "a,b", "PADDLE_PORT": "6174", "PADDLE_TRAINERS_NUM": "2"}
+    with pytest.raises(ClusterConfigError) as error:
+        resolve({**environ, "PADDLE_TRAINER_ID": "0", **changes})
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_what_paddle_sets_and_nobody_reads_is_said():
+    environment = ENVIRONMENTS["paddle"]
+    (warning,) = environment.warnings({"CPU_NUM": "4", "PADDLE_INIT_PORTS_NUM": "1"})
+    assert "CPU_NUM=4 is not read" in warning
+    assert "num_replicas=N" in warning
+    assert environment.warnings({"CPU_NUM": "1"}) == []
+
+
 def test_tf_config_comes_before_the_scheduler_it_may_run_under():
     text = '{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 0}}'
     environ = {**STEP, "TF_CONFIG": text}
@@ -196,6 +254,6 @@ def test_mpirun_inside_slurm_is_mpirun_and_srun_with_pmi_is_slurm():
 def test_each_variable_that_is_needed_and_missing_is_named(environ):
     (origin,) = {resolve(environ).origin}
     needed = set(resolve(environ).variables) - {"PMIX_SERVER_TMPDIR", "PMIX_NAMESPACE"}
-    for name in needed - {ENVIRONMENTS[origin].marker}:
+    for name in needed - set(ENVIRONMENTS[origin].markers):
         with pytest.raises(ClusterConfigError, match=name):
             resolve({other: environ[other] for other in environ if other != name})

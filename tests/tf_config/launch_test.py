@@ -87,9 +87,11 @@ def test_the_first_failure_is_named_and_ends_the_others(job):
 
 def test_who_failed_first_is_known_where_the_others_follow_at_once(job):
     script = job.script(
-        WHO + "import sys, time\n"
-        "if me == 2: open('gone', 'w').close(); sys.exit(3)\n"
-        "while not os.path.exists('gone'): time.sleep(0.001)\n"
+        WHO + "import glob, sys, time\n"
+        "if me == 2: open(f'pid-{os.getpid()}', 'w').close(); sys.exit(3)\n"
+        "while not (pid := glob.glob('pid-*')): time.sleep(0.001)\n"
+        "stat = f'/proc/{pid[0][4:]}/stat'\n"
+        "while os.path.exists(stat) and ') Z' not in open(stat).read(): time.sleep(0.001)\n"
         "time.sleep(0.05); sys.exit(1)\n"
     )
     code, output = job.run("--workers", 3, script)

@@ -130,8 +130,8 @@ def test_slurms_ways_to_write_a_time(time):
         ({"time": ""}, "A time is written as Slurm does"),
         ({"partition": "a,,b"}, "Partitions are names"),
         ({"partition": "a b"}, "Partitions are names"),
-        ({"memory": "16"}, "Memory is a number of K, M, G or T"),
-        ({"memory": "4Gi"}, "Memory is a number of K, M, G or T"),
+        ({"memory": "0"}, "Memory is a number of M, or of another unit"),
+        ({"memory": "4Gi"}, "Memory is a number of M, or of another unit"),
         ({"program": ()}, "A job runs a program"),
         ({"program": ("",)}, "A job runs a program"),
         ({"program": ("x", ":", "y")}, "a ':' that stands alone"),
@@ -144,3 +144,48 @@ def test_wrong_input(changes, message):
         SlurmJob(**(right | changes))
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_what_a_site_asks_for():
+    job = SlurmJob(
+        Roles(workers=4), ("train.py",), nodes=2, account="p_x", tasks_per_node=2,
+        gres="gpu:a100:2", memory="64000", directives=("--exclusive", "-C rome"),
+    )  # fmt: skip
+    asked = [line for line in job.script().splitlines() if line.startswith("#SBATCH")]
+    assert [line.removeprefix("#SBATCH ") for line in asked[2:]] == [
+        *("--ntasks=4", "--nodes=2", "--ntasks-per-node=2", "--gres=gpu:a100:2"),
+        *("--mem=64000", "--account=p_x", "--exclusive", "-C rome"),
+    ]
+
+
+def test_lines_of_the_users_own_come_first_and_may_read_what_is_not_set(batch, tmp_path):
+    setup = ('module() { echo "$NOT_SET" "$@" >loaded; }', "module load TensorFlow")
+    code, words, _ = batch(SlurmJob(Roles(workers=2), ("train.py",), setup=setup))
+    assert (code, words[-1]) == (0, "train.py")
+    assert (tmp_path / "loaded").read_text() == " load TensorFlow\n"
+
+
+def test_a_line_that_fails_ends_the_job(batch, tmp_path):
+    job = SlurmJob(Roles(), ("train.py",), setup=("false",))
+    (tmp_path / "words").write_text("none")
+    (tmp_path / "restarts").touch()
+    assert batch(job)[:2] == (1, ["none"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"account": "a b"}, "An account is a name"),
+        ({"gres": "gpu 1"}, "Generic resources of a node"),
+        ({"tasks_per_node": 3}, "The number of tasks of a node is from 1 to 2"),
+        ({"nodes": 1, "tasks_per_node": 1}, "2 tasks, 1 nodes with 1 each"),
+        ({"setup": ("a\nb",)}, "A line of the shell is one line"),
+        ({"setup": ("",)}, "A line of the shell is one line"),
+        ({"directives": ("exclusive",)}, "An option of sbatch is one line"),
+        ({"directives": ("--mem=3",)}, "Each option of sbatch stands once. Received: '--mem=3'"),
+        ({"directives": ("--ntasks 3",)}, "Each option of sbatch stands once"),
+    ],
+)
+def test_what_a_site_could_not_take_is_refused(changes, message):
+    with pytest.raises(ClusterConfigError, match=message):
+        SlurmJob(Roles(workers=2), ("train.py",), **changes)

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from tf_config import ClusterConfigError, Task
+from tf_config import Address, ClusterConfigError, Task
 from tf_config.builder import free_ports
 from tf_config.rendezvous import Seat, check_url, meet
 from tf_config.roles import Roles
@@ -28,17 +28,18 @@ class Meeting:
         self.url, self.timeout = url, timeout
         self.results, self.notes, self._threads = {}, {}, []
 
-    def come(self, roles, rank, name=None):
+    def come(self, roles, rank, name=None, leader=0, address=None):
         name = rank if name is None else name
         self.notes[name] = []
-        thread = threading.Thread(target=self._come, args=(roles, rank, name))
+        thread = threading.Thread(target=self._come, args=(roles, rank, name, leader, address))
         self._threads.append(thread)
         thread.start()
 
-    def _come(self, roles, rank, name):
+    def _come(self, roles, rank, name, leader, address):
+        note = self.notes[name].append
         try:
-            seat = Seat(roles, rank)
-            self.results[name] = meet(self.url, seat, self.timeout, self.notes[name].append)
+            seat = Seat(roles, rank, leader)
+            self.results[name] = meet(self.url, seat, self.timeout, note, address=address)
         except ClusterConfigError as error:
             self.results[name] = error
 
@@ -61,6 +62,20 @@ def test_all_get_the_same_cluster(url, order):
     assert list(cluster.addresses) == list(roles.tasks[:-1])
     assert len({address.host for address in cluster.addresses.values()}) == 1
     assert len({address.port for address in cluster.addresses.values()}) == 4
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 2, 1, 0)])
+def test_a_server_with_an_address_of_its_own_holds_the_meeting(url, order):
+    roles = Roles(workers=2, ps=2)
+    addresses = [Address("127.0.0.1", port) for port in free_ports(2)]
+    meeting = Meeting(url)
+    for rank in order:
+        own = addresses[rank - 2] if rank >= 2 else None
+        meeting.come(roles, rank, leader=2, address=own)
+    results = meeting.end()
+    assert [results[rank].task for rank in range(4)] == list(roles.tasks)
+    (cluster,) = {result.cluster for result in results.values()}
+    assert [cluster.addresses[task] for task in roles.tasks[2:]] == addresses
 
 
 def test_one_task_alone(url):

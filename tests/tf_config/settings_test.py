@@ -66,6 +66,24 @@ def test_too_few_gpus_are_an_error():
         settle(Request(gpus=1), {"CUDA_VISIBLE_DEVICES": "0,1"}, place)
 
 
+@pytest.mark.parametrize(("gpus", "have", "fits"), [(1, 3, True), (1, 2, False), (2, None, True)])
+def test_gpus_that_a_host_has_not_are_an_error(gpus, have, fits):
+    place = Neighbours(WORKERS[2], WORKERS, 1, have)
+    if fits:
+        settle(Request(gpus=gpus), {}, place)
+        return
+    message = f"gets 1 of its GPUs. Received: 3 on a host with {have} of NVIDIA's"
+    with pytest.raises(ClusterConfigError, match=message):
+        settle(Request(gpus=gpus), {}, place)
+    settle(Request(gpus=gpus), {"CUDA_VISIBLE_DEVICES": "0,1,2"}, place)
+
+
+@pytest.mark.parametrize("name", ["1BAD", "A B", "A-B", "", "é", "TF_CONFIG", "HOROVOD_RANK"])
+def test_a_variable_that_no_task_could_be_given_is_refused(name):
+    with pytest.raises(ClusterConfigError, match="Received: "):
+        Request(variables={name: "3"})
+
+
 def test_no_word_about_gpus_leaves_the_variable_alone():
     assert "CUDA_VISIBLE_DEVICES" not in settled(Request(), {"CUDA_VISIBLE_DEVICES": "0"})
 

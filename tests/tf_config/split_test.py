@@ -333,6 +333,8 @@ def test_a_disk_without_room_is_one_line_and_leaves_nothing(packed, tmp_path):
 INTERRUPT = """
 import os, signal, sys
 from tf_config.cli import main
+for ignored_in_the_background in (signal.SIGINT, signal.SIGHUP):
+    signal.signal(ignored_in_the_background, signal.SIG_DFL)
 def hook(event, arguments):
     if event == "open" and str(arguments[0]).endswith("-00001"):
         os.kill(os.getpid(), signal.{name})

@@ -10,7 +10,7 @@ from typing import Any
 from tf_config.capacity.memory import MOST_ROWS, Memory, memory_of
 from tf_config.capacity.table import PlannedTable, number, parsed
 from tf_config.capacity.traffic import Traffic, traffic_of
-from tf_config.errors import ClusterConfigError, shown
+from tf_config.errors import ClusterConfigError, shown, suggestion
 from tf_config.text_table import text_table
 
 # How many variables of its shape an optimizer of Keras keeps for a variable.
@@ -292,7 +292,8 @@ def _slot_variables(optimizer: Any) -> int:
     if not isinstance(count, int) or isinstance(count, bool) or not 0 <= count < 100:
         raise ClusterConfigError(
             f"optimizer is one of {', '.join(SLOT_VARIABLES)}, or how many slot variables it "
-            f"keeps. Received: {shown(optimizer)}."
+            f"keeps. Received: {shown(optimizer)}. Choose one of these."
+            f"{suggestion(optimizer, SLOT_VARIABLES)}"
         )
     return count
 

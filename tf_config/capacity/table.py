@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from tf_config.errors import ClusterConfigError, shown
+from tf_config.errors import ClusterConfigError, shown, suggestion
 
 # The most frequent ids one by one, the others in so many groups that are alike.
 _SINGLE, _GROUPS = 10_000, 2_000
@@ -62,11 +62,20 @@ class PlannedTable:
     def from_dict(cls, name: str, given: Any) -> PlannedTable:
         """Returns the table that a mapping of its attributes describes; numbers may be text."""
         known = [field.name for field in fields(cls) if field.name != "name"]
-        if not isinstance(given, Mapping) or not {"rows", "width"} <= set(given) <= set(known):
-            raise ClusterConfigError(
-                f"A table has rows and width, and may have {', '.join(known[2:])}. Received: "
-                f"{shown(given)} for {shown(name)}."
-            )
+        rule = f"A table has rows and width, and may have {', '.join(known[2:])}"
+        if not isinstance(given, Mapping):
+            raise ClusterConfigError(f"{rule}. Received: {shown(given)} for {shown(name)}.")
+        for key in given:
+            if key not in known:
+                raise ClusterConfigError(
+                    f"{rule}. Received: {shown(key)} for {shown(name)}. Correct it, or leave it "
+                    f"out.{suggestion(key, known)}"
+                )
+        for key in ("rows", "width"):
+            if key not in given:
+                raise ClusterConfigError(
+                    f"{rule}. Received: no {key} for {shown(name)}. Add it, as in {key}=16."
+                )
         values = {key: parsed(key, value) for key, value in given.items()}
         return cls(name, **values)
 

@@ -10,17 +10,40 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from tf_config.cli.completing import completed
-from tf_config.errors import ClusterConfigError, shown
+from tf_config.errors import ClusterConfigError, shown, suggestion
 from tf_config.hosts import Host, parse_hostfile, parse_hosts
 from tf_config.roles import Roles
 
 
 class Parser(argparse.ArgumentParser):
-    """Says in one line what is wrong, as all other errors do."""
+    """Says in one line what is wrong, as all other errors do.
+
+    Options are written out: one that is left half would mean another as soon as a new one comes.
+    """
+
+    def __init__(self, *arguments: Any, **options: Any):
+        super().__init__(*arguments, **{"allow_abbrev": False, **options})
+
+    def parse_known_args(self, *arguments: Any, **options: Any) -> Any:
+        """Knows all: an argument that is left over is this command's, not one of those above."""
+        namespace, left = super().parse_known_args(*arguments, **options)
+        if left:
+            word = left[0].partition("=")[0]
+            known = self._option_string_actions if word.startswith("-") else ()
+            self.error(f"unrecognized arguments: {' '.join(left)}.{suggestion(word, known)}")
+        return namespace, left
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        try:
+            super()._check_value(action, value)
+        except argparse.ArgumentError as error:
+            error.message += f".{suggestion(value, action.choices or ())}"
+            raise
 
     def error(self, message: str) -> NoReturn:
         """Raises the error that `main` prints."""
-        raise ClusterConfigError(f"{message}. '{self.prog} --help' lists what there is.")
+        end = "" if message.endswith((".", "?")) else "."
+        raise ClusterConfigError(f"{message}{end} '{self.prog} --help' lists what there is.")
 
 
 def add_command(
@@ -29,6 +52,7 @@ def add_command(
     """Adds a command, described by the constants of its module, and returns its parser."""
     subparser = subparsers.add_parser(
         command.NAME,
+        prog=f"{prefix} {command.NAME}",
         help=command.SUMMARY,
         usage=f"{prefix} {command.NAME} {command.USAGE}".rstrip(),
         description=f"{command.SUMMARY[0].upper()}{command.SUMMARY[1:]}.",
@@ -136,14 +160,14 @@ def count(text: str) -> int:
 
 def positive(text: str) -> int:
     """Returns a number from 1 to 99999."""
-    if count(text) < 1:
+    if not (text.isascii() and text.isdigit() and len(text) < 6 and int(text) > 0):
         raise argparse.ArgumentTypeError(f"a number is 1 or more, received {shown(text)}")
     return int(text)
 
 
 def port(text: str) -> int:
     """Returns a port, 1 to 65535."""
-    if not 1 <= count(text) <= 65535:
+    if not (text.isascii() and text.isdigit() and len(text) < 6 and 1 <= int(text) <= 65535):
         raise argparse.ArgumentTypeError(f"a port is 1 to 65535, received {shown(text)}")
     return int(text)
 

@@ -6,10 +6,12 @@ import argparse
 import json
 import shlex
 from collections import Counter
+from collections.abc import Iterable
 
 from tf_config.builder import cluster, free_ports, place, ports_from
 from tf_config.cli.arguments import add_hosts, add_roles, hosts, ps_hosts, roles
 from tf_config.cluster import VARIABLE, Task, TFConfig
+from tf_config.errors import ClusterConfigError
 
 NAME = "build"
 USAGE = "[OPTION ...]"
@@ -44,10 +46,20 @@ def run(arguments: argparse.Namespace) -> int:
         else:
             ports[host.name] = ports_from(first, counts[host.name])
     spec = cluster({task: host.name for task, host in where.items()}, ports)
-    tasks = [Task.parse(arguments.task)] if arguments.task else list(where)
+    tasks = list(where) if arguments.task is None else [_one_of(where, arguments.task)]
     for config in [TFConfig(spec, task) for task in tasks]:
         print(_FORMATS[arguments.format](config))
     return 0
+
+
+def _one_of(tasks: Iterable[Task], text: str) -> Task:
+    task = Task.parse(text)
+    if task not in tasks:
+        raise ClusterConfigError(
+            f"--task names one of the tasks asked for. Received: {task}, of "
+            f"{', '.join(map(str, tasks))}. Correct --task, or ask for more."
+        )
+    return task
 
 
 def _env(config: TFConfig) -> str:

@@ -15,6 +15,7 @@ USAGE = "[OPTION ...]"
 SUMMARY = "say whether TF_CONFIG is right, and if not, what is wrong"
 EXAMPLE = "tf-config check --file tf_config.json --connect"
 
+_SECONDS = 5.0
 _NO_AUTHENTICATION = (
     "note: TensorFlow's servers and Horovod's rendezvous have no authentication; whoever reaches "
     "these addresses can join the job or run code in it. Keep them off open networks."
@@ -28,13 +29,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--connect", action="store_true", help="try each address: taken, closed or unreachable"
     )
     parser.add_argument(
-        "--timeout", type=seconds, default=5.0, metavar="SECONDS", help="for --connect (5)"
+        "--timeout", type=seconds, metavar="SECONDS", help=f"for --connect ({_SECONDS:g})"
     )
     add_verbosity(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Prints that the configuration is right."""
+    if arguments.timeout is not None and not arguments.connect:
+        raise ClusterConfigError(
+            "--timeout is how long --connect waits. Received: no --connect. Add it, or leave both "
+            "out."
+        )
     config, origin = configuration(arguments)
     if arguments.verbosity >= 0:
         counts = [
@@ -49,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
             print(f"{task}  {address}")
         print(f"read from: {origin}")
     if arguments.connect:
-        _connect(config, arguments.timeout, arguments.verbosity < 0)
+        _connect(config, arguments.timeout or _SECONDS, arguments.verbosity < 0)
     return 0
 
 

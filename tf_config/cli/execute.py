@@ -8,9 +8,17 @@ import os
 from tf_config import commands
 from tf_config.cli.arguments import add_verbosity, say
 from tf_config.cli.membership import add_environment, configuration
-from tf_config.cli.program import add_program, add_settings, request
+from tf_config.cli.program import (
+    add_program,
+    add_settings,
+    request,
+    warn_of_options_behind,
+)
 from tf_config.errors import ClusterConfigError, shown
 from tf_config.join import settings
+from tf_config.settings import SIDECAR_VARIABLE
+from tf_config.sidecar import rendezvous
+from tf_config.sidecar_process import fork_sidecar
 
 NAME = "exec"
 USAGE = "[OPTION ...] [--] PROGRAM [ARGUMENT ...]"
@@ -28,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Becomes the program; returns only if that fails."""
+    warn_of_options_behind(arguments)
     asked = request(arguments)
     what = commands.argv([arguments.program, *arguments.arguments])
     config, origin = configuration(arguments)
@@ -36,9 +45,12 @@ def run(arguments: argparse.Namespace) -> int:
         say(f"{config.task} of {', '.join(map(str, config.cluster.addresses))}, from {origin}")
         for setting in told:
             say(f"{setting.variable}={setting.value} ({setting.origin})")
-    command = commands.command(config, what, os.environ, told)
+    command = commands.command(config, what, os.environ, told, rendezvous(config.cluster))
+    # What `tf-config run` has started has a sidecar already.
+    has_sidecar = origin == "tf_config" and SIDECAR_VARIABLE in os.environ
     try:
-        os.execvpe(command.argv[0], command.argv, command.environ)
+        beside = {} if has_sidecar else fork_sidecar(command.environ)
+        os.execvpe(command.argv[0], command.argv, {**command.environ, **beside})
     except OSError as error:
         raise ClusterConfigError(
             f"exec runs a program. Received: {shown(command.argv[0])} ({error.strerror}). "

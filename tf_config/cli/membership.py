@@ -70,6 +70,10 @@ def configuration(arguments: argparse.Namespace) -> tuple[TFConfig, str]:
         )
     resolved = read(arguments)
 
+    environment = ENVIRONMENTS.get(resolved.origin)
+    for warning in [] if environment is None else environment.warnings(os.environ):
+        say(warning)
+
     def roles(total: int) -> Roles:
         return Roles.of(total, arguments.ps or 0, arguments.chief, arguments.evaluator)
 

@@ -12,7 +12,7 @@ from tf_config.capacity.plan import SLOT_VARIABLES
 from tf_config.capacity.table import parsed
 from tf_config.cli.arguments import text_of
 from tf_config.cli.completing import completed
-from tf_config.errors import ClusterConfigError, shown
+from tf_config.errors import ClusterConfigError, shown, suggestion
 
 NAME = "plan"
 USAGE = "[FILE] [--table NAME:KEY=VALUE,... ...] [OPTION ...]"
@@ -64,7 +64,13 @@ def run(arguments: argparse.Namespace) -> int:
     tables = given.pop("tables", {})
     if not isinstance(tables, Mapping):
         raise ClusterConfigError(f"'tables' are tables by name. Received: {shown(tables)}.")
-    tables = {**tables, **dict(map(_table, arguments.table))}
+    more = [_table(text) for text in arguments.table]
+    for name, _ in more:
+        if [other for other, _ in more].count(name) > 1:
+            raise ClusterConfigError(
+                f"--table describes each table once. Received: {shown(name)} twice. Leave one out."
+            )
+    tables = {**tables, **dict(more)}
     if not tables or "batch" not in given:
         what = "--batch" if tables else "--table"
         raise ClusterConfigError(
@@ -88,11 +94,16 @@ def _read(path: Path) -> dict[str, Any]:
             f"FILE is YAML or JSON. Received: {shown(str(path))} ({shown(str(error))})."
         ) from None
     known = ["tables", *_OPTIONS]
-    if not isinstance(values, dict) or not set(values) <= set(known):
-        unknown = sorted(map(str, set(values) - set(known))) if isinstance(values, dict) else values
+    if not isinstance(values, dict):
         raise ClusterConfigError(
-            f"FILE has {', '.join(known)}. Received: {shown(unknown)} in {shown(str(path))}."
+            f"FILE has {', '.join(known)}. Received: {shown(values)} in {shown(str(path))}."
         )
+    for key in values:
+        if key not in known:
+            raise ClusterConfigError(
+                f"FILE has {', '.join(known)}. Received: {shown(key)} in {shown(str(path))}. "
+                f"Correct it, or leave it out.{suggestion(key, known)}"
+            )
     return values
 
 
@@ -108,4 +119,11 @@ def _table(text: str) -> tuple[str, dict[str, str]]:
         raise ClusterConfigError(
             f"--table is NAME:rows=N,width=N,... Received: {shown(text)}. Correct it."
         )
+    keys = [key for key, _, _ in pairs]
+    for key in keys:
+        if keys.count(key) > 1:
+            raise ClusterConfigError(
+                "A table has each number once. Received: "
+                f"{shown(key)} twice in {shown(text)}. Leave one out."
+            )
     return name, {key: value for key, _, value in pairs}

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
+from pathlib import Path
 
-from tf_config.cli.arguments import count, positive, seconds
+from tf_config.cli.arguments import count, positive, say, seconds
 from tf_config.cli.completing import completed
+from tf_config.commands import is_script
 from tf_config.errors import ClusterConfigError, shown
 from tf_config.settings import Request
 
@@ -56,6 +59,8 @@ def add_program(parser: argparse.ArgumentParser) -> None:
     )
     program = parser.add_argument("program", help="a Python script, or a program on the PATH")
     rest = parser.add_argument("arguments", nargs=argparse.REMAINDER, help="passed on as they are")
+    rest.required = False  # or it would be called missing where the program is
+    parser.set_defaults(parser=parser)
     completed(program, "file")
     completed(rest, "file")
 
@@ -73,6 +78,31 @@ def request(arguments: argparse.Namespace) -> Request:
         interface=arguments.interface,
         variables=dict(_variable(text) for text in getattr(arguments, "env", [])),
     )
+
+
+def warn_of_options_behind(arguments: argparse.Namespace) -> None:
+    """Says which options stand behind the program and so are its own, though the command has them.
+
+    Those of which the script itself speaks are meant for it.
+    """
+    script = Path(arguments.program)
+    text = (
+        script.read_text(errors="replace") if is_script([script.name]) and script.is_file() else ""
+    )
+    known = arguments.parser._option_string_actions
+    ours = [
+        word
+        for word in arguments.arguments
+        if (name := word.partition("=")[0]).startswith("--")
+        and name in known
+        and name != "--help"
+        and not re.search(rf"""["'](--)?{re.escape(name[2:])}\b""", text)
+    ]
+    if ours:
+        say(
+            f"warning: {', '.join(ours)} stands behind {arguments.program}, so it is passed on to "
+            f"it. Options of {arguments.parser.prog} stand before the program."
+        )
 
 
 def _variable(text: str) -> tuple[str, str]:

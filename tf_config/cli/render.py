@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tf_config.cli import render_kubernetes, render_slurm
 from tf_config.cli.arguments import add_command
+from tf_config.cli.program import warn_of_options_behind
 from tf_config.errors import ClusterConfigError, shown
 
 NAME = "render"
@@ -29,6 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Writes the chosen kind's text."""
+    warn_of_options_behind(arguments)
     text = arguments.render(arguments)
     if str(arguments.output) == "-":
         if isinstance(sys.stdout, io.TextIOWrapper):

@@ -22,9 +22,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--nodes", type=positive, metavar="N", help="spread over N nodes")
     parser.add_argument("--time", metavar="H:MM:SS", help="end the job after that long")
     parser.add_argument("--partition", metavar="NAME", help="queue the job there")
+    parser.add_argument("--account", metavar="NAME", help="charge it there")
+    parser.add_argument("--ntasks-per-node", type=positive, metavar="N", help="tasks of each node")
+    parser.add_argument("--gres", metavar="LIST", help="of each node, such as gpu:4")
     parser.add_argument("--cpus-per-worker", type=positive, metavar="N", help="of each task")
     parser.add_argument("--gpus-per-worker", type=positive, metavar="N", help="of each task")
-    parser.add_argument("--memory", metavar="SIZE", help="of each node, such as 16G")
+    parser.add_argument("--memory", metavar="SIZE", help="of each node, such as 16G or 64000 (M)")
+    parser.add_argument(
+        "--setup", action="append", default=[], metavar="LINE", help="as 'module load TensorFlow'"
+    )
+    parser.add_argument(
+        "--sbatch", action="append", default=[], metavar="OPTION", help="as --sbatch=--exclusive"
+    )
     parser.add_argument(
         "--max-restarts",
         type=count,
@@ -46,9 +55,14 @@ def render(arguments: argparse.Namespace) -> str:
         nodes=arguments.nodes,
         time=arguments.time,
         partition=arguments.partition,
+        account=arguments.account,
+        tasks_per_node=arguments.ntasks_per_node,
+        gres=arguments.gres,
         cpus=arguments.cpus_per_worker,
         gpus=arguments.gpus_per_worker,
         memory=arguments.memory,
         max_restarts=arguments.max_restarts,
         options=options(arguments),
+        setup=tuple(arguments.setup),
+        directives=tuple(arguments.sbatch),
     ).script()

@@ -18,9 +18,15 @@ from tf_config.cli.arguments import (
     hosts,
     ps_hosts,
     roles,
+    say,
 )
 from tf_config.cli.completing import completed
-from tf_config.cli.program import add_program, add_settings, request
+from tf_config.cli.program import (
+    add_program,
+    add_settings,
+    request,
+    warn_of_options_behind,
+)
 from tf_config.errors import ClusterConfigError, shown
 from tf_config.output import Console
 from tf_config.plan import Job, shell_line
@@ -68,8 +74,12 @@ def run(arguments: argparse.Namespace) -> int:
         _words(arguments.ssh),
         arguments.port,
     )
+    warn_of_options_behind(arguments)
     if arguments.dry_run:
-        for command in job.commands(os.environ):
+        if job.elsewhere:
+            names = ", ".join(job.elsewhere)
+            say(f"no host is asked now: ports and threads on {names} are examples")
+        for command in job.commands(os.environ, is_dry=True):
             place = "" if command.host is None else f" on {command.host.login}"
             print(f"{command.task}{place}: cd {shlex.quote(os.getcwd())} && {shell_line(command)}")
         return 0

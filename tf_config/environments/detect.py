@@ -7,19 +7,19 @@ from collections.abc import Mapping
 from tf_config.cluster import VARIABLE
 from tf_config.environments import kubernetes, openmpi, paddle, pmi, pytorch, slurm, tf_config
 from tf_config.environments.environment import Environment, Resolved
-from tf_config.errors import ClusterConfigError, shown
+from tf_config.errors import ClusterConfigError, shown, suggestion
 
 # The order in which they are looked for: what says most about this very process comes first.
 ENVIRONMENTS: Mapping[str, Environment] = {
     environment.name: environment
     for environment in (
-        Environment("tf_config", VARIABLE, tf_config.read, names_roles=True),
-        Environment("paddle", "PADDLE_TRAINER_ENDPOINTS", paddle.read, names_roles=True),
-        Environment("kubernetes", kubernetes.SERVICE_VARIABLE, kubernetes.read, names_roles=True),
-        Environment("pytorch", "MASTER_ADDR", pytorch.read),
-        Environment("openmpi", "OMPI_COMM_WORLD_RANK", openmpi.read),
-        Environment("pmi", "PMI_RANK", pmi.read, excuse=pmi.is_slurm),
-        Environment("slurm", "SLURM_JOB_ID", slurm.read, slurm.locate, cores=slurm.cores),
+        Environment("tf_config", (VARIABLE,), tf_config.read, names_roles=True),
+        Environment("paddle", paddle.MARKERS, paddle.read, names_roles=True, unread=paddle.UNREAD),
+        Environment("kubernetes", kubernetes.MARKERS, kubernetes.read, names_roles=True),
+        Environment("pytorch", ("MASTER_ADDR",), pytorch.read),
+        Environment("openmpi", ("OMPI_COMM_WORLD_RANK",), openmpi.read),
+        Environment("pmi", ("PMI_RANK",), pmi.read, excuse=pmi.is_slurm),
+        Environment("slurm", ("SLURM_JOB_ID",), slurm.read, slurm.locate, cores=slurm.cores),
     )
 }
 
@@ -41,7 +41,7 @@ def resolve(environ: Mapping[str, str], origin: str | None = None) -> Resolved |
         if origin not in ENVIRONMENTS:
             raise ClusterConfigError(
                 f"--from is one of {', '.join(ENVIRONMENTS)}. Received: {shown(origin)}. "
-                "Choose one, or leave it out."
+                f"Choose one, or leave it out.{suggestion(origin, ENVIRONMENTS)}"
             )
         return ENVIRONMENTS[origin].resolve(environ)
     for environment in ENVIRONMENTS.values():

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from tf_config.address import Address
 from tf_config.cluster import TFConfig
 from tf_config.errors import ClusterConfigError, shown
+from tf_config.roles import Roles
 
 
 @dataclass(frozen=True)
@@ -17,11 +19,17 @@ class Unplaced:
       rank: its number among all processes, from 0.
       size: how many there are.
       rendezvous: the URL where they meet.
+      roles: which of them has which role; None if that is for the user to say.
+      leader: the number of the one that holds the meeting.
+      address: where this one will listen; None for any free port.
     """
 
     rank: int
     size: int
     rendezvous: str
+    roles: Roles | None = None
+    leader: int = 0
+    address: Address | None = None
 
 
 @dataclass(frozen=True)
@@ -45,25 +53,35 @@ class Environment:
 
     Attributes:
       name: what `--from` calls it.
-      marker: the variable whose presence shows that it is there.
+      markers: the variables of which any shows that it is there.
       read: makes the configuration; a pure function of the variables it asks for.
       excuse: whether the marker does not count, for another environment says more.
       cores: how many cores the scheduler gave each task; None if it does not say.
       locate: replaces names of hosts that only the environment knows; asks it, so not pure.
       names_roles: whether it says which tasks are chief, ps and evaluator; else all are workers.
+      unread: variables of it that nothing here reads, each with what stands for it.
     """
 
     name: str
-    marker: str
+    markers: tuple[str, ...]
     read: Callable[[Variables], TFConfig | Unplaced]
     locate: Callable[[TFConfig], TFConfig] = lambda config: config
     excuse: Callable[[Mapping[str, str]], bool] = lambda environ: False
     cores: Callable[[Mapping[str, str]], int | None] = lambda environ: None
     names_roles: bool = False
+    unread: Mapping[str, str] = field(default_factory=dict)
 
     def is_there(self, environ: Mapping[str, str]) -> bool:
         """Whether a process with these variables was started by it."""
-        return self.marker in environ and not self.excuse(environ)
+        return any(name in environ for name in self.markers) and not self.excuse(environ)
+
+    def warnings(self, environ: Mapping[str, str]) -> list[str]:
+        """Returns what to say of variables that are set and not read, other than to 0 or 1."""
+        return [
+            f"warning: {name}={environ[name]} is not read; {instead}"
+            for name, instead in self.unread.items()
+            if environ.get(name, "") not in ("", "0", "1")
+        ]
 
     def resolve(self, environ: Mapping[str, str]) -> Resolved:
         """Returns the configuration in `environ`.

@@ -1,41 +1,124 @@
-"""PaddlePaddle's launcher (`paddle.distributed.launch`, Fluid's manual), for those who switch."""
+"""PaddlePaddle's variables, for those who switch: its launcher's, Fluid's and those of v2.
+
+`paddle.distributed.launch` names all trainers (`PADDLE_TRAINER_ENDPOINTS`). Fluid's role maker for
+parameter servers knows the servers and how many trainers there are: `PADDLE_PSERVERS_IP_PORT_LIST`,
+or `PADDLE_PSERVERS` and `PADDLE_PORT` in Fluid 1.x. So does v2 (`PADDLE_INIT_PSERVERS`, ...). There
+the trainers' addresses are found at a meeting, where the first server will serve.
+"""
 
 from __future__ import annotations
 
 from tf_config.address import Address
 from tf_config.cluster import ClusterSpec, Task, TFConfig
-from tf_config.environments.environment import Variables
+from tf_config.environments.environment import Unplaced, Variables
 from tf_config.errors import ClusterConfigError, shown
+from tf_config.roles import Roles
+
+MARKERS = (
+    "PADDLE_TRAINER_ENDPOINTS",
+    "PADDLE_PSERVERS_IP_PORT_LIST",
+    "PADDLE_PSERVERS",
+    "PADDLE_INIT_PSERVERS",
+)
+# What a script or a strategy says here.
+_REPLICAS = "the replicas of a process are num_replicas=N of the strategy"
+UNREAD = {
+    "CPU_NUM": _REPLICAS,
+    "PADDLE_INIT_TRAINER_COUNT": _REPLICAS,
+    "PADDLE_INIT_PORTS_NUM": "a server has one port",
+    "PADDLE_INIT_PORTS_NUM_FOR_SPARSE": "a server has one port",
+}
+_COUNTS = ("PADDLE_TRAINERS_NUM", "PADDLE_INIT_NUM_GRADIENT_SERVERS")
+_IDS = ("PADDLE_TRAINER_ID", "PADDLE_INIT_TRAINER_ID")
+_V2_PORT = "7164"
 
 
-def read(variables: Variables) -> TFConfig:
+def read(variables: Variables) -> TFConfig | Unplaced:
     """Returns the cluster of trainers and parameter servers, and which of them this is."""
-    jobs = {"worker": _endpoints(variables.text("PADDLE_TRAINER_ENDPOINTS"))}
-    servers = variables.find("PADDLE_PSERVERS_IP_PORT_LIST")
-    if servers is not None:
-        jobs["ps"] = _endpoints(servers)
+    servers = _servers(variables)
+    text = variables.find("PADDLE_TRAINER_ENDPOINTS")
+    trainers = None if text is None else [str(Address.parse(each)) for each in _listed(text)]
+    if trainers is None and not servers:
+        variables.text(*MARKERS)
+    count = variables.number(*_COUNTS) if trainers is None or variables.find(*_COUNTS) else None
+    if trainers is not None and count is not None and count != len(trainers):
+        raise ClusterConfigError(
+            "PADDLE_TRAINERS_NUM is the number of PADDLE_TRAINER_ENDPOINTS. Received: "
+            f"{count} and {len(trainers)}. Correct one of them."
+        )
+    task = _task(variables, servers)
+    if trainers is not None:
+        jobs = {"worker": trainers, "ps": servers}
+        addresses = {
+            Task(job, index): Address.parse(endpoint)
+            for job, endpoints in jobs.items()
+            for index, endpoint in enumerate(endpoints)
+        }
+        return TFConfig(ClusterSpec(addresses), task)
+    roles = Roles(count or 0, len(servers))
+    if task not in roles.tasks:
+        raise ClusterConfigError(
+            f"Trainers are numbered from 0 to {roles.workers - 1}. Received: {task.index}. Correct "
+            f"{' or '.join(_IDS)}, or the number of trainers."
+        )
+    return Unplaced(
+        rank=roles.tasks.index(task),
+        size=len(roles.tasks),
+        rendezvous=f"tcp://{servers[0]}",
+        roles=roles,
+        leader=roles.workers,
+        address=Address.parse(servers[task.index]) if task.type == "ps" else None,
+    )
+
+
+def _servers(variables: Variables) -> list[str]:
+    """Returns the parameter servers' addresses, in their order."""
+    text = variables.find("PADDLE_PSERVERS_IP_PORT_LIST")
+    if text is not None:
+        found = _listed(text)
+    elif (text := variables.find("PADDLE_PSERVERS")) is not None:
+        found = _with_ports(_listed(text), "PADDLE_PORT", variables.text("PADDLE_PORT"))
+    elif (text := variables.find("PADDLE_INIT_PSERVERS")) is not None:
+        port = variables.find("PADDLE_INIT_PORT") or _V2_PORT
+        found = _with_ports(_listed(text), "PADDLE_INIT_PORT", port)
+    else:
+        return []
+    return [str(Address.parse(endpoint)) for endpoint in found]
+
+
+def _with_ports(hosts: list[str], name: str, text: str) -> list[str]:
+    """Returns hosts with the one port of all, or each with its own."""
+    ports = _listed(text)
+    if len(ports) not in (1, len(hosts)):
+        raise ClusterConfigError(
+            f"{name} is one port, or one for each server. Received: {shown(text)} for "
+            f"{len(hosts)} servers. Correct it."
+        )
+    ports = ports * len(hosts) if len(ports) == 1 else ports
+    return [f"{host}:{port}" for host, port in zip(hosts, ports, strict=True)]
+
+
+def _task(variables: Variables, servers: list[str]) -> Task:
     role = variables.find("TRAINING_ROLE") or "TRAINER"
     if role == "TRAINER":
-        task = Task("worker", variables.number("PADDLE_TRAINER_ID"))
-    elif role == "PSERVER":
-        own = f"{variables.text('POD_IP')}:{variables.text('PADDLE_PORT')}"
-        if own not in jobs.get("ps", []):
-            raise ClusterConfigError(
-                "A parameter server's POD_IP and PADDLE_PORT are in PADDLE_PSERVERS_IP_PORT_LIST. "
-                f"Received: {shown(own)}. Correct one of them."
-            )
-        task = Task("ps", jobs["ps"].index(own))
-    else:
+        return Task("worker", variables.number(*_IDS))
+    if role != "PSERVER":
         raise ClusterConfigError(
             f"TRAINING_ROLE is TRAINER or PSERVER. Received: {shown(role)}. Set one of these."
         )
-    addresses = {
-        Task(job, index): Address.parse(endpoint)
-        for job, endpoints in jobs.items()
-        for index, endpoint in enumerate(endpoints)
-    }
-    return TFConfig(ClusterSpec(addresses), task)
+    host = variables.text("POD_IP")
+    ports = _listed(variables.find("PADDLE_PORT", "PADDLE_INIT_PORT") or _V2_PORT)
+    own = [index for index, server in enumerate(servers) if server.rpartition(":")[0] == host]
+    if len(ports) == 1:
+        own = [index for index in own if servers[index] == f"{host}:{ports[0]}"]
+    if len(own) != 1:
+        raise ClusterConfigError(
+            "A parameter server's POD_IP and PADDLE_PORT are in PADDLE_PSERVERS_IP_PORT_LIST, or "
+            f"what stands for it. Received: {shown(host)} and {shown(','.join(ports))}, of "
+            f"{shown(','.join(servers))}. Correct one of them."
+        )
+    return Task("ps", own[0])
 
 
-def _endpoints(text: str) -> list[str]:
-    return [endpoint.strip() for endpoint in text.split(",") if endpoint.strip()]
+def _listed(text: str) -> list[str]:
+    return [item.strip() for item in text.split(",") if item.strip()]

@@ -5,12 +5,14 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass
 
-from tf_config.errors import ClusterConfigError
+from tf_config.errors import ClusterConfigError, shown
 from tf_config.render.rules import check, check_range, execute
 from tf_config.roles import Roles
 from tf_config.settings import RESTARTS_VARIABLE
 
 _NAME = "[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
+_GRES = r"[A-Za-z0-9_.:=-]+"
+_LINE = r"[^\r\n\0]*\S[^\r\n\0]*"
 _TIME = "[0-9]+-[0-9]{1,2}(:[0-9]{1,2}){0,2}|[0-9]+(:[0-9]{1,2}){0,2}"
 
 
@@ -25,10 +27,15 @@ class SlurmJob:
       nodes: over how many nodes the tasks are spread; None leaves it to Slurm.
       time: the longest the job may take, as Slurm writes it; None is the partition's default.
       partition: where it is queued, several with commas between them.
+      account: whom its time is charged to.
+      tasks_per_node: how many tasks each node runs; None leaves it to Slurm.
+      gres: generic resources of each node, as Slurm writes them.
       cpus: CPUs of each task.
       gpus: GPUs of each task.
       memory: memory of each node, as Slurm writes it.
       max_restarts: how often all tasks start again after a failure.
+      setup: lines of the shell that come first, such as `module load TensorFlow`.
+      directives: more options of sbatch, such as `--constraint=rome`.
       options: more options of `tf-config exec`.
     """
 
@@ -38,11 +45,16 @@ class SlurmJob:
     nodes: int | None = None
     time: str | None = None
     partition: str | None = None
+    account: str | None = None
+    tasks_per_node: int | None = None
+    gres: str | None = None
     cpus: int | None = None
     gpus: int | None = None
     memory: str | None = None
     max_restarts: int = 0
     options: tuple[str, ...] = ()
+    setup: tuple[str, ...] = ()
+    directives: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check("A job's name has letters, digits, '.', '_' and '-'", self.name, _NAME, "train")
@@ -58,7 +70,18 @@ class SlurmJob:
                 "gpu,long",
             )
         if self.memory is not None:
-            check("Memory is a number of K, M, G or T", self.memory, "[1-9][0-9]*[KMGT]", "16G")
+            rule = "Memory is a number of M, or of another unit that stands behind it: K, G or T"
+            check(rule, self.memory, "[1-9][0-9]*[KMGT]?", "16G")
+        if self.account is not None:
+            check("An account is a name", self.account, _NAME, "p_number_crunch")
+        if self.gres is not None:
+            rule = "Generic resources of a node are written as Slurm does"
+            check(rule, self.gres, f"{_GRES}(,{_GRES})*", "gpu:a100:4")
+        self._check_tasks_per_node()
+        for line in self.setup:
+            check("A line of the shell is one line", line, _LINE, "module load TensorFlow")
+        for directive in self.directives:
+            self._check_directive(directive)
         if ":" in self.program:
             raise ClusterConfigError(
                 "Slurm's srun takes a ':' that stands alone for the end of a command. Received: "
@@ -66,29 +89,57 @@ class SlurmJob:
             )
         self._command()
 
+    def _check_tasks_per_node(self) -> None:
+        each = self.tasks_per_node
+        if each is None:
+            return
+        check_range("The number of tasks of a node", each, self._tasks)
+        if self.nodes is not None and self.nodes * each < self._tasks:
+            raise ClusterConfigError(
+                f"All tasks find a place. Received: {self._tasks} tasks, {self.nodes} nodes with "
+                f"{each} each. Ask for more nodes, or for more tasks on each."
+            )
+
+    def _check_directive(self, directive: str) -> None:
+        check("An option of sbatch is one line", directive, f"-{_LINE}", "--constraint=rome")
+        name = directive.lstrip("-").replace("=", " ").split()[:1]
+        if name and name[0] in self._values():
+            raise ClusterConfigError(
+                f"Each option of sbatch stands once. Received: {shown(directive)}, which "
+                "tf-config writes itself. Use the option of 'tf-config render slurm' for it."
+            )
+
     @property
     def _tasks(self) -> int:
         return len(self.roles.tasks)
 
     def script(self) -> str:
         """Returns the script; `sbatch` starts it."""
-        lines = ["#!/bin/bash", *self._directives(), "", "set -euo pipefail", ""]
+        # Environment modules read variables that are not set.
+        start = ["set -eo pipefail", *self.setup, "set -u"] if self.setup else ["set -euo pipefail"]
+        lines = ["#!/bin/bash", *self._directives(), "", *start, ""]
         lines += self._restarting() if self.max_restarts else [self._command()]
         return "\n".join(lines) + "\n"
 
     def _directives(self) -> list[str]:
-        directives = {
+        lines = [f"--{key}={value}" for key, value in self._values().items() if value]
+        return [f"#SBATCH {line}" for line in [*lines, *self.directives]]
+
+    def _values(self) -> dict[str, object]:
+        return {
             "job-name": self.name,
             "output": "%x-%j.log",
             "ntasks": self._tasks,
             "nodes": self.nodes,
+            "ntasks-per-node": self.tasks_per_node,
             "cpus-per-task": self.cpus,
             "gpus-per-task": self.gpus,
+            "gres": self.gres,
             "mem": self.memory,
             "time": self.time,
             "partition": self.partition,
+            "account": self.account,
         }
-        return [f"#SBATCH --{key}={value}" for key, value in directives.items() if value]
 
     def _restarting(self) -> list[str]:
         # Each srun is a step of its own, and has other ports than the one that failed.

@@ -34,7 +34,7 @@ def meet(path: Path, seat: Seat, report: Report, clock: Clock) -> ClusterSpec:
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
-        return (_lead if seat.rank == 0 else _follow)(path, seat, report, clock)
+        return (_lead if seat.leads else _follow)(path, seat, report, clock)
     except OSError as error:
         raise ClusterConfigError(
             "A rendezvous is a directory that all tasks can write to. Received: "
@@ -54,7 +54,7 @@ def _lead(path: Path, seat: Seat, report: Report, clock: Clock) -> ClusterSpec:
         gathering.add(report)
         while gathering.missing:
             _check_first(path, report.token)
-            for rank in range(1, len(seat.roles.tasks)):
+            for rank in seat.followers:
                 found = _read(path / f"{rank}.json")
                 if found is not None and found.get("first") == report.token:
                     gathering.add(Report.from_dict(found["report"]))
@@ -68,7 +68,7 @@ def _lead(path: Path, seat: Seat, report: Report, clock: Clock) -> ClusterSpec:
         _remove(path / _FIRST)  # or a later job's processes would answer, and take the error
         raise
     _write(path / _ANSWER, answer)
-    _tidy_up(path, len(seat.roles.tasks), Clock(_GOODBYE_SECONDS, clock.note))
+    _tidy_up(path, seat, Clock(_GOODBYE_SECONDS, clock.note))
     return cluster_of(answer)
 
 
@@ -95,7 +95,7 @@ def _follow(path: Path, seat: Seat, report: Report, clock: Clock) -> ClusterSpec
                 + ("the first one did not" if first is None else "not all of them did")
                 + f", in {shown(str(path))}. Start them too, or raise --start-timeout."
             )
-        clock.tick(f"waiting for {seat.roles.tasks[0] if first is None else 'the others'}")
+        clock.tick(f"waiting for {seat.first if first is None else 'the others'}")
 
 
 def _check_first(path: Path, token: str) -> None:
@@ -119,9 +119,9 @@ def _check_own(own: Path, seat: Seat, report: Report) -> None:
         )
 
 
-def _tidy_up(path: Path, total: int, clock: Clock) -> None:
+def _tidy_up(path: Path, seat: Seat, clock: Clock) -> None:
     """Removes the files once everybody has read them, which takes their own files away."""
-    left = [path / f"{rank}.json" for rank in range(1, total)]
+    left = [path / f"{rank}.json" for rank in seat.followers]
     while any(file.exists() for file in left) and not clock.is_over:
         clock.tick("waiting for the others to leave the rendezvous")
     for name in (_FIRST, _ANSWER):

@@ -25,6 +25,7 @@ def meet(
     timeout: float,
     note: Callable[[str], None],
     interface: str | None = None,
+    address: Address | None = None,
 ) -> TFConfig:
     """Returns the configuration of one process, once all of them have come.
 
@@ -39,6 +40,7 @@ def meet(
       note: told every few seconds who is waited for.
       interface: the network interface that the others reach this process by; None for that of
         the default route, or of the way to the first process.
+      address: where this process will listen, if that is settled; None for a free port.
 
     Raises:
       ClusterConfigError: if a task does not come in time, or what they say does not fit.
@@ -47,6 +49,8 @@ def meet(
     host = None if interface is None else address_of(interface)
     clock = Clock(timeout, note)
     with _reserved_port() as port:
+        if address is not None:
+            host, port = address.host, address.port
         if isinstance(place, Path):
             report = Report.of(seat, host or own_address(), port)
             cluster = directory.meet(place, seat, report, clock)
@@ -79,13 +83,19 @@ def check_url(url: str) -> Path | Address:
 
 @contextlib.contextmanager
 def _reserved_port() -> Iterator[int]:
-    """Yields a port that nobody else gets before the end."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as holder:
-        for port in random.SystemRandom().sample(PORTS, len(PORTS)):
-            with contextlib.suppress(OSError):
+    """Yields a port that nobody else gets before the end, nor the one above it."""
+    for port in random.SystemRandom().sample(PORTS, len(PORTS)):
+        with (
+            socket.socket(socket.AF_INET, socket.SOCK_STREAM) as holder,
+            socket.socket(socket.AF_INET, socket.SOCK_STREAM) as above,
+        ):
+            try:
                 holder.bind(("", port))
-                yield port
-                return
+                above.bind(("", port + 1))  # where the first task's sidecar will serve
+            except OSError:
+                continue
+            yield port
+            return
     raise ClusterConfigError(
         f"A task listens on a port from {PORTS.start} to {PORTS.stop}. Received: all are taken "
         "on this host. End what takes them."

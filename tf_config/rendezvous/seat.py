@@ -23,10 +23,12 @@ class Seat:
     Attributes:
       roles: how many tasks of each type the job has.
       rank: the process's number among all of them, from 0.
+      leader: the number of the process that holds the meeting.
     """
 
     roles: Roles
     rank: int
+    leader: int = 0
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < len(self.roles.tasks):
@@ -35,6 +37,21 @@ class Seat:
                 f"{len(self.roles.tasks) - 1}. Received: {shown(self.rank)}. Correct the number, "
                 "or how many tasks there are."
             )
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process holds the meeting."""
+        return self.rank == self.leader
+
+    @property
+    def first(self) -> Task:
+        """The task that holds the meeting."""
+        return self.roles.tasks[self.leader]
+
+    @property
+    def followers(self) -> list[int]:
+        """The numbers of all others than the leader."""
+        return [rank for rank in range(len(self.roles.tasks)) if rank != self.leader]
 
     @property
     def task(self) -> Task:

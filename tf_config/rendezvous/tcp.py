@@ -37,7 +37,7 @@ def meet(address: Address, seat: Seat, host: str | None, port: int, clock: Clock
       ClusterConfigError: if a task does not come in time, what they say does not fit, or the
         first process cannot listen at the address.
     """
-    if seat.rank == 0:
+    if seat.leads:
         return _Leader(address, seat, host, port, clock).run()
     return _follow(address, seat, host, port, clock)
 
@@ -119,7 +119,7 @@ class _Leader:
         near = [own for own, peer in ends.values() if own == peer]
         host = next((own for own in far + near if not ip_address(own).is_loopback), "127.0.0.1")
         reports = self._gathering.reports
-        reports[0] = replace(self._own, host=host)
+        reports[self._own.rank] = replace(self._own, host=host)
         for member, report in self._members.items():
             own, peer = ends[member]
             if own == peer:
@@ -154,7 +154,7 @@ def _ask(
     address: Address, seat: Seat, host: str | None, port: int, clock: Clock
 ) -> tuple[dict[str, Any] | None, str]:
     """Returns what the first process answers, or None and why there is no answer yet."""
-    first = seat.roles.tasks[0]
+    first = seat.first
     try:
         connection = socket.create_connection((address.host, address.port), _CONNECT_SECONDS)
     except OSError as error:

@@ -1,0 +1,90 @@
+"""Scripts that start their tasks' training by themselves, and those that forget to."""
+
+import pytest
+
+WARNING = "tf-config: warning: worker 0, worker 1 ran TensorFlow and joined no other task: "
+NO_SCOPE = "contextlib.nullcontext()"
+TRAINING = """
+import contextlib, os
+os.environ["TF_USE_LEGACY_KERAS"] = "{legacy:d}"
+import numpy as np
+import {keras} as keras
+import strategies
+strategy = {strategy}
+with {scope}:
+    model = keras.Sequential([keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+model.fit(np.ones([8, 2]), np.ones([8, 1]), verbose=0)
+print("trained")
+"""
+STOCK = """
+import tensorflow as tf
+strategy = tf.distribute.MultiWorkerMirroredStrategy()
+with strategy.scope():
+    variable = tf.Variable(1.0)
+
+@tf.function
+def step():
+    return strategy.run(
+        lambda: tf.distribute.get_replica_context().all_reduce("SUM", variable)
+    )
+
+print("trained", float(step()))
+"""
+
+
+def test_a_plain_horovod_script_trains_in_step(train):
+    assert "warning" not in train("horovod_tape.py")
+
+
+@pytest.mark.slow
+def test_so_does_one_for_tf_keras_with_its_optimizer_and_callbacks(train):
+    assert "tf-config: warning" not in train("horovod_callbacks.py")
+
+
+def test_a_strategy_without_its_scope_is_training_apart(job):
+    text = TRAINING.format(
+        keras="keras", legacy=False, strategy="strategies.from_tf_config()", scope=NO_SCOPE
+    )
+    code, output = job.run("--workers", 2, job.script(text))
+    assert (code, output.count("trained\n")) == (0, 2), output
+    assert WARNING in output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("keras", ["keras", "tf_keras"])
+@pytest.mark.parametrize(
+    ("strategy", "scope", "options"),
+    [
+        ("None", NO_SCOPE, ()),
+        ("strategies.MirroredStrategy()", "strategy.scope()", ()),
+        ("strategies.from_tf_config()", NO_SCOPE, ("--ps", 1)),
+    ],
+    ids=["none", "one of one process", "no scope, with servers"],
+)
+def test_so_is_no_strategy_of_several_workers(job, keras, strategy, scope, options):
+    text = TRAINING.format(keras=keras, legacy=keras == "tf_keras", strategy=strategy, scope=scope)
+    code, output = job.run("--workers", 2, *options, job.script(text))
+    assert (code, output.count("trained\n")) == (0, 2), output
+    assert WARNING in output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [(), ("--ps", 1)], ids=["workers", "servers"])
+def test_training_in_a_scope_is_no_reason_to_warn(job, options):
+    text = TRAINING.format(
+        keras="keras",
+        legacy=False,
+        strategy="strategies.from_tf_config()",
+        scope="strategy.scope()",
+    )
+    code, output = job.run("--workers", 2, *options, job.script(text))
+    assert (code, output.count("trained\n")) == (0, 2), output
+    assert "tf-config: warning" not in output
+
+
+@pytest.mark.slow
+def test_nor_is_a_strategy_of_tensorflows(job):
+    code, output = job.run("--workers", 2, job.script(STOCK))
+    assert (code, output.count("trained 2.0\n")) == (0, 2), output
+    assert "tf-config: warning" not in output

@@ -1,0 +1,236 @@
+"""What runs beside a task's process, where it is started: in the launcher, in the agent, in `exec`.
+
+It takes Horovod's process of the task to the rendezvous, which is served beside the first task,
+and hears and sees whether the task joins the others. Horovod itself waits 1.5 seconds for its
+rendezvous and 30 for the other processes, and says nothing; a sidecar waits as long as the start
+may take, and says for whom.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from http import HTTPStatus
+
+from tf_config import horovod
+from tf_config.address import Address
+from tf_config.cluster import ClusterSpec, Task, TFConfig
+from tf_config.join import start_timeout
+from tf_config.settings import RENDEZVOUS_VARIABLE, SIDECAR_VARIABLE
+from tf_config.store import StoreServer, ask
+from tf_config.witness import Witness
+
+# How the launcher is told of a task on another host that trained apart: the last bytes of its
+# output, which a terminal does not show.
+APART = b"\x1b]tf-config;apart\x07"
+# What a strategy reports: that it was made, that its scope was entered.
+MADE, USED = "made", "used"
+_REPORTS = "/tf-config/"
+_HERE = "127.0.0.1"
+_LAST_PORT = 65535
+_POLL_SECONDS = 0.1
+_NAME_EVERY_SECONDS = 5.0
+_LOOK_EVERY_SECONDS = 0.5
+
+
+class Sidecar:
+    """Serves and watches one task's process.
+
+    Args:
+      config: the task's configuration.
+      environ: the environment of its process.
+      note: takes what there is to say while it waits.
+
+    Attributes:
+      task: the task.
+      environ: what its process is told on top.
+    """
+
+    def __init__(self, config: TFConfig, environ: Mapping[str, str], note: Callable[[str], None]):
+        self.task = config.task
+        self._config = config
+        self._is_in_mpi = any(name in environ for name in horovod.MPI_VARIABLES)
+        self._reports: set[str] = set()
+        self._witness: Witness | None = None
+        self._closed = threading.Event()
+        self._store: StoreServer | None = None
+        at = Address.parse(environ[RENDEZVOUS_VARIABLE])
+        if config.task == config.cluster.training_tasks[0]:
+            self._store = _store(at, note)
+        self._relay = _Relay(config, at, start_timeout(environ), self._reports, note)
+        port = self._relay.server_address[1]
+        self.environ = {SIDECAR_VARIABLE: f"{_HERE}:{port}", **_horovod(config, port, environ)}
+
+    @classmethod
+    def beside(cls, environ: Mapping[str, str], note: Callable[[str], None]) -> Sidecar | None:
+        """Returns the sidecar of a process with this environment; None if it needs none.
+
+        A parameter server, an evaluator and a task without others have nobody to join.
+        """
+        config = TFConfig.from_env(environ) if RENDEZVOUS_VARIABLE in environ else None
+        if config is None or len(config.cluster.addresses) < 2:
+            return None
+        return cls(config, environ, note) if config.task in config.cluster.training_tasks else None
+
+    def start(self, pid: int) -> None:
+        """Serves and watches a process from now on."""
+        self._witness = Witness(pid, self._config.cluster.addresses[self.task])
+        for server in (self._store, self._relay):
+            if server is not None:
+                server.start()
+        threading.Thread(target=self._watch, args=(self._witness,), daemon=True).start()
+
+    def _watch(self, witness: Witness) -> None:
+        while self.is_apart is not False and not self._closed.wait(_LOOK_EVERY_SECONDS):
+            witness.look()
+
+    @property
+    def is_apart(self) -> bool | None:
+        """Whether the process computed without the others; None if it did not compute."""
+        if self._witness is None:
+            return None
+        if MADE in self._reports:
+            return USED not in self._reports
+        by_mpi = self._is_in_mpi and self._witness.has_mpi
+        if "horovod" in self._reports or self._witness.listens or by_mpi:
+            return False
+        return True if self._witness.computes else None
+
+    def close(self) -> None:
+        """Stops serving and watching; may be called before `start`."""
+        self._closed.set()
+        for server in (self._store, self._relay):
+            if server is not None:
+                if self._witness is not None:
+                    server.shutdown()
+                server.server_close()
+
+
+def report(word: str, environ: Mapping[str, str] = os.environ) -> None:
+    """Tells this process's sidecar, if it has one, what it did: `MADE` or `USED`."""
+    if SIDECAR_VARIABLE in environ:
+        ask(Address.parse(environ[SIDECAR_VARIABLE]), "PUT", _REPORTS + word)
+
+
+def rendezvous(cluster: ClusterSpec) -> Address:
+    """Returns where the rendezvous of a cluster is, which nobody is told: all find the same.
+
+    That is the next port above the first task's that is none of another task on its host.
+
+    >>> str(rendezvous(ClusterSpec.from_dict({"worker": ["a:2222", "b:4000", "a:2223"]})))
+    'a:2224'
+    """
+    first = cluster.addresses[cluster.training_tasks[0]]
+    taken = {address.port for address in cluster.addresses.values() if address.host == first.host}
+    above = range(first.port + 1, _LAST_PORT + 1)
+    below = range(first.port - 1, 0, -1)
+    return Address(first.host, next(port for port in (*above, *below) if port not in taken))
+
+
+class _Relay(StoreServer):
+    """Passes on what Horovod's process asks, and hears what strategies report.
+
+    Args:
+      config: the task's configuration.
+      at: where the store is.
+      timeout: seconds that a process waits for the others.
+      reports: takes the words that are heard.
+      note: takes what there is to say.
+    """
+
+    def __init__(
+        self,
+        config: TFConfig,
+        at: Address,
+        timeout: float,
+        reports: set[str],
+        note: Callable[[str], None],
+    ):
+        super().__init__((_HERE, 0))
+        self._config = config
+        self._at = at
+        self._timeout = timeout
+        self._reports = reports
+        self._note = note
+        self._is_late = False
+        # Whoever else listens there, such as an earlier job, is asked for nothing of this one.
+        text = repr(config.cluster.to_dict()).encode()
+        self._prefix = f"/{hashlib.sha256(text).hexdigest()[:16]}"
+
+    def answer(self, method: str, path: str, body: bytes) -> tuple[int, bytes]:
+        """Returns the store's answer, once it has one."""
+        if path.startswith(_REPORTS):
+            self._reports.add(path.removeprefix(_REPORTS))
+            return HTTPStatus.OK, b""
+        self._reports.add("horovod")
+        start = named = time.monotonic()
+        while True:
+            status, content = ask(self._at, method, self._prefix + path, body)
+            if status == HTTPStatus.OK or method == "DELETE":
+                return HTTPStatus.OK, content
+            now = time.monotonic()
+            over = self._is_late or now - start >= self._timeout
+            if over or now - named >= _NAME_EVERY_SECONDS:
+                named = now
+                self._say(path, status, now - start, over)
+            if over:
+                self._is_late = True
+                found = status == HTTPStatus.NOT_FOUND
+                return HTTPStatus.NOT_FOUND if found else HTTPStatus.SERVICE_UNAVAILABLE, b""
+            time.sleep(_POLL_SECONDS)
+
+    def _say(self, path: str, status: int, elapsed: float, over: bool) -> None:
+        if self._is_late:
+            return
+        tasks = self._config.cluster.training_tasks
+        key = path.rpartition("/")[2].removeprefix("rank_")
+        if status != HTTPStatus.NOT_FOUND:
+            who = f"the rendezvous beside {tasks[0]} at {self._at}"
+        elif path.startswith("/global/") and key.isdigit() and int(key) < len(tasks):
+            who = f"{tasks[int(key)]} to start Horovod as well"
+        else:
+            who = "another process of Horovod"
+        end = (
+            f"it gives up after {elapsed:.0f} s"
+            if over
+            else f"{elapsed:.0f} s of {self._timeout:g} s"
+        )
+        self._note(f"{self._config.task} waits in Horovod's init() for {who}: {end}")
+
+
+def _store(at: Address, note: Callable[[str], None]) -> StoreServer | None:
+    # Behind address translation the name that others use is not one of this machine's.
+    for host in (at.host, ""):
+        try:
+            return StoreServer((host, at.port))
+        except OSError as error:
+            reason = error.strerror
+    note(
+        f"Horovod's rendezvous cannot be served at {at} ({reason}). A script that calls "
+        "Horovod's init() itself waits for it in vain; leave the port free."
+    )
+    return None
+
+
+def _horovod(config: TFConfig, port: int, environ: Mapping[str, str]) -> dict[str, str]:
+    if len(config.cluster.training_tasks) < 2:
+        return {}
+    usual = horovod.defaults(config.cluster, config.task, environ)
+    return {
+        **{name: value for name, value in usual.items() if name not in environ},
+        **horovod.place(config.cluster, config.task),
+        **horovod.rendezvous_at(_HERE, port),
+    }
+
+
+def apart(tasks: Sequence[Task]) -> str:
+    """Returns the warning that tasks computed and joined nobody."""
+    names = ", ".join(map(str, tasks))
+    return (
+        f"warning: {names} ran TensorFlow and joined no other task: what was trained there was "
+        "trained apart. Make strategies.from_tf_config() and the model in its scope(), or start "
+        "Horovod with its init()."
+    )

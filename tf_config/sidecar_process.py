@@ -1,0 +1,73 @@
+"""A sidecar in a process of its own, for a program that this process is about to become."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping
+
+from tf_config.sidecar import Sidecar, apart
+
+_LOOK_SECONDS = 0.5
+
+
+def fork_sidecar(environ: Mapping[str, str]) -> dict[str, str]:
+    """Returns what a program with this environment is told on top; its sidecar runs beside it.
+
+    The sidecar is no child of this process, which may wait for all its children, and ends with it.
+    """
+
+    def note(text: str) -> None:
+        print(f"tf-config: {text}", file=sys.stderr, flush=True)
+
+    sidecar = Sidecar.beside(environ, note)
+    if sidecar is None:
+        return {}
+    program = os.getpid()
+    ready, done = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            if os.fork() == 0:
+                _run(sidecar, program, done)
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    os.close(done)
+    sidecar.close()  # here; its process has them still
+    os.read(ready, 1)  # until it serves
+    os.close(ready)
+    return sidecar.environ
+
+
+def _run(sidecar: Sidecar, program: int, ready: int) -> None:
+    """Serves until the program has ended, then says if it trained apart."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1):  # who reads the program's output reads to its end
+        os.dup2(nothing, descriptor)
+    sidecar.start(program)
+    end = _end_of(program)
+    os.close(ready)
+    while not end():
+        pass
+    if sidecar.is_apart:
+        print(f"tf-config: {apart([sidecar.task])}", file=sys.stderr, flush=True)
+
+
+def _end_of(pid: int) -> Callable[[], bool]:
+    """Returns a function that waits for a process a little, and says whether it has ended."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except (AttributeError, OSError):
+
+        def is_gone() -> bool:
+            time.sleep(_LOOK_SECONDS)
+            return not os.path.exists(f"/proc/{pid}/fd")
+
+        return is_gone
+    return lambda: bool(select.select([descriptor], [], [], _LOOK_SECONDS)[0])
