@@ -1,0 +1,36 @@
+"""Programs as keras.io's examples are, under every strategy, beside one process.
+
+tests/scripts/keras_io has them. Where batches are the same, so are weights, logs and predictions.
+"""
+
+import pytest
+
+SCRIPT = "run_keras_io.py"
+CLUSTERS = [
+    ("cluster", 0),
+    ("cluster:sync", 1),
+    ("cluster:async", 1),
+    ("cluster:half_async", 1),
+    ("cluster:geo", 1),
+]
+# One of each kind: functional, subclassed, an own training step, masks, strings.
+FEW = ["tickets", "train_step", "structured_data", "collaborative_filtering"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [[], ["--distributed"]], ids=["keras", "distributed"])
+@pytest.mark.parametrize("setup", ["mirrored", "central"])
+def test_two_replicas_follow_one_process(train, setup, options):
+    # One worker has no TF_CONFIG to meet others by: the strategy is of one process.
+    train(SCRIPT, setup, *options, workers=1, timeout=1500)
+
+
+def test_some_examples_follow_one_process_on_two_workers(train):
+    train(SCRIPT, "cluster", "--only", *FEW)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [[], ["--distributed"]], ids=["keras", "distributed"])
+@pytest.mark.parametrize(("setup", "ps"), CLUSTERS)
+def test_two_workers_follow_one_process(train, setup, ps, options):
+    train(SCRIPT, setup, *options, ps=ps, timeout=1500)
