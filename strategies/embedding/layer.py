@@ -11,7 +11,9 @@ import tensorflow as tf
 from strategies.embedding import saving
 from strategies.embedding.arguments import (
     bags_of,
+    check_dtype,
     check_not_of_tables,
+    check_of_stock,
     check_optimizer,
     check_settings,
     check_which,
@@ -75,7 +77,8 @@ class EmbeddingLayer:
         seed: int = 0,
         **kwargs: Any,
     ):
-        super().__init__(**kwargs)
+        super().__init__(**check_of_stock(kwargs))
+        check_dtype(self._policy())
         check_which(output_dim, features)
         check_settings(combiner, unseen, seed)
         if features is None and output_dim is not None:
@@ -122,6 +125,10 @@ class EmbeddingLayer:
         self._saved_rows = RowsInCheckpoint(self)
         if not tf.distribute.has_strategy():
             know_slots()
+
+    def _policy(self) -> Any:
+        """Returns the layer's dtype policy."""
+        return self.dtype_policy  # type: ignore[attr-defined]  # Keras 3's
 
     def _initializer(self, config: TableConfig) -> Any:
         initializer = self.initializers.get(config.embeddings_initializer)
