@@ -353,12 +353,14 @@ def know_slots() -> None:
     Raises:
       RuntimeError: if it is called inside a `tf.variable_creator_scope` of others.
     """
-    if getattr(_creators, "entered", None) is not None:
-        return
     with tf.init_scope():
+        # Keras's clear_session replaces the graph that has the creators, in eager mode too.
+        graph = tf.compat.v1.get_default_graph()
+        if getattr(_creators, "graph", None) is graph:
+            return
         scope = contextlib.ExitStack()
         scope.enter_context(tf.variable_creator_scope(_created))
-    _creators.entered = scope
+    _creators.graph, _creators.scope = graph, scope
 
 
 def table_asked_for(kwargs: dict[str, Any]) -> RowVariable | None:

@@ -155,8 +155,8 @@ class Snapshots:
             received = "other values" if snapshot is None else "a snapshot of other tables"
             raise ValueError(
                 "The weight of an embedding is set to an array that get_weights returned in this "
-                f"process and that was kept. Received: {received} for {', '.join(map(repr, self._names))}. Set rows by the "
-                f"layer's set_rows. {_SAVED}."
+                f"process and that was kept. Received: {received} for "
+                f"{', '.join(map(repr, self._names))}. Set rows by the layer's set_rows. {_SAVED}."
             )
         if snapshot.part not in (self._part, (0, 1)):
             raise ValueError(

@@ -1,5 +1,7 @@
 """Each optimizer of Keras 3 and tf_keras: on rows as on a stock layer's, or refused by its name."""
 
+import inspect
+
 import keras
 import numpy as np
 import pytest
@@ -42,7 +44,13 @@ REFUSED = {
 }
 WRAPPERS = {"Optimizer", "LossScaleOptimizer", "MultiOptimizer", "OptimizerMap"}
 CASES = [
-    pytest.param(api, name, options, id=f"{api}-{name}-{'-'.join(options)}")
+    pytest.param(
+        api,
+        name,
+        options,
+        id=f"{api}-{name}-{'-'.join(options)}",
+        marks=[pytest.mark.slow] if options and api == "tf_keras" and name != "RMSprop" else [],
+    )
     for api in APIS
     for name, several in WORKING.items()
     for options in several
@@ -84,3 +92,65 @@ def rate_of(name):
 def test_rows_are_trained_as_those_of_a_stock_layer(api, name, options):
     cls = getattr(APIS[api][0].optimizers, name)
     compare(api, lambda: cls(rate_of(name), **options))
+
+
+@pytest.mark.parametrize(
+    ("api", "name"), [(api, name) for api, names in REFUSED.items() for name in names]
+)
+def test_optimizers_that_look_at_whole_variables_are_refused(api, name):
+    layer = APIS[api][1](WIDTH)
+    layer(EACH_ID)
+    optimizer = getattr(APIS[api][0].optimizers, name)()
+    with pytest.raises(ValueError, match=f"Received: {name}, which looks at whole variables"):
+        optimizer.build(layer.trainable_variables)
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adam", "Adagrad", "Ftrl", "RMSprop", "Nadam"])
+def test_legacy_optimizers_are_refused(name):
+    layer = TfKerasEmbedding(WIDTH)
+    optimizer = getattr(tf_keras.optimizers.legacy, name)(0.1)
+    with pytest.raises(ValueError, match=f"Received: tf_keras.optimizers.legacy.{name}, which"):
+        train(layer, optimizer, np.zeros([1, IDS, WIDTH], np.float32))
+
+
+def test_all_optimizers_are_known():
+    """A new version of Keras may have more."""
+    for api, (module, _) in APIS.items():
+        found = {
+            name
+            for name, value in vars(module.optimizers).items()
+            if inspect.isclass(value) and name[0].isupper()
+        }
+        assert found == {*WORKING, *REFUSED[api], *(WRAPPERS & found)}
+
+
+def test_an_optimizer_of_ones_own_says_that_it_works_element_by_element():
+    class Own(keras.optimizers.SGD):
+        pass
+
+    layer = strategies.DistributedEmbedding(WIDTH)
+    layer(EACH_ID)
+    with pytest.raises(ValueError, match="Received: Own, which .* say `elementwise = True`"):
+        Own(momentum=0.5).build(layer.trainable_variables)
+    Own.elementwise = True
+    compare("keras", lambda: Own(0.01, momentum=0.5))
+
+
+def test_rows_and_the_rest_of_a_model_may_have_two_optimizers():
+    compare(
+        "keras",
+        lambda: keras.optimizers.MultiOptimizer(
+            keras.optimizers.OptimizerMap(
+                keras.optimizers.Muon(), {".*": keras.optimizers.Adam(0.01)}
+            )
+        ),
+    )
+
+
+def test_a_pattern_of_the_stock_name_leaves_rows_out_of_weight_decay():
+    def optimizer():
+        made = keras.optimizers.AdamW(0.01, weight_decay=0.5)
+        made.exclude_from_weight_decay(var_names=["embeddings"])
+        return made
+
+    compare("keras", optimizer)
