@@ -45,15 +45,9 @@ def check_of_stock(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in arguments.items() if name not in _OF_STOCK}
 
 
-def check_dtype(policy: Any) -> None:
-    """Checks that rows can have a layer's dtype.
-
-    Args:
-      policy: Keras's or tf_keras's, of the layer.
-
-    Raises:
-      ValueError: if its variables are not float32, or it quantizes.
-    """
+def check_dtype(layer: Any) -> None:
+    """Raises ValueError if a layer's variables are not to be float32, or it quantizes."""
+    policy = getattr(layer, "dtype_policy", None) or layer._dtype_policy  # Keras 3's, tf_keras's
     quantizes = getattr(policy, "quantization_mode", None)
     if policy.variable_dtype != "float32" or quantizes:
         raise ValueError(

@@ -78,7 +78,7 @@ class EmbeddingLayer:
         **kwargs: Any,
     ):
         super().__init__(**check_of_stock(kwargs))
-        check_dtype(self._policy())
+        check_dtype(self)
         check_which(output_dim, features)
         check_settings(combiner, unseen, seed)
         if features is None and output_dim is not None:
@@ -125,10 +125,6 @@ class EmbeddingLayer:
         self._saved_rows = RowsInCheckpoint(self)
         if not tf.distribute.has_strategy():
             know_slots()
-
-    def _policy(self) -> Any:
-        """Returns the layer's dtype policy."""
-        return self.dtype_policy  # type: ignore[attr-defined]  # Keras 3's
 
     def _initializer(self, config: TableConfig) -> Any:
         initializer = self.initializers.get(config.embeddings_initializer)

@@ -24,10 +24,6 @@ class DistributedEmbedding(EmbeddingLayer, tf_keras.layers.Layer):
     initializers = tf_keras.initializers
     optimizers = tf_keras.optimizers
 
-    def _policy(self) -> Any:
-        # Its name in tf_keras.
-        return self._dtype_policy
-
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments as plain values."""
         # tf_keras leaves it to the layers that name it as an argument.

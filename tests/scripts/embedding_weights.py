@@ -94,7 +94,7 @@ def get_and_set_weights():
 
 def early_stopping():
     """The loss falls, so that the first of two epochs is the best one of the largest loss."""
-    model, layer = model_of(keras.optimizers.SGD(0.1))
+    model, layer = model_of("sgd")
     first = []
     noted = keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: first.append(layer.rows()))
     stopping = keras.callbacks.EarlyStopping(
