@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from strategies.row_variable import RowVariable
+
 
 def verify_equal(strategy: tf.distribute.Strategy, variables: Iterable[Any]) -> str:
     """Returns the SHA-256 of the variables' bytes, after seeing that all workers have the same.
@@ -52,6 +54,8 @@ def _copies(variable: Any) -> list[Any]:
     What each replica has a part of, and is added up when it is read, is one value.
     """
     held: Any = variable if hasattr(variable, "values") else getattr(variable, "value", None)
+    if isinstance(held, RowVariable):
+        return [held.token().numpy()]  # its rows are each worker's own
     on_read = tf.VariableSynchronization.ON_READ
     if hasattr(held, "values") and held.synchronization != on_read:
         return [one.numpy() for one in held.values]

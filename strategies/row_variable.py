@@ -20,24 +20,34 @@ Keras asks in no such words; a variable creator then knows them by the table's n
 from __future__ import annotations
 
 import contextlib
+import inspect
 import itertools
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 import tensorflow as tf
 
+from strategies._keras import innermost, is_updating, is_writing_h5
 from strategies._tensorflow import ResourceVariable
+from strategies.elementwise import ELEMENTWISE, check_trains_rows, is_legacy, is_optimizer
 from strategies.row_array import HOST, Rows
-
-# Optimizer states that are of all rows, touched or not.
-_OF_ALL_ROWS = ("gradient_accumulator", "average", "acc_grad")
 
 _numbers = itertools.count()
 _named: weakref.WeakValueDictionary[str, RowVariable] = weakref.WeakValueDictionary()
 _creators = threading.local()
+
+
+class Snapshots(Protocol):
+    """Takes the rows of a table's variable at one moment, and sets them again."""
+
+    def take(self) -> np.ndarray:
+        """Returns what stands for the rows as they are, of the variable's shape."""
+
+    def restore(self, value: np.ndarray) -> None:
+        """Sets the rows to what they were when `take` returned a value."""
 
 
 class View:
@@ -111,6 +121,8 @@ class RowVariable(ResourceVariable):
         self.slots: dict[str, RowVariable] = {}
         self._on_slot: Callable[[str, RowVariable], None] = lambda name, slot: None
         self._resized_for: object = None
+        # Of a table's variable, not of slot variables.
+        self.snapshots: Snapshots | None = None
         if trainable:
             _named[name] = self
 
@@ -146,22 +158,20 @@ class RowVariable(ResourceVariable):
           dtype: of its elements; None is that of the value.
 
         Raises:
-          ValueError: if it is not one row for each row, or is of all rows in every step.
+          ValueError: if it is not one row for each row, or the optimizer that makes it is one that
+            is not right on the touched rows alone.
         """
-        if any(part in name for part in _OF_ALL_ROWS):
-            raise ValueError(
-                "An embedding's rows are updated when they are touched, by optimizers whose state "
-                f"is of these rows. Received: {name!r}, which is of all rows. Leave out use_ema "
-                "and gradient_accumulation_steps."
-            )
+        optimizer = innermost(is_optimizer)
+        if optimizer is not None:
+            check_trains_rows(optimizer)
         with tf.init_scope(), tf.device(HOST):
             value = initial_value() if callable(initial_value) else initial_value
             value = np.array(tf.cast(value, dtype or value.dtype))
         if value.shape != tuple(self.shape):
             raise ValueError(
                 "An embedding is trained by optimizers that have a state of its shape. Received: "
-                f"{name!r} of shape {value.shape}, for {tuple(self.shape)}. Choose SGD, Adagrad, "
-                "Adam, RMSprop, Adadelta, Ftrl or Lion."
+                f"{name!r} of shape {value.shape}, for {tuple(self.shape)}. Choose one of "
+                f"{', '.join(ELEMENTWISE)}."
             )
         # Keras 3 puts it behind the variable's name, tf_keras before it.
         before, _, behind = name.partition(self.table_name)
@@ -202,33 +212,92 @@ class RowVariable(ResourceVariable):
         self._all_there()
         return self.table.gather(self.view.rows(indices))
 
+    @property
+    def _handle(self) -> Any:
+        # Eager operations on variables read them by this attribute, from C++, not by `value`.
+        if tf.executing_eagerly() and is_updating():
+            self._in_view_now = ResourceVariable(self.value(), trainable=False)
+            return self._in_view_now.handle
+        return self._own_handle
+
+    @_handle.setter
+    def _handle(self, handle: Any) -> None:
+        self._own_handle = handle
+
+    @property
+    def handle(self) -> Any:
+        """The handle of the row that stands for the table.
+
+        Raises:
+          ValueError: if one of tf_keras's legacy optimizers asks for it, to write to it.
+        """
+        asking = inspect.currentframe().f_back.f_locals.get("self")  # type: ignore[union-attr]
+        if is_legacy(asking):
+            check_trains_rows(asking)
+        return self._handle
+
     def numpy(self) -> np.ndarray:
-        """Returns the value of one row that stands for the table."""
+        """Returns one row: of a table's variable what stands for the rows as they are now.
+
+        Raises:
+          ValueError: if it is a table's variable, and is written to a file without its rows.
+        """
+        if self.snapshots is None:
+            return self._stand_in()
+        if is_writing_h5():
+            self._refuse_array()
+        return self.snapshots.take()
+
+    def _stand_in(self) -> np.ndarray:
         return np.array(self._read_variable_op())
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        """Returns the row that stands for a slot variable.
+
+        Raises:
+          ValueError: if it is a table's variable, whose rows the array would not have.
+        """
+        del copy
+        if self.snapshots is not None:
+            self._refuse_array()
+        return np.asarray(self._stand_in(), dtype)
+
+    def _refuse_array(self) -> NoReturn:
+        raise ValueError(
+            "An embedding's rows are no array. Received: "
+            f"{self.table_name!r} made into one, as for a model's .h5 file. Save the model to "
+            "a path that ends in '.keras', its weights to one that ends in '.weights.h5', or "
+            "take the layer's rows() or save_rows()."
+        )
 
     def assign(
         self, value: Any, use_locking: Any = None, name: Any = None, read_value: bool = True
     ) -> Any:
         """Sets the rows in view."""
         del use_locking, name, read_value
-        if tf.executing_eagerly() and self._is_stand_in(value):
+        if tf.executing_eagerly() and not is_updating() and self._is_set_from(value):
             return self
         self._all_there()
         self.table.update(self.view.rows(), tf.convert_to_tensor(value))
         return self
 
-    def _is_stand_in(self, value: Any) -> bool:
-        """Returns whether a value is what `numpy` gives, which model.set_weights brings back."""
+    def _is_set_from(self, value: Any) -> bool:
+        """Returns whether a value was one of `numpy`, which model.set_weights brings back.
+
+        Raises:
+          ValueError: if it is another one of the shape of these.
+        """
         if tuple(getattr(value, "shape", ())) != tuple(self.shape):
             return False
-        if np.array_equal(np.array(value), self.numpy()):
-            return True
-        if int(tf.size(self.view.rows())) != 1:
+        if self.snapshots is not None:
+            self.snapshots.restore(np.array(value))
+        elif not np.array_equal(np.array(value), self._stand_in()):
             raise ValueError(
-                "The rows of an embedding are no weights of the model; one row stands for them. "
-                f"Received: other values for {self.name!r}. Set rows by the layer's set_rows."
+                "The state that an optimizer has for an embedding's rows is set with these. "
+                f"Received: other values for {self.name!r}. Load the weights or the layer's "
+                "load_rows."
             )
-        return False
+        return True
 
     def assign_add(
         self, delta: Any, use_locking: Any = None, name: Any = None, read_value: bool = True
@@ -273,7 +342,7 @@ class RowVariable(ResourceVariable):
 
 def new_name() -> str:
     """Returns a name for a table's variable that no name of another one begins with."""
-    return f"embedding_rows_{next(_numbers)}_"
+    return f"embeddings_rows_{next(_numbers)}_"
 
 
 def know_slots() -> None:
@@ -284,12 +353,14 @@ def know_slots() -> None:
     Raises:
       RuntimeError: if it is called inside a `tf.variable_creator_scope` of others.
     """
-    if getattr(_creators, "entered", None) is not None:
-        return
     with tf.init_scope():
+        # Keras's clear_session replaces the graph that has the creators, in eager mode too.
+        graph = tf.compat.v1.get_default_graph()
+        if getattr(_creators, "graph", None) is graph:
+            return
         scope = contextlib.ExitStack()
         scope.enter_context(tf.variable_creator_scope(_created))
-    _creators.entered = scope
+    _creators.graph, _creators.scope = graph, scope
 
 
 def table_asked_for(kwargs: dict[str, Any]) -> RowVariable | None:
@@ -307,7 +378,7 @@ def _created(next_creator: Callable, **kwargs: Any) -> Any:
         return table
     # Without a value it is one that TensorFlow makes for what it loads from a SavedModel.
     is_slot = not kwargs.get("trainable") and kwargs.get("initial_value") is not None
-    if "embedding_rows_" in name and is_slot:
+    if "embeddings_rows_" in name and is_slot:
         for known, variable in list(_named.items()):
             if known in name:
                 return variable.make_slot(name, kwargs["initial_value"], kwargs.get("dtype"))

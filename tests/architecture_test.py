@@ -14,8 +14,10 @@ FILES = sorted([*ROOT.glob("tf_config/**/*.py"), *ROOT.glob("strategies/**/*.py"
 LAYERS = [
     "tf_config",
     "strategies._tensorflow",
+    "strategies._keras",
     "strategies.collectives",
     "strategies.reduction",
+    "strategies.elementwise",
     "strategies.row_array",
     "strategies.row_variable",
     "strategies.communication",
@@ -23,7 +25,6 @@ LAYERS = [
     "strategies.input",
     "strategies.equality",
     "strategies.alone",
-    "strategies.elementwise",
     "strategies.parts",
     "strategies.split_state",
     "strategies.randomness",

@@ -12,6 +12,50 @@ from strategies.embedding.config import COMBINERS, UNSEEN, FeatureConfig, TableC
 from strategies.embedding.home import Wanted
 from strategies.extended import ReplicatedExtended
 
+# What a stock Embedding takes and rows cannot have, with the reason and what there is instead.
+_OF_STOCK = {
+    "embeddings_regularizer": "A penalty is of all rows in every step, and a step reads those of "
+    "its ids. Add one of the looked-up rows by activity_regularizer, or compile with AdamW",
+    "embeddings_constraint": "A constraint holds for all rows from the first step on, and a step "
+    "changes those of its ids. Leave it out, or normalize the looked-up rows by a layer",
+    "weights": "Rows have ids and come when these do. Build the layer, and give ids their rows: "
+    "layer.set_rows(np.arange(len(weights)), weights)",
+    "lora_rank": "LoRA adds a product of two matrices to a whole table, and no table is ever "
+    "whole here. Train the rows themselves, or set layer.trainable = False",
+    "lora_alpha": "It scales the product of lora_rank, which rows do not have. Leave it out",
+    "quantization_config": "Rows are float32. Leave it out",
+    "input_length": "The shape of the ids is that of what the layer is called with. Leave it out",
+    "sparse": "The output is dense, or ragged where the ids are. Leave it out",
+}
+
+
+def check_of_stock(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the arguments without those of a stock Embedding that ask for nothing.
+
+    >>> check_of_stock({"name": "ids", "embeddings_constraint": None})
+    {'name': 'ids'}
+
+    Raises:
+      ValueError: if one asks for what rows cannot have; it names the argument and the reason.
+    """
+    for name, reason in _OF_STOCK.items():
+        # Not by truth: it may be an array.
+        if arguments.get(name) is not None and arguments[name] is not False:
+            raise ValueError(f"{reason}. Received: {name}={arguments[name]!r}.")
+    return {name: value for name, value in arguments.items() if name not in _OF_STOCK}
+
+
+def check_dtype(layer: Any) -> None:
+    """Raises ValueError if a layer's variables are not to be float32, or it quantizes."""
+    policy = getattr(layer, "dtype_policy", None) or layer._dtype_policy  # Keras 3's, tf_keras's
+    quantizes = getattr(policy, "quantization_mode", None)
+    if policy.variable_dtype != "float32" or quantizes:
+        raise ValueError(
+            "Rows and their slot variables are float32; what comes of a lookup is of the layer's "
+            f"compute dtype. Received: the dtype policy {policy.name!r}. Give the layer "
+            "dtype='float32', 'mixed_bfloat16' or 'mixed_float16'."
+        )
+
 
 def strategy_of_tables() -> tf.distribute.Strategy:
     """Returns the strategy that a layer is made under.

@@ -6,6 +6,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from strategies.embedding.ids import int64_tensor
+
 
 class Bags:
     """The ids of one feature in a batch: a flat vector, and to which example each belongs.
@@ -71,7 +73,7 @@ class Bags:
             weights = None if weights is None else tf.reshape(weights, [-1])
         self._weights = None if weights is None else tf.cast(weights, tf.float32)
         self._kept = None
-        ids = tf.cast(ids, tf.int64)
+        ids = int64_tensor(ids)
         if mask_zero and combiner is not None:
             self._kept = tf.where(ids != 0)[:, 0]
             ids = tf.gather(ids, self._kept)

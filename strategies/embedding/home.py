@@ -99,6 +99,7 @@ class Home:
 
     Attributes:
       number: of the place.
+      count: how many places there are.
       tables: by name.
       finders: of the tables of a group.
     """
@@ -109,7 +110,7 @@ class Home:
         self.number = number
         self.tables: dict[str, Table] = {}
         self.finders: dict[Group, Finder] = {}
-        self._count = count
+        self.count = count
         for group, configs in wanted.groups.items():
             store = RowStore(variables[group])
             tables = [
@@ -130,7 +131,7 @@ class Home:
     def _overflow(self, config: TableConfig, store: RowStore) -> Overflow | None:
         if config.overflow == "error" or config.input_dim is None:
             return None
-        parts = parts_of(config.input_dim, [0] * self._count)
+        parts = parts_of(config.input_dim, [0] * self.count)
         return Overflow(store, parts[self.number])
 
     def _adopting(self, store: RowStore) -> Callable[[str, RowVariable], None]:
@@ -149,7 +150,7 @@ class Home:
 
     def owns(self, ids: np.ndarray) -> np.ndarray:
         """Returns which ids' rows are saved from here."""
-        return bucket_of(tf.constant(ids, tf.int64), self._count).numpy() == self.number
+        return bucket_of(tf.constant(ids, tf.int64), self.count).numpy() == self.number
 
     def call(self, key: Any, function: Callable, *arrays: Any) -> Any:
         """Returns what a function of tensors gives where the rows are, as NumPy arrays.

@@ -2,9 +2,52 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import tensorflow as tf
 
 from strategies.row_array import HOST
+
+_BEYOND = (
+    "Ids are int64: a larger one would become another, negative one. Received: a uint64 id of "
+    "2**63 or more. Pass ids.view(np.int64), or tf.bitcast(ids, tf.int64), if that is right."
+)
+
+
+def int64_tensor(ids: tf.Tensor) -> tf.Tensor:
+    """Returns integers as int64.
+
+    Raises:
+      ValueError: if one has no place there; in a graph it is an InvalidArgumentError.
+    """
+    result = tf.cast(ids, tf.int64)
+    if ids.dtype != tf.uint64:
+        return result
+    is_fit = tf.reduce_all(result >= 0)
+    if tf.executing_eagerly():
+        if not is_fit:
+            raise ValueError(_BEYOND)
+        return result
+    with tf.control_dependencies([tf.debugging.Assert(is_fit, [_BEYOND])]):
+        return tf.identity(result)
+
+
+def int64_array(ids: Any) -> np.ndarray:
+    """Returns integers as a NumPy array of int64.
+
+    >>> int64_array(np.array([1, 2], np.uint64))
+    array([1, 2])
+
+    Raises:
+      ValueError: if they are no integers, or one has no place in int64.
+    """
+    ids = np.asarray(ids)
+    if ids.size and ids.dtype.kind not in "iu":
+        raise ValueError(f"Ids are integers. Received: {ids.dtype}. Convert them first.")
+    if ids.dtype == np.uint64 and (ids >= 2**63).any():
+        raise ValueError(_BEYOND)
+    return ids.astype(np.int64)
 
 
 class IdMap:

@@ -25,10 +25,13 @@ class DistributedEmbedding(EmbeddingLayer, keras.layers.Layer):
     * A row's first value depends on the seed, the table and the id alone.
     * Optimizers that work element by element are run on the touched rows: SGD, Adagrad, Adam,
       RMSprop, Adadelta, Ftrl, Lion and their like. Momentum and decay of a row that is not
-      touched wait until it is. Clipping by norm is of what a worker has. `use_ema` and
-      `gradient_accumulation_steps` are refused.
-    * The rows are no weights of the model in `get_weights`: there, one row of zeros stands for
-      them. `rows` returns them.
+      touched wait until it is. Clipping by norm is of what a worker has. Other optimizers,
+      `use_ema` and `gradient_accumulation_steps` are refused.
+    * In `get_weights` one row of numbers next to zero stands for the rows, which stay in memory
+      for as long as it does, 4 GiB of them on a worker at most; `set_weights` brings them back,
+      as `EarlyStopping(restore_best_weights=True)` does. `rows` returns them.
+    * Rows are float32. `embeddings_regularizer`, `embeddings_constraint`, `weights` and other
+      arguments of `keras.layers.Embedding` that are of a whole table are refused.
 
     Args:
       output_dim: how many numbers a row has.

@@ -11,7 +11,9 @@ import tensorflow as tf
 from strategies.embedding import saving
 from strategies.embedding.arguments import (
     bags_of,
+    check_dtype,
     check_not_of_tables,
+    check_of_stock,
     check_optimizer,
     check_settings,
     check_which,
@@ -75,7 +77,8 @@ class EmbeddingLayer:
         seed: int = 0,
         **kwargs: Any,
     ):
-        super().__init__(**kwargs)
+        super().__init__(**check_of_stock(kwargs))
+        check_dtype(self)
         check_which(output_dim, features)
         check_settings(combiner, unseen, seed)
         if features is None and output_dim is not None:

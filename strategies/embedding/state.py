@@ -67,6 +67,7 @@ def pieces_of(
     name: str,
     since: int | None = None,
     only: Sequence[str] | None = None,
+    everyones: bool = False,
 ) -> Iterator[Arrays]:
     """Yields this worker's rows of a table in pieces of a bounded size, one at least a place.
 
@@ -76,13 +77,14 @@ def pieces_of(
       since: a step; of rows that were not trained on after it, nothing but the id is returned,
         among `present_ids`. None returns all rows.
       only: names of the arrays; None is all of them.
+      everyones: whether to return the rows of all places, also those that others save.
     """
     for home in homes:
         table = home.tables[name]
         ids = numbers = np.zeros([0], np.int64)
-        if home.is_mine:
+        if home.is_mine or everyones:
             ids, numbers = home.call(("all", name), table.map.all)
-        if table.config.is_replicated:
+        if table.config.is_replicated and not everyones:
             owned = home.owns(ids)
             ids, numbers = ids[owned], numbers[owned]
         for part in _pieces(len(ids), table):

@@ -14,8 +14,10 @@ from strategies.collectives import Collectives
 from strategies.embedding import checkpoint, plain, state
 from strategies.embedding.ahead import Ahead
 from strategies.embedding.combine import Bags
+from strategies.embedding.config import TableConfig
 from strategies.embedding.exchange import Exchange
 from strategies.embedding.home import Group, Home, Wanted
+from strategies.embedding.ids import int64_array
 from strategies.embedding.lookup import Lookup
 from strategies.embedding.plan import (
     Held,
@@ -28,6 +30,7 @@ from strategies.embedding.room import share_out
 from strategies.embedding.route import BetweenWorkers, InAllWorkers, Route
 from strategies.embedding.sent import ELSEWHERE, PREFETCHED, traffic
 from strategies.embedding.serving import Serving
+from strategies.embedding.snapshot import Snapshots
 from strategies.embedding.table import COUNTED, Table
 from strategies.embedding.trainer import Trainer
 from strategies.row_variable import RowVariable, View, new_name
@@ -71,6 +74,19 @@ class Tables:
             for group in wanted.groups
         }
         self.serving = Serving(homes, collectives, wanted.unseen)
+        for group, configs in wanted.groups.items():
+            variables[group].snapshots = self._snapshots(group, configs)
+
+    def _snapshots(self, group: Group, configs: Sequence[TableConfig]) -> Snapshots:
+        home, count = self._homes[0], self._homes[0].count
+        is_of_workers = len(self._homes) < count
+        part = (home.number, count) if is_of_workers and not group.is_replicated else (0, 1)
+        names = [config.name for config in configs]
+        return Snapshots(self._homes, names, part, is_of_workers, self._rows_were_set)
+
+    def _rows_were_set(self) -> None:
+        self._forget_prefetched()
+        share_out(self._homes[0], self.collectives)
 
     @property
     def _mine(self) -> list[Home]:
@@ -88,6 +104,9 @@ class Tables:
         """In the block nobody trains, and rows may change or go."""
         with self._together():
             yield
+        self._forget_prefetched()
+
+    def _forget_prefetched(self) -> None:
         for lookup in self._lookups.values():
             lookup.route.forget()
 
@@ -199,7 +218,7 @@ class Tables:
 
     def set_rows(self, ids: np.ndarray, rows: np.ndarray, name: str | None) -> None:
         """Sets the rows of ids; each place takes its own."""
-        ids, rows = np.asarray(ids, np.int64), np.asarray(rows, np.float32)
+        ids, rows = int64_array(ids), np.asarray(rows, np.float32)
         if len(np.unique(ids)) != ids.size or ids.ndim != 1:
             raise ValueError(
                 "Rows are set for ids, each named once. Received: ids of shape "
@@ -234,9 +253,10 @@ class Tables:
                 f"{keys.dtype} of shape {keys.shape} in {directory!r}, {len(np.unique(keys))} of "
                 "them different."
             )
+        int64_array(keys)
         with self._setting_rows():
             for ids, rows in (piece for part in parts for piece in part.pieces()):
-                arrays = {"ids": ids.astype(np.int64), "rows": rows}
+                arrays = {"ids": int64_array(ids), "rows": rows}
                 for home in self._mine if len(ids) else ():
                     state.put(home, table.config.name, arrays)
 

@@ -24,6 +24,12 @@ class DistributedEmbedding(EmbeddingLayer, tf_keras.layers.Layer):
     initializers = tf_keras.initializers
     optimizers = tf_keras.optimizers
 
+    def get_config(self) -> dict[str, Any]:
+        """Returns the constructor's arguments as plain values."""
+        # tf_keras leaves it to the layers that name it as an argument.
+        regularizer = tf_keras.regularizers.serialize(self.activity_regularizer)
+        return {**super().get_config(), "activity_regularizer": regularizer}
+
     def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
         # tf_keras's `export` looks for tables among what a checkpoint has.
         return {**super()._trackable_children(save_type, **kwargs), **self._served()}

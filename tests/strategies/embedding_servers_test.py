@@ -87,8 +87,9 @@ def test_a_step_is_one_of_all_replicas(train, mode, workers, ps, replicas):
 def test_a_worker_does_not_change_rows_by_itself():
     rows = RowsOnServers([], np.zeros(3, np.float32), True, "table", None)
     np.testing.assert_array_equal(rows.value(), [[0.0, 0.0, 0.0]])
-    rows.assign(np.zeros([1, 3], np.float32))  # as model.set_weights does
-    with pytest.raises(ValueError, match="one row stands for them. Received: other values"):
-        rows.assign(np.ones([1, 3], np.float32))
+    slot = rows.make_slot(f"{rows.table_name}momentum", np.zeros([1, 3], np.float32))
+    slot.assign(np.zeros([1, 3], np.float32))  # as Keras does with what it saved
+    with pytest.raises(ValueError, match="is set with these. Received: other values"):
+        slot.assign(np.ones([1, 3], np.float32))
     with pytest.raises(ValueError, match="are on the parameter servers, and change there"):
         rows.assign_add(np.ones([1, 3], np.float32))
