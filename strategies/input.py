@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -20,7 +20,10 @@ from strategies._tensorflow import (
 from strategies.collectives import Collectives, LocalCollectives
 
 _Policy = tf.data.experimental.AutoShardPolicy
-_ready: weakref.WeakSet[tf.data.Dataset] = weakref.WeakSet()
+# Datasets of a worker's own steps, and what makes the dataset that they are parts of.
+_ready: weakref.WeakKeyDictionary[tf.data.Dataset, Callable[[], tf.data.Dataset]] = (
+    weakref.WeakKeyDictionary()
+)
 
 
 class ReplicaDataset(DistributedDataset):
@@ -129,16 +132,28 @@ class Epochs:
         return not self._inside.numpy()
 
 
-def ready(dataset: tf.data.Dataset) -> tf.data.Dataset:
+def ready(dataset: tf.data.Dataset, whole: Callable[[], tf.data.Dataset]) -> tf.data.Dataset:
     """Returns a dataset of a worker's own steps, as many on all workers, that `share` keeps whole.
 
     What is made of it, by `map` for example, is any worker's own data to `share`: policy OFF.
+
+    Args:
+      dataset: the steps.
+      whole: makes the dataset of all workers' rows, in batches of all workers.
     """
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = _Policy.OFF
     dataset = dataset.with_options(options)
-    _ready.add(dataset)
+    _ready[dataset] = whole
     return dataset
+
+
+def whole_of(dataset: tf.data.Dataset) -> tf.data.Dataset | None:
+    """Returns the dataset of all workers' rows; None if what is known is this worker's alone."""
+    while dataset in _ready:
+        dataset = _ready[dataset]()
+    policy = dataset.options().experimental_distribute.auto_shard_policy
+    return None if policy == _Policy.OFF else dataset
 
 
 def share(
@@ -181,8 +196,7 @@ def share(
     policy = dataset.options().experimental_distribute.auto_shard_policy
     _check_batched(dataset.element_spec)
     if policy in (_Policy.AUTO, _Policy.DATA):
-        parts = range(collectives.rank, collectives.size * replicas, collectives.size)
-        mine = _cut_batches(dataset, parts, collectives.size * replicas)
+        mine = cut(dataset, collectives.rank, collectives.size, replicas)
         if policy == _Policy.DATA:
             # So Keras marks what it shuffles.
             state = dataset.options().experimental_external_state_policy
@@ -217,8 +231,9 @@ def equal_steps(
         dataset = _in_groups(dataset, replicas)
     if collectives.size == 1:
         return dataset
-    mine = dataset.cardinality()
-    counts = collectives.all_gather(mine[tf.newaxis]).numpy().tolist()
+    mine = int(dataset.cardinality())
+    # A worker of parameter servers that has ended gives no number: the position is no rank then.
+    counts = collectives.all_gather(tf.constant([mine], tf.int64)).numpy().tolist()
     infinite = [rank for rank, count in enumerate(counts) if count == tf.data.INFINITE_CARDINALITY]
     if infinite and len(infinite) < len(counts):
         raise ValueError(
@@ -230,8 +245,16 @@ def equal_steps(
         return dataset
     empty = tf.data.Dataset.from_tensors(empty_element(dataset.element_spec)).repeat()
     if min(counts) >= 0:
-        return dataset.concatenate(empty.take(max(counts) - counts[collectives.rank]))
+        return dataset.concatenate(empty.take(max(counts) - mine))
     return _until_all_are_done(dataset, empty, collectives)
+
+
+def cut(dataset: tf.data.Dataset, rank: int, size: int, replicas: int) -> tf.data.Dataset:
+    """Returns the parts that one of `size` workers takes of each batch, one for each replica."""
+    if size * replicas == 1:
+        return dataset
+    _check_batched(dataset.element_spec)
+    return _cut_batches(dataset, range(rank, size * replicas, size), size * replicas)
 
 
 def _cut_batches(dataset: tf.data.Dataset, parts: range, size: int) -> tf.data.Dataset:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 from absl import logging
 
-from strategies.collectives import Collectives
+from strategies.collectives import Collectives, LocalCollectives
 from strategies.input import empty_element, ready
 from strategies.workers import collectives_of
 
@@ -87,7 +87,12 @@ def read_files(
     if steps is None:
         ordered = rows_of(names, collectives, reader, readers, shard=shard)
         steps = _steps(ordered, size, uneven, collectives)
-    return ready(batches_of(rows, size, uneven, steps))
+
+    def whole() -> tf.data.Dataset:
+        rows = rows_of(names, LocalCollectives(), reader, readers)
+        return batches_of(rows, batch_size, "empty", steps)
+
+    return ready(batches_of(rows, size, uneven, steps), whole)
 
 
 def names_of(files: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> list[str]:

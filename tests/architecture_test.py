@@ -14,6 +14,7 @@ FILES = sorted([*ROOT.glob("tf_config/**/*.py"), *ROOT.glob("strategies/**/*.py"
 LAYERS = [
     "tf_config",
     "strategies._tensorflow",
+    "strategies._keras",
     "strategies.collectives",
     "strategies.reduction",
     "strategies.row_array",
@@ -34,6 +35,7 @@ LAYERS = [
     "strategies.multi_worker",
     "strategies.server",
     "strategies.parameter_server",
+    "strategies.choice",
     "strategies.serve",
     "strategies.workers",
     "strategies.embedding",
@@ -102,6 +104,7 @@ def test_the_public_names():
         "LossScaleOptimizer",
         "MirroredStrategy",
         "MultiWorkerMirroredStrategy",
+        "ParameterServerOptions",
         "ParameterServerStrategy",
         "ReductionOptions",
         "TableConfig",
