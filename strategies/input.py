@@ -21,7 +21,7 @@ from strategies.collectives import Collectives, LocalCollectives
 
 _Policy = tf.data.experimental.AutoShardPolicy
 # Datasets of a worker's own steps, and what makes the dataset that they are parts of.
-_ready: weakref.WeakKeyDictionary[tf.data.Dataset, Callable[[], tf.data.Dataset]] = (
+_ready: weakref.WeakKeyDictionary[tf.data.Dataset, Callable[[], tf.data.Dataset] | None] = (
     weakref.WeakKeyDictionary()
 )
 
@@ -132,14 +132,17 @@ class Epochs:
         return not self._inside.numpy()
 
 
-def ready(dataset: tf.data.Dataset, whole: Callable[[], tf.data.Dataset]) -> tf.data.Dataset:
+def ready(
+    dataset: tf.data.Dataset, whole: Callable[[], tf.data.Dataset] | None = None
+) -> tf.data.Dataset:
     """Returns a dataset of a worker's own steps, as many on all workers, that `share` keeps whole.
 
     What is made of it, by `map` for example, is any worker's own data to `share`: policy OFF.
 
     Args:
       dataset: the steps.
-      whole: makes the dataset of all workers' rows, in batches of all workers.
+      whole: makes the dataset of all workers' rows, in batches of all workers; None if there is
+        none.
     """
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = _Policy.OFF
@@ -151,7 +154,10 @@ def ready(dataset: tf.data.Dataset, whole: Callable[[], tf.data.Dataset]) -> tf.
 def whole_of(dataset: tf.data.Dataset) -> tf.data.Dataset | None:
     """Returns the dataset of all workers' rows; None if what is known is this worker's alone."""
     while dataset in _ready:
-        dataset = _ready[dataset]()
+        whole = _ready[dataset]
+        if whole is None:
+            return None
+        dataset = whole()
     policy = dataset.options().experimental_distribute.auto_shard_policy
     return None if policy == _Policy.OFF else dataset
 

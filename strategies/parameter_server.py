@@ -64,10 +64,16 @@ class ParameterServerStrategy(MirroredReduction, tf.distribute.MultiWorkerMirror
     * "geo": each worker has an optimizer of its own, and every `geo_steps` steps adds 1/N of its
       progress to the servers' values. It lacks the others' last `geo_steps` steps or more.
 
-    In "sync", `num_replicas_in_sync`, logs, `evaluate` and `predict` are those of all workers,
-    as under `MultiWorkerMirroredStrategy`. In the other modes a worker takes no account of the
-    others: its logs and results are its own, of its own part of the data, and so is its number of
-    steps. Everywhere each global batch is cut by rows.
+    In "sync", `num_replicas_in_sync`, logs, `reduce` and `gather` are those of all workers, as
+    under `MultiWorkerMirroredStrategy`. In the other modes a worker takes no account of the
+    others: its logs are its own, of its own part of the data, and so is its number of steps.
+    Everywhere each global batch that trains is cut by rows.
+
+    Keras's `evaluate`, `predict` and validation in `fit` are of all rows, on every worker. In
+    "sync" the workers share them out. In the other modes each worker takes all of them, with the
+    servers' present values (in "geo" with its own), and waits for nobody. A dataset that is one
+    worker's alone (`distribute_datasets_from_function`, `AutoShardPolicy.OFF`) stays so, with a
+    warning.
 
     What is shared:
 

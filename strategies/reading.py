@@ -55,7 +55,9 @@ def read_files(
     So that all know the number of steps, and nobody asks the others in each of them, each worker
     reads its files once beforehand and counts the rows. `steps` saves that.
 
-    Pass the dataset to `fit` or `strategy.experimental_distribute_dataset` as it is.
+    Pass the dataset to `fit` or `strategy.experimental_distribute_dataset` as it is. `evaluate`
+    and `predict` are of all rows: where workers wait for nobody (`ParameterServerStrategy`, except
+    in "sync"), each worker then reads all files, in their order.
 
     Args:
       files: names, or patterns such as "data/part-*"; the same files on all workers. They are

@@ -33,6 +33,7 @@ class ServerDataset(ReplicaDataset):
         super().__init__(part._dataset, strategy)
         self._part = part
         self._source = source
+        self._is_said = False
 
     def __iter__(self) -> Iterator:
         method = running_method() if tf.executing_eagerly() else None
@@ -58,15 +59,20 @@ class ServerDataset(ReplicaDataset):
             self._extended.take_up_all()
         whole = None if self._source is None else whole_of(self._source)
         if whole is None:
+            self._say(method)
+            return None
+        replicas = len(self._extended.worker_devices)
+        return cut(whole, here.index(workers.rank), len(here), replicas)
+
+    def _say(self, method: str) -> None:
+        if not self._is_said:
             logging.warning(
                 "%s is of worker %d's rows alone, for so is its dataset: AutoShardPolicy.OFF, a "
                 "function for each worker, or what was made of a worker's part. Pass all rows, as "
                 "arrays or a tf.data.Dataset of another policy, to evaluate all of them.",
-                method, workers.rank,
+                method, self._extended.workers.rank,
             )  # fmt: skip
-            return None
-        replicas = len(self._extended.worker_devices)
-        return cut(whole, here.index(workers.rank), len(here), replicas)
+        self._is_said = True
 
 
 def _check_all_are_here(method: str, here: list[int], size: int) -> None:
