@@ -41,6 +41,10 @@ if workers.rank == workers.size - 1:
     # What goes to all workers still comes from one that is there, and what is asked of all is.
     assert int(workers.broadcast(tf.constant(workers.rank))) == workers.rank
     strategies.verify_equal(strategy, model.variables)
-    found = model.evaluate(x, x[:, :1], batch_size=ROWS, verbose=0)
-    np.testing.assert_allclose(found, model.get_weights()[0].sum(), rtol=1e-5)
+    # All rows are evaluated, those too that would have been another's; a mean is of who is there.
+    rows = np.arange(len(x), dtype=np.float32)
+    found = model.evaluate(x * rows[:, None], x[:, :1], batch_size=ROWS, verbose=0)
+    np.testing.assert_allclose(found, rows.mean() * model.get_weights()[0].sum(), rtol=1e-5)
+    mean = strategy.reduce("MEAN", tf.constant(3.0), axis=None)
+    np.testing.assert_allclose(mean, 3.0)
 print("passed")
