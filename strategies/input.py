@@ -11,6 +11,7 @@ import tensorflow as tf
 from strategies._tensorflow import (
     DistributedDataset,
     DistributedDatasetSpec,
+    OptionsDataset,
     PerReplica,
     PerReplicaSpec,
     auto_shard_dataset,
@@ -20,10 +21,9 @@ from strategies._tensorflow import (
 from strategies.collectives import Collectives, LocalCollectives
 
 _Policy = tf.data.experimental.AutoShardPolicy
+_Maker = Callable[[], tf.data.Dataset]
 # Datasets of a worker's own steps, and what makes the dataset that they are parts of.
-_ready: weakref.WeakKeyDictionary[tf.data.Dataset, Callable[[], tf.data.Dataset] | None] = (
-    weakref.WeakKeyDictionary()
-)
+_ready: weakref.WeakKeyDictionary[tf.data.Dataset, _Maker | None] = weakref.WeakKeyDictionary()
 
 
 class ReplicaDataset(DistributedDataset):
@@ -132,17 +132,14 @@ class Epochs:
         return not self._inside.numpy()
 
 
-def ready(
-    dataset: tf.data.Dataset, whole: Callable[[], tf.data.Dataset] | None = None
-) -> tf.data.Dataset:
+def ready(dataset: tf.data.Dataset, whole: _Maker | None = None) -> tf.data.Dataset:
     """Returns a dataset of a worker's own steps, as many on all workers, that `share` keeps whole.
 
     What is made of it, by `map` for example, is any worker's own data to `share`: policy OFF.
 
     Args:
       dataset: the steps.
-      whole: makes the dataset of all workers' rows, in batches of all workers; None if there is
-        none.
+      whole: makes the dataset of all workers' rows and whole batches; None if nobody has it.
     """
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = _Policy.OFF
@@ -153,13 +150,21 @@ def ready(
 
 def whole_of(dataset: tf.data.Dataset) -> tf.data.Dataset | None:
     """Returns the dataset of all workers' rows; None if what is known is this worker's alone."""
-    while dataset in _ready:
+    while (dataset := _as_marked(dataset)) in _ready:
         whole = _ready[dataset]
         if whole is None:
             return None
         dataset = whole()
     policy = dataset.options().experimental_distribute.auto_shard_policy
     return None if policy == _Policy.OFF else dataset
+
+
+def _as_marked(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Returns what is `ready` behind options, such as tf_keras's `predict` sets; else `dataset`."""
+    behind = dataset
+    while behind not in _ready and isinstance(behind, OptionsDataset):
+        (behind,) = behind._inputs()
+    return behind if behind in _ready else dataset
 
 
 def share(
@@ -195,6 +200,7 @@ def share(
     others = collectives if in_step else LocalCollectives()
     if collectives.size * replicas == 1:
         return dataset
+    dataset = _as_marked(dataset)
     if dataset in _ready:
         if replicas == 1 or _is_cut(dataset.element_spec):
             return dataset
