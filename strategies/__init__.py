@@ -4,15 +4,17 @@ from typing import TYPE_CHECKING, Any
 
 from strategies import callbacks
 from strategies.central_storage import CentralStorageStrategy
+from strategies.choice import from_tf_config
 from strategies.embedding import Admission, Eviction, FeatureConfig, TableConfig
 from strategies.embedding.prefetch import prefetch_rows
 from strategies.equality import verify_equal
 from strategies.files import own_path, writing
 from strategies.mirrored import MirroredStrategy
 from strategies.multi_worker import MultiWorkerMirroredStrategy
-from strategies.parameter_server import ParameterServerStrategy, from_tf_config
+from strategies.parameter_server import ParameterServerStrategy
 from strategies.reading import read_files
 from strategies.reduction import ReductionOptions
+from strategies.server.options import ParameterServerOptions
 from strategies.workers import barrier
 from tf_config.capacity import plan_capacity
 
@@ -29,6 +31,7 @@ __all__ = [
     "LossScaleOptimizer",
     "MirroredStrategy",
     "MultiWorkerMirroredStrategy",
+    "ParameterServerOptions",
     "ParameterServerStrategy",
     "ReductionOptions",
     "TableConfig",

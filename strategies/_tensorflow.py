@@ -1,10 +1,11 @@
 """The only door to TensorFlow's private modules: each private name, imported here once.
 
 Checked on TensorFlow 2.18.1 and 2.21.0; `CommunicationOptions`, `DistributedDatasetSpec`,
-`FunctionCallOptions`, `ResourceVariable`, `context`, `in_save_context` and `is_recorded` on 2.21.0
-alone.
+`FunctionCallOptions`, `OptionsDataset`, `ResourceVariable`, `context`, `in_save_context` and
+`is_recorded` on 2.21.0 alone.
 """
 
+from tensorflow.python.data.ops.dataset_ops import _OptionsDataset as OptionsDataset
 from tensorflow.python.distribute.collective_all_reduce_strategy import (
     CollectiveAllReduceExtended,
 )
@@ -51,6 +52,7 @@ __all__ = [
     "FunctionCallOptions",
     "Mirrored",
     "MirroredVariable",
+    "OptionsDataset",
     "PerReplica",
     "PerReplicaSpec",
     "ResourceVariable",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -11,6 +11,7 @@ import tensorflow as tf
 from strategies._tensorflow import (
     DistributedDataset,
     DistributedDatasetSpec,
+    OptionsDataset,
     PerReplica,
     PerReplicaSpec,
     auto_shard_dataset,
@@ -20,7 +21,9 @@ from strategies._tensorflow import (
 from strategies.collectives import Collectives, LocalCollectives
 
 _Policy = tf.data.experimental.AutoShardPolicy
-_ready: weakref.WeakSet[tf.data.Dataset] = weakref.WeakSet()
+_Maker = Callable[[], tf.data.Dataset]
+# Datasets of a worker's own steps, and what makes the dataset that they are parts of.
+_ready: weakref.WeakKeyDictionary[tf.data.Dataset, _Maker | None] = weakref.WeakKeyDictionary()
 
 
 class ReplicaDataset(DistributedDataset):
@@ -129,16 +132,39 @@ class Epochs:
         return not self._inside.numpy()
 
 
-def ready(dataset: tf.data.Dataset) -> tf.data.Dataset:
+def ready(dataset: tf.data.Dataset, whole: _Maker | None = None) -> tf.data.Dataset:
     """Returns a dataset of a worker's own steps, as many on all workers, that `share` keeps whole.
 
     What is made of it, by `map` for example, is any worker's own data to `share`: policy OFF.
+
+    Args:
+      dataset: the steps.
+      whole: makes the dataset of all workers' rows and whole batches; None if nobody has it.
     """
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = _Policy.OFF
     dataset = dataset.with_options(options)
-    _ready.add(dataset)
+    _ready[dataset] = whole
     return dataset
+
+
+def whole_of(dataset: tf.data.Dataset) -> tf.data.Dataset | None:
+    """Returns the dataset of all workers' rows; None if what is known is this worker's alone."""
+    while (dataset := _as_marked(dataset)) in _ready:
+        whole = _ready[dataset]
+        if whole is None:
+            return None
+        dataset = whole()
+    policy = dataset.options().experimental_distribute.auto_shard_policy
+    return None if policy == _Policy.OFF else dataset
+
+
+def _as_marked(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Returns what is `ready` behind options, such as tf_keras's `predict` sets; else `dataset`."""
+    behind = dataset
+    while behind not in _ready and isinstance(behind, OptionsDataset):
+        (behind,) = behind._inputs()
+    return behind if behind in _ready else dataset
 
 
 def share(
@@ -174,6 +200,7 @@ def share(
     others = collectives if in_step else LocalCollectives()
     if collectives.size * replicas == 1:
         return dataset
+    dataset = _as_marked(dataset)
     if dataset in _ready:
         if replicas == 1 or _is_cut(dataset.element_spec):
             return dataset
@@ -181,8 +208,7 @@ def share(
     policy = dataset.options().experimental_distribute.auto_shard_policy
     _check_batched(dataset.element_spec)
     if policy in (_Policy.AUTO, _Policy.DATA):
-        parts = range(collectives.rank, collectives.size * replicas, collectives.size)
-        mine = _cut_batches(dataset, parts, collectives.size * replicas)
+        mine = cut(dataset, collectives.rank, collectives.size, replicas)
         if policy == _Policy.DATA:
             # So Keras marks what it shuffles.
             state = dataset.options().experimental_external_state_policy
@@ -217,8 +243,9 @@ def equal_steps(
         dataset = _in_groups(dataset, replicas)
     if collectives.size == 1:
         return dataset
-    mine = dataset.cardinality()
-    counts = collectives.all_gather(mine[tf.newaxis]).numpy().tolist()
+    mine = int(dataset.cardinality())
+    # A worker of parameter servers that has ended gives no number: the position is no rank then.
+    counts = collectives.all_gather(tf.constant([mine], tf.int64)).numpy().tolist()
     infinite = [rank for rank, count in enumerate(counts) if count == tf.data.INFINITE_CARDINALITY]
     if infinite and len(infinite) < len(counts):
         raise ValueError(
@@ -230,8 +257,16 @@ def equal_steps(
         return dataset
     empty = tf.data.Dataset.from_tensors(empty_element(dataset.element_spec)).repeat()
     if min(counts) >= 0:
-        return dataset.concatenate(empty.take(max(counts) - counts[collectives.rank]))
+        return dataset.concatenate(empty.take(max(counts) - mine))
     return _until_all_are_done(dataset, empty, collectives)
+
+
+def cut(dataset: tf.data.Dataset, rank: int, size: int, replicas: int) -> tf.data.Dataset:
+    """Returns the parts that one of `size` workers takes of each batch, one for each replica."""
+    if size * replicas == 1:
+        return dataset
+    _check_batched(dataset.element_spec)
+    return _cut_batches(dataset, range(rank, size * replicas, size), size * replicas)
 
 
 def _cut_batches(dataset: tf.data.Dataset, parts: range, size: int) -> tf.data.Dataset:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import dataclasses
 import secrets
 import time
 from collections.abc import Sequence
@@ -16,11 +17,7 @@ from absl import logging
 from strategies._tensorflow import global_seed
 from strategies.collectives import Collectives, LocalCollectives
 from strategies.mirrored import MirroredReduction, local_devices
-from strategies.multi_worker import (
-    MultiWorkerMirroredStrategy,
-    gpus_of,
-    start_timeout_seconds,
-)
+from strategies.multi_worker import gpus_of, start_timeout_seconds
 from strategies.reduction import ReductionOptions
 from strategies.resolver import config_of, resolver_of
 from strategies.server.asynchronous import Async
@@ -29,20 +26,13 @@ from strategies.server.connection import ServerLost, Servers, close, is_gone, jo
 from strategies.server.extended import Exchange, ServerExtended
 from strategies.server.geo import Geo
 from strategies.server.half_async import HalfAsync
-from strategies.server.placement import MIN_SLICE_SIZE, Chooser, Placement
+from strategies.server.options import ParameterServerOptions
+from strategies.server.placement import Placement
 from strategies.server.presence import AWAITED, HERE, LEFT, SAME_SCRIPT, Presence
 from strategies.server.sync import Sync
 from strategies.server.values import Values
 from tf_config import ClusterConfigError, Task, TFConfig
 
-_MODES = ("sync", "async", "half_async", "geo")
-_OF_MODE = {
-    "max_merge": ("async",),
-    "send_queue_size": ("async",),
-    "pull_every": ("async",),
-    "geo_steps": ("geo",),
-}
-_OWN_SETTINGS = ("mode", "placement", "min_slice_size", "compression", *_OF_MODE)
 _WIRES = {None: tf.float32, "fp16": tf.float16}
 _POLL_SECONDS = 0.05
 _NAME_EVERY_SECONDS = 5.0
@@ -74,10 +64,16 @@ class ParameterServerStrategy(MirroredReduction, tf.distribute.MultiWorkerMirror
     * "geo": each worker has an optimizer of its own, and every `geo_steps` steps adds 1/N of its
       progress to the servers' values. It lacks the others' last `geo_steps` steps or more.
 
-    In "sync", `num_replicas_in_sync`, logs, `evaluate` and `predict` are those of all workers,
-    as under `MultiWorkerMirroredStrategy`. In the other modes a worker takes no account of the
-    others: its logs and results are its own, of its own part of the data, and so is its number of
-    steps. Everywhere each global batch is cut by rows.
+    In "sync", `num_replicas_in_sync`, logs, `reduce` and `gather` are those of all workers, as
+    under `MultiWorkerMirroredStrategy`. In the other modes a worker takes no account of the
+    others: its logs are its own, of its own part of the data, and so is its number of steps.
+    Everywhere each global batch that trains is cut by rows.
+
+    Keras's `evaluate`, `predict` and validation in `fit` are of all rows, on every worker. In
+    "sync" the workers share them out. In the other modes each worker takes all of them, with the
+    servers' present values (in "geo" with its own), and waits for nobody. A dataset that is one
+    worker's alone (`distribute_datasets_from_function`, `AutoShardPolicy.OFF`) stays so, with a
+    warning.
 
     What is shared:
 
@@ -96,24 +92,20 @@ class ParameterServerStrategy(MirroredReduction, tf.distribute.MultiWorkerMirror
     Args:
       cluster_resolver: says what the cluster is and which task this process is, in place of
         TF_CONFIG.
-      mode: "sync", "async", "half_async" or "geo".
-      placement: "round_robin"; "hash" of a variable's name; or a function of its name, its shape
-        and the number of servers, which returns the number of one.
-      min_slice_size: a variable of n elements has up to n // min_slice_size slices, at most one
-        a server. None cuts none, for optimizers that need all of a variable at once.
-      max_merge: in "async", how many steps may make one change, of their sum.
-      send_queue_size: in "async", how many steps may wait to be sent or be on their way; 1, or
-        twice `max_merge`, unless said. 1 is enough to send behind the next step's back.
-      pull_every: in "async", steps sent between two pulls of the servers' values.
-      geo_steps: in "geo", steps between two exchanges.
-      compression: "fp16" sends gradients to the servers as float16; None as they are.
+      mode: "sync", "async", "half_async" or "geo"; "async" unless said.
+      options: `ParameterServerOptions`: the mode, where variables go, what is waited for.
       num_replicas: how many replicas each worker has: on GPUs of its own, or logical CPUs. What
         they compute is summed in the worker, and sent once.
       start_timeout: seconds to wait at the start for the servers, and for the first worker's
         initial values. None is what `tf-config run --start-timeout` says, or 300.
+      **settings: single attributes of `ParameterServerOptions`, such as `placement`, in its place.
+
+    Attributes:
+      options: those that it works with.
 
     Raises:
       ClusterConfigError: if TF_CONFIG is wrong or names no parameter server.
+      TypeError: if there is no such setting.
       ValueError: if an argument has no meaning, or none in this mode; if the program has such a
         strategy already.
       TimeoutError: if a server, or in "sync" a worker, does not come in time; the message names
@@ -123,25 +115,14 @@ class ParameterServerStrategy(MirroredReduction, tf.distribute.MultiWorkerMirror
     def __init__(
         self,
         cluster_resolver: tf.distribute.cluster_resolver.ClusterResolver | None = None,
-        mode: str = "async",
+        mode: str | None = None,
         *,
-        placement: str | Chooser = "round_robin",
-        min_slice_size: int | None = MIN_SLICE_SIZE,
-        max_merge: int | None = None,
-        send_queue_size: int | None = None,
-        pull_every: int | None = None,
-        geo_steps: int | None = None,
-        compression: str | None = None,
+        options: ParameterServerOptions | None = None,
         num_replicas: int | None = None,
         start_timeout: float | None = None,
+        **settings: Any,
     ):
-        settings = {
-            "max_merge": max_merge,
-            "send_queue_size": send_queue_size,
-            "pull_every": pull_every,
-            "geo_steps": geo_steps,
-        }
-        _check(mode, settings, compression)
+        self.options = options_of(options, {**_said(mode), **settings})
         if _made:
             raise ValueError(
                 "A program makes one ParameterServerStrategy, whose variables the servers know by "
@@ -149,90 +130,89 @@ class ParameterServerStrategy(MirroredReduction, tf.distribute.MultiWorkerMirror
             )
         config = TFConfig.from_env() if cluster_resolver is None else config_of(cluster_resolver)
         config = _with_servers(config)
-        places = Placement(len(config.cluster.tasks("ps")), placement, min_slice_size)
+        options = self.options
+        places = Placement(
+            len(config.cluster.tasks("ps")), options.placement, options.min_slice_size
+        )
         timeout = start_timeout_seconds(start_timeout)
         devices = local_devices(num_replicas, gpus_of(config))
         servers = join(config.cluster, config.task, timeout)
-        presences = _arrive(servers, timeout, mode)
-        if mode == "sync":
+        presences = _arrive(servers, timeout, options.mode)
+        if options.mode == "sync":
             _await(config.cluster.training_tasks, presences, timeout)
         workers: Collectives = ServerCollectives(servers)
         if servers.size == 1:
             workers = LocalCollectives()
         values = Values(servers, places, timeout)
         resolver = resolver_of(config) if cluster_resolver is None else cluster_resolver
-        exchange = _exchange(mode, servers, settings)
+        exchange = exchange_of(options, servers)
         extended = ServerExtended(
             self, workers, devices, ReductionOptions(), resolver, servers, values, exchange,
-            in_step=mode == "sync",
-            geo=Geo(servers.size, settings["geo_steps"] or 100) if mode == "geo" else None,
-            wire=_WIRES[compression],
+            in_step=options.mode == "sync",
+            geo=Geo(servers.size, options.geo_steps or 100) if options.mode == "geo" else None,
+            wire=_WIRES[options.compression],
         )  # fmt: skip
         tf.distribute.Strategy.__init__(self, extended)
-        self.mode = mode
         _made.append(servers.rank)
         _share_seed(values)
         atexit.register(_leave, exchange, servers, presences, config.cluster.training_tasks)
-        own = "" if mode == "sync" else ": logs, evaluate and predict are of its own rows alone"
-        logging.info("Worker %d of %d, mode %s%s.", servers.rank, servers.size, mode, own)
+        logging.info("Worker %d of %d: %s", servers.rank, servers.size, options)
+
+    @property
+    def mode(self) -> str:
+        """What is waited for: "sync", "async", "half_async" or "geo"."""
+        return self.options.mode
 
     def placement(self) -> str:
         """Returns what is where: each variable's servers, each server's bytes, and how even."""
         return self.extended.on_servers.report()
 
 
-def from_tf_config(**options: Any) -> tf.distribute.Strategy:
-    """Returns the strategy that fits TF_CONFIG: with parameter servers, or mirrored on its workers.
-
-    Without TF_CONFIG that is one worker, so one script serves a laptop and a cluster.
-
-    >>> from_tf_config().num_replicas_in_sync
-    1
-
-    Args:
-      **options: as of `ParameterServerStrategy` if TF_CONFIG has a ps task; its own settings
-        (`mode` and so on) are passed over where it has none. Else as of
-        `MultiWorkerMirroredStrategy`.
+def options_of(
+    options: ParameterServerOptions | None, settings: dict[str, Any]
+) -> ParameterServerOptions:
+    """Returns how to train, as options or single settings of them say.
 
     Raises:
-      ClusterConfigError: if TF_CONFIG is wrong.
+      TypeError: if there is no such setting.
+      ValueError: if both are given, or a value has no meaning.
     """
-    config = TFConfig.from_env()
-    if config is not None and config.cluster.tasks("ps"):
-        return ParameterServerStrategy(**options)
-    mirrored = {name: value for name, value in options.items() if name not in _OWN_SETTINGS}
-    return MultiWorkerMirroredStrategy(**mirrored)
-
-
-def _exchange(mode: str, servers: Servers, settings: dict[str, int | None]) -> Exchange:
-    if mode == "sync":
-        return Sync(servers)
-    if mode == "async":
-        merge = settings["max_merge"] or 1
-        return Async(
-            servers,
-            merge,
-            settings["send_queue_size"] or (2 * merge if merge > 1 else 1),
-            settings["pull_every"] or 1,
-        )
-    return HalfAsync(servers)
-
-
-def _check(mode: str, settings: dict[str, int | None], compression: str | None) -> None:
-    if mode not in _MODES:
-        raise ValueError(f"mode is one of {', '.join(map(repr, _MODES))}. Received: {mode!r}.")
-    if compression not in _WIRES:
-        raise ValueError(f"compression is None or 'fp16'. Received: {compression!r}.")
-    for name, value in settings.items():
-        if value is None:
-            continue
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ValueError(f"{name} is a whole number from 1. Received: {value!r}.")
-        if mode not in _OF_MODE[name]:
-            raise ValueError(
-                f"{name} is a setting of mode={_OF_MODE[name][0]!r}. Received: {name}={value} "
-                f"with mode={mode!r}. Leave it out."
+    known = [field.name for field in dataclasses.fields(ParameterServerOptions)]
+    for name in settings:
+        if name not in known:
+            raise TypeError(
+                "ParameterServerStrategy takes cluster_resolver, num_replicas, start_timeout, "
+                f"{', '.join(known)}, or options=ParameterServerOptions(...). Received: {name!r}. "
+                "Leave it out."
             )
+    if options is None:
+        return ParameterServerOptions(**settings)
+    if not isinstance(options, ParameterServerOptions):
+        raise ValueError(
+            "options is a strategies.ParameterServerOptions. Received: "
+            f"{options!r}. strategies.from_tf_config takes those of workers without servers, too."
+        )
+    if settings:
+        raise ValueError(
+            f"A setting is given once. Received: {', '.join(settings)} beside {options}. "
+            "Put it into the options."
+        )
+    return options
+
+
+def _said(mode: str | None) -> dict[str, str]:
+    return {} if mode is None else {"mode": mode}
+
+
+def exchange_of(options: ParameterServerOptions, servers: Servers) -> Exchange:
+    """Returns when a worker's changes are sent, and what it goes on with."""
+    if options.mode == "sync":
+        return Sync(servers)
+    if options.mode == "async":
+        merge = options.max_merge or 1
+        queue_size = options.send_queue_size or (2 * merge if merge > 1 else 1)
+        return Async(servers, merge, queue_size, options.pull_every or 1)
+    return HalfAsync(servers)
 
 
 def _with_servers(config: TFConfig | None) -> TFConfig:

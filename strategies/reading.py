@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 from absl import logging
 
-from strategies.collectives import Collectives
+from strategies.collectives import Collectives, LocalCollectives
 from strategies.input import empty_element, ready
 from strategies.workers import collectives_of
 
@@ -55,7 +55,9 @@ def read_files(
     So that all know the number of steps, and nobody asks the others in each of them, each worker
     reads its files once beforehand and counts the rows. `steps` saves that.
 
-    Pass the dataset to `fit` or `strategy.experimental_distribute_dataset` as it is.
+    Pass the dataset to `fit` or `strategy.experimental_distribute_dataset` as it is. `evaluate`
+    and `predict` are of all rows: where workers wait for nobody (`ParameterServerStrategy`, except
+    in "sync"), each worker then reads all files, in their order.
 
     Args:
       files: names, or patterns such as "data/part-*"; the same files on all workers. They are
@@ -87,7 +89,12 @@ def read_files(
     if steps is None:
         ordered = rows_of(names, collectives, reader, readers, shard=shard)
         steps = _steps(ordered, size, uneven, collectives)
-    return ready(batches_of(rows, size, uneven, steps))
+
+    def whole() -> tf.data.Dataset:
+        rows = rows_of(names, LocalCollectives(), reader, readers)
+        return batches_of(rows, batch_size, "empty", steps)
+
+    return ready(batches_of(rows, size, uneven, steps), whole)
 
 
 def names_of(files: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> list[str]:

@@ -84,7 +84,7 @@ def prefetch_rows(
             same = tf.nest.map_structure(tf.identity, batch, expand_composites=True)
         return same[0] if len(same) == 1 else same
 
-    return ready(mine.map(ask).prefetch(steps))
+    return ready(mine.map(ask).prefetch(steps), lambda: dataset)
 
 
 def _asked(

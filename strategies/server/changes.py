@@ -88,6 +88,6 @@ def check(changes: Sequence[Change]) -> None:
             raise ValueError(
                 "A variable that is cut over several servers has an optimizer that changes each "
                 f"element by itself, one of {', '.join(_TAKEN)}. Received: {name} for "
-                f"{change.variable.held.name!r}. Keep variables whole with min_slice_size=None, "
+                f"{change.variable.held.path!r}. Keep variables whole with min_slice_size=None, "
                 "or say `elementwise = True` in the optimizer's class if it is so."
             )

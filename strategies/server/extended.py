@@ -9,20 +9,22 @@ from typing import Any, Protocol
 import numpy as np
 import tensorflow as tf
 
+from strategies._keras import path_of
 from strategies._tensorflow import (
     ResourceVariable,
     UninitializedVariable,
     select_replica,
 )
 from strategies.collectives import Collectives, LocalCollectives
-from strategies.extended import ReplicatedExtended, is_unsynchronized_state
+from strategies.extended import ReplicatedExtended
 from strategies.input import ReplicaDataset, equal_steps, share
 from strategies.reduction import ReductionOptions
 from strategies.row_variable import table_asked_for
 from strategies.server.changes import Change
 from strategies.server.connection import Servers
-from strategies.server.creation import aggregated, assigns, contain, first_value, is_whole_number
+from strategies.server.creation import aggregated, assigns, contain, first_value, kind_of
 from strategies.server.geo import Geo, add, copy_of, take_up
+from strategies.server.input import ServerDataset
 from strategies.server.program import Program, Unpacked
 from strategies.server.push import Push
 from strategies.server.rows import RowsOnServers, change_of
@@ -107,6 +109,13 @@ class ServerExtended(ReplicatedExtended):
         # Replicas that are not merged would each send the change.
         return len(self._devices) > 1
 
+    def _weights_of_replicas(self) -> list[tf.Tensor] | None:
+        weights = super()._weights_of_replicas()
+        if weights is None and self.in_step:
+            # A mean is over the workers that are there.
+            return [tf.constant(1.0) for _ in self._devices]
+        return weights
+
     # Variables.
 
     def _create_variable(self, next_creator: Callable, **kwargs: Any) -> Any:
@@ -120,39 +129,20 @@ class ServerExtended(ReplicatedExtended):
                 return self._slot(beside, kwargs)
         if beside is not None and not isinstance(beside, tf.Variable):
             return super()._create_variable(next_creator, **kwargs)
-        kind = self._kind(kwargs)
+        kind = kind_of(kwargs, self._geo is not None, self.in_step)
         if kind == "local":
             made = super()._create_variable(next_creator, **kwargs)
             return LocalVariable(made.distribute_strategy, made.values, made.aggregation)
         with tf.init_scope():
             return self._shared(kind, next_creator, kwargs)
 
-    def _kind(self, kwargs: dict[str, Any]) -> str:
-        """Returns what a new variable is: "weight", "counter", "state" or "local"."""
-        if "colocate_with" in kwargs:
-            return "local"
-        first = kwargs.get("aggregation") == tf.VariableAggregation.ONLY_FIRST_REPLICA
-        # tf_keras says no more of an optimizer's iterations than their name, and gives none to the
-        # counters of a model, which are the worker's own.
-        named = kwargs.get("name") is not None
-        if kwargs.get("name") == "iteration" or named and first:
-            is_counter = self._geo is None and is_whole_number(first_value(kwargs))
-            return "counter" if is_counter else "local"
-        if first:
-            return "local"
-        if kwargs.get("trainable") is not False:
-            return "weight" if first_value(kwargs).dtype.kind not in "OSU" else "local"
-        if self.in_step or not is_unsynchronized_state(kwargs):
-            return "local"
-        # A single number is a setting, such as tf_keras's learning rate.
-        return "state" if first_value(kwargs).shape else "local"
-
     def _shared(self, kind: str, next_creator: Callable, kwargs: dict[str, Any]) -> Any:
         first = first_value(kwargs)
         name = kwargs.get("name") or "variable"
         held = self.on_servers.add(
-            name, first.shape, tf.as_dtype(first.dtype), lambda: first, is_counter=kind == "counter"
-        )
+            name, first.shape, tf.as_dtype(first.dtype), lambda: first,
+            is_counter=kind == "counter", path=path_of(name),
+        )  # fmt: skip
         present = self.on_servers.read([held])[0]
         kwargs = {**kwargs, "initial_value": tf.constant(present, held.dtype)}
         made = super()._create_variable(next_creator, **kwargs)
@@ -248,7 +238,7 @@ class ServerExtended(ReplicatedExtended):
         if isinstance(var, SlotVariable):
             raise ValueError(
                 "An optimizer's state changes on the parameter servers, together with its "
-                f"variable. Received: a change of {var.held.name!r} alone. Leave out what keeps "
+                f"variable. Received: a change of {var.held.path!r} alone. Leave out what keeps "
                 "gradients between steps (gradient_accumulation_steps), or take mode='geo', "
                 "where workers have optimizers of their own."
             )
@@ -266,7 +256,7 @@ class ServerExtended(ReplicatedExtended):
         if any(change.variable is var for change in self._changes) and assigns(fn):
             raise ValueError(
                 "A variable that the servers have been told to change is known here when the step "
-                f"is complete. Received: a new value for {var.held.name!r} in the same step, as a "
+                f"is complete. Received: a new value for {var.held.path!r} in the same step, as a "
                 "weight's constraint gives it. Leave the constraint out, or take mode='geo', "
                 "where workers have optimizers of their own."
             )
@@ -386,15 +376,19 @@ class ServerExtended(ReplicatedExtended):
         self, dataset: tf.data.Dataset, options: Any
     ) -> ReplicaDataset:
         if self.in_step:
-            return super()._experimental_distribute_dataset(dataset, options)
-        shared = share(dataset, self.workers, len(self._devices), in_step=False)
-        return ReplicaDataset(shared, self._container_strategy())
+            part = super()._experimental_distribute_dataset(dataset, options)
+        else:
+            shared = share(dataset, self.workers, len(self._devices), in_step=False)
+            part = ReplicaDataset(shared, self._container_strategy())
+        return ServerDataset(part, self._container_strategy(), source=dataset)
 
     def _distribute_datasets_from_function(
         self, dataset_fn: Callable, options: Any
     ) -> ReplicaDataset:
         if self.in_step:
-            return super()._distribute_datasets_from_function(dataset_fn, options)
-        dataset = dataset_fn(self._make_input_context())
-        shared = equal_steps(dataset, LocalCollectives(), len(self._devices))
-        return ReplicaDataset(shared, self._container_strategy())
+            part = super()._distribute_datasets_from_function(dataset_fn, options)
+        else:
+            dataset = dataset_fn(self._make_input_context())
+            shared = equal_steps(dataset, LocalCollectives(), len(self._devices))
+            part = ReplicaDataset(shared, self._container_strategy())
+        return ServerDataset(part, self._container_strategy())

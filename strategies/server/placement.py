@@ -39,10 +39,13 @@ class Placement:
     of whole rows whose numbers differ by one at most. Each slice goes to a server:
 
     * "round_robin": the one behind that of the slice before;
-    * "hash": the CRC-32 of the variable's name, which is the same in every process, and the
+    * "hash": the CRC-32 of the variable's path, which is the same in every process, and the
       servers behind it for further slices;
-    * a function of the variable's name, its shape and the number of servers: the one that it
+    * a function of the variable's path, its shape and the number of servers: the one that it
       returns, and the servers behind it for further slices.
+
+    The path is Keras's: the names of the layers that a variable is in and its own, such as
+    "sequential/dense_1/kernel".
 
     Args:
       servers: how many there are.
@@ -61,7 +64,7 @@ class Placement:
     ):
         if not callable(method) and method not in ("round_robin", "hash"):
             raise ValueError(
-                "placement is 'round_robin', 'hash' or a function of a variable's name, its shape "
+                "placement is 'round_robin', 'hash' or a function of a variable's path, its shape "
                 f"and the number of servers. Received: {method!r}."
             )
         is_size = isinstance(min_slice_size, int) and not isinstance(min_slice_size, bool)
@@ -75,7 +78,7 @@ class Placement:
         self._min_slice_size = min_slice_size
         self._next = 0
 
-    def place(self, name: str, shape: Sequence[int]) -> tuple[Slice, ...]:
+    def place(self, path: str, shape: Sequence[int]) -> tuple[Slice, ...]:
         """Returns a variable's slices, in the order of their rows.
 
         Raises:
@@ -86,7 +89,7 @@ class Placement:
         count = 1
         if self._min_slice_size is not None:
             count = max(1, min(self._servers, math.prod(shape) // self._min_slice_size, rows))
-        first = self._first(name, shape, count)
+        first = self._first(path, shape, count)
         each, more = divmod(rows, count)
         bounds = [number * each + min(number, more) for number in range(count + 1)]
         return tuple(
@@ -94,18 +97,18 @@ class Placement:
             for number in range(count)
         )
 
-    def _first(self, name: str, shape: tuple[int, ...], count: int) -> int:
+    def _first(self, path: str, shape: tuple[int, ...], count: int) -> int:
         if self._method == "round_robin":
             first = self._next
             self._next = (self._next + count) % self._servers
             return first
         if self._method == "hash":
-            return zlib.crc32(name.encode()) % self._servers
-        chosen = self._method(name, shape, self._servers)  # type: ignore[operator]
+            return zlib.crc32(path.encode()) % self._servers
+        chosen = self._method(path, shape, self._servers)  # type: ignore[operator]
         if not isinstance(chosen, int) or not 0 <= chosen < self._servers:
             raise ValueError(
                 f"A placement function returns the number of a server, 0 to {self._servers - 1}. "
-                f"Received: {chosen!r} for {name!r}."
+                f"Received: {chosen!r} for {path!r}."
             )
         return chosen
 
@@ -121,17 +124,17 @@ def report(placed: Sequence[tuple[str, Sequence[int], int, Sequence[Slice]]], se
     the fullest holds 1.20 times the mean
 
     Args:
-      placed: name, shape, bytes an element and slices of each variable.
+      placed: path, shape, bytes an element and slices of each variable.
       servers: how many there are.
     """
     lines, load = [], [0] * servers
-    for name, shape, size, slices in placed:
+    for path, shape, size, slices in placed:
         row = math.prod(shape[1:]) * size
         for part in slices:
             load[part.server] += (part.stop - part.start) * row
         where = [f"rows {part.start}-{part.stop - 1} on ps {part.server}" for part in slices]
         whole = f"on ps {slices[0].server}"
-        lines.append(f"{name} {tuple(shape)}: {whole if len(slices) == 1 else ', '.join(where)}")
+        lines.append(f"{path} {tuple(shape)}: {whole if len(slices) == 1 else ', '.join(where)}")
     lines += [f"ps {number}: {size} bytes" for number, size in enumerate(load)]
     mean = sum(load) / servers
     lines.append(f"the fullest holds {max(load) / mean if mean else 1:.2f} times the mean")

@@ -49,7 +49,7 @@ class RowsOnServers(RowVariable):
         self._parts = tuple(parts)
         self._make_slot = make_slot
         # Of the optimizer's changes; it has no slices that a worker has copies of.
-        self.held = Held(f"rows/{name}", (), self.dtype, ())
+        self.held = Held(f"rows/{name}", name, (), self.dtype, ())
 
     @property
     def servers(self) -> int:

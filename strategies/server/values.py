@@ -30,6 +30,7 @@ class Held:
 
     Attributes:
       name: the same on all workers, and no other variable's.
+      path: its layers' names and its own, as users know it.
       shape: the variable's.
       dtype: the variable's.
       slices: its rows on the servers; for a counter one slice, which each server has a copy of.
@@ -39,6 +40,7 @@ class Held:
     """
 
     name: str
+    path: str
     shape: tuple[int, ...]
     dtype: tf.DType
     slices: tuple[Slice, ...]
@@ -92,6 +94,7 @@ class Values:
         initial: Callable[[], Any],
         beside: Held | None = None,
         is_counter: bool = False,
+        path: str | None = None,
     ) -> Held:
         """Puts a variable on the servers.
 
@@ -105,6 +108,7 @@ class Values:
           initial: makes its first value.
           beside: another one of the same shape, whose slices it goes beside.
           is_counter: whether each server has a copy.
+          path: tells where it goes, and what it is called in messages; None is its name.
 
         Raises:
           TimeoutError: if the first worker gives no value in time.
@@ -116,8 +120,8 @@ class Values:
             elif is_counter:
                 slices = tuple(Slice(server.number, 0, 1) for server in self._servers.servers)
             else:
-                slices = self._placement.place(name, shape)
-            held = Held(unique, tuple(shape), dtype, slices, is_counter)
+                slices = self._placement.place(path or name, shape)
+            held = Held(unique, path or name, tuple(shape), dtype, slices, is_counter)
             self.held.append(held)
         for number, part in enumerate(slices):
             held.parts.append(self._part(held, number, self._servers.servers[part.server]))
@@ -148,13 +152,13 @@ class Values:
             if now - start >= self._timeout:
                 raise TimeoutError(
                     f"The first worker gives each variable its first value. Received: none for "
-                    f"{held.name!r} within {self._timeout:g} s. See that it runs, and that all "
-                    "workers make the same variables in the same order."
+                    f"{held.path!r} within {self._timeout:g} s. See that it runs, and that all "
+                    "workers make the same variables in the same order, under the same names."
                 )
             if now - named >= _NAME_EVERY_SECONDS:
                 named = now
                 logging.warning(
-                    "Waiting for the first worker's %s: %.0f s.", held.name, now - start
+                    "Waiting for the first worker's %s: %.0f s.", held.path, now - start
                 )
             time.sleep(_POLL_SECONDS)
 
@@ -238,7 +242,7 @@ class Values:
     def report(self) -> str:
         """Returns what is where, and how even the load is."""
         placed = [
-            (one.name.partition("/")[2], one.shape, one.dtype.size, one.slices)
+            (one.path, one.shape, one.dtype.size, one.slices)
             for one in self.held
             if not one.is_counter
         ]

@@ -47,10 +47,10 @@ class View:
             return held.parts[self.server.number]
         if self._held is not None and held.slices == self._held.slices:
             return held.parts[self._number]
-        changed = "none" if self._held is None else self._held.name
+        changed = "none" if self._held is None else self._held.path
         raise ValueError(
             "A change on a parameter server reads and writes one variable, and what was made "
-            f"beside it. Received: a change of {changed!r} that uses {held.name!r}. Take an "
+            f"beside it. Received: a change of {changed!r} that uses {held.path!r}. Take an "
             "optimizer that treats each variable for itself, such as Adam."
         )
 
@@ -178,7 +178,7 @@ class SlotVariable(_OnServers):
         if not tf.executing_eagerly():
             raise NotImplementedError(
                 "An optimizer's state is on the parameter servers, and read there while a "
-                f"variable changes. Received: {self.held.name!r} read in a function. Leave out "
+                f"variable changes. Received: {self.held.path!r} read in a function. Leave out "
                 "what reads it between the steps (use_ema, gradient_accumulation_steps), or take "
                 "mode='geo', where workers have optimizers of their own."
             )

@@ -2,7 +2,8 @@
 
 servers_counting.py async|half_async|geo STEPS [other options of ParameterServerStrategy as JSON]
 
-Each step of worker w takes 1 from element w of a vector, and 1 from all elements of a table.
+Each step of worker w takes 1 from element w of a vector, 1 from all elements of a table, and 1/3
+from all of what tells how it travels.
 """
 
 import json
@@ -24,6 +25,7 @@ with strategy.scope():
     mean = tf.VariableAggregation.MEAN  # of a worker's replicas, which say the same
     mine = tf.Variable(tf.zeros([size]), name="mine", aggregation=mean)
     table = tf.Variable(tf.zeros([6, 2]), name="table", aggregation=mean)
+    thirds = tf.Variable(tf.zeros([3]), name="thirds", aggregation=mean)
     moving = tf.Variable(tf.zeros([3]), trainable=False, name="moving")
     iteration = tf.Variable(
         0, trainable=False, dtype=tf.int64, name="iteration",
@@ -39,6 +41,7 @@ def step():
         moving.assign_add(tf.ones([3]))
         mine.assign_sub(tf.one_hot(rank, size))
         table.assign_sub(tf.ones([6, 2]))
+        thirds.assign_sub(tf.fill([3], 1 / 3))
         iteration.assign_add(1)
 
     strategy.run(replica)
@@ -48,16 +51,23 @@ def on_servers(variable):
     return extended.on_servers.read([variable.held])[0]
 
 
-lag = 0
+lag, held = 0, []
 for number in range(1, steps + 1):
     step()
-    lag = max(lag, number + int(mine.numpy()[rank]))
+    now = int(mine.numpy()[rank])
+    lag = max(lag, number + now)
+    if number > steps - 12:
+        extended.exchange.drain()
+        held.append(now)
 if mode != "geo":
     bounds = {"half_async": 0, "async": 0}
     if mode == "async":
         waiting = options.get("send_queue_size", 1)
         bounds["async"] = waiting + options.get("pull_every", 1) - 1
     assert lag <= bounds[mode], (lag, bounds)
+    # Where each step is sent before the next one, a value is held between two pulls.
+    every = options.get("pull_every", 1)
+    assert len(set(held)) - 12 // every in (0, 1), (held, every)
 print("lacks at most", lag, "of its own", flush=True)
 strategies.barrier(strategy)
 
@@ -91,6 +101,8 @@ else:
     np.testing.assert_array_equal(on_servers(mine), np.full([size], -steps))
     np.testing.assert_array_equal(on_servers(table), np.full([6, 2], -total))
     np.testing.assert_array_equal(on_servers(moving), np.full([3], total))
+    wire = np.float16 if options.get("compression") else np.float32
+    np.testing.assert_allclose(on_servers(thirds), -total * float(wire(1 / 3)), rtol=2e-5)
     assert int(on_servers(iteration)) == total
     np.testing.assert_array_equal(
         extended.on_servers.read([extended.pushes])[0], np.full([size], steps)

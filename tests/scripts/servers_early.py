@@ -23,7 +23,9 @@ x = np.ones([ROWS * STEPS, 4], np.float32)
 
 def trained(here):
     before = model.get_weights()[0]
-    model.fit(x, x[:, :1], batch_size=ROWS, verbose=0)
+    losses = model.fit(x, x[:, :1], batch_size=ROWS, verbose=0).history["loss"]
+    steps = np.arange(STEPS) * 4 * here / workers.size  # of a step each of four weights
+    np.testing.assert_allclose(losses, before.sum() - steps.mean(), rtol=1e-5)
     taken = (before - model.get_weights()[0]) / STEPS
     np.testing.assert_allclose(taken, here / workers.size, rtol=1e-5)
 
@@ -39,5 +41,10 @@ if workers.rank == workers.size - 1:
     # What goes to all workers still comes from one that is there, and what is asked of all is.
     assert int(workers.broadcast(tf.constant(workers.rank))) == workers.rank
     strategies.verify_equal(strategy, model.variables)
-    assert np.isfinite(model.evaluate(x, x[:, :1], batch_size=ROWS, verbose=0))
+    # All rows are evaluated, those too that would have been another's; a mean is of who is there.
+    rows = np.arange(len(x), dtype=np.float32)
+    found = model.evaluate(x * rows[:, None], x[:, :1], batch_size=ROWS, verbose=0)
+    np.testing.assert_allclose(found, rows.mean() * model.get_weights()[0].sum(), rtol=1e-5)
+    mean = strategy.reduce("MEAN", tf.constant(3.0), axis=None)
+    np.testing.assert_allclose(mean, 3.0)
 print("passed")

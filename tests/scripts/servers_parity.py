@@ -115,7 +115,7 @@ for make_model, make_data, makers in [
 ]:
     for make_optimizer in makers[:most]:
         check(make_model, make_data, make_optimizer)
-if options.get("min_slice_size", 32):
-    assert "rows 0-" in strategy.placement() or len(strategy.extended.servers) == 1
+is_sliced = options.get("min_slice_size", 32) and len(strategy.extended.servers) > 1
+assert ("rows 0-" in strategy.placement()) == bool(is_sliced), strategy.placement()
 assert tf.distribute.has_strategy() is False
 print("passed")

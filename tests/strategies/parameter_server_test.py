@@ -88,7 +88,7 @@ def test_what_a_step_may_be_and_what_is_refused(train):
     ("mode", "steps", "workers", "ps", "options"),
     [
         ("async", 200, 2, 2, {"max_merge": 3, "send_queue_size": 5, "pull_every": 2}),
-        ("half_async", 50, 2, 2, {}),
+        ("half_async", 50, 2, 2, {"compression": "fp16"}),
         ("geo", 12, 2, 2, {"geo_steps": 3}),
         pytest.param("async", 3334, 3, 2, {}, marks=slow),
         pytest.param("half_async", 50, 2, 1, {"num_replicas": 2}, marks=slow),
@@ -99,6 +99,23 @@ def test_what_a_step_may_be_and_what_is_refused(train):
 def test_no_change_is_lost_and_staleness_is_bounded(train, mode, steps, workers, ps, options):
     arguments = mode, steps, json.dumps(options)
     train("servers_counting.py", *arguments, workers=workers, ps=ps, timeout=400)
+
+
+@pytest.mark.parametrize(
+    ("keras", "mode", "replicas", "ps"),
+    [
+        ("keras", "async", 1, 2),
+        pytest.param("tf_keras", "async", 1, 4, marks=slow),
+        pytest.param("keras", "half_async", 1, 1, marks=slow),
+        pytest.param("tf_keras", "geo", 1, 2, marks=slow),
+        pytest.param("keras", "geo", 2, 1, marks=slow),
+        pytest.param("keras", "sync", 1, 2, marks=slow),
+        pytest.param("tf_keras", "sync", 1, 2, marks=slow),
+        pytest.param("keras", "sync", 2, 1, marks=slow),
+    ],
+)
+def test_all_rows_are_evaluated_on_every_worker(train, keras, mode, replicas, ps):
+    train("servers_evaluation.py", keras, mode, replicas, workers=2, ps=ps, timeout=400)
 
 
 @slow

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import strategies
 from strategies import reading
-from strategies.input import ready, share
+from strategies.input import ready, share, whole_of
 from strategies.reading import batches_of, names_of, rows_of, shard_of
 
 
@@ -156,6 +156,17 @@ def test_one_worker(tmp_path, uneven, steps, sizes):
     dataset = strategies.read_files(names, strategy, 2, uneven=uneven, steps=steps)
     for _ in range(2):
         assert [len(batch) for batch in dataset] == sizes
+
+
+def test_options_that_are_set_later_change_no_part():
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
+    rows = tf.data.Dataset.range(4)
+    mine = ready(rows.batch(2), lambda: rows.batch(4)).with_options(options)
+    found = [batch.numpy().tolist() for batch in share(mine, Worker(0, 2))]
+    assert found == [[0, 1], [2, 3]]
+    assert [batch.numpy().tolist() for batch in whole_of(mine)] == [[0, 1, 2, 3]]
+    assert whole_of(ready(rows.batch(2))) is None
 
 
 def test_a_batch_is_cut_for_several_replicas():

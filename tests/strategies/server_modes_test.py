@@ -1,0 +1,138 @@
+"""What an option of parameter servers changes, seen by what is sent to a server that is none."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from strategies.parameter_server import exchange_of
+from strategies.server.options import ParameterServerOptions
+from strategies.server.push import Push
+
+
+class Program:
+    """Notes what comes to a server, which is closed for as long as a test wants."""
+
+    def __init__(self):
+        self.open = threading.Event()
+        self.began = threading.Event()
+        self.changes = []  # steps of each change, and the sum of what they bring
+        self.pulls = []  # after how many steps
+
+    def push(self, push, server):
+        self.began.set()
+        assert self.open.wait(30)
+        self.changes.append((push.steps, int(push.packs[0][0][0])))
+
+    def push_and_pull(self, push, server):
+        self.push(push, server)
+        self.pulls.append(self.steps)
+        return [np.array([self.steps])]
+
+    @property
+    def steps(self):
+        return sum(steps for steps, _ in self.changes)
+
+
+class OneServer:
+    def each(self, action):
+        return [action(None)]
+
+
+def push(value):
+    return Push([[np.array([value])]], [[]], [], [])
+
+
+def exchange(**settings):
+    return exchange_of(ParameterServerOptions("async", **settings), OneServer())
+
+
+def steps(exchange, program, numbers):
+    """Makes steps, each when the one before has been sent; returns what each goes on with."""
+    found = []
+    for number in numbers:
+        fresh = exchange.step(program, push(number))
+        found.append(None if fresh is None else int(fresh[0][0]))
+        exchange.drain()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected", "pulls"),
+    [
+        ({}, [None, 1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 5, 6, 7]),
+        ({"pull_every": 3}, [None, None, None, 3, None, None, 6], [3, 6]),
+    ],
+)
+def test_values_come_back_every_so_many_steps(settings, expected, pulls):
+    program = Program()
+    program.open.set()
+    assert steps(exchange(**settings), program, range(7)) == expected
+    assert program.pulls == pulls
+
+
+@pytest.mark.parametrize(
+    ("settings", "changes"),
+    [
+        ({"send_queue_size": 6}, [(1, 1), (1, 2), (1, 3), (1, 4), (1, 5), (1, 6)]),
+        ({"max_merge": 3, "send_queue_size": 6}, [(1, 1), (3, 9), (2, 11)]),
+        ({"max_merge": 9, "send_queue_size": 6}, [(1, 1), (5, 20)]),
+    ],
+)
+def test_steps_that_wait_make_one_change_of_their_sum(settings, changes):
+    program = Program()
+    sending = exchange(**settings)
+    sending.step(program, push(1))
+    assert program.began.wait(30)
+    for value in range(2, 7):
+        sending.step(program, push(value))
+    program.open.set()
+    sending.drain()
+    assert program.changes == changes
+
+
+@pytest.mark.parametrize(
+    ("settings", "waiting"),
+    [({}, 1), ({"send_queue_size": 3}, 3), ({"max_merge": 2}, 4)],
+)
+def test_so_many_steps_wait_to_be_sent_and_the_next_one_waits_for_them(settings, waiting):
+    program = Program()
+    sending = exchange(**settings)
+    made = []
+
+    def train():
+        for number in range(waiting + 2):
+            sending.step(program, push(number))
+            made.append(number)
+
+    worker = threading.Thread(target=train, daemon=True)
+    worker.start()
+    until = time.monotonic() + 30
+    while len(made) < waiting and time.monotonic() < until:
+        time.sleep(0.01)
+    worker.join(0.2)
+    assert len(made) == waiting
+    program.open.set()
+    worker.join(30)
+    sending.drain()
+    assert len(made) == program.steps == waiting + 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"mode": "asink"}, "'sync', 'async', 'half_async', 'geo'. Received: 'asink'"),
+        ({"compression": "int8"}, "Received: 'int8'"),
+        ({"placement": "spread"}, "Received: 'spread'"),
+        ({"min_slice_size": 0}, "Received: 0"),
+        ({"pull_every": 0}, "pull_every is a whole number from 1. Received: 0"),
+        ({"geo_steps": True}, "geo_steps is a whole number from 1. Received: True"),
+        ({"max_merge": 2, "mode": "geo"}, "max_merge=2 with mode='geo'"),
+        ({"geo_steps": 2}, "geo_steps is a setting of mode='geo'. Received: geo_steps=2"),
+    ],
+)
+def test_wrong_options_are_refused(settings, message):
+    with pytest.raises(ValueError) as raised:
+        ParameterServerOptions(**settings)
+    assert message in str(raised.value)
