@@ -5,6 +5,7 @@ Checked on TensorFlow 2.18.1 and 2.21.0; `CommunicationOptions`, `DistributedDat
 alone.
 """
 
+from tensorflow.python.autograph.impl.api import autograph_artifact
 from tensorflow.python.distribute.collective_all_reduce_strategy import (
     CollectiveAllReduceExtended,
 )
@@ -58,6 +59,7 @@ __all__ = [
     "UpdateContext",
     "WhileBodyFuncGraph",
     "auto_shard_dataset",
+    "autograph_artifact",
     "canonicalize",
     "context",
     "distributed_spec",

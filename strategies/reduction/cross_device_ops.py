@@ -78,6 +78,7 @@ class ReplicaCrossDeviceOps(tf.distribute.CrossDeviceOps):
             None counts each replica once.
         """
         _refuse_xla(self._collectives)
+        replicas = [[_of_tensors(value) for value in values] for values in replicas]
         mean = reduce_op == tf.distribute.ReduceOp.MEAN
         size = self._collectives.size * len(replicas)
         each = [None] * len(replicas) if weights is None else list(weights)
@@ -126,7 +127,7 @@ class ReplicaCrossDeviceOps(tf.distribute.CrossDeviceOps):
             [_weighted(value, weight) for value, weight in zip(columns[n], weights, strict=True)]
             for n in dense
         ]
-        if self._local is None or len(weights) == 1:
+        if self._local is None or len(weights) == 1 or not dense:
             sums: list[Any] = [v[0] if len(v) == 1 else tf.add_n(v) for v in weighted]
         else:
             values = [PerReplica(column) for column in weighted]
@@ -220,7 +221,7 @@ class ReplicaCrossDeviceOps(tf.distribute.CrossDeviceOps):
         steps) does not leave the worker. Optimizers write one in every step.
         """
         del destinations
-        return self._mirrored(tf.convert_to_tensor(tensor))
+        return self._mirrored(_of_tensors(tensor))
 
     def _gather(
         self, per_replica_value: Any, destinations: Any, axis: int, options: Any = None
@@ -325,6 +326,11 @@ def _divided(value: tf.Tensor, total: int | tf.Tensor, size: int) -> tf.Tensor:
     if isinstance(total, int) or not value.dtype.is_floating:
         return value / size
     return value / tf.maximum(tf.cast(total, value.dtype), 1)
+
+
+def _of_tensors(value: Any) -> tf.Tensor | tf.IndexedSlices:
+    is_rows = isinstance(value, tf.IndexedSlices)
+    return rows.of_tensors(value) if is_rows else tf.convert_to_tensor(value)
 
 
 def _components(per_replica_value: Any) -> tuple[Any, ...]:

@@ -186,10 +186,13 @@ class ServerExtended(ReplicatedExtended):
         return self._running > 0
 
     def _call_for_each_replica(self, fn: Callable, args: Any, kwargs: Any) -> Any:
+        if isinstance(fn, tf.types.experimental.PolymorphicFunction):
+            # It comes back with the Python function, inside of the one that records the changes.
+            return super()._call_for_each_replica(fn, args, kwargs)
         self._running += 1
         try:
             result = super()._call_for_each_replica(fn, args, kwargs)
-            if self._running == 1:
+            if self._running == 1 or len(self._devices) == 1:
                 self._flush()
             return result
         except BaseException:
@@ -197,18 +200,6 @@ class ServerExtended(ReplicatedExtended):
             raise
         finally:
             self._running -= 1
-
-    def _with_weight(self, fn: Callable) -> Callable:
-        weighted = super()._with_weight(fn)
-
-        def complete(*args: Any, **kwargs: Any) -> Any:
-            result = weighted(*args, **kwargs)
-            if len(self._devices) == 1:
-                # Inside of the function that recorded the changes, if it is one.
-                self._flush()
-            return result
-
-        return tf.__internal__.decorator.make_decorator(fn, complete)
 
     def _update(self, var: Any, fn: Callable, args: Any, kwargs: Any, group: bool) -> Any:
         if not self._is_sent(var):
