@@ -17,12 +17,19 @@ from tensorflow.python.distribute.distribute_utils import (
     select_replica,
     update_regroup,
 )
-from tensorflow.python.distribute.input_lib import DistributedDataset, DistributedDatasetSpec
+from tensorflow.python.distribute.input_lib import (
+    DistributedDataset,
+    DistributedDatasetSpec,
+    DistributedIterator,
+    DistributedIteratorSpec,
+    InputWorkers,
+)
 from tensorflow.python.distribute.input_lib import (
     _create_distributed_tensor_spec as distributed_spec,
 )
 from tensorflow.python.distribute.input_lib import _dummy_tensor_fn as empty_batch
 from tensorflow.python.distribute.input_ops import auto_shard_dataset
+from tensorflow.python.distribute.input_util import get_distributed_datasets_from_function
 from tensorflow.python.distribute.values import (
     DistributedValues,
     Mirrored,
@@ -48,8 +55,11 @@ __all__ = [
     "CommunicationOptions",
     "DistributedDataset",
     "DistributedDatasetSpec",
+    "DistributedIterator",
+    "DistributedIteratorSpec",
     "DistributedValues",
     "FunctionCallOptions",
+    "InputWorkers",
     "Mirrored",
     "MirroredVariable",
     "PerReplica",
@@ -64,6 +74,7 @@ __all__ = [
     "context",
     "distributed_spec",
     "empty_batch",
+    "get_distributed_datasets_from_function",
     "global_seed",
     "in_save_context",
     "is_compiled_by_xla",

@@ -21,9 +21,10 @@ from strategies._tensorflow import (
 from strategies.alone import is_alone
 from strategies.collectives import Collectives
 from strategies.collectives.replicas import ReplicaCollectives
-from strategies.input import ReplicaDataset, equal_steps, number_of_rows, share
+from strategies.input import equal_steps, number_of_rows, share
 from strategies.randomness import KERAS_SEED, own_seed, seed_states
 from strategies.reduction import ReductionOptions, ReplicaCrossDeviceOps
+from strategies.replica_dataset import ReplicaDataset, check_options, of_each_replica
 from strategies.row_variable import RowVariable, table_asked_for
 from strategies.split_state import SplitState
 
@@ -272,17 +273,18 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
     def _experimental_distribute_dataset(
         self, dataset: tf.data.Dataset, options: Any
     ) -> ReplicaDataset:
-        _refuse_per_replica(options)
+        check_options(options, per_replica=False)
         shared = share(dataset, self._collectives, len(self._devices))
-        return ReplicaDataset(shared, self._container_strategy())
+        return ReplicaDataset(shared, self._container_strategy(), options)
 
-    def _distribute_datasets_from_function(
-        self, dataset_fn: Callable, options: Any
-    ) -> ReplicaDataset:
-        _refuse_per_replica(options)
+    def _distribute_datasets_from_function(self, dataset_fn: Callable, options: Any) -> Any:
+        check_options(options, per_replica=self._num_workers == 1)
+        each = tf.distribute.InputReplicationMode.PER_REPLICA
+        if options is not None and options.experimental_replication_mode == each:
+            return of_each_replica(dataset_fn, self._container_strategy(), options)
         dataset = dataset_fn(self._make_input_context())
         shared = equal_steps(dataset, self._collectives, len(self._devices))
-        return ReplicaDataset(shared, self._container_strategy())
+        return ReplicaDataset(shared, self._container_strategy(), options)
 
     @property
     def _num_replicas_in_sync(self) -> int:
@@ -320,12 +322,3 @@ def _initial_dtype(kwargs: Mapping[str, Any]) -> tf.DType:
     value = kwargs["initial_value"]
     # What is only known once made is taken for an integer, which nothing averages.
     return tf.int64 if callable(value) else tf.convert_to_tensor(value).dtype
-
-
-def _refuse_per_replica(options: tf.distribute.InputOptions | None) -> None:
-    replication = tf.distribute.InputReplicationMode.PER_REPLICA
-    if options is not None and options.experimental_replication_mode == replication:
-        raise ValueError(
-            "Workers of one replica have one input pipeline each. Received: "
-            "InputReplicationMode.PER_REPLICA. Leave the option out."
-        )

@@ -21,6 +21,7 @@ LAYERS = [
     "strategies.communication",
     "strategies.resolver",
     "strategies.input",
+    "strategies.replica_dataset",
     "strategies.equality",
     "strategies.alone",
     "strategies.elementwise",

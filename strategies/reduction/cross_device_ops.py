@@ -18,6 +18,9 @@ from strategies.collectives import Collectives
 from strategies.reduction import rows
 from strategies.reduction.options import ReductionOptions
 
+_LARGEST_RANK = 16  # of a tensor to gather
+_ANY, _NONE = -1, -2
+
 
 class ReplicaCrossDeviceOps(tf.distribute.CrossDeviceOps):
     """A `tf.distribute.CrossDeviceOps` for workers that hold one replica each, or more.
@@ -181,6 +184,36 @@ class ReplicaCrossDeviceOps(tf.distribute.CrossDeviceOps):
         joined = self._collectives.all_gather(tf.transpose(value, swapped))
         return tf.transpose(joined, swapped)
 
+    def _check_shapes(self, values: Sequence[tf.Tensor], axis: int) -> list[tf.Operation]:
+        """Checks that all replicas' tensors can be joined, on all workers.
+
+        Returns:
+          What checks it in a function, where it raises `tf.errors.InvalidArgumentError`.
+
+        Raises:
+          ValueError: on every worker, if shapes differ in another dimension than `axis`.
+        """
+        if self._collectives.size == 1:
+            return []
+        rows_of_shapes = []
+        for value in values:
+            shape = tf.tensor_scatter_nd_update(tf.shape(value), [[axis]], [_ANY])
+            # As many numbers from every worker, whatever the ranks of their tensors.
+            rows_of_shapes.append(
+                tf.pad(shape, [[0, _LARGEST_RANK - tf.size(shape)]], constant_values=_NONE)
+            )
+        every = self._collectives.all_gather(tf.stack(rows_of_shapes))
+        rule = f"Tensors to gather along axis {axis} differ in no other dimension."
+        if not tf.executing_eagerly():
+            return [tf.debugging.Assert(tf.reduce_all(every == every[:1]), [rule, every])]
+        shapes = [[size for size in row if size != _NONE] for row in every.numpy().tolist()]
+        if any(shape != shapes[0] for shape in shapes):
+            shown = str(shapes).replace(str(_ANY), "any")
+            raise ValueError(
+                f"{rule} Received, by rank of the replicas: {shown}. Pad or cut them first."
+            )
+        return []
+
     # The methods below are CrossDeviceOps' own, and not the `..._implementation` ones that it has
     # for subclasses: those are reached after checks of `destinations`, which refuse the arguments
     # of a tf.function. Results go to all devices of this worker.
@@ -233,7 +266,11 @@ class ReplicaCrossDeviceOps(tf.distribute.CrossDeviceOps):
                 "gather joins dense tensors. Received: IndexedSlices. "
                 "Call tf.convert_to_tensor on it first."
             )
-        return self._mirrored(self.gather(tf.concat(values, axis), axis))
+        tensors = [tf.convert_to_tensor(value) for value in values]
+        axis = axis if axis >= 0 else axis + tensors[0].shape.rank
+        with tf.control_dependencies(self._check_shapes(tensors, axis)):
+            joined = tf.concat(tensors, axis)
+        return self._mirrored(self.gather(joined, axis))
 
     def _all_reduce(
         self, reduce_op: tf.distribute.ReduceOp, value: Any, replica_id: int, options: Any

@@ -16,8 +16,9 @@ from strategies._tensorflow import (
 )
 from strategies.collectives import Collectives, LocalCollectives
 from strategies.extended import ReplicatedExtended, is_unsynchronized_state
-from strategies.input import ReplicaDataset, equal_steps, share
+from strategies.input import equal_steps, share
 from strategies.reduction import ReductionOptions
+from strategies.replica_dataset import ReplicaDataset, check_options
 from strategies.row_variable import table_asked_for
 from strategies.server.changes import Change
 from strategies.server.connection import Servers
@@ -378,14 +379,16 @@ class ServerExtended(ReplicatedExtended):
     ) -> ReplicaDataset:
         if self.in_step:
             return super()._experimental_distribute_dataset(dataset, options)
+        check_options(options, per_replica=False)
         shared = share(dataset, self.workers, len(self._devices), in_step=False)
-        return ReplicaDataset(shared, self._container_strategy())
+        return ReplicaDataset(shared, self._container_strategy(), options)
 
     def _distribute_datasets_from_function(
         self, dataset_fn: Callable, options: Any
     ) -> ReplicaDataset:
         if self.in_step:
             return super()._distribute_datasets_from_function(dataset_fn, options)
+        check_options(options, per_replica=False)
         dataset = dataset_fn(self._make_input_context())
         shared = equal_steps(dataset, LocalCollectives(), len(self._devices))
-        return ReplicaDataset(shared, self._container_strategy())
+        return ReplicaDataset(shared, self._container_strategy(), options)
