@@ -1,6 +1,7 @@
 # make setup   .venv with everything, Horovod built once; does nothing the second time
 # make demo    two workers train on real handwritten digits
 # make test    all tests; make test-all: those that take minutes too
+# make conformance   TensorFlow's and Keras's own tests of strategies, over stock ones and ours
 # make benchmarks   this package and its peers in turn, on an idle machine; TORCH names a Python of PyTorch's
 # make compatibility   what works under which strategy, stock TensorFlow's too, into docs/compatibility.md
 # make lint, make types, make format
@@ -11,7 +12,7 @@ SUPPORTED := import ensurepip, sys, venv; sys.exit(not (3, 10) <= sys.version_in
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.10 python3; do \
 	$$p -c '$(SUPPORTED)' 2>/dev/null && echo $$p && break; done)
 
-.PHONY: setup demo test test-all benchmarks compatibility lint types format clean
+.PHONY: setup demo test test-all conformance benchmarks compatibility lint types format clean
 
 setup: .venv/.ready
 
@@ -35,6 +36,9 @@ test: setup
 
 test-all: setup
 	$(BIN)/python -m pytest -m ""
+
+conformance: setup
+	$(BIN)/python -m pytest -m "" tests/conformance
 
 benchmarks: setup
 	$(BIN)/python benchmarks/all_reduce.py $(addprefix --torch ,$(TORCH))

@@ -5,6 +5,7 @@ Checked on TensorFlow 2.18.1 and 2.21.0; `CommunicationOptions`, `DistributedDat
 `is_recorded` on 2.21.0 alone.
 """
 
+from tensorflow.python.autograph.impl.api import autograph_artifact
 from tensorflow.python.data.ops.dataset_ops import _OptionsDataset as OptionsDataset
 from tensorflow.python.distribute.collective_all_reduce_strategy import (
     CollectiveAllReduceExtended,
@@ -17,12 +18,19 @@ from tensorflow.python.distribute.distribute_utils import (
     select_replica,
     update_regroup,
 )
-from tensorflow.python.distribute.input_lib import DistributedDataset, DistributedDatasetSpec
+from tensorflow.python.distribute.input_lib import (
+    DistributedDataset,
+    DistributedDatasetSpec,
+    DistributedIterator,
+    DistributedIteratorSpec,
+    InputWorkers,
+)
 from tensorflow.python.distribute.input_lib import (
     _create_distributed_tensor_spec as distributed_spec,
 )
 from tensorflow.python.distribute.input_lib import _dummy_tensor_fn as empty_batch
 from tensorflow.python.distribute.input_ops import auto_shard_dataset
+from tensorflow.python.distribute.input_util import get_distributed_datasets_from_function
 from tensorflow.python.distribute.values import (
     DistributedValues,
     Mirrored,
@@ -48,8 +56,11 @@ __all__ = [
     "CommunicationOptions",
     "DistributedDataset",
     "DistributedDatasetSpec",
+    "DistributedIterator",
+    "DistributedIteratorSpec",
     "DistributedValues",
     "FunctionCallOptions",
+    "InputWorkers",
     "Mirrored",
     "MirroredVariable",
     "OptionsDataset",
@@ -60,10 +71,12 @@ __all__ = [
     "UpdateContext",
     "WhileBodyFuncGraph",
     "auto_shard_dataset",
+    "autograph_artifact",
     "canonicalize",
     "context",
     "distributed_spec",
     "empty_batch",
+    "get_distributed_datasets_from_function",
     "global_seed",
     "in_save_context",
     "is_compiled_by_xla",

@@ -7,7 +7,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from strategies._tensorflow import UpdateContext, canonicalize, select_replica, update_regroup
+from strategies._tensorflow import (
+    MirroredVariable,
+    UpdateContext,
+    canonicalize,
+    select_replica,
+    update_regroup,
+)
 from strategies.collectives import LocalCollectives
 from strategies.extended import ReplicatedExtended, is_unsynchronized_state
 from strategies.mirrored import MirroredReduction, local_devices
@@ -34,7 +40,9 @@ class CentralStorageStrategy(MirroredReduction, tf.distribute.MirroredStrategy):
     >>> variable.device
     '/job:localhost/replica:0/task:0/device:CPU:0'
 
-    What each replica has a part of, such as the sums of a metric, is on its own device.
+    What each replica has a part of, such as the sums of a metric, is on its own device. A
+    variable that names no aggregation and is written by the replicas, such as an optimizer's
+    moving averages, takes the first replica's value: once a step, as on one device.
 
     Args:
       compute_devices: the replicas' devices, such as `["GPU:0", "GPU:1"]`. None is all GPUs, or
@@ -68,6 +76,16 @@ class CentralStorageStrategy(MirroredReduction, tf.distribute.MirroredStrategy):
         tf.distribute.Strategy.__init__(self, CentralExtended(self, compute_devices, holder))
 
 
+class CentralVariable(MirroredVariable):
+    """One variable for all replicas, which they write together."""
+
+    def _update_replica(self, update_fn: Callable, value: Any, **kwargs: Any) -> Any:
+        if self.aggregation != tf.VariableAggregation.NONE:
+            return super()._update_replica(update_fn, value, **kwargs)
+        extended = self.distribute_strategy.extended
+        return extended._replica_ctx_update(self, update_fn, (value,), kwargs, group=False)
+
+
 class CentralExtended(ReplicatedExtended):
     """What the strategy does: that of the mirrored ones, with one variable for all replicas.
 
@@ -98,7 +116,10 @@ class CentralExtended(ReplicatedExtended):
                     made.append(next_creator(**kwargs))
             return made[0]
 
-        return super()._create_variable(create_once, **kwargs)
+        variable = super()._create_variable(create_once, **kwargs)
+        if len(self._devices) == 1 or not isinstance(variable, MirroredVariable):
+            return variable
+        return CentralVariable(self._container_strategy(), variable.values, variable.aggregation)
 
     def _update(self, var: Any, fn: Callable, args: Any, kwargs: Any, group: bool) -> Any:
         if isinstance(var, RowVariable) or len(set(map(id, var.values))) > 1:
@@ -106,6 +127,16 @@ class CentralExtended(ReplicatedExtended):
         with tf.device(self._holder), UpdateContext(0):
             updated = fn(var.values[0], *select_replica(0, args), **select_replica(0, kwargs))
         return update_regroup(self, [updated] * len(self._devices), group)
+
+    def _replica_ctx_update(
+        self, var: Any, fn: Callable, args: Any = (), kwargs: Any = None, group: bool = True
+    ) -> Any:
+        if not isinstance(var, CentralVariable) or not self._is_inside_branch():
+            return super()._replica_ctx_update(var, fn, args, kwargs, group)
+        if self.local_replica() > 0:
+            return var.values[0]
+        with tf.device(self._holder):
+            return fn(var.values[0], *args, **(kwargs or {}))
 
     @property
     def parameter_devices(self) -> tuple[str, ...]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -13,14 +14,17 @@ from strategies._tensorflow import (
     CheckpointInitialValue,
     CollectiveAllReduceExtended,
     WhileBodyFuncGraph,
+    autograph_artifact,
     canonicalize,
+    select_replica,
 )
 from strategies.alone import is_alone
 from strategies.collectives import Collectives
 from strategies.collectives.replicas import ReplicaCollectives
-from strategies.input import ReplicaDataset, equal_steps, number_of_rows, share
-from strategies.randomness import KERAS_SEED, own_seed, seed_states, seeded
+from strategies.input import equal_steps, number_of_rows, share
+from strategies.randomness import KERAS_SEED, own_seed, seed_states
 from strategies.reduction import ReductionOptions, ReplicaCrossDeviceOps
+from strategies.replica_dataset import ReplicaDataset, check_options, of_each_replica
 from strategies.row_variable import RowVariable, table_asked_for
 from strategies.split_state import SplitState
 from tf_config.sidecar import MADE, USED, report
@@ -83,7 +87,7 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         # Tells tf_keras that a batch may be empty.
         self.experimental_enable_get_next_as_optional = True
         self._row_weights: dict[int, tf.Tensor] = {}
-        self._weighted: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+        self._lifted: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
         self._is_used = resolver is None
         if resolver is not None:
             report(MADE)
@@ -130,32 +134,34 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
 
     def _call_for_each_replica(self, fn: Callable, args: Any, kwargs: Any) -> Any:
         if isinstance(fn, tf.types.experimental.PolymorphicFunction):
-            if fn not in self._weighted:
-                # Each replica makes a graph of its own, which does not know of a seed around it.
-                own = seeded(self._with_weight(fn.python_function), self._id_in_cluster)
-                self._weighted[fn] = fn._clone(python_function=own)
-            fn = self._weighted[fn]
-        else:
-            fn = self._with_weight(fn)
-        with own_seed(self._id_in_cluster):
+            return self._of_all_replicas(fn)(*args, **kwargs)
+        with own_seed(self._id_in_cluster), self._weighing(args, kwargs):
             return super()._call_for_each_replica(fn, args, kwargs)
 
-    def _with_weight(self, fn: Callable) -> Callable:
-        """Returns `fn` with the weight of its replica's rows known while it runs."""
+    def _of_all_replicas(self, fn: Any) -> Any:
+        """Returns the `tf.function` in whose graph all replicas call what `fn` was made of."""
+        if fn not in self._lifted:
+            function = fn.python_function
 
-        def weighted(*args: Any, **kwargs: Any) -> Any:
-            replica = self.local_replica()
-            outer = self._row_weights.get(replica)
-            self._row_weights[replica] = _row_weight((args, kwargs))
-            try:
-                return fn(*args, **kwargs)
-            finally:
-                if outer is None:
-                    del self._row_weights[replica]
-                else:
-                    self._row_weights[replica] = outer
+            def call_in_all(*args: Any, **kwargs: Any) -> Any:
+                return self._call_for_each_replica(function, args, kwargs)
 
-        return tf.__internal__.decorator.make_decorator(fn, weighted)
+            # AutoGraph is to convert what the replicas call, and not what calls them.
+            self._lifted[fn] = fn._clone(python_function=autograph_artifact(call_in_all))
+        return self._lifted[fn]
+
+    @contextlib.contextmanager
+    def _weighing(self, args: Any, kwargs: Any) -> Iterator[None]:
+        """In the block, the weights of the rows that the replicas have as arguments are known."""
+        outer = dict(self._row_weights)
+        for replica, device in enumerate(self._devices):
+            with tf.device(device):
+                weight = _row_weight(select_replica(replica, (tuple(args), dict(kwargs))))
+            self._row_weights[replica] = weight
+        try:
+            yield
+        finally:
+            self._row_weights = outer
 
     def local_replica(self) -> int:
         """Returns the number of the replica that calls this, of those of this worker."""
@@ -173,7 +179,13 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
     ) -> Any:
         del options
         if self._use_merge_call():
-            return super()._replica_ctx_all_reduce(reduce_op, value)
+
+            def reduced_together(_: Any, values: list[Any]) -> list[Any]:
+                return self.batch_reduce_to(reduce_op, [(each, each) for each in values])
+
+            context = tf.distribute.get_replica_context()
+            reduced = context.merge_call(reduced_together, args=(tf.nest.flatten(value),))
+            return tf.nest.pack_sequence_as(value, reduced)
         replica = self.local_replica()
         values = tf.nest.flatten(value)
         weight = self._row_weights.get(replica)
@@ -272,17 +284,18 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
     def _experimental_distribute_dataset(
         self, dataset: tf.data.Dataset, options: Any
     ) -> ReplicaDataset:
-        _refuse_per_replica(options)
+        check_options(options, per_replica=False)
         shared = share(dataset, self._collectives, len(self._devices))
-        return ReplicaDataset(shared, self._container_strategy())
+        return ReplicaDataset(shared, self._container_strategy(), options)
 
-    def _distribute_datasets_from_function(
-        self, dataset_fn: Callable, options: Any
-    ) -> ReplicaDataset:
-        _refuse_per_replica(options)
+    def _distribute_datasets_from_function(self, dataset_fn: Callable, options: Any) -> Any:
+        check_options(options, per_replica=self._num_workers == 1)
+        each = tf.distribute.InputReplicationMode.PER_REPLICA
+        if options is not None and options.experimental_replication_mode == each:
+            return of_each_replica(dataset_fn, self._container_strategy(), options)
         dataset = dataset_fn(self._make_input_context())
         shared = equal_steps(dataset, self._collectives, len(self._devices))
-        return ReplicaDataset(shared, self._container_strategy())
+        return ReplicaDataset(shared, self._container_strategy(), options)
 
     @property
     def _num_replicas_in_sync(self) -> int:
@@ -320,12 +333,3 @@ def _initial_dtype(kwargs: Mapping[str, Any]) -> tf.DType:
     value = kwargs["initial_value"]
     # What is only known once made is taken for an integer, which nothing averages.
     return tf.int64 if callable(value) else tf.convert_to_tensor(value).dtype
-
-
-def _refuse_per_replica(options: tf.distribute.InputOptions | None) -> None:
-    replication = tf.distribute.InputReplicationMode.PER_REPLICA
-    if options is not None and options.experimental_replication_mode == replication:
-        raise ValueError(
-            "Workers of one replica have one input pipeline each. Received: "
-            "InputReplicationMode.PER_REPLICA. Leave the option out."
-        )

@@ -9,13 +9,10 @@ from typing import Any
 import tensorflow as tf
 
 from strategies._tensorflow import (
-    DistributedDataset,
-    DistributedDatasetSpec,
     OptionsDataset,
     PerReplica,
     PerReplicaSpec,
     auto_shard_dataset,
-    distributed_spec,
     empty_batch,
 )
 from strategies.collectives import Collectives, LocalCollectives
@@ -24,56 +21,6 @@ _Policy = tf.data.experimental.AutoShardPolicy
 _Maker = Callable[[], tf.data.Dataset]
 # Datasets of a worker's own steps, and what makes the dataset that they are parts of.
 _ready: weakref.WeakKeyDictionary[tf.data.Dataset, _Maker | None] = weakref.WeakKeyDictionary()
-
-
-class ReplicaDataset(DistributedDataset):
-    """A distributed dataset whose batches are the replicas' parts of the global batches.
-
-    Its iterators are those of `tf.data`. The datasets of all workers have the same number of
-    steps, which `share` and `equal_steps` see to; so no iterator asks the others before each
-    step whether they are done, as stock's do.
-
-    Args:
-      dataset: this worker's batches: tensors, or `PerReplica` values where it has several
-        replicas.
-      strategy: the strategy that distributes them.
-    """
-
-    def __init__(self, dataset: tf.data.Dataset | Epochs, strategy: tf.distribute.Strategy):
-        super().__init__(
-            strategy.extended._input_workers,
-            strategy,
-            components=[dataset.one_epoch if isinstance(dataset, Epochs) else dataset],
-            element_spec=distributed_spec(strategy, dataset.element_spec),
-            enable_get_next_as_optional=False,
-        )
-        self._dataset = dataset
-
-    def __iter__(self) -> Iterator:
-        return iter(self._dataset)
-
-    @property
-    def element_spec(self) -> Any:
-        """The `tf.TypeSpec`s of this worker's batches."""
-        return self._dataset.element_spec
-
-    @property
-    def _type_spec(self) -> ReplicaDatasetSpec:
-        return ReplicaDatasetSpec(
-            self._input_workers, self._element_spec, self._strategy, self._options
-        )
-
-
-class ReplicaDatasetSpec(DistributedDatasetSpec):
-    """What a function that has a `ReplicaDataset` as its argument knows of it."""
-
-    @property
-    def value_type(self) -> type:
-        """The class of the datasets."""
-        return ReplicaDataset
-
-    def _from_components(self, components: list[tf.data.Dataset]) -> ReplicaDataset:
-        return ReplicaDataset(components[0], self._strategy)
 
 
 class Epochs:
@@ -109,7 +56,7 @@ class Epochs:
     def _begin(self) -> None:
         """Begins a new run."""
         end = tf.data.Dataset.from_tensors((False, empty_element(self.element_spec)))
-        marked = self.one_epoch.map(lambda *batch: (True, _element(batch))).concatenate(end)
+        marked = self.one_epoch.map(lambda *batch: (True, element_of(batch))).concatenate(end)
         run = iter(marked.repeat())
         inside = tf.Variable(False, trainable=False)
 
@@ -130,6 +77,13 @@ class Epochs:
         if self._inside.numpy() and not next(self._run)[0].numpy():
             self._inside.assign(False)
         return not self._inside.numpy()
+
+
+def may_be_made_early(dataset: tf.data.Dataset | Epochs) -> bool:
+    """Returns whether batches may be made before they are asked for."""
+    if isinstance(dataset, Epochs) or _as_marked(dataset) in _ready:
+        return False
+    return dataset.options().experimental_optimization.inject_prefetch is not False
 
 
 def ready(dataset: tf.data.Dataset, whole: _Maker | None = None) -> tf.data.Dataset:
@@ -273,7 +227,7 @@ def _cut_batches(dataset: tf.data.Dataset, parts: range, size: int) -> tf.data.D
     """Cuts each batch to the rows of some of `size` replicas."""
 
     def mine(*batch: Any) -> Any:
-        return _together([_part(_element(batch), index, size) for index in parts])
+        return _together([_part(element_of(batch), index, size) for index in parts])
 
     return dataset.map(mine, num_parallel_calls=tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)
 
@@ -285,7 +239,7 @@ def _in_groups(dataset: tf.data.Dataset, replicas: int) -> tf.data.Dataset:
     windows = dataset.concatenate(empty.repeat(replicas - 1)).window(replicas, drop_remainder=True)
 
     def together(*window: Any) -> Any:
-        batches = tf.data.Dataset.zip(_element(window))
+        batches = tf.data.Dataset.zip(element_of(window))
         parts = [batches.skip(n).take(1).get_single_element() for n in range(replicas)]
         return _together(parts)
 
@@ -307,7 +261,7 @@ def _split_batches(dataset: tf.data.Dataset, size: int) -> tf.data.Dataset:
 
     def parts(*batch: Any) -> tf.data.Dataset:
         indices = tf.data.Dataset.range(size)
-        return indices.map(lambda index: _part(_element(batch), index, size))
+        return indices.map(lambda index: _part(element_of(batch), index, size))
 
     count = dataset.cardinality()
     split = dataset.flat_map(parts)
@@ -362,7 +316,8 @@ def empty_element(spec: Any) -> Any:
     return tf.nest.map_structure(empty, spec)
 
 
-def _element(batch: tuple) -> Any:
+def element_of(batch: tuple) -> Any:
+    """Returns an element, from the arguments of a function that `map` calls."""
     return batch[0] if len(batch) == 1 else batch
 
 
@@ -385,8 +340,8 @@ def _until_all_are_done(
     dataset: tf.data.Dataset, empty: tf.data.Dataset, collectives: Collectives
 ) -> tf.data.Dataset:
     """Goes on with empty batches until no worker has rows; asks the others before each step."""
-    flagged = dataset.map(lambda *batch: (1, _element(batch)))
-    endless = flagged.concatenate(empty.map(lambda *batch: (0, _element(batch))))
+    flagged = dataset.map(lambda *batch: (1, element_of(batch)))
+    endless = flagged.concatenate(empty.map(lambda *batch: (0, element_of(batch))))
     apart = collectives.apart()
     steps = endless.take_while(lambda has, _: apart.all_reduce([has])[0] > 0)
     return steps.map(lambda _, batch: batch).with_options(_nothing_ahead())

@@ -92,15 +92,5 @@ def own_seed(rank: int) -> Iterator[None]:
         graph.seed = before
 
 
-def seeded(fn: Callable, rank: int) -> Callable:
-    """Returns `fn` with the worker's own seed while it runs."""
-
-    def with_own_seed(*args: Any, **kwargs: Any) -> Any:
-        with own_seed(rank):
-            return fn(*args, **kwargs)
-
-    return tf.__internal__.decorator.make_decorator(fn, with_own_seed)
-
-
 def _in_replica() -> bool:
     return tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context()

@@ -23,6 +23,7 @@ LAYERS = [
     "strategies.communication",
     "strategies.resolver",
     "strategies.input",
+    "strategies.replica_dataset",
     "strategies.equality",
     "strategies.alone",
     "strategies.parts",

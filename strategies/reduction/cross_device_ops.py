@@ -18,6 +18,9 @@ from strategies.collectives import Collectives
 from strategies.reduction import rows
 from strategies.reduction.options import ReductionOptions
 
+_LARGEST_RANK = 16  # of a tensor to gather
+_ANY, _NONE = -1, -2
+
 
 class ReplicaCrossDeviceOps(tf.distribute.CrossDeviceOps):
     """A `tf.distribute.CrossDeviceOps` for workers that hold one replica each, or more.
@@ -78,6 +81,7 @@ class ReplicaCrossDeviceOps(tf.distribute.CrossDeviceOps):
             None counts each replica once.
         """
         _refuse_xla(self._collectives)
+        replicas = [[_of_tensors(value) for value in values] for values in replicas]
         mean = reduce_op == tf.distribute.ReduceOp.MEAN
         size = self._collectives.size * len(replicas)
         each = [None] * len(replicas) if weights is None else list(weights)
@@ -126,7 +130,7 @@ class ReplicaCrossDeviceOps(tf.distribute.CrossDeviceOps):
             [_weighted(value, weight) for value, weight in zip(columns[n], weights, strict=True)]
             for n in dense
         ]
-        if self._local is None or len(weights) == 1:
+        if self._local is None or len(weights) == 1 or not dense:
             sums: list[Any] = [v[0] if len(v) == 1 else tf.add_n(v) for v in weighted]
         else:
             values = [PerReplica(column) for column in weighted]
@@ -180,6 +184,36 @@ class ReplicaCrossDeviceOps(tf.distribute.CrossDeviceOps):
         joined = self._collectives.all_gather(tf.transpose(value, swapped))
         return tf.transpose(joined, swapped)
 
+    def _check_shapes(self, values: Sequence[tf.Tensor], axis: int) -> list[tf.Operation]:
+        """Checks that all replicas' tensors can be joined, on all workers.
+
+        Returns:
+          What checks it in a function, where it raises `tf.errors.InvalidArgumentError`.
+
+        Raises:
+          ValueError: on every worker, if shapes differ in another dimension than `axis`.
+        """
+        if self._collectives.size == 1:
+            return []
+        rows_of_shapes = []
+        for value in values:
+            shape = tf.tensor_scatter_nd_update(tf.shape(value), [[axis]], [_ANY])
+            # As many numbers from every worker, whatever the ranks of their tensors.
+            rows_of_shapes.append(
+                tf.pad(shape, [[0, _LARGEST_RANK - tf.size(shape)]], constant_values=_NONE)
+            )
+        every = self._collectives.all_gather(tf.stack(rows_of_shapes))
+        rule = f"Tensors to gather along axis {axis} differ in no other dimension."
+        if not tf.executing_eagerly():
+            return [tf.debugging.Assert(tf.reduce_all(every == every[:1]), [rule, every])]
+        shapes = [[size for size in row if size != _NONE] for row in every.numpy().tolist()]
+        if any(shape != shapes[0] for shape in shapes):
+            shown = str(shapes).replace(str(_ANY), "any")
+            raise ValueError(
+                f"{rule} Received, by rank of the replicas: {shown}. Pad or cut them first."
+            )
+        return []
+
     # The methods below are CrossDeviceOps' own, and not the `..._implementation` ones that it has
     # for subclasses: those are reached after checks of `destinations`, which refuse the arguments
     # of a tf.function. Results go to all devices of this worker.
@@ -220,7 +254,7 @@ class ReplicaCrossDeviceOps(tf.distribute.CrossDeviceOps):
         steps) does not leave the worker. Optimizers write one in every step.
         """
         del destinations
-        return self._mirrored(tf.convert_to_tensor(tensor))
+        return self._mirrored(_of_tensors(tensor))
 
     def _gather(
         self, per_replica_value: Any, destinations: Any, axis: int, options: Any = None
@@ -232,7 +266,11 @@ class ReplicaCrossDeviceOps(tf.distribute.CrossDeviceOps):
                 "gather joins dense tensors. Received: IndexedSlices. "
                 "Call tf.convert_to_tensor on it first."
             )
-        return self._mirrored(self.gather(tf.concat(values, axis), axis))
+        tensors = [tf.convert_to_tensor(value) for value in values]
+        axis = axis if axis >= 0 else axis + tensors[0].shape.rank
+        with tf.control_dependencies(self._check_shapes(tensors, axis)):
+            joined = tf.concat(tensors, axis)
+        return self._mirrored(self.gather(joined, axis))
 
     def _all_reduce(
         self, reduce_op: tf.distribute.ReduceOp, value: Any, replica_id: int, options: Any
@@ -325,6 +363,11 @@ def _divided(value: tf.Tensor, total: int | tf.Tensor, size: int) -> tf.Tensor:
     if isinstance(total, int) or not value.dtype.is_floating:
         return value / size
     return value / tf.maximum(tf.cast(total, value.dtype), 1)
+
+
+def _of_tensors(value: Any) -> tf.Tensor | tf.IndexedSlices:
+    is_rows = isinstance(value, tf.IndexedSlices)
+    return rows.of_tensors(value) if is_rows else tf.convert_to_tensor(value)
 
 
 def _components(per_replica_value: Any) -> tuple[Any, ...]:

@@ -13,6 +13,20 @@ _here: weakref.WeakValueDictionary[int, tf.Tensor] = weakref.WeakValueDictionary
 _shown: dict[int, tuple[tf.Tensor, Callable]] = {}
 
 
+def of_tensors(slices: tf.IndexedSlices) -> tf.IndexedSlices:
+    """Returns the same gradient, of tensors where it was made of Python or NumPy values.
+
+    >>> of_tensors(tf.IndexedSlices(tf.ones([1, 2]), [3], (5, 2))).dense_shape.numpy().tolist()
+    [5, 2]
+    """
+    shape = slices.dense_shape
+    return tf.IndexedSlices(
+        tf.convert_to_tensor(slices.values),
+        tf.convert_to_tensor(slices.indices),
+        None if shape is None else tf.convert_to_tensor(shape),
+    )
+
+
 def joined(slices: Sequence[tf.IndexedSlices]) -> tf.IndexedSlices:
     """Returns all rows of several gradients of one table: their sum."""
     if len(slices) == 1:

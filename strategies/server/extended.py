@@ -17,8 +17,9 @@ from strategies._tensorflow import (
 )
 from strategies.collectives import Collectives, LocalCollectives
 from strategies.extended import ReplicatedExtended
-from strategies.input import ReplicaDataset, equal_steps, share
+from strategies.input import equal_steps, share
 from strategies.reduction import ReductionOptions
+from strategies.replica_dataset import ReplicaDataset, check_options
 from strategies.row_variable import table_asked_for
 from strategies.server.changes import Change
 from strategies.server.connection import Servers
@@ -176,10 +177,13 @@ class ServerExtended(ReplicatedExtended):
         return self._running > 0
 
     def _call_for_each_replica(self, fn: Callable, args: Any, kwargs: Any) -> Any:
+        if isinstance(fn, tf.types.experimental.PolymorphicFunction):
+            # It comes back with the Python function, inside of the one that records the changes.
+            return super()._call_for_each_replica(fn, args, kwargs)
         self._running += 1
         try:
             result = super()._call_for_each_replica(fn, args, kwargs)
-            if self._running == 1:
+            if self._running == 1 or len(self._devices) == 1:
                 self._flush()
             return result
         except BaseException:
@@ -187,18 +191,6 @@ class ServerExtended(ReplicatedExtended):
             raise
         finally:
             self._running -= 1
-
-    def _with_weight(self, fn: Callable) -> Callable:
-        weighted = super()._with_weight(fn)
-
-        def complete(*args: Any, **kwargs: Any) -> Any:
-            result = weighted(*args, **kwargs)
-            if len(self._devices) == 1:
-                # Inside of the function that recorded the changes, if it is one.
-                self._flush()
-            return result
-
-        return tf.__internal__.decorator.make_decorator(fn, complete)
 
     def _update(self, var: Any, fn: Callable, args: Any, kwargs: Any, group: bool) -> Any:
         if not self._is_sent(var):
@@ -378,8 +370,9 @@ class ServerExtended(ReplicatedExtended):
         if self.in_step:
             part = super()._experimental_distribute_dataset(dataset, options)
         else:
+            check_options(options, per_replica=False)
             shared = share(dataset, self.workers, len(self._devices), in_step=False)
-            part = ReplicaDataset(shared, self._container_strategy())
+            part = ReplicaDataset(shared, self._container_strategy(), options)
         return ServerDataset(part, self._container_strategy(), source=dataset)
 
     def _distribute_datasets_from_function(
@@ -388,7 +381,8 @@ class ServerExtended(ReplicatedExtended):
         if self.in_step:
             part = super()._distribute_datasets_from_function(dataset_fn, options)
         else:
+            check_options(options, per_replica=False)
             dataset = dataset_fn(self._make_input_context())
             shared = equal_steps(dataset, LocalCollectives(), len(self._devices))
-            part = ReplicaDataset(shared, self._container_strategy())
+            part = ReplicaDataset(shared, self._container_strategy(), options)
         return ServerDataset(part, self._container_strategy())

@@ -9,7 +9,8 @@ import tensorflow as tf
 from absl import logging
 
 from strategies._keras import running_method
-from strategies.input import ReplicaDataset, cut, whole_of
+from strategies.input import cut, whole_of
+from strategies.replica_dataset import ReplicaDataset
 
 
 class ServerDataset(ReplicaDataset):
@@ -30,7 +31,7 @@ class ServerDataset(ReplicaDataset):
         strategy: tf.distribute.Strategy,
         source: tf.data.Dataset | None = None,
     ):
-        super().__init__(part._dataset, strategy)
+        super().__init__(part._dataset, strategy, part._options)
         self._part = part
         self._source = source
         self._is_said = False
@@ -40,7 +41,9 @@ class ServerDataset(ReplicaDataset):
         if method not in ("evaluate", "predict") or self._extended.workers.size == 1:
             return iter(self._part)
         whole = self._evaluated(method)
-        return iter(self._part if whole is None else ReplicaDataset(whole, self._strategy))
+        if whole is None:
+            return iter(self._part)
+        return iter(ReplicaDataset(whole, self._strategy, self._options))
 
     @property
     def _extended(self) -> Any:
