@@ -22,6 +22,7 @@ from strategies.input import ReplicaDataset, equal_steps, number_of_rows, share
 from strategies.randomness import KERAS_SEED, own_seed, seed_states, seeded
 from strategies.reduction import ReductionOptions, ReplicaCrossDeviceOps
 from strategies.row_variable import RowVariable, table_asked_for
+from strategies.scope import check_step, check_updated, mixing_explained
 from strategies.split_state import SplitState
 
 # How Keras 3 names the scale of its LossScaleOptimizer, and we that of ours.
@@ -118,6 +119,8 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         return self._apart[replica]
 
     def _call_for_each_replica(self, fn: Callable, args: Any, kwargs: Any) -> Any:
+        strategy, given = self._container_strategy(), fn
+        check_step(given, strategy, is_summed=self._num_workers > 1)
         if isinstance(fn, tf.types.experimental.PolymorphicFunction):
             if fn not in self._weighted:
                 # Each replica makes a graph of its own, which does not know of a seed around it.
@@ -126,7 +129,7 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
             fn = self._weighted[fn]
         else:
             fn = self._with_weight(fn)
-        with own_seed(self._id_in_cluster):
+        with own_seed(self._id_in_cluster), mixing_explained(given, strategy):
             return super()._call_for_each_replica(fn, args, kwargs)
 
     def _with_weight(self, fn: Callable) -> Callable:
@@ -169,6 +172,26 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         weights = None if weight is None else [weight]
         reduced = self._of_replica(replica).all_reduce(reduce_op, [values], weights)
         return tf.nest.pack_sequence_as(value, reduced)
+
+    def update(
+        self, var: Any, fn: Callable, args: Any = (), kwargs: Any = None, group: bool = True
+    ) -> Any:
+        """Updates a variable on all replicas; see `tf.distribute.StrategyExtended.update`.
+
+        Raises:
+          ValueError: if the variable was created outside of the strategy's scope.
+        """
+        check_updated(var, self._container_strategy())
+        return super().update(var, fn, args, kwargs, group)
+
+    def colocate_vars_with(self, colocate_with_variable: Any) -> Any:
+        """Creates variables beside another one, as an optimizer's state beside a weight.
+
+        Raises:
+          ValueError: if the variable was created outside of the strategy's scope.
+        """
+        check_updated(colocate_with_variable, self._container_strategy())
+        return super().colocate_vars_with(colocate_with_variable)
 
     def _validate_colocate_with_variable(self, colocate_with_variable: Any) -> None:
         if not isinstance(colocate_with_variable, RowVariable):

@@ -18,6 +18,8 @@ LAYERS = [
     "strategies.reduction",
     "strategies.row_array",
     "strategies.row_variable",
+    "strategies._keras",
+    "strategies.scope",
     "strategies.communication",
     "strategies.resolver",
     "strategies.input",
