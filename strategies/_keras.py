@@ -5,14 +5,26 @@ Checked on Keras 3.15.1 and tf_keras 2.21.0.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import inspect
-from collections.abc import Callable
+import sys
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
 
 _TRAINS = "train_step"
 _STEPS = (_TRAINS, "test_step", "predict_step")
+# How Keras 3 names the scale of its LossScaleOptimizer.
+LOSS_SCALE = "dynamic_scale"
+_CHECK = "check_finite"
+
+# The strategies that run a step at this moment, and the method that is overridden for them.
+_running: list[tf.distribute.Strategy] = []
+_overridden: Callable | None = None
+_lock = threading.Lock()
 
 
 def model_of(fn: Callable) -> tuple[Any, bool]:
@@ -46,6 +58,76 @@ def metrics_of(model: Any) -> list[Any]:
     given = getattr(getattr(model, "compiled_metrics", None), "_user_metrics", None)
     objects = [metric for metric in tf.nest.flatten(given) if hasattr(metric, "variables")]
     return [*model.metrics, *objects]
+
+
+@contextlib.contextmanager
+def overflow_agreed(strategy: tf.distribute.Strategy) -> Iterator[None]:
+    """Lets the replicas of a strategy skip a step together, under Keras 3's `mixed_float16`.
+
+    `compile` wraps the optimizer in `keras.optimizers.LossScaleOptimizer`, which skips a step
+    whose gradients have overflown. It looks at a replica's own gradients, before they are summed:
+    with several workers one would skip what the others wait in, with several replicas the first
+    one's gradients decide. Keras has no setting for that, so its method `check_finite` is
+    overridden while a step runs under this strategy, by one that asks all replicas. Everywhere
+    else it is Keras's, and so it is again when the last step has ended.
+    """
+    global _overridden
+    cls = _loss_scale_optimizer()
+    if cls is None or not hasattr(cls, _CHECK):
+        yield
+        return
+    with _lock:
+        if not _running:
+            _overridden = getattr(cls, _CHECK)
+            setattr(cls, _CHECK, _agreeing(_overridden))
+        _running.append(strategy)
+    try:
+        yield
+    finally:
+        with _lock:
+            _running.remove(strategy)
+            if not _running:
+                setattr(cls, _CHECK, _overridden)
+
+
+def check_overflow_can_be_agreed() -> None:
+    """Checks that Keras 3's LossScaleOptimizer has the method that `overflow_agreed` overrides.
+
+    Raises:
+      ValueError: if it has not.
+    """
+    cls = _loss_scale_optimizer()
+    if cls is None or hasattr(cls, _CHECK):
+        return
+    version = getattr(sys.modules.get("keras"), "__version__", "of an unknown version")
+    raise ValueError(
+        "Under mixed_float16 all replicas skip a step together, which they agree on in "
+        f"keras.optimizers.LossScaleOptimizer.{_CHECK}. Received: Keras {version}, which has no "
+        "such method. Use mixed_bfloat16, or Keras 3.15."
+    )
+
+
+def _loss_scale_optimizer() -> Any:
+    # A script for tf_keras does not bring Keras 3.
+    return getattr(
+        getattr(sys.modules.get("keras"), "optimizers", None), "LossScaleOptimizer", None
+    )
+
+
+def _agreeing(check_finite: Callable) -> Callable:
+    """Returns a check whether no replica's gradients have overflown."""
+
+    @functools.wraps(check_finite)
+    def check_together(self: Any, grads: Any) -> Any:
+        finite = check_finite(self, grads)
+        context = tf.distribute.get_replica_context()
+        if context is None or not any(context.strategy is one for one in _running):
+            return finite
+        # A sum leaves out what is not a number where a replica has no rows.
+        verdict = tf.where(finite, 0.0, float("nan"))
+        return tf.math.is_finite(context.all_reduce(tf.distribute.ReduceOp.SUM, verdict))
+
+    return check_together
 
 
 def _if_model(value: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -9,6 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from strategies._keras import LOSS_SCALE, check_overflow_can_be_agreed, overflow_agreed
 from strategies._tensorflow import (
     CheckpointInitialValue,
     CollectiveAllReduceExtended,
@@ -24,10 +26,6 @@ from strategies.reduction import ReductionOptions, ReplicaCrossDeviceOps
 from strategies.row_variable import RowVariable, table_asked_for
 from strategies.scope import check_step, check_updated, mixing_explained
 from strategies.split_state import SplitState
-
-# How Keras 3 names the scale of its LossScaleOptimizer, and we that of ours.
-KERAS_LOSS_SCALE = "dynamic_scale"
-AGREED_LOSS_SCALE = "agreed_dynamic_scale"
 
 
 class ReplicatedExtended(CollectiveAllReduceExtended):
@@ -119,8 +117,6 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         return self._apart[replica]
 
     def _call_for_each_replica(self, fn: Callable, args: Any, kwargs: Any) -> Any:
-        strategy, given = self._container_strategy(), fn
-        check_step(given, strategy, is_summed=self._num_workers > 1)
         if isinstance(fn, tf.types.experimental.PolymorphicFunction):
             if fn not in self._weighted:
                 # Each replica makes a graph of its own, which does not know of a seed around it.
@@ -129,7 +125,7 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
             fn = self._weighted[fn]
         else:
             fn = self._with_weight(fn)
-        with own_seed(self._id_in_cluster), mixing_explained(given, strategy):
+        with own_seed(self._id_in_cluster):
             return super()._call_for_each_replica(fn, args, kwargs)
 
     def _with_weight(self, fn: Callable) -> Callable:
@@ -137,15 +133,13 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
 
         def weighted(*args: Any, **kwargs: Any) -> Any:
             replica = self.local_replica()
-            outer = self._row_weights.get(replica)
+            if replica in self._row_weights:  # a step's part, such as Keras's update of weights
+                return fn(*args, **kwargs)
             self._row_weights[replica] = _row_weight((args, kwargs))
             try:
                 return fn(*args, **kwargs)
             finally:
-                if outer is None:
-                    del self._row_weights[replica]
-                else:
-                    self._row_weights[replica] = outer
+                del self._row_weights[replica]
 
         return tf.__internal__.decorator.make_decorator(fn, weighted)
 
@@ -172,6 +166,18 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         weights = None if weight is None else [weight]
         reduced = self._of_replica(replica).all_reduce(reduce_op, [values], weights)
         return tf.nest.pack_sequence_as(value, reduced)
+
+    def call_for_each_replica(self, fn: Callable, args: Any = (), kwargs: Any = None) -> Any:
+        """Runs `fn` on each replica; see `tf.distribute.Strategy.run`.
+
+        Raises:
+          ValueError: if `fn` is a step of a model that was created outside of the scope.
+        """
+        strategy = self._container_strategy()
+        check_step(fn, strategy, is_summed=self._num_workers > 1)
+        agreed = overflow_agreed if self._num_replicas_in_sync > 1 else contextlib.nullcontext
+        with mixing_explained(fn, strategy), agreed(strategy):
+            return super().call_for_each_replica(fn, args, kwargs)
 
     def update(
         self, var: Any, fn: Callable, args: Any = (), kwargs: Any = None, group: bool = True
@@ -216,8 +222,9 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         first = tf.VariableAggregation.ONLY_FIRST_REPLICA
         if kwargs.get("name") == KERAS_SEED:
             next_creator = seed_states(self._id_in_cluster * len(self._devices))
-        elif kwargs.get("name") in (KERAS_LOSS_SCALE, AGREED_LOSS_SCALE):
-            self._check_loss_scale(kwargs["name"])
+        elif kwargs.get("name") == LOSS_SCALE:
+            if self._num_replicas_in_sync > 1:
+                check_overflow_can_be_agreed()
         elif is_unsynchronized_state(kwargs):
             kwargs["aggregation"] = tf.VariableAggregation.MEAN
         elif kwargs.get("aggregation") == first and len(self._devices) == 1:
@@ -228,14 +235,6 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
             if variable is not None:
                 return variable
         return super()._create_variable(next_creator, **kwargs)
-
-    def _check_loss_scale(self, name: str) -> None:
-        if name == KERAS_LOSS_SCALE and self._num_workers > 1:
-            raise ValueError(
-                "Under mixed_float16 all workers skip a step together. Received: Keras's own "
-                "LossScaleOptimizer, which decides on each worker alone. Compile the model with "
-                "strategies.LossScaleOptimizer(optimizer), or use mixed_bfloat16."
-            )
 
     def _get_variable_creator_initial_value(
         self, replica_id: int, device: str, primary_var: Any, **kwargs: Any
