@@ -11,6 +11,7 @@ import inspect
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from types import CodeType, FrameType
 from typing import Any
 
 import tensorflow as tf
@@ -20,6 +21,9 @@ _STEPS = (_TRAINS, "test_step", "predict_step")
 # How Keras 3 names the scale of its LossScaleOptimizer.
 LOSS_SCALE = "dynamic_scale"
 _CHECK = "check_finite"
+_METHODS = ("fit", "evaluate", "predict")
+# Their arguments that say how many steps there are.
+_NUMBERS = ("epochs", "initial_epoch", "batch_size", "steps_per_epoch", "steps")
 
 # The strategies that run a step at this moment, and the method that is overridden for them.
 _running: list[tf.distribute.Strategy] = []
@@ -43,6 +47,38 @@ def model_of(fn: Callable) -> tuple[Any, bool]:
     around = dict(zip(code.co_freevars, fn.__closure__ or (), strict=True))
     model = around["model"].cell_contents if "model" in around else None
     return _if_model(model), _TRAINS in code.co_names
+
+
+def running_call(frame: FrameType | None = None) -> str:
+    """Returns which method of a model is running, with what says how many steps it takes.
+
+    That is the innermost `fit`, `evaluate` or `predict` of Keras 3's or tf_keras's `Model` on the
+    stack; an empty text if there is none.
+
+    >>> running_call()
+    ''
+
+    Args:
+      frame: where the stack ends; None is the caller.
+    """
+    names = {code: name for name in _METHODS for code in _codes(name)}
+    frame = sys._getframe(1) if frame is None else frame
+    while frame is not None:
+        if frame.f_code in names:
+            numbers = {name: frame.f_locals.get(name) for name in _NUMBERS}
+            first = next(iter(tf.nest.flatten(frame.f_locals.get("x"))), None)
+            shape = getattr(first, "shape", None)
+            numbers["rows"] = shape[0] if shape else None
+            given = (f"{name}={value}" for name, value in numbers.items() if value is not None)
+            return f"{names[frame.f_code]}({', '.join(given)})"
+        frame = frame.f_back
+    return ""
+
+
+def _codes(method: str) -> list[CodeType]:
+    # A script for one of the two Keras does not bring the other.
+    models = [getattr(sys.modules.get(name), "Model", None) for name in ("keras", "tf_keras")]
+    return [inspect.unwrap(getattr(model, method)).__code__ for model in models if model]
 
 
 def trained_variables(model: Any) -> list[Any]:

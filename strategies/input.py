@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from strategies._keras import running_call
 from strategies._tensorflow import (
     DistributedDataset,
     DistributedDatasetSpec,
@@ -18,6 +19,7 @@ from strategies._tensorflow import (
     empty_batch,
 )
 from strategies.collectives import Collectives, LocalCollectives
+from strategies.collectives.agreement import agree, spec_text
 
 _Policy = tf.data.experimental.AutoShardPolicy
 _ready: weakref.WeakSet[tf.data.Dataset] = weakref.WeakSet()
@@ -47,7 +49,20 @@ class ReplicaDataset(DistributedDataset):
         self._dataset = dataset
 
     def __iter__(self) -> Iterator:
+        self._agree()
         return iter(self._dataset)
+
+    def _agree(self) -> None:
+        """Checks that all workers begin to go through data of as many steps."""
+        one = self._dataset.one_epoch if isinstance(self._dataset, Epochs) else self._dataset
+        steps = int(one.cardinality()) if tf.executing_eagerly() else tf.data.UNKNOWN_CARDINALITY
+        texts = {
+            tf.data.UNKNOWN_CARDINALITY: "an unknown number of steps",
+            tf.data.INFINITE_CARDINALITY: "endless steps",
+        }
+        detail = f"{texts.get(steps, f'{steps} steps')}, {spec_text(one.element_spec)}"
+        call = running_call() or "iteration over a distributed dataset"
+        agree(self._strategy.extended._collectives, call, detail)
 
     @property
     def element_spec(self) -> Any:
@@ -217,6 +232,7 @@ def equal_steps(
         dataset = _in_groups(dataset, replicas)
     if collectives.size == 1:
         return dataset
+    agree(collectives, "distribution of a dataset", spec_text(dataset.element_spec))
     mine = dataset.cardinality()
     counts = collectives.all_gather(mine[tf.newaxis]).numpy().tolist()
     infinite = [rank for rank, count in enumerate(counts) if count == tf.data.INFINITE_CARDINALITY]

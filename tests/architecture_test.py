@@ -14,11 +14,11 @@ FILES = sorted([*ROOT.glob("tf_config/**/*.py"), *ROOT.glob("strategies/**/*.py"
 LAYERS = [
     "tf_config",
     "strategies._tensorflow",
+    "strategies._keras",
     "strategies.collectives",
     "strategies.reduction",
     "strategies.row_array",
     "strategies.row_variable",
-    "strategies._keras",
     "strategies.scope",
     "strategies.communication",
     "strategies.resolver",

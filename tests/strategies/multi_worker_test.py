@@ -132,7 +132,8 @@ def test_a_model_saved_with_our_loss_scaling_loads(tmp_path):
     model.save(tmp_path / "model.keras")
     config = {"module": "strategies.loss_scaling", "class_name": "LossScaleOptimizer"}
     loaded = keras.saving.load_model(tmp_path / "model.keras").optimizer
-    older = keras.saving.deserialize_keras_object({**config, "config": loaded.get_config()})
+    known = {"LossScaleOptimizer": strategies.LossScaleOptimizer}
+    older = keras.saving.deserialize_keras_object({**config, "config": loaded.get_config()}, known)
     assert [optimizer.initial_scale for optimizer in (loaded, older)] == [8.0, 8.0]
 
 
