@@ -19,6 +19,7 @@ from strategies._tensorflow import (
 )
 from strategies.alone import is_alone
 from strategies.collectives import Collectives
+from strategies.collectives.agreement import agree
 from strategies.collectives.replicas import ReplicaCollectives
 from strategies.input import ReplicaDataset, equal_steps, number_of_rows, share
 from strategies.randomness import KERAS_SEED, own_seed, seed_states, seeded
@@ -284,6 +285,7 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         self, dataset: tf.data.Dataset, options: Any
     ) -> ReplicaDataset:
         _refuse_per_replica(options)
+        agree(self._collectives, "distribution of a dataset")
         shared = share(dataset, self._collectives, len(self._devices))
         return ReplicaDataset(shared, self._container_strategy())
 
@@ -292,6 +294,7 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
     ) -> ReplicaDataset:
         _refuse_per_replica(options)
         dataset = dataset_fn(self._make_input_context())
+        agree(self._collectives, "distribution of a dataset")
         shared = equal_steps(dataset, self._collectives, len(self._devices))
         return ReplicaDataset(shared, self._container_strategy())
 
