@@ -7,15 +7,30 @@ on Keras 3.15.1 and tf_keras 2.21.0.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import inspect
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from types import CodeType, FrameType
 from typing import Any
 
 import tensorflow as tf
 
+_TRAINS = "train_step"
+_STEPS = (_TRAINS, "test_step", "predict_step")
+# How Keras 3 names the scale of its LossScaleOptimizer.
+LOSS_SCALE = "dynamic_scale"
+_CHECK = "check_finite"
 _METHODS = ("fit", "evaluate", "predict")
+# Their arguments that say how many steps there are.
+_NUMBERS = ("epochs", "initial_epoch", "batch_size", "steps_per_epoch", "steps")
+
+# The strategies that run a step at this moment, and the method that is overridden for them.
+_running: list[tf.distribute.Strategy] = []
+_overridden: Callable | None = None
+_lock = threading.Lock()
 
 
 def running_method() -> str | None:
@@ -27,8 +42,40 @@ def running_method() -> str | None:
     >>> running_method() is None
     True
     """
+    method, _ = _innermost_method(_frames())
+    return method
+
+
+def running_call(frame: FrameType | None = None) -> str:
+    """Returns which method of a model is running, with what says how many steps it takes.
+
+    That is the innermost `fit`, `evaluate` or `predict` of Keras 3's or tf_keras's `Model` on the
+    stack; an empty text if there is none.
+
+    >>> running_call()
+    ''
+
+    Args:
+      frame: where the stack ends; None is the caller.
+    """
+    method, values = _innermost_method(_frames(frame))
+    if method is None:
+        return ""
+    numbers = {name: values.get(name) for name in _NUMBERS}
+    first = next(iter(tf.nest.flatten(values.get("x"))), None)
+    shape = getattr(first, "shape", None)
+    numbers["rows"] = shape[0] if shape else None
+    given = (f"{name}={value}" for name, value in numbers.items() if value is not None)
+    return f"{method}({', '.join(given)})"
+
+
+def _innermost_method(frames: Iterator[FrameType]) -> tuple[str | None, dict[str, Any]]:
+    """Returns the innermost of a model's methods, and its local variables."""
     names = {code: name for name in _METHODS for code in _codes(name)}
-    return next((names[frame.f_code] for frame in _frames() if frame.f_code in names), None)
+    for frame in frames:
+        if frame.f_code in names:
+            return names[frame.f_code], frame.f_locals
+    return None, {}
 
 
 def path_of(name: str) -> str:
@@ -78,9 +125,9 @@ def innermost(is_wanted: Callable[[Any], bool]) -> Any:
     return None
 
 
-def _frames() -> Iterator[FrameType]:
-    """Yields the frames of this thread, the innermost first."""
-    frame: FrameType | None = sys._getframe(1)
+def _frames(frame: FrameType | None = None) -> Iterator[FrameType]:
+    """Yields the frames of this thread, the innermost first; or those that led to `frame`."""
+    frame = sys._getframe(1) if frame is None else frame
     while frame is not None:
         yield frame
         frame = frame.f_back
@@ -94,3 +141,111 @@ def _codes(method: str) -> list[CodeType]:
 
 def _variable_class() -> Any:
     return getattr(sys.modules.get("keras"), "Variable", None)
+
+
+def model_of(fn: Callable) -> tuple[Any, bool]:
+    """Returns the model whose step `fn` is, and whether it trains; None if `fn` is none.
+
+    Keras 3 gives `strategy.run` the model's bound method, `model.train_step`; tf_keras a function
+    `run_step` that calls that of `model`, a variable around it.
+    """
+    fn = inspect.unwrap(fn)
+    model = getattr(fn, "__self__", None)
+    if model is not None and getattr(fn, "__name__", "") in _STEPS:
+        return _if_model(model), fn.__name__ == _TRAINS
+    code = getattr(fn, "__code__", None)
+    if code is None or not getattr(fn, "__module__", "").startswith("tf_keras."):
+        return None, False
+    around = dict(zip(code.co_freevars, fn.__closure__ or (), strict=True))
+    model = around["model"].cell_contents if "model" in around else None
+    return _if_model(model), _TRAINS in code.co_names
+
+
+def trained_variables(model: Any) -> list[Any]:
+    """Returns the variables that a model trains; none if it is not built yet."""
+    try:
+        return list(model.trainable_variables)
+    except ValueError:  # tf_keras's, of a model without variables so far
+        return []
+
+
+def metrics_of(model: Any) -> list[Any]:
+    """Returns the metrics of a model; with tf_keras those given to `compile` before it is built."""
+    given = getattr(getattr(model, "compiled_metrics", None), "_user_metrics", None)
+    objects = [metric for metric in tf.nest.flatten(given) if hasattr(metric, "variables")]
+    return [*model.metrics, *objects]
+
+
+def _if_model(value: Any) -> Any:
+    is_model = all(hasattr(type(value), name) for name in ("trainable_variables", "metrics"))
+    return value if is_model else None
+
+
+@contextlib.contextmanager
+def overflow_agreed(strategy: tf.distribute.Strategy) -> Iterator[None]:
+    """Lets the replicas of a strategy skip a step together, under Keras 3's `mixed_float16`.
+
+    `compile` wraps the optimizer in `keras.optimizers.LossScaleOptimizer`, which skips a step
+    whose gradients have overflown. It looks at a replica's own gradients, before they are summed:
+    with several workers one would skip what the others wait in, with several replicas the first
+    one's gradients decide. Keras has no setting for that, so its method `check_finite` is
+    overridden while a step runs under this strategy, by one that asks all replicas. Everywhere
+    else it is Keras's, and so it is again when the last step has ended.
+    """
+    global _overridden
+    cls = _loss_scale_optimizer()
+    if cls is None or not hasattr(cls, _CHECK):
+        yield
+        return
+    with _lock:
+        if not _running:
+            _overridden = getattr(cls, _CHECK)
+            setattr(cls, _CHECK, _agreeing(_overridden))
+        _running.append(strategy)
+    try:
+        yield
+    finally:
+        with _lock:
+            _running.remove(strategy)
+            if not _running:
+                setattr(cls, _CHECK, _overridden)
+
+
+def check_overflow_can_be_agreed() -> None:
+    """Checks that Keras 3's LossScaleOptimizer has the method that `overflow_agreed` overrides.
+
+    Raises:
+      ValueError: if it has not.
+    """
+    cls = _loss_scale_optimizer()
+    if cls is None or hasattr(cls, _CHECK):
+        return
+    version = getattr(sys.modules.get("keras"), "__version__", "of an unknown version")
+    raise ValueError(
+        "Under mixed_float16 all replicas skip a step together, which they agree on in "
+        f"keras.optimizers.LossScaleOptimizer.{_CHECK}. Received: Keras {version}, which has no "
+        "such method. Use mixed_bfloat16, or Keras 3.15."
+    )
+
+
+def _loss_scale_optimizer() -> Any:
+    # A script for tf_keras does not bring Keras 3.
+    return getattr(
+        getattr(sys.modules.get("keras"), "optimizers", None), "LossScaleOptimizer", None
+    )
+
+
+def _agreeing(check_finite: Callable) -> Callable:
+    """Returns a check whether no replica's gradients have overflown."""
+
+    @functools.wraps(check_finite)
+    def check_together(self: Any, grads: Any) -> Any:
+        finite = check_finite(self, grads)
+        context = tf.distribute.get_replica_context()
+        if context is None or not any(context.strategy is one for one in _running):
+            return finite
+        # A sum leaves out what is not a number where a replica has no rows.
+        verdict = tf.where(finite, 0.0, float("nan"))
+        return tf.math.is_finite(context.all_reduce(tf.distribute.ReduceOp.SUM, verdict))
+
+    return check_together

@@ -12,6 +12,7 @@ from absl import logging
 
 from strategies._tensorflow import CommunicationOptions
 from strategies.collectives import Collectives, LocalCollectives
+from strategies.collectives.watchdog import watch_seconds, watched
 from strategies.reduction import ReductionOptions
 from tf_config import ClusterConfigError, TFConfig
 
@@ -53,6 +54,7 @@ def start(
             "Every worker has to know all others. Received: a cluster with the tasks "
             f"{', '.join(map(str, tasks))}. Name the workers between them too."
         )
+    seconds = watch_seconds()
     if communication == "auto":
         communication, reason = _available()
     else:
@@ -63,11 +65,15 @@ def start(
     if communication == "tensorflow":
         from strategies.collectives.tensorflow import TensorFlowCollectives
 
-        return TensorFlowCollectives.start(config.cluster, config.task, timeout, device, options)
+        started: Collectives = TensorFlowCollectives.start(
+            config.cluster, config.task, timeout, device, options
+        )
+        return watched(started, config.cluster, config.task, seconds)
     from strategies.collectives import horovod
 
     _check_for_horovod(options, horovod.has_nccl())
-    return horovod.HorovodCollectives.start(config.cluster, config.task, timeout)
+    started = horovod.HorovodCollectives.start(config.cluster, config.task, timeout)
+    return watched(started, config.cluster, config.task, seconds)
 
 
 def chosen(communication: str | None, environ: Mapping[str, str] = os.environ) -> str:

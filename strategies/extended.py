@@ -10,6 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from strategies._keras import LOSS_SCALE, check_overflow_can_be_agreed, overflow_agreed
 from strategies._tensorflow import (
     CheckpointInitialValue,
     CollectiveAllReduceExtended,
@@ -20,18 +21,16 @@ from strategies._tensorflow import (
 )
 from strategies.alone import is_alone
 from strategies.collectives import Collectives
+from strategies.collectives.agreement import agree
 from strategies.collectives.replicas import ReplicaCollectives
 from strategies.input import equal_steps, number_of_rows, share
 from strategies.randomness import KERAS_SEED, own_seed, seed_states
 from strategies.reduction import ReductionOptions, ReplicaCrossDeviceOps
 from strategies.replica_dataset import ReplicaDataset, check_options, of_each_replica
 from strategies.row_variable import RowVariable, table_asked_for
+from strategies.scope import check_step, check_updated, mixing_explained
 from strategies.split_state import SplitState
 from tf_config.sidecar import MADE, USED, report
-
-# How Keras 3 names the scale of its LossScaleOptimizer, and we that of ours.
-KERAS_LOSS_SCALE = "dynamic_scale"
-AGREED_LOSS_SCALE = "agreed_dynamic_scale"
 
 
 class ReplicatedExtended(CollectiveAllReduceExtended):
@@ -153,7 +152,9 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
     @contextlib.contextmanager
     def _weighing(self, args: Any, kwargs: Any) -> Iterator[None]:
         """In the block, the weights of the rows that the replicas have as arguments are known."""
-        outer = dict(self._row_weights)
+        if self._row_weights:  # a step's part, such as Keras's update of weights
+            yield
+            return
         for replica, device in enumerate(self._devices):
             with tf.device(device):
                 weight = _row_weight(select_replica(replica, (tuple(args), dict(kwargs))))
@@ -161,7 +162,7 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         try:
             yield
         finally:
-            self._row_weights = outer
+            self._row_weights = {}
 
     def local_replica(self) -> int:
         """Returns the number of the replica that calls this, of those of this worker."""
@@ -193,6 +194,38 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         reduced = self._of_replica(replica).all_reduce(reduce_op, [values], weights)
         return tf.nest.pack_sequence_as(value, reduced)
 
+    def call_for_each_replica(self, fn: Callable, args: Any = (), kwargs: Any = None) -> Any:
+        """Runs `fn` on each replica; see `tf.distribute.Strategy.run`.
+
+        Raises:
+          ValueError: if `fn` is a step of a model that was created outside of the scope.
+        """
+        strategy = self._container_strategy()
+        check_step(fn, strategy, is_summed=self._num_workers > 1)
+        agreed = overflow_agreed if self._num_replicas_in_sync > 1 else contextlib.nullcontext
+        with mixing_explained(fn, strategy), agreed(strategy):
+            return super().call_for_each_replica(fn, args, kwargs)
+
+    def update(
+        self, var: Any, fn: Callable, args: Any = (), kwargs: Any = None, group: bool = True
+    ) -> Any:
+        """Updates a variable on all replicas; see `tf.distribute.StrategyExtended.update`.
+
+        Raises:
+          ValueError: if the variable was created outside of the strategy's scope.
+        """
+        check_updated(var, self._container_strategy())
+        return super().update(var, fn, args, kwargs, group)
+
+    def colocate_vars_with(self, colocate_with_variable: Any) -> Any:
+        """Creates variables beside another one, as an optimizer's state beside a weight.
+
+        Raises:
+          ValueError: if the variable was created outside of the strategy's scope.
+        """
+        check_updated(colocate_with_variable, self._container_strategy())
+        return super().colocate_vars_with(colocate_with_variable)
+
     def _validate_colocate_with_variable(self, colocate_with_variable: Any) -> None:
         if not isinstance(colocate_with_variable, RowVariable):
             super()._validate_colocate_with_variable(colocate_with_variable)
@@ -216,8 +249,9 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         first = tf.VariableAggregation.ONLY_FIRST_REPLICA
         if kwargs.get("name") == KERAS_SEED:
             next_creator = seed_states(self._id_in_cluster * len(self._devices))
-        elif kwargs.get("name") in (KERAS_LOSS_SCALE, AGREED_LOSS_SCALE):
-            self._check_loss_scale(kwargs["name"])
+        elif kwargs.get("name") == LOSS_SCALE:
+            if self._num_replicas_in_sync > 1:
+                check_overflow_can_be_agreed()
         elif is_unsynchronized_state(kwargs):
             kwargs["aggregation"] = tf.VariableAggregation.MEAN
         elif kwargs.get("aggregation") == first and len(self._devices) == 1:
@@ -228,14 +262,6 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
             if variable is not None:
                 return variable
         return super()._create_variable(next_creator, **kwargs)
-
-    def _check_loss_scale(self, name: str) -> None:
-        if name == KERAS_LOSS_SCALE and self._num_workers > 1:
-            raise ValueError(
-                "Under mixed_float16 all workers skip a step together. Received: Keras's own "
-                "LossScaleOptimizer, which decides on each worker alone. Compile the model with "
-                "strategies.LossScaleOptimizer(optimizer), or use mixed_bfloat16."
-            )
 
     def _get_variable_creator_initial_value(
         self, replica_id: int, device: str, primary_var: Any, **kwargs: Any
@@ -285,6 +311,7 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         self, dataset: tf.data.Dataset, options: Any
     ) -> ReplicaDataset:
         check_options(options, per_replica=False)
+        agree(self._collectives, "distribution of a dataset")
         shared = share(dataset, self._collectives, len(self._devices))
         return ReplicaDataset(shared, self._container_strategy(), options)
 
@@ -294,6 +321,7 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         if options is not None and options.experimental_replication_mode == each:
             return of_each_replica(dataset_fn, self._container_strategy(), options)
         dataset = dataset_fn(self._make_input_context())
+        agree(self._collectives, "distribution of a dataset")
         shared = equal_steps(dataset, self._collectives, len(self._devices))
         return ReplicaDataset(shared, self._container_strategy(), options)
 

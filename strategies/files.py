@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 import tensorflow as tf
 
 from strategies.collectives import Collectives
+from strategies.collectives.agreement import agree
 from strategies.workers import collectives_of, take_up
 
 
@@ -97,6 +98,7 @@ def _on_all(collectives: Collectives, action: Callable[[], None]) -> None:
         action()
     except (OSError, ValueError, tf.errors.OpError) as raised:
         error = raised
+    agree(collectives, "writing")
     failed = collectives.all_gather(tf.constant([int(error is not None)])).numpy().tolist()
     if error is not None:
         raise error

@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from strategies.collectives import LocalCollectives
+from strategies.collectives.agreement import agree
 from strategies.extended import ReplicatedExtended
 from strategies.reduction import ReductionOptions
 
@@ -30,10 +31,16 @@ class MirroredReduction(tf.distribute.Strategy):
           value: what `run` returned, or a tensor that each worker has, or a structure of them.
           axis: the dimension to reduce within each replica's value, None for none.
         """
+        agree(self.extended._collectives, "reduce", f"{reduce_op}, axis={axis}")
         is_batch = tf.nest.is_nested(value)
         return tf.nest.map_structure(
             lambda leaf: self._reduced(reduce_op, leaf, axis, is_batch), value
         )
+
+    def gather(self, value: Any, axis: int) -> Any:
+        """Returns all replicas' values joined along `axis`; see `tf.distribute.Strategy.gather`."""
+        agree(self.extended._collectives, "gather", f"axis={axis}")
+        return super().gather(value, axis)
 
     def _reduced(self, reduce_op: Any, value: Any, axis: int | None, is_batch: bool) -> Any:
         leaves = self.experimental_local_results(value)

@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from strategies._keras import running_call
 from strategies._tensorflow import (
     DistributedDataset,
     DistributedDatasetSpec,
@@ -20,6 +21,7 @@ from strategies._tensorflow import (
     distributed_spec,
     get_distributed_datasets_from_function,
 )
+from strategies.collectives.agreement import agree, spec_text
 from strategies.input import Epochs, element_of, may_be_made_early
 
 _Replication = tf.distribute.InputReplicationMode
@@ -148,6 +150,7 @@ class ReplicaDataset(DistributedDataset):
         self._dataset = dataset
 
     def __iter__(self) -> DistributedIterator:
+        self._agree()
         if isinstance(self._dataset, Epochs) or not self._is_fetched_ahead(self._dataset):
             return self._iterator(self._dataset)
         devices = self._input_workers.compute_devices_for_worker(0)
@@ -156,6 +159,18 @@ class ReplicaDataset(DistributedDataset):
         size = 1 if self._options is None else self._options.experimental_per_replica_buffer_size
         fetched = tf.data.experimental.prefetch_to_device(devices[0], size)
         return self._iterator(self._dataset.apply(fetched))
+
+    def _agree(self) -> None:
+        """Checks that all workers begin to go through data of as many steps."""
+        one = self._dataset.one_epoch if isinstance(self._dataset, Epochs) else self._dataset
+        steps = int(one.cardinality()) if tf.executing_eagerly() else tf.data.UNKNOWN_CARDINALITY
+        texts = {
+            tf.data.UNKNOWN_CARDINALITY: "an unknown number of steps",
+            tf.data.INFINITE_CARDINALITY: "endless steps",
+        }
+        detail = f"{texts.get(steps, f'{steps} steps')}, {spec_text(one.element_spec)}"
+        call = running_call() or "iteration over a distributed dataset"
+        agree(self._strategy.extended._collectives, call, detail)
 
     def _iterator(self, dataset: tf.data.Dataset | Epochs) -> ReplicaIterator:
         with tf.device(self._input_workers.worker_devices[0]):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from strategies.collectives import Collectives, LocalCollectives
+from strategies.collectives.agreement import agree
 from strategies.extended import ReplicatedExtended
 from strategies.server.extended import ServerExtended
 
@@ -17,7 +18,7 @@ def barrier(strategy: tf.distribute.Strategy) -> None:
     Args:
       strategy: of the workers.
     """
-    collectives_of(strategy).all_gather(tf.constant([0]))
+    agree(collectives_of(strategy), "barrier")
     take_up(strategy)
 
 

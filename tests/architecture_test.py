@@ -20,6 +20,7 @@ LAYERS = [
     "strategies.elementwise",
     "strategies.row_array",
     "strategies.row_variable",
+    "strategies.scope",
     "strategies.communication",
     "strategies.resolver",
     "strategies.input",

@@ -98,9 +98,5 @@ EXPECTED: dict[tuple[str, str, str], str] = {
     ("keras", "central", "Gradient accumulation"): NO_MERGE_IN_CONDITIONS,
     ("keras", "servers-sync", "`jit_compile=True`"): NO_XLA_ACROSS_WORKERS,
     ("tf_keras", "servers-sync", "`jit_compile=True`"): NO_XLA_ACROSS_WORKERS,
-    ("keras", "servers-sync", "mixed_float16"): "strategies.LossScaleOptimizer",
     ("keras", "servers-sync", "Gradient accumulation"): "take mode='geo'",
-    ("keras", "multi-worker", "mixed_float16"): "strategies.LossScaleOptimizer",
-    ("keras", "multi-worker-tensorflow", "mixed_float16"): "strategies.LossScaleOptimizer",
-    ("keras", "multi-worker-2x2", "mixed_float16"): "strategies.LossScaleOptimizer",
 }

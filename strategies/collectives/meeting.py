@@ -39,7 +39,7 @@ def wait_for_all(
         something else to exchange values.
     """
     tasks = cluster.training_tasks
-    store = _Store(cluster.addresses[tasks[0]])
+    store = Store(cluster.addresses[tasks[0]])
     digest = hashlib.sha256(repr(cluster.to_dict()).encode()).hexdigest()
     mine = f"{digest} {communication}".encode()
     start = time.monotonic()
@@ -83,7 +83,7 @@ def part(cluster: ClusterSpec, task: Task, wait_for_others: bool = False) -> Non
       wait_for_others: whether to return only when all others have said so, or are late.
     """
     tasks = cluster.training_tasks
-    store = _Store(cluster.addresses[tasks[0]], _PARTING)
+    store = Store(cluster.addresses[tasks[0]], _PARTING)
     store.put(task, b"")
     end = time.monotonic() + _PARTING_SECONDS
     while wait_for_others and time.monotonic() < end:
@@ -92,8 +92,13 @@ def part(cluster: ClusterSpec, task: Task, wait_for_others: bool = False) -> Non
         time.sleep(_POLL_SECONDS)
 
 
-class _Store:
-    """The first worker's key-value store, as the others see it."""
+class Store:
+    """The first worker's key-value store, as the others see it.
+
+    Args:
+      address: of the first worker.
+      scope: what the entries belong to.
+    """
 
     def __init__(self, address: Address, scope: str = _MEETING):
         self._address = address
@@ -123,7 +128,7 @@ class _Store:
             connection.close()
 
 
-def _is_here(store: _Store, task: Task, expected: bytes) -> bool:
+def _is_here(store: Store, task: Task, expected: bytes) -> bool:
     entry = store.get(task)
     if entry is not None and entry.split()[:1] == expected.split()[:1] and entry != expected:
         theirs, ours = entry.decode().split()[-1], expected.decode().split()[-1]

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 import strategies
@@ -102,6 +103,38 @@ def test_compression(train, communication, api, replicas):
 )
 def test_half_precision(train, api, workers, replicas):
     train("mixed_precision.py", api, replicas, workers=workers)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("ps", "options"), [(1, [1]), (0, [2, "central"])])
+def test_half_precision_on_servers_and_in_one_place(train, ps, options):
+    train("mixed_precision.py", "keras", *options, workers=1 + ps, ps=ps)
+
+
+def test_a_keras_in_which_workers_cannot_agree_on_overflow_is_refused(monkeypatch):
+    import keras
+
+    strategy = strategies.MirroredStrategy(["CPU:0"] * 2)
+    monkeypatch.delattr(keras.optimizers.LossScaleOptimizer, "check_finite")
+    with strategy.scope():
+        variable = keras.Variable(1.0)
+        optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD())
+        with pytest.raises(ValueError, match="check_finite. Received: Keras 3.*mixed_bfloat16"):
+            optimizer.build([variable])
+
+
+def test_a_model_saved_with_our_loss_scaling_loads(tmp_path):
+    import keras
+
+    model = keras.Sequential([keras.Input([2]), keras.layers.Dense(1)])
+    model.compile(strategies.LossScaleOptimizer(keras.optimizers.SGD(), initial_scale=8.0), "mse")
+    model.train_on_batch(np.ones([4, 2]), np.ones([4, 1]))
+    model.save(tmp_path / "model.keras")
+    config = {"module": "strategies.loss_scaling", "class_name": "LossScaleOptimizer"}
+    loaded = keras.saving.load_model(tmp_path / "model.keras").optimizer
+    known = {"LossScaleOptimizer": strategies.LossScaleOptimizer}
+    older = keras.saving.deserialize_keras_object({**config, "config": loaded.get_config()}, known)
+    assert [optimizer.initial_scale for optimizer in (loaded, older)] == [8.0, 8.0]
 
 
 @pytest.mark.parametrize("script", ["parity.py", "training.py", "custom_loop.py"])

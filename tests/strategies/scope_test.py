@@ -1,0 +1,42 @@
+"""What trains is created in the scope; what is checked on workers stands in tests/scripts."""
+
+import pytest
+import tensorflow as tf
+
+import strategies
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: strategies.MirroredStrategy(["CPU:0"]), strategies.CentralStorageStrategy]
+)
+def test_a_model_from_outside_the_scope_is_not_trained(make):
+    import keras
+
+    strategy = make()
+    model = keras.Sequential([keras.layers.InputLayer([3]), keras.layers.Dense(1, name="outer")])
+    with strategy.scope():
+        model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match=r"in its scope.*'.*outer/kernel:0', created outside"):
+        model.fit(tf.ones([4, 3]), tf.ones([4, 1]), verbose=0)
+    variable = tf.Variable(1.0)
+    with pytest.raises(ValueError, match="created outside of it"), strategy.scope():
+        strategy.extended.colocate_vars_with(variable)
+
+
+@pytest.mark.parametrize(
+    ("api", "workers", "ps", "options"),
+    [
+        ("keras", 2, 0, []),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in [
+                ("tf_keras", 2, 0, []),
+                ("tf_keras", 1, 0, []),
+                ("keras", 2, 1, ["sync"]),
+                ("tf_keras", 2, 1, ["async"]),
+            ]
+        ),
+    ],
+)
+def test_nor_on_workers(train, api, workers, ps, options):
+    train("scope.py", api, *options, workers=workers, ps=ps)

@@ -1,0 +1,200 @@
+"""Workers that are in different operations: found, named, and ended only where that is sure."""
+
+import threading
+import time
+
+import pytest
+import tensorflow as tf
+
+from strategies.collectives.agreement import agree
+from strategies.collectives.base import LocalCollectives
+from strategies.collectives.meeting import Store
+from strategies.collectives.store import StoreHandler, StoreServer, serve
+from strategies.collectives.watchdog import State, Watchdog, never_meet, watch_seconds
+from strategies.collectives.watched import Operations, WatchedCollectives
+from tf_config import Address, Task, local_cluster
+
+TASKS = [Task("worker", 0), Task("worker", 1)]
+STEP = State("function", "", 40.0, "fit(), train.py, line 3")
+SAVE = State("eager", "all_gather number 7", 40.0, "save, train.py, line 5")
+
+
+class Gathered(LocalCollectives):
+    """One of two workers; the other one brings what is given."""
+
+    size = 2
+
+    def __init__(self, other):
+        self.other = other
+
+    def all_gather(self, tensor):
+        theirs = tf.constant([list(self.other.encode().ljust(tensor.shape[1]))], tensor.dtype)
+        return tf.concat([tensor, theirs], 0)
+
+
+def test_workers_in_one_operation_go_on():
+    agree(Gathered("fit: 3 steps"), "fit", "3 steps")
+
+
+@pytest.mark.parametrize("other", ["fit: 4 steps", "evaluate: 3 steps", "barrier"])
+def test_workers_in_two_operations_raise_and_name_them(other):
+    with pytest.raises(ValueError, match=f"worker 0: fit: 3 steps; worker 1: {other}"):
+        agree(Gathered(other), "fit", "3 steps")
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "expected"),
+    [
+        (STEP, State(ended=True), True),
+        (State("function", "", 1.0), State(ended=True), False),  # their part may be on its way
+        (STEP, SAVE, True),
+        (SAVE, State("eager", "all_gather number 8", 40.0), True),
+        (SAVE, SAVE, False),  # a slow network
+        (STEP, STEP, False),  # a step that both still compute
+        (STEP, State(), False),  # a callback, or tracing
+        (STEP, State("eager", "all_gather number 7", 5.0), False),  # it has just come there
+    ],
+)
+def test_only_a_wait_that_nothing_can_end_is_ended(mine, theirs, expected):
+    assert never_meet(mine, theirs, 30.0) is expected
+
+
+@pytest.fixture
+def store():
+    address = local_cluster(workers=1).addresses[TASKS[0]]
+    server = serve(StoreServer, address, TASKS[0], StoreHandler)
+    yield Store(Address(address.host, address.port), "test")
+    server.shutdown()
+    server.server_close()
+
+
+def watchdog(store, number, ends, seconds=30.0):
+    return Watchdog(store, TASKS, TASKS[number], Operations(), seconds, ends.append)
+
+
+def test_who_waits_names_the_other_one_and_ends_where_it_has_ended(store, caplog):
+    ends = []
+    waiting, other = (watchdog(store, number, ends) for number in range(2))
+    other._tell(State(place="train.py, line 9 (time.sleep(100))"))
+    waiting.look(STEP)
+    waiting.look(STEP)
+    assert not ends
+    (warning,) = caplog.messages
+    assert "worker 0 has waited 40 s in fit(), train.py, line 3" in warning
+    assert "worker 1 is in train.py, line 9 (time.sleep(100))" in warning
+    other._tell(SAVE)
+    waiting.look(STEP)
+    other._tell(State(ended=True))
+    waiting.look(STEP)
+    assert "worker 1 waits in save, train.py, line 5. All workers call it" in ends[0]
+    assert "worker 1 has ended. All workers call it" in ends[1]
+
+
+def test_who_ends_waits_until_the_others_have(store):
+    first, second = (watchdog(store, number, []) for number in range(2))
+    second._tell(State())
+    for one in (first, second):
+        one.start()
+    leaving = threading.Thread(target=first.leave)
+    leaving.start()
+    leaving.join(timeout=0.5)
+    assert leaving.is_alive()
+    second.leave()
+    leaving.join(timeout=10)
+    assert not leaving.is_alive()
+
+
+def test_operations_are_seen_while_they_run():
+    seen = []
+
+    class Slow(LocalCollectives):
+        def all_gather(self, tensor):
+            if not tf.executing_eagerly():
+                return tf.numpy_function(self.look, [tensor], tensor.dtype)
+            return self.look(tensor)
+
+        def look(self, tensor):
+            seen.append(operations.waiting()[:2])
+            return tensor
+
+    operations = Operations()
+    collectives = WatchedCollectives(Slow(), operations)
+    collectives.all_gather(tf.constant([1]))
+    collectives.all_gather(tf.constant([1]))
+    tf.function(collectives.all_gather)(tf.constant([1]))
+    assert seen == [("eager", "all_gather number 1"), ("eager", "all_gather number 2"),
+                    ("function", "")]  # fmt: skip
+    assert operations.waiting() == ("", "", 0.0)
+
+
+def test_a_wait_lasts_as_long_as_nothing_moves():
+    operations = Operations()
+    with operations.eager("broadcast"):
+        assert operations.waiting()[2] < 0.1
+        time.sleep(0.2)
+        assert operations.waiting()[2] >= 0.2
+
+
+@pytest.mark.parametrize("given", ["0", "-1", "soon", "inf"])
+def test_a_wrong_time_is_refused(given):
+    with pytest.raises(ValueError, match=f"number of seconds above 0. Received: '{given}'"):
+        watch_seconds({"KERAS_STRATEGIES_WATCH_SECONDS": given})
+
+
+APART = """
+import sys, time
+import numpy as np, tensorflow as tf, keras, strategies
+
+strategy = strategies.from_tf_config(communication=sys.argv[2])
+rank = strategy.extended._collectives.rank
+x, y = np.ones([32, 3], "float32"), np.ones([32, 1], "float32")
+with strategy.scope():
+    model = keras.Sequential([keras.Input([3]), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+if sys.argv[1] == "alone":
+    time.sleep(12 * rank)                  # longer than a wait that is told of, and allowed
+    model.fit(x, y, batch_size=8, verbose=0)
+    if rank == 0:
+        model.evaluate(x, y, verbose=0)    # the other one ends
+elif sys.argv[1] == "rows":
+    model.fit(x[:32 - 8 * rank], y[:32 - 8 * rank], batch_size=8, verbose=0)
+else:
+    total = tf.function(lambda value: strategy.run(lambda: tf.distribute.get_replica_context()
+                                                   .all_reduce("SUM", value)))
+    for _ in range(3 + rank):              # one step more, and the other one is at a barrier
+        total(tf.constant(1.0))
+    strategies.barrier(strategy)
+"""
+
+
+@pytest.mark.parametrize(
+    ("case", "communication", "messages"),
+    [
+        ("rows", "horovod", ["worker 0: fit(", "rows=32", "worker 1: fit(", "rows=24"]),
+        (
+            "alone",
+            "horovod",
+            [
+                "worker 1 is in script.py, line 12 (time.sleep(12 * rank)",
+                "in evaluate(rows=32), script.py, line 15 (model.evaluate",
+                "worker 1 has ended. All workers call it",
+            ],
+        ),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in [
+                ("rows", "tensorflow", ["worker 0: fit(", "rows=32", "rows=24"]),
+                ("alone", "tensorflow", ["worker 1 has ended. All workers call it"]),
+                ("steps", "horovod", ["line 21 (strategies.barrier(strategy))", "line 20 (total("]),
+                ("steps", "tensorflow", ["All workers call it", "line 20 (total("]),
+            ]
+        ),
+    ],
+)
+def test_workers_apart_end_the_job_and_are_named(job, case, communication, messages):
+    job.environ["KERAS_STRATEGIES_WATCH_SECONDS"] = "5"
+    script = job.script(APART)
+    code, output = job.run("--workers", 2, script, case, communication, timeout=240)
+    assert code == 1, output
+    for message in messages:
+        assert message in output, output
