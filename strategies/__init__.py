@@ -1,13 +1,16 @@
-"""Strategies that train Keras models on several devices and workers."""
+"""Strategies that train Keras models on several devices and workers.
 
-from typing import TYPE_CHECKING, Any
+Importing it registers what Keras 3 loads models with. tf_keras imports its layer by itself.
+"""
 
 from strategies import callbacks
 from strategies.central_storage import CentralStorageStrategy
 from strategies.embedding import Admission, Eviction, FeatureConfig, TableConfig
+from strategies.embedding.keras_layer import DistributedEmbedding
 from strategies.embedding.prefetch import prefetch_rows
 from strategies.equality import verify_equal
 from strategies.files import own_path, writing
+from strategies.loss_scaling import LossScaleOptimizer
 from strategies.mirrored import MirroredStrategy
 from strategies.multi_worker import MultiWorkerMirroredStrategy
 from strategies.parameter_server import ParameterServerStrategy, from_tf_config
@@ -15,10 +18,6 @@ from strategies.reading import read_files
 from strategies.reduction import ReductionOptions
 from strategies.workers import barrier
 from tf_config.capacity import plan_capacity
-
-if TYPE_CHECKING:
-    from strategies.embedding.keras_layer import DistributedEmbedding
-    from strategies.loss_scaling import LossScaleOptimizer
 
 __all__ = [
     "Admission",
@@ -42,16 +41,3 @@ __all__ = [
     "verify_equal",
     "writing",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    # Not at once: they bring Keras 3, which a script for tf_keras has no use for.
-    if name == "LossScaleOptimizer":
-        from strategies.loss_scaling import LossScaleOptimizer
-
-        return LossScaleOptimizer
-    if name == "DistributedEmbedding":
-        from strategies.embedding.keras_layer import DistributedEmbedding
-
-        return DistributedEmbedding
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

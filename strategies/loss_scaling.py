@@ -10,6 +10,7 @@ import tensorflow as tf
 from strategies.extended import AGREED_LOSS_SCALE, KERAS_LOSS_SCALE
 
 
+@keras.saving.register_keras_serializable(package="strategies")
 class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
     """Keras 3's optimizer of that name, whose replicas skip a step all together or not at all.
 
