@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import tensorflow as tf
 import tf_keras
 
 from strategies.embedding.layer import EmbeddingLayer
@@ -23,6 +24,7 @@ class DistributedEmbedding(EmbeddingLayer, tf_keras.layers.Layer):
 
     initializers = tf_keras.initializers
     optimizers = tf_keras.optimizers
+    not_equal = staticmethod(tf.not_equal)
 
     def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
         # tf_keras's `export` looks for tables among what a checkpoint has.
