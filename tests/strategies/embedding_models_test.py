@@ -293,11 +293,11 @@ import strategies
 import keras
 model = keras.models.load_model("model.keras")
 assert isinstance(model.optimizer, strategies.LossScaleOptimizer)
-assert model.layers[1].rows()[0].tolist() == list(range(1, 33))
+assert model.layers[0].rows()[0].tolist() == list(range(1, 33))
 del sys.modules["tf_keras"]
 import tf_keras
 model = tf_keras.models.load_model("tf_model.keras")
-assert model.layers[1].rows()[0].tolist() == list(range(1, 33))
+assert model.layers[0].rows()[0].tolist() == list(range(1, 33))
 """
 
 
@@ -309,9 +309,6 @@ def test_importing_the_package_is_enough_to_load_a_model(tmp_path):
             optimizer = strategies.LossScaleOptimizer(optimizer)
         model = k.Sequential([k.Input([4], dtype="int64"), embedding(1), k.layers.Flatten()])
         model.compile(optimizer, "mse")
-        if name == "tf_keras":
-            model = k.Model(model.inputs, model.outputs)
-            model.compile(optimizer, "mse")
         model.fit(IDS, LABELS, verbose=0)
         model.save(tmp_path / file)
     command = [sys.executable, "-c", LOADING]
