@@ -1,7 +1,9 @@
 """Strategies that train Keras models on several devices and workers.
 
-Importing it registers what Keras 3 loads models with. tf_keras imports its layer by itself.
+Importing it registers what Keras 3 loads models with, and tf_keras if that was imported before.
 """
+
+import sys
 
 from strategies import callbacks
 from strategies.central_storage import CentralStorageStrategy
@@ -18,6 +20,10 @@ from strategies.reading import read_files
 from strategies.reduction import ReductionOptions
 from strategies.workers import barrier
 from tf_config.capacity import plan_capacity
+
+if sys.modules.get("tf_keras") is not None:
+    # Not otherwise: it is optional, and takes long to import.
+    from strategies.embedding import tf_keras_layer as _tf_keras_layer  # noqa: F401
 
 __all__ = [
     "Admission",

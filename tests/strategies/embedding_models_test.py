@@ -286,32 +286,36 @@ def test_masks_of_features():
     assert DistributedEmbedding(2, combiner="sum", mask_zero=True)(sparse).shape == (None, 2)
 
 
-LOADING = """
+LOADED = "assert model.layers[0].rows()[0].tolist() == list(range(1, 33))"
+LOADING = {
+    "keras": f"""
 import sys
 sys.modules["tf_keras"] = None
 import strategies
 import keras
 model = keras.models.load_model("model.keras")
 assert isinstance(model.optimizer, strategies.LossScaleOptimizer)
-assert model.layers[0].rows()[0].tolist() == list(range(1, 33))
-del sys.modules["tf_keras"]
-import tf_keras
-model = tf_keras.models.load_model("tf_model.keras")
-assert model.layers[0].rows()[0].tolist() == list(range(1, 33))
-"""
+{LOADED}
+""",
+    "tf_keras": f"""
+import tf_keras, strategies
+model = tf_keras.models.load_model("model.keras")
+{LOADED}
+""",
+}
 
 
-def test_importing_the_package_is_enough_to_load_a_model(tmp_path):
-    for name, file in (("keras", "model.keras"), ("tf_keras", "tf_model.keras")):
-        k, embedding = api_of(name)
-        optimizer = k.optimizers.SGD(0.1)
-        if name == "keras":
-            optimizer = strategies.LossScaleOptimizer(optimizer)
-        model = k.Sequential([k.Input([4], dtype="int64"), embedding(1), k.layers.Flatten()])
-        model.compile(optimizer, "mse")
-        model.fit(IDS, LABELS, verbose=0)
-        model.save(tmp_path / file)
-    command = [sys.executable, "-c", LOADING]
+@pytest.mark.parametrize("name", APIS)
+def test_importing_the_package_is_enough_to_load_a_model(name, tmp_path):
+    k, embedding = api_of(name)
+    optimizer = k.optimizers.SGD(0.1)
+    if name == "keras":
+        optimizer = strategies.LossScaleOptimizer(optimizer)
+    model = k.Sequential([k.Input([4], dtype="int64"), embedding(1), k.layers.Flatten()])
+    model.compile(optimizer, "mse")
+    model.fit(IDS, LABELS, verbose=0)
+    model.save(tmp_path / "model.keras")
+    command = [sys.executable, "-c", LOADING[name]]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
