@@ -1,14 +1,19 @@
-"""Strategies that train Keras models on several devices and workers."""
+"""Strategies that train Keras models on several devices and workers.
 
-from typing import TYPE_CHECKING, Any
+Importing it registers what Keras 3 loads models with, and tf_keras if that was imported before.
+"""
+
+import sys
 
 from strategies import callbacks
 from strategies.central_storage import CentralStorageStrategy
 from strategies.choice import from_tf_config
 from strategies.embedding import Admission, Eviction, FeatureConfig, TableConfig
+from strategies.embedding.keras_layer import DistributedEmbedding
 from strategies.embedding.prefetch import prefetch_rows
 from strategies.equality import verify_equal
 from strategies.files import own_path, writing
+from strategies.loss_scaling import LossScaleOptimizer
 from strategies.mirrored import MirroredStrategy
 from strategies.multi_worker import MultiWorkerMirroredStrategy
 from strategies.parameter_server import ParameterServerStrategy
@@ -18,9 +23,9 @@ from strategies.server.options import ParameterServerOptions
 from strategies.workers import barrier
 from tf_config.capacity import plan_capacity
 
-if TYPE_CHECKING:
-    from strategies.embedding.keras_layer import DistributedEmbedding
-    from strategies.loss_scaling import LossScaleOptimizer
+if sys.modules.get("tf_keras") is not None:
+    # Not otherwise: it is optional, and takes long to import.
+    from strategies.embedding import tf_keras_layer as _tf_keras_layer  # noqa: F401
 
 __all__ = [
     "Admission",
@@ -45,16 +50,3 @@ __all__ = [
     "verify_equal",
     "writing",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    # Not at once: they bring Keras 3, which a script for tf_keras has no use for.
-    if name == "LossScaleOptimizer":
-        from strategies.loss_scaling import LossScaleOptimizer
-
-        return LossScaleOptimizer
-    if name == "DistributedEmbedding":
-        from strategies.embedding.keras_layer import DistributedEmbedding
-
-        return DistributedEmbedding
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,8 +1,8 @@
 """The only door to TensorFlow's private modules: each private name, imported here once.
 
-Checked on TensorFlow 2.18.1 and 2.21.0; `CommunicationOptions`, `DistributedDatasetSpec`,
-`FunctionCallOptions`, `OptionsDataset`, `ResourceVariable`, `context`, `in_save_context` and
-`is_recorded` on 2.21.0 alone.
+Checked on TensorFlow 2.18.1 and 2.21.0; `CommunicationOptions`, `CondBranchFuncGraph`,
+`DistributedDatasetSpec`, `FunctionCallOptions`, `OptionsDataset`, `ResourceVariable`, `context`,
+`in_save_context` and `is_recorded` on 2.21.0 alone.
 """
 
 from tensorflow.python.autograph.impl.api import autograph_artifact
@@ -41,7 +41,10 @@ from tensorflow.python.distribute.values import (
 from tensorflow.python.eager.context import FunctionCallOptions, context, global_seed
 from tensorflow.python.eager.record import should_record_backprop as is_recorded
 from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext as is_compiled_by_xla
-from tensorflow.python.ops.control_flow_v2_func_graphs import WhileBodyFuncGraph
+from tensorflow.python.ops.control_flow_v2_func_graphs import (
+    CondBranchFuncGraph,
+    WhileBodyFuncGraph,
+)
 from tensorflow.python.ops.resource_variable_ops import (
     ResourceVariable,
     UninitializedVariable,
@@ -54,6 +57,7 @@ __all__ = [
     "CheckpointInitialValue",
     "CollectiveAllReduceExtended",
     "CommunicationOptions",
+    "CondBranchFuncGraph",
     "DistributedDataset",
     "DistributedDatasetSpec",
     "DistributedIterator",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -170,9 +170,53 @@ def check_optimizer(table: TableConfig, dtype: str) -> None:
         )
 
 
-def mask_of(ids: Any) -> Any:
-    """Returns where ids are not 0, None for those that are not dense."""
-    return None if isinstance(ids, (tf.RaggedTensor, tf.SparseTensor)) else tf.not_equal(ids, 0)
+def is_training(training: Any) -> bool | None:
+    """Returns what a layer is called with as `training`; None is not said.
+
+    Raises:
+      ValueError: if it is a tensor that has its value later.
+    """
+    if training is None:
+        return None
+    if tf.is_tensor(training) and not hasattr(training, "numpy"):
+        raise ValueError(
+            "training is True, False or None when a function is traced. Received: "
+            f"{training!r}. Pass a Python value: a function is traced for each."
+        )
+    return bool(training)
+
+
+def mask_of(ids: Any, not_equal: Callable) -> Any:
+    """Returns where ids are not 0, None for those that are not dense.
+
+    Args:
+      ids: or what Keras traces a model with in place of them.
+      not_equal: that takes both.
+    """
+    if isinstance(ids, (tf.RaggedTensor, tf.SparseTensor)) or _is_placeholder_of_bags(ids):
+        return None
+    return not_equal(ids, 0)
+
+
+def _is_placeholder_of_bags(ids: Any) -> bool:
+    """Whether it stands for ragged or sparse ids: Keras 3 says so, tf_keras has a type for it."""
+    kind = getattr(ids, "type_spec", None)
+    if isinstance(kind, (tf.RaggedTensorSpec, tf.SparseTensorSpec)):
+        return True
+    return bool(getattr(ids, "ragged", False) or getattr(ids, "sparse", False))
+
+
+def shape_of(ids: Any, feature: FeatureConfig) -> tuple:
+    """Returns the shape of what a feature gives for dense ids of a shape.
+
+    >>> feature = FeatureConfig(TableConfig("users", 16), "sum")
+    >>> shape_of((None, 5), feature), shape_of((None,), feature)
+    ((None, 16), (None, 16))
+    """
+    kept = tuple(ids)
+    if feature.combiner is not None and len(kept) > 1:
+        kept = kept[:-1]
+    return (*kept, feature.table.output_dim)
 
 
 def _tensor_of(value: Any) -> Any:

@@ -8,12 +8,21 @@ import tensorflow as tf
 
 from strategies.embedding.ids import int64_tensor
 
+# Up to where a dtype has all whole numbers.
+_EXACT_BELOW = {
+    tf.float16: 2**11,
+    tf.bfloat16: 2**8,
+    tf.float32: 2**24,
+    tf.float64: 2**53,
+}
+
 
 class Bags:
     """The ids of one feature in a batch: a flat vector, and to which example each belongs.
 
     Args:
-      inputs: ids, a dense tensor, a `tf.RaggedTensor` or a `tf.SparseTensor`, of integers.
+      inputs: ids, a dense tensor, a `tf.RaggedTensor` or a `tf.SparseTensor`, of integers or of
+        whole numbers in floating point.
       weights: None, or float numbers in the same form as the ids.
       combiner: None, "sum", "mean" or "sqrtn".
       mask_zero: whether id 0 stands for no id.
@@ -25,11 +34,6 @@ class Bags:
     def __init__(self, inputs: Any, weights: Any, combiner: str | None, mask_zero: bool):
         self._combiner = combiner
         self._inputs = inputs
-        if not inputs.dtype.is_integer:
-            raise ValueError(
-                f"Ids are integers. Received: {inputs.dtype.name}. Make the input with "
-                "dtype='int64'; strings become ids by keras.layers.StringLookup or Hashing."
-            )
         if weights is not None and combiner is None:
             raise ValueError(
                 "Weights are for rows that are added up. Received: weights with combiner=None. "
@@ -73,7 +77,7 @@ class Bags:
             weights = None if weights is None else tf.reshape(weights, [-1])
         self._weights = None if weights is None else tf.cast(weights, tf.float32)
         self._kept = None
-        ids = int64_tensor(ids)
+        ids = whole(ids)
         if mask_zero and combiner is not None:
             self._kept = tf.where(ids != 0)[:, 0]
             ids = tf.gather(ids, self._kept)
@@ -131,3 +135,47 @@ class Bags:
         length = tf.cast(tf.shape(self._inputs)[-1], rows.dtype)
         count = length if self._combiner == "mean" else tf.sqrt(length)
         return tf.math.divide_no_nan(total, count)
+
+
+def whole(ids: tf.Tensor) -> tf.Tensor:
+    """Returns ids as int64.
+
+    In floating point they come where a model has an input of Keras's default dtype, and where
+    Keras traces a model to build it. Those have no values, so values are checked when there are:
+    where a function is traced, it ends with `tf.errors.InvalidArgumentError`.
+
+    >>> whole(tf.constant([3.0, -4.0])).numpy().tolist()
+    [3, -4]
+
+    Args:
+      ids: a tensor of any shape.
+
+    Raises:
+      ValueError: if they are no numbers, no whole ones, or too large to be exact.
+    """
+    if ids.dtype.is_integer:
+        return int64_tensor(ids)
+    if ids.dtype not in _EXACT_BELOW:
+        raise ValueError(
+            f"Ids are integers. Received: {ids.dtype.name}. Make the input with dtype='int64'; "
+            "strings become ids by keras.layers.StringLookup or Hashing."
+        )
+    bound = _EXACT_BELOW[ids.dtype]
+    # Written so that NaN is wrong too.
+    is_right = (tf.round(ids) == ids) & (tf.abs(ids) < tf.cast(bound, ids.dtype))
+    wrong = tf.boolean_mask(ids, ~is_right)[:3]
+    before = (
+        f"Ids are integers, or whole numbers of {ids.dtype.name} between -{bound} and {bound}, "
+        "where it has each of them. Received:"
+    )
+    behind = (
+        "Make the input with dtype='int64', as by keras.Input; a Sequential model without one "
+        "begins with an input in floating point."
+    )
+    if tf.executing_eagerly():
+        if len(wrong):
+            raise ValueError(f"{before} {wrong.numpy().tolist()}. {behind}")
+        return tf.cast(ids, tf.int64)
+    check = tf.debugging.Assert(tf.reduce_all(is_right), [before, wrong, behind])
+    with tf.control_dependencies([check]):
+        return tf.cast(ids, tf.int64)

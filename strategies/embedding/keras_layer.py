@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import keras
 
 from strategies.embedding.layer import EmbeddingLayer
@@ -21,7 +23,8 @@ class DistributedEmbedding(EmbeddingLayer, keras.layers.Layer):
     >>> layer(tf.ragged.constant([[5, -5], [], [2**63 - 1]], dtype=tf.int64)).numpy().tolist()
     [[2.0, 2.0], [0.0, 0.0], [1.0, 1.0]]
 
-    * An id gets its row when it comes in training; elsewhere it adds nothing.
+    * An id gets its row when it comes in training: in `fit`, or where a tape records, unless
+      `training` says otherwise. Elsewhere it adds nothing.
     * A row's first value depends on the seed, the table and the id alone.
     * Optimizers that work element by element are run on the touched rows: SGD, Adagrad, Adam,
       RMSprop, Adadelta, Ftrl, Lion and their like. Momentum and decay of a row that is not
@@ -58,3 +61,9 @@ class DistributedEmbedding(EmbeddingLayer, keras.layers.Layer):
 
     initializers = keras.initializers
     optimizers = keras.optimizers
+    not_equal = staticmethod(keras.ops.not_equal)
+
+    def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
+        """Returns what `call` gives, by tracing it: ids may be ragged, sparse or in features."""
+        # Not from `compute_output_shape`, as Keras's layers do that have one.
+        return keras.Operation.compute_output_spec(self, *args, **kwargs)

@@ -18,7 +18,9 @@ from strategies.embedding.arguments import (
     check_settings,
     check_which,
     feature_from,
+    is_training,
     mask_of,
+    shape_of,
     strategy_of_tables,
     tables_of,
 )
@@ -52,6 +54,7 @@ class EmbeddingLayer:
     supports_jit = False
     initializers: Any  # keras.initializers or tf_keras.initializers
     optimizers: Any  # keras.optimizers or tf_keras.optimizers
+    not_equal: Callable  # of tensors, and of what Keras traces a model with
     # Of Keras's layer.
     name: str
     trainable: bool
@@ -77,7 +80,8 @@ class EmbeddingLayer:
         seed: int = 0,
         **kwargs: Any,
     ):
-        super().__init__(**check_of_stock(kwargs))
+        # Keras would make ids in floating point less exact, in the dtype of a mixed policy.
+        super().__init__(**{**check_of_stock(kwargs), "autocast": False})
         check_dtype(self)
         check_which(output_dim, features)
         check_settings(combiner, unseen, seed)
@@ -186,11 +190,13 @@ class EmbeddingLayer:
         Args:
           inputs: ids, integers: a dense, ragged or sparse tensor; a dictionary with `features`.
           weights: what each id's row counts for, in the same form as `inputs`; for combiners.
-          training: whether ids get rows.
+          training: whether ids get rows, and their rows gradients. None, which is what Keras
+            leaves where a model's `call` does not take the argument, is yes under a tape that
+            records, as in `fit`, and no elsewhere.
         """
         bags = self.bags(inputs, weights)
-        is_training = bool(training) and self.trainable
-        outputs = self._built_tables().outputs(bags, is_training, self.compute_dtype)
+        training = is_training(training) if self.trainable else False
+        outputs = self._built_tables().outputs(bags, training, self.compute_dtype)
         return outputs[""] if self._is_single else outputs
 
     def bags(self, inputs: Any, weights: Any = None) -> dict[str, Bags]:
@@ -200,13 +206,19 @@ class EmbeddingLayer:
             weights = None if weights is None else {"": weights}
         return bags_of(inputs, {} if weights is None else weights, self.wanted, self.mask_zero)
 
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        """Returns the shape of the rows of dense ids; of features, a dictionary of shapes."""
+        given = {"": input_shape} if self._is_single else input_shape
+        shapes = {name: shape_of(given[name], each) for name, each in self.wanted.features.items()}
+        return shapes[""] if self._is_single else shapes
+
     def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
         """Returns which ids are ids, with `mask_zero` and without a combiner."""
         del mask
         if not self.mask_zero:
             return None
         masks = {
-            name: None if feature.combiner is not None else mask_of(each)
+            name: None if feature.combiner is not None else mask_of(each, self.not_equal)
             for (name, feature), each in zip(
                 self.wanted.features.items(),
                 [inputs] if self._is_single else [inputs[name] for name in self.wanted.features],

@@ -9,12 +9,20 @@ from typing import Any
 
 import tensorflow as tf
 
-from strategies._tensorflow import is_recorded
+from strategies._tensorflow import CondBranchFuncGraph, WhileBodyFuncGraph, is_recorded
 from strategies.embedding.route import Found, Route
 from strategies.embedding.trainer import Trainer
 from strategies.extended import ReplicatedExtended
 from strategies.reduction import rows as row_gradients
 from strategies.row_variable import RowVariable, View
+
+# One trace of a function serves calls under a tape and calls without one.
+_OUTSIDE = (
+    "Whether an embedding trains follows from a tape only where both are in the same tf.function, "
+    "or neither is in any. Received: a gradient asked for outside of the function that calls the "
+    "layer, with training=None. Call the layer or the model with training=True or training=False, "
+    "or take the gradient inside."
+)
 
 
 class Lookup:
@@ -37,31 +45,46 @@ class Lookup:
         self._width = int(variable.shape[-1])
         self._recorded = threading.local()
 
-    def __call__(self, ids: Sequence[tf.Tensor], training: bool) -> list[tf.Tensor]:
+    def __call__(self, ids: Sequence[tf.Tensor], training: bool | None) -> list[tf.Tensor]:
         """Returns the rows of ids, float32 [n, width] for each table.
 
         Args:
           ids: for each table, int64 [n].
-          training: whether ids get rows, and their rows gradients.
+          training: whether ids get rows, and their rows gradients. None: if a tape records.
         """
         keys, positions = keys_of(ids)
         sizes = [tf.size(each) for each in ids]
-        if training:
-            token, is_first = self._token()
-            found = self.route.found(keys, True, is_first and _is_first_replica())
-            values = self._differentiable(found, token)
-        else:
-            values = self.route.found(keys, False, False).values
+        values = self._values(keys, training)
         each = tf.gather(values, positions)
         parts = tf.split(each, tf.stack(sizes)) if len(sizes) > 1 else [each]
         return [tf.ensure_shape(part, [None, self._width]) for part in parts]
 
-    def _differentiable(self, found: Found, token: tf.Tensor) -> tf.Tensor:
-        """Returns the rows where they were asked for; their gradient goes to where they are."""
+    def _values(self, keys: tf.Tensor, training: bool | None) -> tf.Tensor:
+        """Returns what the rows of keys hold, float32 [n, width]."""
+        if training is False:
+            return self.route.found(keys, False, False).values
+        token, is_first = self._token()
+        is_inferred = training is None
+        if is_inferred and not is_recorded([token]):
+            return _without_gradient(self.route.found(keys, False, False).values, token)
+        found = self.route.found(keys, True, is_first and _is_first_replica())
+        return self._differentiable(found, token, is_inferred)
+
+    def _differentiable(self, found: Found, token: tf.Tensor, is_inferred: bool) -> tf.Tensor:
+        """Returns the rows where they were asked for; their gradient goes to where they are.
+
+        Args:
+          found: what the lookup found.
+          token: what the gradient is taken of.
+          is_inferred: whether that a tape records is why this is training.
+        """
+        function = _function()
 
         @tf.custom_gradient
         def looked_up(token: tf.Tensor) -> tuple:
             def gradient(upstream: tf.Tensor) -> tf.IndexedSlices:
+                if is_inferred and _function() is not function:
+                    raise ValueError(_OUTSIDE)
                 arrived = found.forth(tf.convert_to_tensor(upstream))
                 there = tf.where(found.rows >= 0)[:, 0]
                 rows = tf.gather(found.rows, there)
@@ -120,6 +143,21 @@ class Lookup:
         return row_gradients.unique(gradient)
 
 
+def _without_gradient(values: tf.Tensor, token: tf.Tensor) -> tf.Tensor:
+    """Returns values of which, inside a function, no gradient of rows may be asked for later."""
+    if tf.executing_eagerly():  # no tape records now, so none can ask
+        return values
+
+    @tf.custom_gradient
+    def guarded(values: tf.Tensor, token: tf.Tensor) -> tuple:
+        def gradient(upstream: tf.Tensor) -> Any:
+            raise ValueError(_OUTSIDE)
+
+        return tf.identity(values), gradient
+
+    return guarded(values, token)
+
+
 def keys_of(ids: Sequence[tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns keys, and of each id in turn which of them is its.
 
@@ -146,6 +184,19 @@ def _is_first_replica() -> bool:
     context = tf.distribute.get_replica_context()
     extended = None if context is None else context.strategy.extended
     return not isinstance(extended, ReplicatedExtended) or extended.local_replica() == 0
+
+
+def _function() -> tf.Graph | None:
+    """Returns the graph of the tf.function that is being traced, None where there is none.
+
+    The graph of a branch or loop is a part of its function's.
+    """
+    if tf.executing_eagerly():
+        return None
+    graph = tf.compat.v1.get_default_graph()
+    while isinstance(graph, (CondBranchFuncGraph, WhileBodyFuncGraph)):
+        graph = graph.outer_graph
+    return graph
 
 
 def _is_seen(token: tf.Tensor) -> bool:

@@ -121,7 +121,7 @@ class Tables:
         """Asks for rows that a step will need."""
         self._lookups[group].route.ask(ahead, keys, begins)
 
-    def outputs(self, bags: Mapping[str, Bags], training: bool, dtype: str) -> dict:
+    def outputs(self, bags: Mapping[str, Bags], training: bool | None, dtype: str) -> dict:
         """Returns each feature's output."""
         if in_save_context():
             return {

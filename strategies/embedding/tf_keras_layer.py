@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import tensorflow as tf
 import tf_keras
 
 from strategies.embedding.layer import EmbeddingLayer
@@ -23,6 +24,7 @@ class DistributedEmbedding(EmbeddingLayer, tf_keras.layers.Layer):
 
     initializers = tf_keras.initializers
     optimizers = tf_keras.optimizers
+    not_equal = staticmethod(tf.not_equal)
 
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments as plain values."""

@@ -17,7 +17,7 @@ if "central" in sys.argv:
 else:
     strategy = strategies.from_tf_config(num_replicas=replicas, mode="sync")
 is_central = isinstance(strategy, strategies.CentralStorageStrategy)
-growth_steps = 2000 if is_central else 3
+growth_steps = 3
 is_on_servers = isinstance(strategy, strategies.ParameterServerStrategy)
 random = np.random.default_rng(0)
 n = strategy.num_replicas_in_sync
