@@ -24,12 +24,7 @@ from strategies.embedding.arguments import (
     tables_of,
 )
 from strategies.embedding.combine import Bags
-from strategies.embedding.config import (
-    Admission,
-    Eviction,
-    FeatureConfig,
-    TableConfig,
-)
+from strategies.embedding.config import Admission, Eviction, FeatureConfig, TableConfig
 from strategies.embedding.home import Wanted
 from strategies.embedding.initial import initial_rows
 from strategies.embedding.on_servers import check_on_servers, on_servers
