@@ -186,14 +186,16 @@ def is_training(training: Any) -> bool | None:
     return bool(training)
 
 
-def mask_of(ids: Any, not_equal: Callable) -> Any:
-    """Returns where ids are not 0, None for those that are not dense.
+def mask_of(ids: Any, feature: FeatureConfig, not_equal: Callable) -> Any:
+    """Returns where a feature's ids are not 0; None with a combiner, and if they are not dense.
 
     Args:
       ids: or what Keras traces a model with in place of them.
+      feature: that they are of.
       not_equal: that takes both.
     """
-    if isinstance(ids, (tf.RaggedTensor, tf.SparseTensor)) or _is_placeholder_of_bags(ids):
+    is_dense = not isinstance(ids, (tf.RaggedTensor, tf.SparseTensor))
+    if feature.combiner is not None or not is_dense or _is_placeholder_of_bags(ids):
         return None
     return not_equal(ids, 0)
 

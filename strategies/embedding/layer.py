@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,12 +26,7 @@ from strategies.embedding.arguments import (
     tables_of,
 )
 from strategies.embedding.combine import Bags
-from strategies.embedding.config import (
-    Admission,
-    Eviction,
-    FeatureConfig,
-    TableConfig,
-)
+from strategies.embedding.config import Admission, Eviction, FeatureConfig, TableConfig
 from strategies.embedding.home import Wanted
 from strategies.embedding.initial import initial_rows
 from strategies.embedding.on_servers import check_on_servers, on_servers
@@ -208,24 +204,21 @@ class EmbeddingLayer:
 
     def compute_output_shape(self, input_shape: Any) -> Any:
         """Returns the shape of the rows of dense ids; of features, a dictionary of shapes."""
-        given = {"": input_shape} if self._is_single else input_shape
-        shapes = {name: shape_of(given[name], each) for name, each in self.wanted.features.items()}
-        return shapes[""] if self._is_single else shapes
+        return self._of_each(shape_of, input_shape)
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
         """Returns which ids are ids, with `mask_zero` and without a combiner."""
         del mask
         if not self.mask_zero:
             return None
-        masks = {
-            name: None if feature.combiner is not None else mask_of(each, self.not_equal)
-            for (name, feature), each in zip(
-                self.wanted.features.items(),
-                [inputs] if self._is_single else [inputs[name] for name in self.wanted.features],
-                strict=True,
-            )
-        }
-        return masks[""] if self._is_single else masks
+        return self._of_each(partial(mask_of, not_equal=self.not_equal), inputs)
+
+    def _of_each(self, function: Callable, given: Any) -> Any:
+        """Returns what a function makes of a feature and its part of what is given, for each."""
+        features = self.wanted.features
+        if self._is_single:
+            return function(given, features[""])
+        return {name: function(given[name], feature) for name, feature in features.items()}
 
     def evict(self) -> dict[str, int]:
         """Takes away the rows that the tables' `eviction` names; returns how many, by table.
