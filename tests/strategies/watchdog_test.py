@@ -9,10 +9,11 @@ import tensorflow as tf
 from strategies.collectives.agreement import agree
 from strategies.collectives.base import LocalCollectives
 from strategies.collectives.meeting import Store
-from strategies.collectives.store import StoreHandler, StoreServer, serve
+from strategies.collectives.store import serve
 from strategies.collectives.watchdog import State, Watchdog, never_meet, watch_seconds
 from strategies.collectives.watched import Operations, WatchedCollectives
 from tf_config import Address, Task, local_cluster
+from tf_config.store import StoreHandler, StoreServer
 
 TASKS = [Task("worker", 0), Task("worker", 1)]
 STEP = State("function", "", 40.0, "fit(), train.py, line 3")
