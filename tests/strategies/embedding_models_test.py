@@ -326,7 +326,7 @@ RUNS = [
     (["mirrored"], 1, 0),
     (["cluster"], 2, 0),
     (["cluster"], 2, 1),
-    (["cluster", "--mode", "async"], 2, 1),
+    (["cluster", "--mode", "async", "no_training_argument"], 2, 1),
 ]
 
 
