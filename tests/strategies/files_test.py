@@ -19,6 +19,8 @@ class Worker:
         self.asked = 0
 
     def all_gather(self, tensor):
+        if tensor.dtype == tf.uint8:  # the other one makes the same call
+            return tf.concat([tensor, tensor], 0)
         self.asked += 1
         other = tf.constant([int(self.asked in self._other_fails)])
         return tf.concat([tensor, other] if self.rank == 0 else [other, tensor], 0)
