@@ -56,7 +56,9 @@ class Epochs:
     def _begin(self) -> None:
         """Begins a new run."""
         end = tf.data.Dataset.from_tensors((False, empty_element(self.element_spec)))
-        marked = self.one_epoch.map(lambda *batch: (True, element_of(batch))).concatenate(end)
+        marked = self.one_epoch.map(
+            lambda *batch: (True, element_of(self.one_epoch, batch))
+        ).concatenate(end)
         run = iter(marked.repeat())
         inside = tf.Variable(False, trainable=False)
 
@@ -227,7 +229,7 @@ def _cut_batches(dataset: tf.data.Dataset, parts: range, size: int) -> tf.data.D
     """Cuts each batch to the rows of some of `size` replicas."""
 
     def mine(*batch: Any) -> Any:
-        return _together([_part(element_of(batch), index, size) for index in parts])
+        return _together([_part(element_of(dataset, batch), index, size) for index in parts])
 
     return dataset.map(mine, num_parallel_calls=tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)
 
@@ -239,7 +241,7 @@ def _in_groups(dataset: tf.data.Dataset, replicas: int) -> tf.data.Dataset:
     windows = dataset.concatenate(empty.repeat(replicas - 1)).window(replicas, drop_remainder=True)
 
     def together(*window: Any) -> Any:
-        batches = tf.data.Dataset.zip(element_of(window))
+        batches = tf.data.Dataset.zip(element_of(windows, window))
         parts = [batches.skip(n).take(1).get_single_element() for n in range(replicas)]
         return _together(parts)
 
@@ -261,7 +263,7 @@ def _split_batches(dataset: tf.data.Dataset, size: int) -> tf.data.Dataset:
 
     def parts(*batch: Any) -> tf.data.Dataset:
         indices = tf.data.Dataset.range(size)
-        return indices.map(lambda index: _part(element_of(batch), index, size))
+        return indices.map(lambda index: _part(element_of(dataset, batch), index, size))
 
     count = dataset.cardinality()
     split = dataset.flat_map(parts)
@@ -316,9 +318,17 @@ def empty_element(spec: Any) -> Any:
     return tf.nest.map_structure(empty, spec)
 
 
-def element_of(batch: tuple) -> Any:
-    """Returns an element, from the arguments of a function that `map` calls."""
-    return batch[0] if len(batch) == 1 else batch
+def element_of(dataset: tf.data.Dataset, batch: tuple) -> Any:
+    """Returns an element of a dataset, from the arguments of a function that its `map` calls.
+
+    >>> triplets = tf.data.Dataset.from_tensors(((1, 2, 3),))
+    >>> triplets.map(lambda *batch: element_of(triplets, batch)).element_spec == (
+    ...     triplets.element_spec
+    ... )
+    True
+    """
+    # `map` gives the parts of a tuple one by one, of a tuple of one part too.
+    return batch if type(dataset.element_spec) is tuple else batch[0]
 
 
 def _check_batched(spec: Any) -> None:
@@ -340,8 +350,8 @@ def _until_all_are_done(
     dataset: tf.data.Dataset, empty: tf.data.Dataset, collectives: Collectives
 ) -> tf.data.Dataset:
     """Goes on with empty batches until no worker has rows; asks the others before each step."""
-    flagged = dataset.map(lambda *batch: (1, element_of(batch)))
-    endless = flagged.concatenate(empty.map(lambda *batch: (0, element_of(batch))))
+    flagged = dataset.map(lambda *batch: (1, element_of(dataset, batch)))
+    endless = flagged.concatenate(empty.map(lambda *batch: (0, element_of(empty, batch))))
     apart = collectives.apart()
     steps = endless.take_while(lambda has, _: apart.all_reduce([has])[0] > 0)
     return steps.map(lambda _, batch: batch).with_options(_nothing_ahead())

@@ -181,7 +181,7 @@ class ReplicaDataset(DistributedDataset):
 
     def _dealt_out(self, dataset: tf.data.Dataset) -> DistributedIterator:
         """Returns an iterator of TensorFlow's, which deals the replicas' batches out in turn."""
-        in_turn = dataset.flat_map(_in_turn)
+        in_turn = dataset.flat_map(lambda *batch: _in_turn(element_of(dataset, batch)))
         dealt = DistributedDataset(
             self._input_workers,
             self._strategy,
@@ -280,9 +280,8 @@ def of_each_replica(
     return get_distributed_datasets_from_function(dataset_fn, workers, contexts, strategy, options)
 
 
-def _in_turn(*batch: Any) -> tf.data.Dataset:
+def _in_turn(element: Any) -> tf.data.Dataset:
     """Returns the batches of the replicas, one after the other."""
-    element = element_of(batch)
     count = len(tf.nest.flatten(element)[0].values)
     parts = [
         tf.data.Dataset.from_tensors(tf.nest.map_structure(lambda v, n=n: v.values[n], element))

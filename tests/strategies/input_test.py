@@ -164,3 +164,28 @@ def test_files_are_shared_out_where_the_dataset_asks_for_it(tmp_path):
         for rank in range(2)
     ]
     assert seen == [b"0a0b2a2b", b"1a1b3a3b"]
+
+
+@pytest.mark.parametrize(
+    "element",
+    [
+        np.zeros([6, 1]),
+        (np.zeros([6, 1]),),
+        ((np.zeros([6, 1]), np.zeros([6, 2])),),
+        (np.zeros([6, 1]), np.zeros([6, 2])),
+        {"a": np.zeros([6, 1])},
+        ({"a": np.zeros([6, 1])},),
+    ],
+)
+@pytest.mark.parametrize("policy", ["AUTO", "DATA", "OFF"])
+@pytest.mark.parametrize("steps", [(), (3, 7), (-2, -2)])
+def test_elements_keep_their_structure(element, policy, steps):
+    dataset = tf.data.Dataset.from_tensor_slices(element).batch(3)
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy[policy]
+    for replicas in (1, 2):
+        shared = share(dataset.with_options(options), Worker(0, 2, steps), replicas)
+        spec = tf.nest.map_structure(
+            lambda one: getattr(one, "_value_specs", [one])[0], shared.element_spec
+        )
+        tf.nest.assert_same_structure(spec, dataset.element_spec)
