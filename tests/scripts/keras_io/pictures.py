@@ -256,7 +256,8 @@ EXAMPLES = [
     Example(convolutions),
     Example(mobile_net, tolerance=None, falls=None),
     Example(denoising),
-    Example(siamese),
+    # Its own step takes means of a replica's rows, whose sum Adam scales away but for epsilon.
+    Example(siamese, tolerance=1e-3),
     Example(variational, tolerance=None),
     Example(adversarial, tolerance=None, falls="d_loss"),
 ]

@@ -150,8 +150,8 @@ def train_step(runtime):
         inputs = keras.Input([8])
         hidden = layers.Dense(16, activation="tanh")(inputs)
         model = OwnStep(inputs, layers.Dense(1)(hidden))
-        # Of its mean over a replica's rows each replica gives its own: the mean of all is a
-        # learning rate of that much less, as under stock tf.distribute.
+        # Each replica's loss is the mean of its own rows, and gradients are summed, as under stock
+        # tf.distribute: Adam scales that away.
         model.compile(optimizer=keras.optimizers.Adam(0.02))
     history = model.fit(x, y, epochs=5, batch_size=32, shuffle=False, verbose=0).history
     evaluated = model.evaluate(x, y, batch_size=32, verbose=0)
