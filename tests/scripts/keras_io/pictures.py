@@ -256,8 +256,9 @@ EXAMPLES = [
     Example(convolutions),
     Example(mobile_net, tolerance=None, falls=None),
     Example(denoising),
-    # Its own step takes means of a replica's rows, whose sum Adam scales away but for epsilon.
-    Example(siamese, tolerance=1e-3),
+    # Its own step takes means of a replica's rows, whose sum is not the mean of all rows; that
+    # Adam forgets the scale holds for gradients far above its epsilon alone.
+    Example(siamese, tolerance=None),
     Example(variational, tolerance=None),
     Example(adversarial, tolerance=None, falls="d_loss"),
 ]
