@@ -7,16 +7,16 @@ each worker leaves its name there and looks for the names of all others.
 from __future__ import annotations
 
 import hashlib
-import http.client
 import time
+from http import HTTPStatus
 
 from absl import logging
 
 from tf_config import Address, ClusterConfigError, ClusterSpec, Task
+from tf_config.store import ask
 
 _POLL_SECONDS = 0.1
 NAME_EVERY_SECONDS = 5.0
-_HTTP_TIMEOUT_SECONDS = 5.0
 _PARTING_SECONDS = 10.0
 _MEETING = "keras_strategies_meeting"
 _PARTING = "keras_strategies_parting"
@@ -107,25 +107,15 @@ class Store:
     def put(self, task: Task, value: bytes) -> bool:
         """Writes a task's entry; returns whether the store was there."""
         status, _ = self._request("PUT", task, value)
-        return status == http.client.OK
+        return status == HTTPStatus.OK
 
     def get(self, task: Task) -> bytes | None:
         """Returns a task's entry, None if there is none."""
         status, body = self._request("GET", task)
-        return body if status == http.client.OK else None
+        return body if status == HTTPStatus.OK else None
 
-    def _request(self, method: str, task: Task, body: bytes | None = None) -> tuple[int, bytes]:
-        connection = http.client.HTTPConnection(
-            self._address.host, self._address.port, timeout=_HTTP_TIMEOUT_SECONDS
-        )
-        try:
-            connection.request(method, f"/{self._scope}/{task.label}", body)
-            response = connection.getresponse()
-            return response.status, response.read()
-        except (OSError, http.client.HTTPException):
-            return 0, b""
-        finally:
-            connection.close()
+    def _request(self, method: str, task: Task, body: bytes = b"") -> tuple[int, bytes]:
+        return ask(self._address, method, f"/{self._scope}/{task.label}", body)
 
 
 def _is_here(store: Store, task: Task, expected: bytes) -> bool:

@@ -25,6 +25,8 @@ _OF_STOCK = {
     "lora_alpha": "It scales the product of lora_rank, which rows do not have. Leave it out",
     "quantization_config": "Rows are float32. Leave it out",
     "input_length": "The shape of the ids is that of what the layer is called with. Leave it out",
+    "autocast": "Ids in floating point keep their own dtype, or they would be less exact. Leave it "
+    "out",
     "sparse": "The output is dense, or ragged where the ids are. Leave it out",
 }
 
