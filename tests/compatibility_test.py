@@ -1,7 +1,6 @@
 """Every cell of the compatibility table under our strategies; tests/scripts/cells has the cells."""
 
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -32,13 +31,13 @@ def cache(tmp_path_factory):
         for keras in KERAS
     ],
 )
-def test_every_cell_is_as_the_table_says(job, cache, strategy, keras):
-    command = [sys.executable, TOOL, "--strategy", strategy, "--keras", keras, "--cache", cache]
-    process = job.popen(list(map(str, command)))
+def test_every_cell_is_as_the_table_says(forked, cache, strategy, keras):
+    command = [forked.python, TOOL, "--strategy", strategy, "--keras", keras, "--cache", cache]
+    process = forked.popen(list(map(str, command)))
     output, _ = process.communicate(timeout=1200)
     assert process.returncode == 0, output
     assert output.count("| yes") >= 20, output
-    job.assert_nothing_left()
+    forked.assert_nothing_left()
 
 
 def record(facts, tolerance=1e-5):

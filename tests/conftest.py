@@ -16,6 +16,8 @@ import hypothesis
 import psutil
 import pytest
 
+from tests.support.fork_server import ForkServer
+
 hypothesis.settings.register_profile("any machine", deadline=None)
 hypothesis.settings.load_profile("any machine")
 
@@ -34,9 +36,14 @@ def heed_signals() -> None:
 
 
 class Job:
-    """One `tf-config run` of a test, and the processes that came of it."""
+    """One `tf-config run` of a test, and the processes that came of it.
+
+    Attributes:
+      python: what runs Python programs; a fork of one that has imported TensorFlow for `forked`.
+    """
 
     def __init__(self, directory: Path):
+        self.python = sys.executable
         self.mark = uuid.uuid4().hex
         self.directory = directory
         self._started: list[subprocess.Popen] = []
@@ -52,7 +59,7 @@ class Job:
 
     def start(self, *arguments: object, **options: object) -> subprocess.Popen:
         """Starts `tf-config run` with the arguments; its output is one stream of text."""
-        command = [sys.executable, "-m", "tf_config", "run", *map(str, arguments)]
+        command = [self.python, "-m", "tf_config", "run", *map(str, arguments)]
         return self.popen(command, **options)
 
     def popen(self, command: list[str], **options: object) -> subprocess.Popen:
@@ -64,6 +71,7 @@ class Job:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            errors="replace",
             preexec_fn=heed_signals,
             **options,
         )
@@ -137,6 +145,21 @@ def job(tmp_path: Path) -> Iterator[Job]:
     job.close()
 
 
+@pytest.fixture(scope="session")
+def fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
+    """What has imported TensorFlow, and forks for each program that is run by `forked`."""
+    server = ForkServer(tmp_path_factory.mktemp("fork_server"))
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def forked(job: Job, fork_server: ForkServer) -> Job:
+    """The test's job, with processes that need not import TensorFlow themselves."""
+    job.python = fork_server.python
+    return job
+
+
 @pytest.fixture(params=["horovod", "tensorflow"])
 def communication(job: Job, request: pytest.FixtureRequest) -> str:
     """What the workers of the job communicate by."""
@@ -146,7 +169,7 @@ def communication(job: Job, request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def train(job: Job) -> Callable[..., str]:
+def train(forked: Job) -> Callable[..., str]:
     """Runs a script of tests/scripts on several workers and returns its output.
 
     The scripts are programs with plain asserts that hold for any number of workers.
@@ -155,7 +178,7 @@ def train(job: Job) -> Callable[..., str]:
     def run(
         script: str, *arguments: object, workers: int = 2, ps: int = 0, timeout: float = 150
     ) -> str:
-        code, output = job.run(
+        code, output = forked.run(
             "--workers", workers, "--ps", ps, "--start-timeout", 60, SCRIPTS / script, *arguments,
             timeout=timeout,
         )  # fmt: skip

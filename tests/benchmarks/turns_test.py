@@ -96,24 +96,24 @@ def test_the_examples_in_the_sizes_of_tiny_hold(load):
 
 
 @pytest.mark.slow
-def test_the_embedding_is_measured(job):
-    command = [sys.executable, str(BENCHMARKS / "embedding.py"), "--short", "--rounds", "1"]
-    process = job.popen([*command, "--alone", "--optimizers", "Adam", "--timeout", "200"])
+def test_the_embedding_is_measured(forked):
+    command = [forked.python, str(BENCHMARKS / "embedding.py"), "--short", "--rounds", "1"]
+    process = forked.popen([*command, "--alone", "--optimizers", "Adam", "--timeout", "200"])
     output, _ = process.communicate(timeout=600)
     assert process.returncode == 0, output
     lines = [line for line in output.splitlines() if line.startswith("| this package, ")]
     assert len(lines) == 2, output
     assert not any(" - " in line for line in lines), output
-    job.assert_nothing_left()
+    forked.assert_nothing_left()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["all_reduce", "mirrored", "parameter_server"])
-def test_a_benchmark_runs(job, name):
-    command = [sys.executable, str(BENCHMARKS / f"{name}.py"), "--short", "--rounds", "1"]
-    process = job.popen([*command, "--timeout", "200"])
+def test_a_benchmark_runs(forked, name):
+    command = [forked.python, str(BENCHMARKS / f"{name}.py"), "--short", "--rounds", "1"]
+    process = forked.popen([*command, "--timeout", "200"])
     output, _ = process.communicate(timeout=900)
     assert process.returncode == 0, output
     assert "| this package, " in output
     assert not any(" - " in line for line in output.splitlines() if line.startswith("|")), output
-    job.assert_nothing_left()
+    forked.assert_nothing_left()

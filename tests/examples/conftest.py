@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -42,15 +41,15 @@ def click_logs(example, tmp_path: Path) -> list[str]:
 
 
 @pytest.fixture
-def run(job) -> Callable[..., str]:
+def run(forked) -> Callable[..., str]:
     """Runs an example in one process, or under `tf-config run` with arguments of its."""
 
     def run(name: str, *given: str, under: tuple[str, ...] = (), fails: bool = False) -> str:
         script = str(EXAMPLES / f"{name}.py")
         if under:
-            code, output = job.run("--start-timeout", "60", *under, script, *given)
+            code, output = forked.run("--start-timeout", "60", *under, script, *given)
         else:
-            process = job.popen([sys.executable, script, *given])
+            process = forked.popen([forked.python, script, *given])
             output, code = process.communicate(timeout=150)[0], process.returncode
         assert (code != 0) == fails, output
         return output

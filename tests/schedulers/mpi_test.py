@@ -31,6 +31,7 @@ def mpirun(request, job):
             cwd=job.directory,
             capture_output=True,
             text=True,
+            errors="replace",
             timeout=150,
         )
         assert result.returncode == 0, result.stdout + result.stderr

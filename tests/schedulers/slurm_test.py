@@ -101,7 +101,8 @@ def slurm(tmp_path_factory):
 
 def run(environ, *command):
     """Runs one of Slurm's commands to its end."""
-    return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=200)
+    options = {"capture_output": True, "text": True, "errors": "replace", "timeout": 200}
+    return subprocess.run(command, env=environ, **options)
 
 
 def test_srun_trains_one_model_on_all_tasks(slurm):

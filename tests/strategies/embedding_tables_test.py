@@ -33,11 +33,11 @@ def test_own_optimizers_shared_rows_plain_files_and_serving(train, api, workers,
 @SLOW
 @pytest.mark.parametrize("files", [2, 4])
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_save_that_is_killed_leaves_the_last_one(job, train, tmp_path, workers, files):
+def test_a_save_that_is_killed_leaves_the_last_one(forked, train, tmp_path, workers, files):
     # A worker writes four files, and then the first one `latest`.
     script = "embedding_killed.py"
     directory = tmp_path / "rows"
-    code, output = job.run(
+    code, output = forked.run(
         "--workers", workers, "--start-timeout", 60, SCRIPTS / script, directory, "save", files
     )
     assert code != 0 and "nobody was killed" not in output, output

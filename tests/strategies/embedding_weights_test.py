@@ -1,6 +1,5 @@
 """What Keras does with weights, on an embedding's rows; most of it stands in tests/scripts."""
 
-import sys
 from pathlib import Path
 
 import keras
@@ -30,10 +29,10 @@ APIS = pytest.mark.parametrize(
         pytest.param("tf_keras", "mirrored", marks=slow),
     ],
 )
-def test_in_one_process(job, api, kind):
+def test_in_one_process(forked, api, kind):
     script = Path(__file__).parent.parent / "scripts" / "embedding_weights.py"
-    command = [sys.executable, str(script), api, kind]
-    output, _ = (process := job.popen(command)).communicate(timeout=500)
+    command = [forked.python, str(script), api, kind]
+    output, _ = (process := forked.popen(command)).communicate(timeout=500)
     assert process.returncode == 0 and "passed" in output, output
 
 

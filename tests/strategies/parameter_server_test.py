@@ -43,9 +43,9 @@ def test_those_that_remain_go_on_when_a_worker_ends(train, workers, ps):
 
 
 @slow
-def test_a_chief_is_the_first_worker(job):
+def test_a_chief_is_the_first_worker(forked):
     script = SCRIPTS / "servers_early.py"
-    code, output = job.run("--chief", "--workers", 1, "--ps", 2, script, timeout=200)
+    code, output = forked.run("--chief", "--workers", 1, "--ps", 2, script, timeout=200)
     assert code == 0 and "[chief 0] passed" in output and "[worker 0] passed" in output, output
 
 
@@ -65,11 +65,11 @@ print("the chief is done", flush=True)
 
 
 @slow
-def test_a_worker_that_only_serves_is_named(job):
-    options = "--chief", "--workers", 1, "--ps", 1, job.script(BY_ROLE)
-    code, output = job.run(*options, "sync", timeout=100)
+def test_a_worker_that_only_serves_is_named(forked):
+    options = "--chief", "--workers", 1, "--ps", 1, forked.script(BY_ROLE)
+    code, output = forked.run(*options, "sync", timeout=100)
     assert code != 0 and "Received: no worker 0. Workers and a chief run the same" in output, output
-    process = job.start(*options, "async")
+    process = forked.start(*options, "async")
     try:
         output, _ = process.communicate(timeout=70)
     except subprocess.TimeoutExpired:

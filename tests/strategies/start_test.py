@@ -1,7 +1,6 @@
 """Workers that meet, and that do not."""
 
 import socket
-import sys
 import threading
 import time
 
@@ -16,17 +15,17 @@ MEET = "import strategies; strategies.MultiWorkerMirroredStrategy(start_timeout=
 QUICKLY = f"from absl import logging; logging.set_verbosity('info'); {MEET.replace('12', '4')}"
 
 
-def start_worker(job, cluster, task, code=MEET):
-    job.environ["TF_CONFIG"] = TFConfig(cluster, task).to_json()
-    return job.popen([sys.executable, "-c", code])
+def start_worker(forked, cluster, task, code=MEET):
+    forked.environ["TF_CONFIG"] = TFConfig(cluster, task).to_json()
+    return forked.popen([forked.python, "-c", code])
 
 
 @pytest.mark.usefixtures("communication")
 @pytest.mark.parametrize("missing", [0, 1])
-def test_a_worker_that_does_not_come_is_named_until_the_time_is_up(job, missing):
+def test_a_worker_that_does_not_come_is_named_until_the_time_is_up(forked, missing):
     cluster = local_cluster(workers=2)
     tasks = cluster.training_tasks
-    worker = start_worker(job, cluster, tasks[1 - missing])
+    worker = start_worker(forked, cluster, tasks[1 - missing])
     output, _ = worker.communicate(timeout=60)
     assert worker.returncode == 1
     absent = f"worker {missing} ({cluster.addresses[tasks[missing]]})"
@@ -36,37 +35,37 @@ def test_a_worker_that_does_not_come_is_named_until_the_time_is_up(job, missing)
     assert f"worker {1 - missing} still waits for {absent}." in output
 
 
-def test_the_launchers_start_timeout_reaches_the_workers(job):
-    script = job.script(
+def test_the_launchers_start_timeout_reaches_the_workers(forked):
+    script = forked.script(
         "import json, os, time\n"
         "if json.loads(os.environ['TF_CONFIG'])['task']['index'] == 1: time.sleep(60)\n"
         "import strategies; strategies.from_tf_config()\n"
     )
     start = time.monotonic()
-    code, output = job.run("--workers", 2, "--start-timeout", 3, script)
+    code, output = forked.run("--workers", 2, "--start-timeout", 3, script)
     assert time.monotonic() - start < 30
     assert code == 1
     assert "within 3 s. worker 0 still waits for worker 1 (127.0.0.1:" in output
     assert "tf-config: worker 0 failed with exit code 1" in output
-    job.assert_nothing_left()
+    forked.assert_nothing_left()
 
 
-def test_two_processes_that_are_the_same_task_are_told_apart(job):
+def test_two_processes_that_are_the_same_task_are_told_apart(forked):
     cluster = local_cluster(workers=2)
-    workers = [start_worker(job, cluster, Task("worker", 0)) for _ in range(2)]
+    workers = [start_worker(forked, cluster, Task("worker", 0)) for _ in range(2)]
     outputs = [worker.communicate(timeout=60)[0] for worker in workers]
     refused = [output for output in outputs if "Address already in use" in output]
     assert len(refused) == 1
     assert "The first worker listens at its own address. Received: 127.0.0.1:" in refused[0]
 
 
-def test_a_server_that_does_not_start_is_named_on_both_sides(job):
-    job.hide_horovod()
+def test_a_server_that_does_not_start_is_named_on_both_sides(forked):
+    forked.hide_horovod()
     cluster = local_cluster(workers=2)
     first, second = cluster.training_tasks
     address = cluster.addresses[second]
     with socket.create_server((address.host, address.port)):
-        workers = [start_worker(job, cluster, task, QUICKLY) for task in (first, second)]
+        workers = [start_worker(forked, cluster, task, QUICKLY) for task in (first, second)]
         waiting, failed = (worker.communicate(timeout=60)[0] for worker in workers)
     assert [worker.returncode for worker in workers] == [1, 1]
     assert f"Each worker listens at its own address. Received: {address} for worker 1" in failed

@@ -192,10 +192,10 @@ else:
         ),
     ],
 )
-def test_workers_apart_end_the_job_and_are_named(job, case, communication, messages):
-    job.environ["KERAS_STRATEGIES_WATCH_SECONDS"] = "5"
-    script = job.script(APART)
-    code, output = job.run("--workers", 2, script, case, communication, timeout=240)
+def test_workers_apart_end_the_job_and_are_named(forked, case, communication, messages):
+    forked.environ["KERAS_STRATEGIES_WATCH_SECONDS"] = "5"
+    script = forked.script(APART)
+    code, output = forked.run("--workers", 2, script, case, communication, timeout=240)
     assert code == 1, output
     for message in messages:
         assert message in output, output

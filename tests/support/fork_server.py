@@ -1,0 +1,227 @@
+"""Python processes that have imported TensorFlow already: forks of one that has.
+
+To import TensorFlow, Keras and this package takes about 7 seconds of CPU, most of what a short
+test on four processes costs. The server imports them once. `python` is an executable that stands
+for `sys.executable`: it hands its arguments, environment, directory, standard streams and signals
+to a fork of the server, and ends as that ends. Programs need not know of it; `tf-config run`,
+itself started by it, starts its tasks by it.
+
+A test of what starts, ends or is told by the operating system (process groups, /proc, SIGSTOP)
+uses `sys.executable`.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import random
+import runpy
+import selectors
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+_CLIENT = Path(__file__).with_name("forked_python.py")
+_LENGTH = struct.Struct("!I")
+_NUMBER = struct.Struct("!i")
+# What TensorFlow and Keras read as they are imported; with others a program gets a new process.
+AT_IMPORT = ("KERAS_BACKEND", "KERAS_HOME", "TF_USE_LEGACY_KERAS", "TF_ENABLE_ONEDNN_OPTS")
+
+
+class ForkServer:
+    """The server, as the tests see it.
+
+    Args:
+      directory: a directory for its socket and its executable.
+
+    Attributes:
+      python: the executable that stands for `sys.executable`.
+    """
+
+    def __init__(self, directory: Path):
+        path = directory / "socket"
+        self.python = str(directory / "python")
+        client = _CLIENT.read_text()
+        # -I and -S: 12 ms, where a start with the packages' directories takes 25.
+        shebang = f"#!/usr/bin/env -S {sys.executable} -IS\n"
+        environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+        environ.pop("TF_CONFIG", None)
+        read = {name: environ.get(name) for name in AT_IMPORT}
+        settings = f"SOCKET, PYTHON, READ = {str(path)!r}, {sys.executable!r}, {read!r}\n"
+        Path(self.python).write_text(shebang + client.replace("# SETTINGS\n", settings))
+        Path(self.python).chmod(0o755)
+        listening = socket.socket(socket.AF_UNIX)
+        listening.bind(str(path))
+        listening.listen(64)
+        command = [sys.executable, __file__, self.python, str(listening.fileno())]
+        self._process = subprocess.Popen(
+            command,
+            pass_fds=[listening.fileno()],
+            stdin=subprocess.PIPE,
+            # Pipes, that Python's streams do not take theirs for files that can be sought in.
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            env=environ,
+        )
+        listening.close()
+
+    def close(self) -> None:
+        """Ends the server, and all forks that still run."""
+        self._process.communicate()
+
+
+def _serve(python: str, listening: socket.socket) -> None:
+    """Forks for each request, in a loop; returns in the forks, and when its input is closed."""
+    selector = selectors.DefaultSelector()
+    selector.register(listening, selectors.EVENT_READ)
+    selector.register(sys.stdin, selectors.EVENT_READ)
+    reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    selector.register(reader, selectors.EVENT_READ)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    connections: dict[int, socket.socket] = {}
+    while True:
+        for key, _ in selector.select():
+            if key.fileobj is sys.stdin:
+                for pid in connections:
+                    _kill(pid, signal.SIGKILL)
+                os._exit(0)
+            elif key.fileobj is listening:
+                connection, _ = listening.accept()
+                request = _received(connection)
+                if request is None:
+                    connection.close()
+                    continue
+                message, streams = request
+                pid = os.fork()
+                if pid == 0:
+                    signal.set_wakeup_fd(-1)
+                    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                    selector.close()
+                    for other in (listening, connection, *connections.values()):
+                        other.close()
+                    os.close(reader)
+                    os.close(writer)
+                    _become(python, message, streams)
+                    return
+                for stream in streams:
+                    os.close(stream)
+                connections[pid] = connection
+                selector.register(connection, selectors.EVENT_READ, pid)
+            elif key.fileobj == reader:
+                os.read(reader, 1 << 12)
+                _reap(connections, selector)
+            else:
+                data = key.fileobj.recv(_NUMBER.size)
+                number = _NUMBER.unpack(data)[0] if len(data) == _NUMBER.size else signal.SIGKILL
+                _kill(key.data, number)
+                if not data:
+                    selector.unregister(key.fileobj)
+
+
+def _received(connection: socket.socket) -> tuple[dict, list[int]] | None:
+    """Returns the request of a client, and its three streams; None if it went away."""
+    data, streams, _, _ = socket.recv_fds(connection, _LENGTH.size, 3)
+    if len(data) < _LENGTH.size:
+        return None
+    length = _LENGTH.unpack(data)[0]
+    content = b""
+    while len(content) < length:
+        part = connection.recv(length - len(content))
+        if not part:
+            return None
+        content += part
+    return json.loads(content), list(streams)
+
+
+def _kill(pid: int, number: int) -> None:
+    try:
+        os.killpg(pid, number)
+    except ProcessLookupError:
+        pass
+
+
+def _reap(connections: dict[int, socket.socket], selector: selectors.BaseSelector) -> None:
+    """Tells the clients whose forks have ended."""
+    while connections:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid == 0:
+            return
+        connection = connections.pop(pid)
+        if connection in selector.get_map():
+            selector.unregister(connection)
+        try:
+            connection.sendall(_NUMBER.pack(os.waitstatus_to_exitcode(status)))
+        except OSError:
+            pass
+        connection.close()
+
+
+def _become(python: str, message: dict, streams: list[int]) -> None:
+    """Makes this fork what a new process of the client's would be."""
+    os.setsid()
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+        os.close(stream)
+    sys.stdout.reconfigure(line_buffering=os.isatty(1))
+    os.environ.clear()
+    os.environ.update(message["environ"])
+    os.chdir(message["directory"])
+    sys.executable = python
+    sys.argv = message["argv"]
+    inherited = [path for path in sys.path[1:] if path != str(ROOT)]
+    given = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    sys.path[:] = [*given, *inherited]
+    random.seed()
+    import numpy as np
+
+    np.random.seed()
+    for number in message["ignored"]:
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _run() -> None:
+    """Runs what `sys.argv` says, as `python` would."""
+    program, *arguments = sys.argv
+    module = sys.modules["__main__"] = types.ModuleType("__main__")
+    if program == "-m":
+        sys.path.insert(0, os.getcwd())
+        sys.argv = arguments
+        runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
+        return
+    if program == "-c":
+        sys.path.insert(0, "")
+        sys.argv = ["-c", *arguments[1:]]
+        code = compile(arguments[0], "<string>", "exec")
+    else:
+        sys.path.insert(0, str(Path(program).resolve().parent))
+        module.__file__ = program
+        code = compile(Path(program).read_bytes(), program, "exec")
+    exec(code, module.__dict__)
+
+
+def _main() -> None:
+    python, number = sys.argv[1:]
+    import absl.flags  # noqa: F401
+    import keras  # noqa: F401
+    import tensorflow  # noqa: F401
+    import tf_keras  # noqa: F401
+
+    import strategies  # noqa: F401
+    import tf_config.cli  # noqa: F401
+
+    gc.collect()
+    gc.freeze()
+    _serve(python, socket.socket(fileno=int(number)))
+    _run()
+
+
+if __name__ == "__main__":
+    _main()
