@@ -74,6 +74,8 @@ class ForkServer:
 
     def close(self) -> None:
         """Ends the server, and all forks that still run."""
+        # A fork of the test process may hold on to the pipe, so its end is not enough.
+        self._process.terminate()
         self._process.communicate()
 
 
@@ -84,15 +86,20 @@ def _serve(python: str, listening: socket.socket) -> None:
     selector.register(sys.stdin, selectors.EVENT_READ)
     reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     selector.register(reader, selectors.EVENT_READ)
+    connections: dict[int, socket.socket] = {}
+
+    def stop(*_: object) -> None:
+        for pid in connections:
+            _kill(pid, signal.SIGKILL)
+        os._exit(0)
+
+    signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    connections: dict[int, socket.socket] = {}
     while True:
         for key, _ in selector.select():
             if key.fileobj is sys.stdin:
-                for pid in connections:
-                    _kill(pid, signal.SIGKILL)
-                os._exit(0)
+                stop()
             elif key.fileobj is listening:
                 connection, _ = listening.accept()
                 request = _received(connection)
@@ -104,6 +111,7 @@ def _serve(python: str, listening: socket.socket) -> None:
                 if pid == 0:
                     signal.set_wakeup_fd(-1)
                     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                    signal.signal(signal.SIGTERM, signal.SIG_DFL)
                     selector.close()
                     for other in (listening, connection, *connections.values()):
                         other.close()
