@@ -15,10 +15,10 @@ from strategies._tensorflow import (
     update_regroup,
 )
 from strategies.collectives import LocalCollectives
-from strategies.extended import ReplicatedExtended, is_unsynchronized_state
+from strategies.core.extended import ReplicatedExtended, is_unsynchronized_state
 from strategies.mirrored import MirroredReduction, local_devices
 from strategies.reduction import ReductionOptions
-from strategies.row_variable import RowVariable
+from strategies.variables.sparse_variable import RowVariable
 
 _HOST = "/device:CPU:0"
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from strategies.row_variable import RowVariable
+from strategies.variables.sparse_variable import RowVariable
 
 
 def verify_equal(strategy: tf.distribute.Strategy, variables: Iterable[Any]) -> str:

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 import tensorflow as tf
 
 from strategies.collectives import Collectives
-from strategies.collectives.agreement import agree
-from strategies.workers import collectives_of, take_up
+from strategies.collectives.health.agreement import agree
+from strategies.collectives.workers import collectives_of, refresh
 
 
 @contextlib.contextmanager
@@ -57,7 +57,7 @@ def writing(path: str | os.PathLike[str], strategy: tf.distribute.Strategy) -> I
     try:
         _on_all(collectives, lambda: tf.io.gfile.makedirs(own))
         # All workers are here, and what they sent to parameter servers has arrived.
-        take_up(strategy)
+        refresh(strategy)
         yield os.path.join(own, base)
         _on_all(collectives, lambda: _move(own, parent, path) if first else None)
     finally:

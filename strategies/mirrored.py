@@ -9,8 +9,8 @@ from typing import Any
 import tensorflow as tf
 
 from strategies.collectives import LocalCollectives
-from strategies.collectives.agreement import agree
-from strategies.extended import ReplicatedExtended
+from strategies.collectives.health.agreement import agree
+from strategies.core.extended import ReplicatedExtended
 from strategies.reduction import ReductionOptions
 
 

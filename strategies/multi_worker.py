@@ -11,11 +11,12 @@ from absl import logging
 
 from strategies._tensorflow import global_seed
 from strategies.collectives import Collectives
-from strategies.communication import checked, chosen, packed, start
-from strategies.extended import ReplicatedExtended
+from strategies.collectives.selection import checked, chosen, start
+from strategies.core.extended import ReplicatedExtended
+from strategies.core.resolver import config_of, resolver_of
 from strategies.mirrored import MirroredReduction, local_devices
 from strategies.reduction import ReductionOptions
-from strategies.resolver import config_of, resolver_of
+from strategies.reduction.options import packed
 from tf_config import TFConfig
 from tf_config.settings import START_TIMEOUT_SECONDS, START_TIMEOUT_VARIABLE
 

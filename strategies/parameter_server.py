@@ -16,21 +16,21 @@ from absl import logging
 
 from strategies._tensorflow import global_seed
 from strategies.collectives import Collectives, LocalCollectives
+from strategies.core.resolver import config_of, resolver_of
 from strategies.mirrored import MirroredReduction, local_devices
 from strategies.multi_worker import gpus_of, start_timeout_seconds
+from strategies.ps.client import ServerLost, Servers, close, is_gone, join
+from strategies.ps.collectives import ServerCollectives
+from strategies.ps.extended import Exchange, ServerExtended
+from strategies.ps.membership import AWAITED, HERE, LEFT, SAME_SCRIPT, Presence
+from strategies.ps.modes.async_ import Async
+from strategies.ps.modes.geo import Geo
+from strategies.ps.modes.half_async import HalfAsync
+from strategies.ps.modes.sync import Sync
+from strategies.ps.options import ParameterServerOptions
+from strategies.ps.placement import Placement
+from strategies.ps.registry import Values
 from strategies.reduction import ReductionOptions
-from strategies.resolver import config_of, resolver_of
-from strategies.server.asynchronous import Async
-from strategies.server.collectives import ServerCollectives
-from strategies.server.connection import ServerLost, Servers, close, is_gone, join
-from strategies.server.extended import Exchange, ServerExtended
-from strategies.server.geo import Geo
-from strategies.server.half_async import HalfAsync
-from strategies.server.options import ParameterServerOptions
-from strategies.server.placement import Placement
-from strategies.server.presence import AWAITED, HERE, LEFT, SAME_SCRIPT, Presence
-from strategies.server.sync import Sync
-from strategies.server.values import Values
 from tf_config import ClusterConfigError, Task, TFConfig
 
 _WIRES = {None: tf.float32, "fp16": tf.float16}

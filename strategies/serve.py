@@ -12,7 +12,7 @@ import time
 
 import tensorflow as tf
 
-from strategies.server.presence import AWAITED, HERE, LEFT, SAME_SCRIPT, Presence
+from strategies.ps.membership import AWAITED, HERE, LEFT, SAME_SCRIPT, Presence
 from tf_config import ClusterConfigError, Task, TFConfig
 
 _POLL_SECONDS = 0.5

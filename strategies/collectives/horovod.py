@@ -20,8 +20,7 @@ from typing import Any
 import tensorflow as tf
 
 from strategies.collectives.dtypes import summed_as
-from strategies.collectives.meeting import wait_for_all
-from strategies.collectives.store import serve
+from strategies.collectives.startup.rendezvous import serve, wait_for_all
 from tf_config import Address, ClusterConfigError, ClusterSpec, Task
 from tf_config.horovod import place, rendezvous_at
 

@@ -18,7 +18,7 @@ import tensorflow as tf
 from strategies._tensorflow import CommunicationOptions, ResourceVariable
 from strategies.collectives.base import ExchangeByGathering
 from strategies.collectives.dtypes import bytes_of, from_bytes, summed_as, to_bytes, to_words
-from strategies.collectives.server import join
+from strategies.collectives.startup.grpc_server import join
 from tf_config import ClusterSpec, Task
 
 _CPU = "/device:CPU:0"

@@ -9,8 +9,16 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from strategies.embedding import saving
-from strategies.embedding.arguments import (
+from strategies.collectives.workers import collectives_of
+from strategies.embedding.checkpoint import keras_saving as saving
+from strategies.embedding.checkpoint.keras_saving import RowsInCheckpoint, serialized
+from strategies.embedding.config import Admission, Eviction, FeatureConfig, TableConfig
+from strategies.embedding.inputs import Bags
+from strategies.embedding.placement import check_on_servers, in_workers, on_servers
+from strategies.embedding.shard.initializers import initial_rows
+from strategies.embedding.shard.shard import Wanted
+from strategies.embedding.tables import Tables
+from strategies.embedding.validation import (
     bags_of,
     check_dtype,
     check_not_of_tables,
@@ -25,16 +33,8 @@ from strategies.embedding.arguments import (
     strategy_of_tables,
     tables_of,
 )
-from strategies.embedding.combine import Bags
-from strategies.embedding.config import Admission, Eviction, FeatureConfig, TableConfig
-from strategies.embedding.home import Wanted
-from strategies.embedding.initial import initial_rows
-from strategies.embedding.on_servers import check_on_servers, on_servers
-from strategies.embedding.saving import RowsInCheckpoint, serialized
-from strategies.embedding.tables import Tables, in_workers
-from strategies.row_variable import RowVariable, know_slots
-from strategies.server.extended import ServerExtended
-from strategies.workers import collectives_of
+from strategies.ps.extended import ServerExtended
+from strategies.variables.sparse_variable import RowVariable, know_slots
 
 
 class EmbeddingLayer:

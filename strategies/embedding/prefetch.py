@@ -9,12 +9,12 @@ import numpy as np
 import tensorflow as tf
 
 from strategies._tensorflow import PerReplica
-from strategies.embedding.ahead import Ahead
-from strategies.embedding.home import Group
+from strategies.data.sharding import Epochs, ready, share
 from strategies.embedding.layer import EmbeddingLayer
-from strategies.embedding.lookup import keys_of
-from strategies.input import Epochs, ready, share
-from strategies.server.extended import ServerExtended
+from strategies.embedding.lookup.lookup import keys_of
+from strategies.embedding.lookup.prefetch_queue import Ahead
+from strategies.embedding.shard.shard import Group
+from strategies.ps.extended import ServerExtended
 
 
 def prefetch_rows(

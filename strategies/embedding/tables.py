@@ -4,36 +4,33 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from strategies._tensorflow import in_save_context
 from strategies.collectives import Collectives
-from strategies.embedding import checkpoint, plain, state
-from strategies.embedding.ahead import Ahead
-from strategies.embedding.combine import Bags
+from strategies.embedding.checkpoint import checkpoint
+from strategies.embedding.checkpoint import export_import as plain
+from strategies.embedding.checkpoint import snapshot as state
+from strategies.embedding.checkpoint.saved_model import Serving
+from strategies.embedding.checkpoint.weight_tokens import Snapshots
 from strategies.embedding.config import TableConfig
-from strategies.embedding.exchange import Exchange
-from strategies.embedding.home import Group, Home, Wanted
-from strategies.embedding.ids import int64_array
-from strategies.embedding.lookup import Lookup
-from strategies.embedding.plan import (
+from strategies.embedding.inputs import Bags, int64_array
+from strategies.embedding.lookup.fused_optimizer import Trainer
+from strategies.embedding.lookup.lookup import Lookup
+from strategies.embedding.lookup.prefetch_queue import Ahead
+from strategies.embedding.lookup.router import Route
+from strategies.embedding.lookup.traffic import ELSEWHERE, PREFETCHED, traffic
+from strategies.embedding.placement_report import (
     Held,
     Place,
-    place_in_all_workers,
-    place_in_workers,
     report,
 )
-from strategies.embedding.room import share_out
-from strategies.embedding.route import BetweenWorkers, InAllWorkers, Route
-from strategies.embedding.sent import ELSEWHERE, PREFETCHED, traffic
-from strategies.embedding.serving import Serving
-from strategies.embedding.snapshot import Snapshots
-from strategies.embedding.table import COUNTED, Table
-from strategies.embedding.trainer import Trainer
-from strategies.row_variable import RowVariable, View, new_name
+from strategies.embedding.shard.room import share_out
+from strategies.embedding.shard.shard import Group, Home, Wanted
+from strategies.embedding.shard.table import COUNTED, Table
+from strategies.variables.sparse_variable import RowVariable
 
 
 class Tables:
@@ -299,49 +296,6 @@ class Tables:
                 f"A table is one of {', '.join(map(repr, tables))}. Received: {name!r}."
             )
         return tables[name]
-
-
-def in_workers(
-    wanted: Wanted,
-    collectives: Collectives,
-    strategy: tf.distribute.Strategy | None,
-    optimizers: Mapping[str, Any],
-) -> Tables:
-    """Returns tables whose rows are in the workers' memory.
-
-    Args:
-      wanted: what they are made from.
-      collectives: the workers.
-      strategy: the one that they are made under, None for none.
-      optimizers: of tables that have one of their own, by name.
-    """
-    variables = {
-        group: RowVariable(
-            View(wanted.expected(group, collectives.size)),
-            np.zeros(group.width, np.float32),
-            True,
-            new_name(),
-            strategy,
-        )
-        for group in wanted.groups
-    }
-    trainers = {
-        group: Trainer(optimizers[group.table], variables[group])
-        for group in wanted.groups
-        if group.table is not None
-    }
-    home = Home(collectives.rank, collectives.size, wanted, variables)
-    exchange = Exchange(collectives)
-    routes: dict[Group, Route] = {}
-    places = {}
-    for group, finder in home.finders.items():
-        if group.is_replicated and collectives.size > 1:
-            routes[group] = InAllWorkers(collectives, finder)
-            places[group] = place_in_all_workers(collectives.size)
-        else:
-            routes[group] = BetweenWorkers(exchange, finder)
-            places[group] = place_in_workers(collectives.size)
-    return Tables(wanted, collectives, [home], places, variables, routes, trainers)
 
 
 def _split(rows: tf.Tensor, bags: Sequence[Bags]) -> list[tf.Tensor]:

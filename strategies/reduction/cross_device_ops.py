@@ -15,7 +15,7 @@ from strategies._tensorflow import (
     regroup,
 )
 from strategies.collectives import Collectives
-from strategies.reduction import rows
+from strategies.reduction import sparse as rows
 from strategies.reduction.options import ReductionOptions
 
 _LARGEST_RANK = 16  # of a tensor to gather

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
+
+from strategies._tensorflow import CommunicationOptions
 
 _COMPRESSIONS = (None, "fp16")
 _MODES = ("all_reduce", "reduce")
@@ -64,3 +67,25 @@ class ReductionOptions:
                 f"mode is one of {', '.join(map(repr, _MODES))}. Received: {self.mode!r}. "
                 "Leave it out for 'all_reduce'."
             )
+
+
+def packed(reduction: ReductionOptions | None, options: CommunicationOptions) -> ReductionOptions:
+    """Returns how gradients are reduced, in packs of `bytes_per_pack` where that is given.
+
+    >>> packed(None, CommunicationOptions(bytes_per_pack=100)).bucket_bytes
+    100
+
+    Raises:
+      ValueError: if both say how large a pack is, and not the same.
+    """
+    default = ReductionOptions()
+    reduction = default if reduction is None else reduction
+    if not options.bytes_per_pack:
+        return reduction
+    if reduction.bucket_bytes not in (default.bucket_bytes, options.bytes_per_pack):
+        raise ValueError(
+            "Gradients travel in buckets of one size. Received: "
+            f"bytes_per_pack={options.bytes_per_pack} and bucket_bytes={reduction.bucket_bytes}. "
+            "Leave out one."
+        )
+    return dataclasses.replace(reduction, bucket_bytes=options.bytes_per_pack)

@@ -49,7 +49,7 @@ def model_of(embedding, optimizer, length):
 def everyones(layer):
     """Returns all ids and their rows, of all workers."""
     ids, rows = layer.rows()
-    everyone = strategies.workers.collectives_of(strategy)
+    everyone = strategies.collectives.workers.collectives_of(strategy)
     ids = everyone.all_gather(tf.constant(ids)).numpy()
     rows = everyone.all_gather(tf.constant(rows)).numpy()
     order = np.argsort(ids)

@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 import strategies
-from strategies.workers import collectives_of
+from strategies.collectives.workers import collectives_of
 
 file, case, kind = sys.argv[1], json.loads(sys.argv[2]), sys.argv[3]
 STEPS = 5

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 
 import strategies
-from strategies.embedding import array_files
-from strategies.workers import collectives_of
+from strategies.collectives.workers import collectives_of
+from strategies.embedding.checkpoint import npy_stream as array_files
 
 directory, what = sys.argv[1], sys.argv[2]
 strategy = strategies.from_tf_config()

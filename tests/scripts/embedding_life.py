@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 import strategies
-from strategies.workers import collectives_of
+from strategies.collectives.workers import collectives_of
 
 keras = importlib.import_module(sys.argv[1])
 module = f"strategies.embedding.{sys.argv[1]}_layer"

@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 import strategies
-from strategies.workers import collectives_of
+from strategies.collectives.workers import collectives_of
 
 parser = argparse.ArgumentParser()
 parser.add_argument("directory", type=Path)

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 import strategies
-from strategies.workers import collectives_of
+from strategies.collectives.workers import collectives_of
 
 mode, replicas = sys.argv[1], int(sys.argv[2])
 strategy = strategies.from_tf_config(mode=mode, num_replicas=replicas)

@@ -12,8 +12,8 @@ import numpy as np
 import tensorflow as tf
 
 import strategies
-from strategies.embedding.hashing import bucket_of
-from strategies.workers import collectives_of
+from strategies.collectives.workers import collectives_of
+from strategies.embedding.shard.hashing import bucket_of
 
 keras = importlib.import_module(sys.argv[1])
 module = f"strategies.embedding.{sys.argv[1]}_layer"

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 import strategies
-from strategies.workers import collectives_of
+from strategies.collectives.workers import collectives_of
 
 api, kind = sys.argv[1:3]
 if api == "keras":

@@ -56,7 +56,12 @@ def seen(dataset):
     found, steps = [], 0
     for x, _ in strategy.experimental_distribute_dataset(dataset):
         mine = tf.concat([part[:, 0] for part in strategy.experimental_local_results(x)], 0)
-        found += strategies.workers.collectives_of(strategy).all_gather(mine).numpy().tolist()
+        found += (
+            strategies.collectives.workers.collectives_of(strategy)
+            .all_gather(mine)
+            .numpy()
+            .tolist()
+        )
         steps += 1
     return sorted(map(int, found)), steps
 

@@ -14,8 +14,8 @@ import numpy as np
 import tensorflow as tf
 
 import strategies
-from strategies.alone import alone
-from strategies.workers import collectives_of
+from strategies.collectives.single_worker import alone
+from strategies.collectives.workers import collectives_of
 
 mode, steps = sys.argv[1], int(sys.argv[2])
 options = json.loads(sys.argv[3] if len(sys.argv) > 3 else "{}")

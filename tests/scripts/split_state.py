@@ -14,8 +14,8 @@ import numpy as np
 import tensorflow as tf
 
 import strategies
-from strategies.alone import alone as by_itself
-from strategies.parts import SplitVariable
+from strategies.collectives.single_worker import alone as by_itself
+from strategies.variables.partition import SplitVariable
 
 STEPS, ROWS, WIDTH = 10, 8, 12
 

@@ -9,8 +9,9 @@ import tensorflow as tf
 import tf_keras
 
 import strategies
-from strategies import callbacks, first_worker, workers
-from strategies.callbacks import LearningRateWarmup, Throughput, on_first_worker
+from strategies import callbacks
+from strategies.callbacks import LearningRateWarmup, Throughput, first_worker, on_first_worker
+from strategies.collectives import workers
 
 KERAS = pytest.mark.parametrize("api", [keras, tf_keras])
 

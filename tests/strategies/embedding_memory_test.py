@@ -7,8 +7,8 @@ import tensorflow as tf
 
 import strategies
 from strategies.embedding.config import MOST_TOUCHES
-from strategies.embedding.marks import Marks
-from strategies.row_array import Rows
+from strategies.embedding.shard.row_metadata import Marks
+from strategies.variables.growable_array import Rows
 
 
 def room_of(rows):

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 import strategies
-from strategies.embedding.ahead import Ahead
+from strategies.embedding.lookup.prefetch_queue import Ahead
 
 slow = pytest.mark.slow
 

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from strategies.server.rows import RowsOnServers
+from strategies.ps.sparse import RowsOnServers
 
 slow = pytest.mark.slow
 

@@ -12,7 +12,9 @@ import tf_keras
 from pyarrow import parquet
 
 from strategies import DistributedEmbedding, FeatureConfig, TableConfig
-from strategies.embedding import array_files, state, tf_keras_layer
+from strategies.embedding import tf_keras_layer
+from strategies.embedding.checkpoint import npy_stream as array_files
+from strategies.embedding.checkpoint import snapshot as state
 
 LOADED = """
 import sys

@@ -26,8 +26,9 @@ from strategies import (
 )
 from strategies.collectives import LocalCollectives
 from strategies.collectives.base import ExchangeByGathering
-from strategies.embedding import array_files, state
-from strategies.embedding.hashing import bucket_of
+from strategies.embedding.checkpoint import npy_stream as array_files
+from strategies.embedding.checkpoint import snapshot as state
+from strategies.embedding.shard.hashing import bucket_of
 
 ENDS = [-(2**63), -3, -2, -1, 0, 1, 2**63 - 2, 2**63 - 1]
 

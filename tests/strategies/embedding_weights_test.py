@@ -9,7 +9,7 @@ import tensorflow as tf
 import tf_keras
 
 import strategies
-from strategies.embedding import snapshot
+from strategies.embedding.checkpoint import weight_tokens as snapshot
 from strategies.embedding.tf_keras_layer import DistributedEmbedding as TfKerasEmbedding
 
 slow = pytest.mark.slow

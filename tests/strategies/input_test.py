@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 
-from strategies.input import Epochs, equal_steps, share
+from strategies.data.sharding import Epochs, equal_steps, share
 
 
 class Worker:

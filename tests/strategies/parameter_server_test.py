@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from strategies.server.placement import Placement
+from strategies.ps.placement import Placement
 from tf_config.builder import free_ports
 
 slow = pytest.mark.slow

@@ -3,7 +3,7 @@
 import pytest
 import tensorflow as tf
 
-from strategies import randomness
+from strategies.core import random_seeds as randomness
 
 SLOW = pytest.mark.slow
 

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import strategies
-from strategies import reading
-from strategies.input import ready, share, whole_of
-from strategies.reading import batches_of, names_of, rows_of, shard_of
+from strategies.data import read_files as reading
+from strategies.data.read_files import batches_of, names_of, rows_of, shard_of
+from strategies.data.sharding import ready, share, whole_of
 
 
 class Worker:
@@ -208,7 +208,7 @@ def test_fewer_files_than_workers_is_said_with_their_names(tmp_path, monkeypatch
     names = files_of(tmp_path, [4])
     said = []
     monkeypatch.setattr(
-        "strategies.reading.logging.warning", lambda text, *a: said.append(text % a)
+        "strategies.data.read_files.logging.warning", lambda text, *a: said.append(text % a)
     )
     assert shard_of(names, "auto", Worker(1, 2)) == "rows"
     assert text(rows_of(names, Worker(1, 2), shard="rows")) == ["0:1", "0:3"]

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from strategies.parameter_server import exchange_of
-from strategies.server.options import ParameterServerOptions
-from strategies.server.push import Push
+from strategies.ps.options import ParameterServerOptions
+from strategies.ps.push import Push
 
 
 class Program:

@@ -7,8 +7,8 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as some
 
-from strategies.elementwise import is_elementwise, optimizer_of
-from strategies.parts import Cut, Split, SplitVariable
+from strategies.variables.elementwise import is_elementwise, optimizer_of
+from strategies.variables.partition import Cut, Split, SplitVariable
 
 SLOW = pytest.mark.slow
 

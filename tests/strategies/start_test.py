@@ -7,7 +7,7 @@ import time
 import pytest
 
 from strategies.collectives import horovod as horovod_collectives
-from strategies.collectives.meeting import wait_for_all
+from strategies.collectives.startup.rendezvous import wait_for_all
 from tf_config import Address, ClusterConfigError, ClusterSpec, Task, TFConfig, local_cluster
 from tf_config.builder import free_ports
 

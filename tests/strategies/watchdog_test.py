@@ -6,12 +6,11 @@ import time
 import pytest
 import tensorflow as tf
 
-from strategies.collectives.agreement import agree
 from strategies.collectives.base import LocalCollectives
-from strategies.collectives.meeting import Store
-from strategies.collectives.store import serve
-from strategies.collectives.watchdog import State, Watchdog, never_meet, watch_seconds
-from strategies.collectives.watched import Operations, WatchedCollectives
+from strategies.collectives.health.agreement import agree
+from strategies.collectives.health.operations import Operations, WatchedCollectives
+from strategies.collectives.health.watchdog import State, Watchdog, never_meet, watch_seconds
+from strategies.collectives.startup.rendezvous import Store, serve
 from tf_config import Address, Task, local_cluster
 from tf_config.store import StoreHandler, StoreServer
 

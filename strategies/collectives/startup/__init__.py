@@ -1,0 +1,1 @@
+"""How workers meet at the start, and TensorFlow's server of each."""

@@ -1,0 +1,44 @@
+"""The workers of a strategy: what moves between them, and the wait for all."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from strategies.collectives.base import Collectives, LocalCollectives
+from strategies.collectives.health.agreement import agree
+
+
+def barrier(strategy: tf.distribute.Strategy) -> None:
+    """Returns when all workers have called it.
+
+    >>> barrier(tf.distribute.get_strategy())
+
+    Args:
+      strategy: of the workers.
+    """
+    agree(collectives_of(strategy), "barrier")
+    refresh(strategy)
+
+
+def refresh(strategy: tf.distribute.Strategy) -> None:
+    """Gives a worker the parameter servers' present values, where there are any."""
+    if hasattr(strategy.extended, "refresh"):
+        strategy.extended.refresh()
+
+
+def collectives_of(strategy: tf.distribute.Strategy) -> Collectives:
+    """Returns the collectives among the workers of a strategy of this package, or of one process.
+
+    Raises:
+      ValueError: if it is another one with several workers.
+    """
+    extended = strategy.extended
+    if hasattr(extended, "between_workers"):
+        return extended.between_workers()
+    if extended._in_multi_worker_mode():
+        raise ValueError(
+            "Workers are known to the strategies of this package. Received: "
+            f"{type(strategy).__module__}.{type(strategy).__name__} with several workers. "
+            "Use strategies.MultiWorkerMirroredStrategy."
+        )
+    return LocalCollectives()

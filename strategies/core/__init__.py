@@ -1,0 +1,1 @@
+"""What all strategies have in common."""

@@ -1,0 +1,1 @@
+"""Datasets: each worker's and each replica's part of them."""

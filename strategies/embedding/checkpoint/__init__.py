@@ -1,0 +1,1 @@
+"""Rows in files: checkpoints, SavedModels, Keras's formats and plain files."""

@@ -1,0 +1,172 @@
+"""Rows in files: each worker writes its part, any number of workers reads them.
+
+A directory has a folder for each time that was saved to it, and a file `latest` that names the
+last whole one, and those that it builds on. `latest` is put in place when all parts are written:
+a job that is killed while saving leaves what was saved before. A part is one `.npy` file for each
+array of `state`, which NumPy alone can read. It is written and read in pieces: what that takes of
+memory does not grow with the rows, but for a list of their ids and places while they are saved.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import tensorflow as tf
+
+from strategies.collectives import Collectives
+from strategies.embedding.checkpoint import snapshot as state
+from strategies.embedding.checkpoint.npy_stream import ArrayFiles, pieces_in
+from strategies.embedding.shard.shard import Home
+
+_LATEST = "latest"
+
+
+def save(homes: Sequence[Home], directory: str, collectives: Collectives, delta: bool) -> str:
+    """Saves the rows of all workers, which all call it; returns the name of the new folder.
+
+    Args:
+      homes: where the tables are.
+      directory: that all workers see.
+      collectives: the workers.
+      delta: whether to write only rows that were trained on since the directory was saved to.
+
+    Raises:
+      ValueError: if there is nothing that a delta could build on.
+    """
+    path = Path(directory)
+    before = _read(path)
+    if delta and before is None:
+        raise ValueError(
+            "A delta holds what changed since rows were saved. Received: a directory without "
+            f"any, {directory!r}. Save all rows there first."
+        )
+    chain = [] if before is None else before["folders"]
+    number = 1 + max((int(name) for name in before["seen"]), default=0) if before else 1
+    if collectives.rank == 0:
+        # A job that was killed while saving may have left other arrays there than come now.
+        _remove(path / f"{number:06d}")
+    # No worker may read `latest` after another one has written it, nor write to what is removed.
+    number = int(collectives.broadcast(tf.constant(number)))
+    folder = path / f"{number:06d}"
+    folder.mkdir(parents=True, exist_ok=True)
+    since = before["steps"] if delta and before is not None else None
+    tables, mine = homes[0].tables, [home for home in homes if home.is_mine]
+    for position, name in enumerate(tables):
+        after = None if since is None else since[name]
+        with ArrayFiles(partial(_file, folder, position, collectives.rank)) as files:
+            for piece in state.pieces_of(mine, name, after):
+                files.add(piece)
+            files.add(state.others_of(mine, name))
+    steps = {name: int(state.step_of(homes[0], name)) for name in tables}
+    collectives.all_gather(tf.constant([0]))  # all parts are written
+    if collectives.rank == 0:
+        folders = [*chain, folder.name] if delta else [folder.name]
+        latest = {
+            "folders": folders,
+            "seen": [*(before["seen"] if before else []), folder.name],
+            "steps": steps,
+            "tables": {name: table.config.output_dim for name, table in tables.items()},
+            "workers": {**(before["workers"] if delta and before else {}),
+                        folder.name: collectives.size},
+        }  # fmt: skip
+        new = path / f".{_LATEST}"
+        new.write_text(json.dumps(latest, indent=1))
+        new.replace(path / _LATEST)
+        for name in set(chain) - set(folders):
+            _remove(path / name)
+    collectives.all_gather(tf.constant([0]))
+    return str(folder)
+
+
+def load(homes: Sequence[Home], directory: str) -> None:
+    """Sets the rows to what was saved, whatever the number of workers was then.
+
+    Args:
+      homes: where the tables are.
+      directory: that they were saved to.
+
+    Raises:
+      ValueError: if nothing was saved there, or other tables.
+    """
+    path = Path(directory)
+    latest = _read(path)
+    if latest is None:
+        raise ValueError(
+            "Rows are restored from a directory that they were saved to. Received: "
+            f"{directory!r}, which has no file {_LATEST!r}."
+        )
+    tables = homes[0].tables
+    widths = {name: table.config.output_dim for name, table in tables.items()}
+    if latest["tables"] != widths:
+        raise ValueError(
+            "Rows are restored to tables of the same names and widths. Received: "
+            f"{latest['tables']} in {directory!r}, for {widths}."
+        )
+    mine = [home for home in homes if home.is_mine]
+    state.clear(mine)
+    for folder in latest["folders"]:
+        for position, name in enumerate(tables if mine else ()):
+            ranks = range(latest["workers"][folder])
+            _load_table(mine, name, [_files(path / folder, position, rank) for rank in ranks])
+    for name in tables:
+        state.set_step(mine, name, latest["steps"][name])
+
+
+def _load_table(homes: Sequence[Home], name: str, parts: Sequence[Mapping[str, Path]]) -> None:
+    """Sets the rows of one table from what each worker wrote of it."""
+    for home in homes:
+        if any(state.PRESENT in part for part in parts):
+            state.keep(home, name, _present(home, name, parts))
+    for part in parts:
+        for piece in pieces_in({key: part[key] for key in filter(state.is_of_rows, part)}):
+            for home in homes:
+                state.put(home, name, piece)
+    others = [
+        {key: np.load(file) for key, file in part.items() if state.is_other(key)} for part in parts
+    ]
+    for home in homes:
+        state.put_others(home, name, state.joined(others))
+
+
+def _present(home: Home, name: str, parts: Sequence[Mapping[str, Path]]) -> np.ndarray:
+    """Returns the ids that had rows, of those whose rows are in a place."""
+    of_parts = [
+        piece[state.PRESENT][home.has(name, piece[state.PRESENT])]
+        for part in parts
+        for piece in pieces_in({key: part[key] for key in part if key == state.PRESENT})
+    ]
+    return np.concatenate(of_parts)
+
+
+def _files(folder: Path, position: int, rank: int) -> dict[str, Path]:
+    """Returns the files of what one worker wrote of a table, by the names of the arrays."""
+    prefix = _file(folder, position, rank, "").stem
+    return {_key(file.name.removeprefix(prefix)): file for file in folder.glob(f"{prefix}*.npy")}
+
+
+def _file(folder: Path, position: int, rank: int, key: str) -> Path:
+    """Returns the path of an array's file.
+
+    >>> _file(Path("rows"), 0, 1, "slot/momentum").name
+    'table0-worker1-slot.momentum.npy'
+    """
+    return folder / f"table{position}-worker{rank}-{key.replace('/', '.')}.npy"
+
+
+def _key(name: str) -> str:
+    return name.removesuffix(".npy").replace(".", "/", 1)
+
+
+def _remove(folder: Path) -> None:
+    if folder.exists():
+        shutil.rmtree(folder)
+
+
+def _read(path: Path) -> dict | None:
+    file = path / _LATEST
+    return json.loads(file.read_text()) if file.exists() else None

@@ -1,0 +1,46 @@
+"""A table's own optimizer, which trains its rows in place of the model's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from strategies.variables.sparse_variable import RowVariable
+
+
+class Trainer:
+    """Runs an optimizer on a table's rows within the backward pass.
+
+    The model's optimizer is not told of these rows, so it can be any. When the rows' gradient is
+    known, which is when all of the model that comes after them has its own, this one's step runs.
+    What Keras takes the gradient of in their place is a weight of one number, the lead.
+
+    Args:
+      optimizer: of Keras 3 or tf_keras, of this table alone.
+      variable: the table's.
+    """
+
+    def __init__(self, optimizer: Any, variable: RowVariable):
+        self._optimizer = optimizer
+        self._weight: Any = variable
+        self._lead: Any = None
+
+    def build(self, weight: Any, lead: Any) -> None:
+        """Makes the optimizer's variables.
+
+        Args:
+          weight: the table's variable, as the weight of a layer.
+          lead: the weight that Keras takes the gradient of.
+        """
+        self._weight, self._lead = weight, lead
+        self._optimizer.build([weight])
+
+    def token(self) -> tf.Tensor:
+        """Returns a tensor whose gradient is the lead's."""
+        return tf.convert_to_tensor(self._lead)
+
+    def trained(self, gradient: tf.IndexedSlices) -> tf.Tensor:
+        """Updates the rows in view, and returns the lead's gradient."""
+        self._optimizer.apply_gradients([(gradient, self._weight)])
+        return tf.zeros([])

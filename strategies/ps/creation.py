@@ -1,0 +1,86 @@
+"""What a new variable is, told from what it is made with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from strategies._tensorflow import CheckpointInitialValue
+from strategies.core.extended import is_unsynchronized_state
+from strategies.ps.registry import Held
+from strategies.ps.variables import SharedVariable
+
+_CPU = "/device:CPU:0"
+
+
+def first_value(kwargs: dict[str, Any]) -> np.ndarray:
+    """Returns the initial value that this worker's script asks for."""
+    with tf.init_scope(), tf.device(_CPU):
+        value = kwargs["initial_value"]
+        value = value() if callable(value) else value
+        if isinstance(value, CheckpointInitialValue):
+            value = value.wrapped_value
+        value = tf.convert_to_tensor(value, dtype=kwargs.get("dtype"))
+        kwargs["initial_value"] = value
+        return value.numpy() if value.dtype != tf.string else np.array(value.numpy(), object)
+
+
+def kind_of(kwargs: dict[str, Any], is_geo: bool, in_step: bool) -> str:
+    """Returns what a new variable is: "weight", "counter", "state" or "local".
+
+    Args:
+      kwargs: what it is made with.
+      is_geo: whether workers have optimizers of their own.
+      in_step: whether all workers make the same steps together.
+    """
+    if "colocate_with" in kwargs:
+        return "local"
+    first = kwargs.get("aggregation") == tf.VariableAggregation.ONLY_FIRST_REPLICA
+    # tf_keras says no more of an optimizer's iterations than their name, and gives none to the
+    # counters of a model, which are the worker's own.
+    named = kwargs.get("name") is not None
+    if kwargs.get("name") == "iteration" or named and first:
+        is_counter = not is_geo and _is_whole_number(first_value(kwargs))
+        return "counter" if is_counter else "local"
+    if first:
+        return "local"
+    if kwargs.get("trainable") is not False:
+        return "weight" if first_value(kwargs).dtype.kind not in "OSU" else "local"
+    if in_step or not is_unsynchronized_state(kwargs):
+        return "local"
+    # A single number is a setting, such as tf_keras's learning rate.
+    return "state" if first_value(kwargs).shape else "local"
+
+
+def _is_whole_number(value: np.ndarray) -> bool:
+    """Whether a value is one integer."""
+    return value.shape == () and value.dtype.kind in "iu"
+
+
+def contain(held: Held, shared: SharedVariable) -> None:
+    """Lets an optimizer find the variable that a part of it on a server is of."""
+    for part in held.parts:
+        part.handle._distributed_container = lambda: shared
+
+
+def assigns(fn: Callable) -> bool:
+    """Whether a function gives a variable another value, and adds nothing to it."""
+    return "assign" in getattr(fn, "__code__", assigns.__code__).co_names
+
+
+def aggregated(variable: Any) -> Any:
+    """Returns a variable of which it is said what several replicas' values make.
+
+    Raises:
+      ValueError: if it is not.
+    """
+    if variable.aggregation == tf.VariableAggregation.NONE:
+        raise ValueError(
+            "Several replicas of a worker send one change. Received: a new value of each for "
+            f"{variable.held.path!r}. Make the variable with an aggregation, such as "
+            "tf.VariableAggregation.SUM."
+        )
+    return variable

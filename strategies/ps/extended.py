@@ -1,0 +1,406 @@
+"""The inside of the parameter-server strategy: what is shared, and when it is sent."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import tensorflow as tf
+
+from strategies._keras import path_of
+from strategies._tensorflow import (
+    ResourceVariable,
+    UninitializedVariable,
+    select_replica,
+)
+from strategies.collectives import Collectives, LocalCollectives
+from strategies.core.extended import ReplicatedExtended
+from strategies.data.distributed_dataset import ReplicaDataset, check_options
+from strategies.data.sharding import equal_steps, share
+from strategies.ps.changes import Change
+from strategies.ps.client import Servers
+from strategies.ps.creation import aggregated, assigns, contain, first_value, kind_of
+from strategies.ps.input import ServerDataset
+from strategies.ps.ordered_caller import Turn
+from strategies.ps.push import Push
+from strategies.ps.registry import Held, Values
+from strategies.ps.sparse import RowsOnServers, change_of
+from strategies.ps.step_program import Program, Unpacked
+from strategies.ps.variables import (
+    CounterVariable,
+    LocalVariable,
+    SharedVariable,
+    SlotVariable,
+    add,
+    copy_of,
+    take_up,
+)
+from strategies.reduction import ReductionOptions
+from strategies.variables.sparse_variable import table_asked_for
+
+_CPU = "/device:CPU:0"
+
+
+class Exchange(Protocol):
+    """When a worker's changes are sent, and what it goes on with: a mode."""
+
+    def step(self, program: Program, push: Push) -> list[np.ndarray] | None:
+        """Takes a step's changes; returns the values to go on with, None for the present ones."""
+
+    def drain(self) -> None:
+        """Returns when all changes have been sent."""
+
+
+class LocalTraining(Protocol):
+    """How workers that have optimizers of their own exchange what they have learned."""
+
+    def step(
+        self,
+        variables: Sequence[SharedVariable],
+        exchange: Callable[[Sequence[Change]], Iterable[tuple[SharedVariable, tf.Tensor]]],
+    ) -> None:
+        """Counts a step that has changed variables, and exchanges them if it is time."""
+
+
+class ServerExtended(ReplicatedExtended):
+    """What a worker does: a mirrored strategy of its own replicas, whose variables are shared.
+
+    Args:
+      strategy: the strategy that this is the inside of.
+      workers: the collectives of all workers.
+      devices: this worker's.
+      options: how values are reduced over its replicas.
+      resolver: what the strategy's property `cluster_resolver` returns.
+      servers: that hold the variables.
+      values: what they hold.
+      exchange: the mode.
+      in_step: whether all workers make the same steps together.
+      geo: set where workers have optimizers of their own.
+      wire: the dtype that float32 travels as, to the servers.
+    """
+
+    def __init__(
+        self,
+        strategy: tf.distribute.Strategy,
+        workers: Collectives,
+        devices: Sequence[str],
+        options: ReductionOptions,
+        resolver: tf.distribute.cluster_resolver.ClusterResolver | None,
+        servers: Servers,
+        values: Values,
+        exchange: Exchange,
+        in_step: bool,
+        geo: LocalTraining | None = None,
+        wire: tf.DType = tf.float32,
+    ):
+        among = workers if in_step else LocalCollectives()
+        super().__init__(strategy, among, devices, options, resolver)
+        self._is_chief = workers.rank == 0
+        self.workers = workers
+        self.servers = servers
+        self.on_servers = values
+        self.exchange = exchange
+        self.in_step = in_step
+        self._geo = geo
+        self._wire = wire
+        # What goes to the servers and asks them does so in the order of the program.
+        self.turn = Turn()
+        self._running = 0
+        self._changes: list[Change] = []
+        self._counts: list[tuple[CounterVariable, tf.Tensor]] = []
+        self._touched: dict[int, SharedVariable] = {}
+        self._recorded_in: Any = None
+        self._programs: dict[Any, Program] = {}
+        self._shared_variables: list[weakref.ref[SharedVariable]] = []
+        self.pushes: Held = values.add(
+            "steps by worker", (servers.size,), tf.int64,
+            lambda: np.zeros(servers.size, np.int64), is_counter=True,
+        )  # fmt: skip
+
+    def between_workers(self) -> Collectives:
+        """Returns the collectives among all workers, after what this one has to send."""
+        self.exchange.drain()
+        return self.workers
+
+    def _use_merge_call(self) -> bool:
+        # Replicas that are not merged would each send the change.
+        return len(self._devices) > 1
+
+    def _weights_of_replicas(self) -> list[tf.Tensor] | None:
+        weights = super()._weights_of_replicas()
+        if weights is None and self.in_step:
+            # A mean is over the workers that are there.
+            return [tf.constant(1.0) for _ in self._devices]
+        return weights
+
+    # Variables.
+
+    def _create_variable(self, next_creator: Callable, **kwargs: Any) -> Any:
+        beside = kwargs.get("colocate_with")
+        is_own = kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ
+        is_of_rows = isinstance(beside, RowsOnServers) or table_asked_for(kwargs) is not None
+        if is_own or is_of_rows:
+            return super()._create_variable(next_creator, **kwargs)
+        if isinstance(beside, SharedVariable) and self._geo is None:
+            with tf.init_scope():
+                return self._slot(beside, kwargs)
+        if beside is not None and not isinstance(beside, tf.Variable):
+            return super()._create_variable(next_creator, **kwargs)
+        kind = kind_of(kwargs, self._geo is not None, self.in_step)
+        if kind == "local":
+            made = super()._create_variable(next_creator, **kwargs)
+            return LocalVariable(made.distribute_strategy, made.values, made.aggregation)
+        with tf.init_scope():
+            return self._shared(kind, next_creator, kwargs)
+
+    def _shared(self, kind: str, next_creator: Callable, kwargs: dict[str, Any]) -> Any:
+        first = first_value(kwargs)
+        name = kwargs.get("name") or "variable"
+        held = self.on_servers.add(
+            name, first.shape, tf.as_dtype(first.dtype), lambda: first,
+            is_counter=kind == "counter", path=path_of(name),
+        )  # fmt: skip
+        present = self.on_servers.read([held])[0]
+        kwargs = {**kwargs, "initial_value": tf.constant(present, held.dtype)}
+        made = super()._create_variable(next_creator, **kwargs)
+        cls = CounterVariable if kind == "counter" else SharedVariable
+        shared = cls(made.distribute_strategy, made.values, made.aggregation)
+        shared.held, shared.kind, shared.base = held, kind, None
+        if kind == "state" or self._geo is not None:
+            with tf.device(_CPU):
+                shared.base = ResourceVariable(present, trainable=False, dtype=held.dtype)
+        contain(held, shared)
+        self._shared_variables.append(weakref.ref(shared))
+        return shared
+
+    def _slot(self, beside: SharedVariable, kwargs: dict[str, Any]) -> SlotVariable:
+        first = first_value(kwargs)
+        held = self.on_servers.add(
+            kwargs.get("name") or "slot", first.shape, tf.as_dtype(first.dtype), lambda: first,
+            beside=beside.held,
+        )  # fmt: skip
+        with tf.device(_CPU):
+            stand_in = UninitializedVariable(
+                trainable=False, shape=first.shape, dtype=held.dtype, name=kwargs.get("name")
+            )
+        slot = SlotVariable(self._container_strategy(), [stand_in], tf.VariableAggregation.NONE)
+        slot.held, slot.values_on_servers = held, self.on_servers
+        return slot
+
+    # What a step changes.
+
+    def _is_stepping(self) -> bool:
+        return self._running > 0
+
+    def _call_for_each_replica(self, fn: Callable, args: Any, kwargs: Any) -> Any:
+        if isinstance(fn, tf.types.experimental.PolymorphicFunction):
+            # It comes back with the Python function, inside of the one that records the changes.
+            return super()._call_for_each_replica(fn, args, kwargs)
+        self._running += 1
+        try:
+            result = super()._call_for_each_replica(fn, args, kwargs)
+            if self._running == 1 or len(self._devices) == 1:
+                self._flush()
+            return result
+        except BaseException:
+            self._changes, self._counts, self._touched = [], [], {}
+            raise
+        finally:
+            self._running -= 1
+
+    def _update(self, var: Any, fn: Callable, args: Any, kwargs: Any, group: bool) -> Any:
+        if not self._is_sent(var):
+            result = super()._update(var, fn, args, kwargs, group)
+            if isinstance(var, SharedVariable) and not self._is_stepping():
+                self._write_through(var)
+            return result
+        if isinstance(var, SharedVariable) and tf.executing_eagerly() and not self._is_stepping():
+            result = super()._update(var, fn, args, kwargs, group)
+            self._write_through(var)
+            return result
+        self._record(var, fn, select_replica(0, (tuple(args), dict(kwargs))))
+        if not self._is_stepping():
+            self._flush()
+        return var
+
+    def _replica_ctx_update(
+        self, var: Any, fn: Callable, args: Any = (), kwargs: Any = None, group: bool = True
+    ) -> Any:
+        if self._use_merge_call() or not self._is_sent(var):
+            return super()._replica_ctx_update(var, fn, args, kwargs, group)
+        self._record(var, fn, (tuple(args), dict(kwargs or {})))
+        return var
+
+    def _change(self, var: SharedVariable, fn: Callable, value: Any, kwargs: dict[str, Any]) -> Any:
+        """What `assign` and the like come to, outside of an update."""
+        in_replica = self._is_stepping() and not tf.distribute.in_cross_replica_context()
+        if in_replica and self._is_sent(var):
+            if not self._use_merge_call():
+                self._record(var, fn, ((value,), {}))
+                return var
+            var = aggregated(var)
+        return var.update_copy(fn, value, **kwargs)
+
+    def _is_sent(self, var: Any) -> bool:
+        """Whether the servers change a variable; else the worker does, and they follow."""
+        if isinstance(var, SlotVariable):
+            raise ValueError(
+                "An optimizer's state changes on the parameter servers, together with its "
+                f"variable. Received: a change of {var.held.path!r} alone. Leave out what keeps "
+                "gradients between steps (gradient_accumulation_steps), or take mode='geo', "
+                "where workers have optimizers of their own."
+            )
+        if isinstance(var, RowsOnServers):
+            return True
+        if not isinstance(var, SharedVariable):
+            return False
+        if self._geo is None and var.kind != "state":
+            return True
+        if self._is_stepping():
+            self._touched[id(var)] = var
+        return False
+
+    def _record(self, var: Any, fn: Callable, args: Any) -> None:
+        if any(change.variable is var for change in self._changes) and assigns(fn):
+            raise ValueError(
+                "A variable that the servers have been told to change is known here when the step "
+                f"is complete. Received: a new value for {var.held.path!r} in the same step, as a "
+                "weight's constraint gives it. Leave the constraint out, or take mode='geo', "
+                "where workers have optimizers of their own."
+            )
+        self._enter_graph()
+        self._changes.append(change_of(var, fn, args))
+
+    def _count(self, counter: CounterVariable, delta: Any) -> Any:
+        """Adds to a counter; an optimizer does so last, and its changes are sent with that."""
+        if self._use_merge_call() and not tf.distribute.in_cross_replica_context():
+            context = tf.distribute.get_replica_context()
+            return context.merge_call(lambda _, value: self._count(counter, value), args=(delta,))
+        self._enter_graph()
+        delta = select_replica(0, delta)
+        self._counts.append((counter, tf.convert_to_tensor(delta, counter.dtype)))
+        self._flush()
+        return counter
+
+    def _enter_graph(self) -> None:
+        graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+        if self._changes and graph is not self._recorded_in:
+            self._changes = []
+            raise ValueError(
+                "All changes of a step are sent together. Received: an optimizer that makes them "
+                "under a condition, as gradient_accumulation_steps does. Leave that out, or take "
+                "mode='geo', where workers have optimizers of their own."
+            )
+        self._recorded_in = graph
+
+    def _flush(self) -> None:
+        """Sends what has been recorded."""
+        touched = list(self._touched.values())
+        self._touched = {}
+        changes, counts = self._changes, self._counts
+        if not (changes or counts or touched):
+            return
+        self._enter_graph()
+        self._changes, self._counts = [], []
+        if self._geo is not None:
+            if changes:  # of rows, which no worker has a copy of
+                self._sent(changes, [])
+            if touched:
+                self._geo.step(touched, lambda changes: self._sent(changes, [])[1])
+            return
+        for state in touched:
+            now = copy_of(state)
+            changes.append(Change(state, add, ((now - state.base,), {})))
+            state.base.assign(now, read_value=False)
+        fresh, values = self._sent(changes, counts)
+
+        def take() -> tf.Tensor:
+            for variable, value in values:
+                take_up(variable, value)
+                if variable.base is not None:
+                    variable.base.assign(value, read_value=False)
+            return tf.constant(True)
+
+        tf.cond(fresh, take, lambda: tf.constant(False))
+
+    def _sent(
+        self, changes: Sequence[Change], counts: Sequence[tuple[CounterVariable, tf.Tensor]]
+    ) -> tuple[tf.Tensor, Unpacked]:
+        """Sends changes; returns whether there are new values, and these."""
+        counters = [counter for counter, _ in counts]
+        key = (*(c.key for c in changes), *(counter.held.name for counter in counters))
+        if key not in self._programs:
+            self._programs[key] = Program(self.servers, changes, counters, self.pushes, self._wire)
+        program = self._programs[key]
+        dtypes = [dtype.as_numpy_dtype for dtype in program.dtypes]
+
+        def deliver(*arrays: np.ndarray) -> list[Any]:
+            vectors = self.exchange.step(program, program.received(arrays))
+            if vectors is None:
+                return [False, *(np.zeros([0], dtype) for dtype in dtypes)]
+            return [True, *vectors]
+
+        with tf.device(_CPU):
+            tensors = program.sent(changes, [count for _, count in counts])
+            fresh, *vectors = self.turn.call(deliver, tensors, [tf.bool, *program.dtypes])
+        return tf.ensure_shape(fresh, []), Unpacked(program, vectors)
+
+    def refresh(self) -> None:
+        """Gives this worker's copies the servers' present values, each server's at one moment.
+
+        In "geo" a worker's copies are its own, and stay.
+        """
+        self.exchange.drain()
+        if self._geo is not None:
+            return
+        variables = [
+            v for v in (reference() for reference in self._shared_variables) if v is not None
+        ]
+        present = self.on_servers.read([variable.held for variable in variables])
+        for variable, value in zip(variables, present, strict=True):
+            value = tf.constant(value, variable.dtype)
+            take_up(variable, value)
+            if variable.base is not None:
+                variable.base.assign(value)
+
+    def _write_through(self, var: SharedVariable) -> None:
+        """Gives the servers the value that this worker's copy was given."""
+        if not tf.executing_eagerly():
+            return
+        self.exchange.drain()
+        value = copy_of(var)
+        self.on_servers.write(var.held, value.numpy())
+        if var.base is not None:
+            var.base.assign(value)
+
+    # Input.
+
+    def _make_input_context(self) -> tf.distribute.InputContext:
+        return tf.distribute.InputContext(
+            self.workers.size, self.workers.rank, self._num_replicas_in_sync
+        )
+
+    def _experimental_distribute_dataset(
+        self, dataset: tf.data.Dataset, options: Any
+    ) -> ReplicaDataset:
+        if self.in_step:
+            part = super()._experimental_distribute_dataset(dataset, options)
+        else:
+            check_options(options, per_replica=False)
+            shared = share(dataset, self.workers, len(self._devices), in_step=False)
+            part = ReplicaDataset(shared, self._container_strategy(), options)
+        return ServerDataset(part, self._container_strategy(), source=dataset)
+
+    def _distribute_datasets_from_function(
+        self, dataset_fn: Callable, options: Any
+    ) -> ReplicaDataset:
+        if self.in_step:
+            part = super()._distribute_datasets_from_function(dataset_fn, options)
+        else:
+            check_options(options, per_replica=False)
+            dataset = dataset_fn(self._make_input_context())
+            shared = equal_steps(dataset, LocalCollectives(), len(self._devices))
+            part = ReplicaDataset(shared, self._container_strategy(), options)
+        return ServerDataset(part, self._container_strategy())

@@ -1,0 +1,100 @@
+"""Training where nobody waits: changes leave behind the worker's back."""
+
+from __future__ import annotations
+
+import queue
+import threading
+
+import numpy as np
+
+from strategies.ps.client import Servers
+from strategies.ps.push import Push, merged
+from strategies.ps.step_program import Program
+
+
+class Async:
+    """Sends a worker's changes from a thread of its own, while the worker computes on.
+
+    Steps wait in a queue; where the servers fall behind, it fills up and the worker waits. The
+    thread takes what is there, up to `max_merge` steps at once, sends their sum as one change,
+    and after every `pull_every` steps sent it brings back the variables' present values, which
+    the worker takes up at its next step.
+
+    Staleness: what a worker computes with lacks at most `send_queue_size` of its own steps that
+    wait or are on their way, and `pull_every - 1` that were sent after the last pull. How many of
+    another worker's it lacks has no bound.
+
+    Args:
+      servers: of the job.
+      max_merge: how many steps may make one change.
+      send_queue_size: how many steps may wait or be on their way.
+      pull_every: steps between two pulls.
+    """
+
+    def __init__(self, servers: Servers, max_merge: int, send_queue_size: int, pull_every: int):
+        self._servers = servers
+        self._max_merge = max_merge
+        self._pull_every = pull_every
+        self._waiting: queue.Queue[tuple[Program, Push]] = queue.Queue()
+        self._places = threading.Semaphore(send_queue_size)
+        self._newest: dict[Program, list[np.ndarray]] = {}
+        self._since: dict[Program, int] = {}
+        self._error: BaseException | None = None
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def step(self, program: Program, push: Push) -> list[np.ndarray] | None:
+        """Leaves a step's changes to the thread; returns what was pulled since the last step."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._send, name="send", daemon=True)
+            self._thread.start()
+        self._places.acquire()
+        self._raise()
+        self._waiting.put((program, push))
+        with self._lock:
+            return self._newest.pop(program, None)
+
+    def drain(self) -> None:
+        """Returns when all steps have been sent."""
+        self._waiting.join()
+        self._raise()
+
+    def _raise(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _send(self) -> None:
+        left: tuple[Program, Push] | None = None
+        while True:
+            program, push = left or self._waiting.get()
+            left, pushes = None, [push]
+            while len(pushes) < self._max_merge:
+                try:
+                    other, push = self._waiting.get_nowait()
+                except queue.Empty:
+                    break
+                if other is not program:
+                    left = other, push
+                    break
+                pushes.append(push)
+            try:
+                self._deliver(program, pushes)
+            except BaseException as error:  # noqa: B036  raised again in the worker's next step
+                self._error = self._error or error
+            for _ in pushes:
+                self._waiting.task_done()
+                self._places.release()
+
+    def _deliver(self, program: Program, pushes: list[Push]) -> None:
+        if self._error is not None:
+            return
+        since = self._since.get(program, 0) + len(pushes)
+        push = merged(pushes)
+        if since < self._pull_every:
+            self._servers.each(lambda server: program.push(push, server))
+            self._since[program] = since
+            return
+        changed = self._servers.each(lambda server: program.push_and_pull(push, server))
+        self._since[program] = 0
+        with self._lock:
+            self._newest[program] = [vector for vectors in changed for vector in vectors]

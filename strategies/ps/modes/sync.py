@@ -1,0 +1,59 @@
+"""Synchronous training: one change a step, of all workers' gradients."""
+
+from __future__ import annotations
+
+import numpy as np
+import tensorflow as tf
+
+from strategies.ps.barrier import Barrier
+from strategies.ps.client import Server, Servers, acting
+from strategies.ps.push import Push
+from strategies.ps.step_program import Program
+
+
+class Sync:
+    """Makes each server's changes once a step; all workers go on from what came of them.
+
+    Gradients come here reduced, the same on all workers, so one worker sends them: of N workers
+    the k-th one to the servers k, k + N, ... Where that one has ended, the next one does.
+
+    Staleness: none.
+
+    Args:
+      servers: of the job.
+    """
+
+    def __init__(self, servers: Servers):
+        self._servers = servers
+        self._here = {server.number: [True] * servers.size for server in servers.servers}
+
+    def step(self, program: Program, push: Push) -> list[np.ndarray]:
+        """Sends a step's changes and returns the variables' new values."""
+        changed = self._servers.each(lambda server: self._at(server, program, push))
+        return [vector for vectors in changed for vector in vectors]
+
+    def drain(self) -> None:
+        """Does nothing: no step is on its way."""
+
+    def _at(self, server: Server, program: Program, push: Push) -> list[np.ndarray]:
+        changed = None
+        while True:
+            sender = acting(server.number, self._here[server.number])
+            if sender == self._servers.rank:
+                changed = program.push_and_pull(push, server)
+            _, here = self._changed(server)(0)
+            self._here[server.number] = here.tolist()
+            # Who has not come to the barrier had ended before it sent anything.
+            if here[sender]:
+                return program.pull(server) if changed is None else changed
+
+    def _changed(self, server: Server) -> Barrier:
+        """Returns what all pass when a server has changed."""
+        name, servers = "changed", self._servers
+        return server.once(
+            name,
+            lambda: Barrier(
+                server, name, servers.rank, servers.size, tf.int32, 0,
+                lambda brought: [[]] * servers.size, [],
+            ),
+        )  # fmt: skip

@@ -1,0 +1,167 @@
+"""A table's rows on the servers: what stands for them in a worker, and what changes them there.
+
+A row's name in a worker is `row * servers + server`: which row it is of which server. Names of
+the rows in view travel with their gradient; a server puts its own in view, and runs what the
+optimizer does to the variable on them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from strategies.ps.changes import Change
+from strategies.ps.registry import Held
+from strategies.ps.variables import View as ServerView
+from strategies.ps.variables import current_server, viewing
+from strategies.reduction.sparse import is_kept_here
+from strategies.variables.growable_array import Rows
+from strategies.variables.sparse_variable import RowVariable, View
+
+SlotMaker = Callable[[str, np.ndarray], Sequence[RowVariable]]
+
+
+class RowsOnServers(RowVariable):
+    """A table's variable in a worker, or a slot variable: while a server changes, that server's.
+
+    Args:
+      parts: what each server has.
+      row: the row that new ones are set to, [width].
+      trainable: whether it is the table's, and not a slot variable.
+      name: a part of the names of the slot variables.
+      strategy: the one that it is made under.
+      make_slot: makes a slot variable on all servers, from its name and the row of new ones.
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[RowVariable],
+        row: Any,
+        trainable: bool,
+        name: str,
+        strategy: tf.distribute.Strategy | None,
+        make_slot: SlotMaker | None = None,
+    ):
+        super().__init__(View(), row, trainable, name, strategy)
+        self._parts = tuple(parts)
+        self._make_slot = make_slot
+        # Of the optimizer's changes; it has no slices that a worker has copies of.
+        self.held = Held(f"rows/{name}", name, (), self.dtype, ())
+
+    @property
+    def servers(self) -> int:
+        """How many servers there are."""
+        return len(self._parts)
+
+    @property
+    def view(self) -> View:
+        """The rows to be seen: on a server its own, else names of rows."""
+        server = current_server()
+        return self._rows_in_view if server is None else self._parts[server].view
+
+    @property
+    def table(self) -> Rows:
+        """All rows of the server that changes."""
+        server = current_server()
+        if server is None:
+            raise ValueError(
+                "An embedding's rows are on the parameter servers, and change there. Received: "
+                f"{self.name!r} changed or read by a worker. Leave that out, or set rows by the "
+                "layer's set_rows."
+            )
+        return self._parts[server].table
+
+    def value(self, no_copy: bool = False) -> tf.Tensor:
+        """Returns the rows in view; of none the row that stands for the table."""
+        return self.token() if current_server() is None else super().value(no_copy)
+
+    def _new_slot(self, name: str, key: str, row: np.ndarray) -> RowVariable:
+        parts = () if self._make_slot is None else self._make_slot(key, row)
+        return RowsOnServers(parts, row, False, name, self._distribute_strategy)
+
+
+class RowChange(Change):
+    """A change of the rows in view."""
+
+    variable: RowsOnServers  # type: ignore[assignment]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        names = self.variable.view.rows()
+        self._owners = names % self.variable.servers
+        self._rows = names // self.variable.servers
+        # One of no width, where no argument has a part for each row: the rows are to be known.
+        self._in_view = [_dense(leaf) for leaf in self.leaves if self.kind(leaf) == "view"] or [
+            tf.zeros([tf.size(names), 0])
+        ]
+
+    def kind(self, leaf: Any) -> str:
+        """Returns how an argument travels: "view", one row for each in view, "whole" or "fixed"."""
+        if isinstance(leaf, tf.IndexedSlices):
+            return "view"
+        if not isinstance(leaf, tf.Tensor):
+            return "fixed"
+        return "view" if leaf.shape.rank == 2 else "whole"
+
+    @property
+    def arguments(self) -> int:
+        """How many pairs of values and rows travel."""
+        return len(self._in_view)
+
+    def sent(self, server: int) -> Iterator[tf.Tensor]:
+        """Yields what a server gets: for each argument in view the values and their rows."""
+        mine = self._owners == server
+        for value in self._in_view:
+            yield tf.boolean_mask(value, mine)
+            yield tf.boolean_mask(self._rows, mine)
+
+    def places(self) -> Iterator[tuple[tf.Tensor, tf.Tensor]]:
+        """Yields placeholders for what `sent` yields."""
+        for value in self._in_view:
+            values = tf.compat.v1.placeholder(value.dtype, [None, value.shape[1]])
+            yield values, tf.compat.v1.placeholder(tf.int64, [None])
+
+    def make(
+        self, view: ServerView, sent: Sequence[tuple[tf.Tensor, tf.Tensor]], wholes: dict[int, Any]
+    ) -> None:
+        """Makes the change on a server.
+
+        Args:
+          view: of that server.
+          sent: what it got; of several steps a row may be named more than once.
+          wholes: the arguments that are not in view, by their position.
+        """
+        rows, positions = tf.unique(sent[0][1])
+        count = tf.size(rows)
+        sums = iter([tf.math.unsorted_segment_sum(v, positions, count) for v, _ in sent])
+        leaves = []
+        for position, leaf in enumerate(self.leaves):
+            if self.kind(leaf) == "view":
+                value = next(sums)
+                is_sparse = isinstance(leaf, tf.IndexedSlices)
+                leaf = _sparse(value) if is_sparse else value
+            leaves.append(wholes.get(position, leaf))
+        args, kwargs = tf.nest.pack_sequence_as(self.args, leaves)
+        with viewing(view):
+            self.variable.view.show(rows)
+            self.fn(self.variable, *args, **kwargs)
+
+
+def change_of(variable: Any, fn: Callable, args: Any) -> Change:
+    """Returns a call of a function that changes a variable."""
+    kind = RowChange if isinstance(variable, RowsOnServers) else Change
+    return kind(variable, fn, args)
+
+
+def _dense(leaf: Any) -> tf.Tensor:
+    """Returns an argument in the order of the view."""
+    if isinstance(leaf, tf.IndexedSlices):
+        return leaf.values if is_kept_here(leaf) else tf.convert_to_tensor(leaf)
+    return leaf
+
+
+def _sparse(value: tf.Tensor) -> tf.IndexedSlices:
+    return tf.IndexedSlices(value, tf.range(tf.shape(value)[0]), tf.shape(value))

@@ -1,0 +1,221 @@
+"""The variables that a worker sees: those of a mirrored strategy, in step with the servers.
+
+A weight is an ordinary variable of the worker's, the copy that the model computes with; what
+trains changes the servers' one, and the copy follows. An optimizer's state is on the servers
+alone. While a change is made there, all of them answer as what that server holds: a *view*.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from strategies._tensorflow import VARIABLE_VALUE_KEY, MirroredVariable, ResourceVariable
+from strategies.ps.client import Server
+from strategies.ps.registry import Held, Values
+
+
+class View:
+    """What variables are while one slice of one variable changes on its server.
+
+    Args:
+      server: where it is.
+      held: the variable.
+      number: of the slice.
+      local: gives a placeholder for a variable that no server has.
+    """
+
+    def __init__(
+        self, server: Server, held: Held | None, number: int, local: Callable[[Any], tf.Tensor]
+    ):
+        self.server = server
+        self._held = held
+        self._number = number
+        self.local = local
+
+    def part(self, held: Held) -> ResourceVariable:
+        """Returns what stands for a variable.
+
+        Raises:
+          ValueError: if the change may not touch it.
+        """
+        if held.is_counter:
+            return held.parts[self.server.number]
+        if self._held is not None and held.slices == self._held.slices:
+            return held.parts[self._number]
+        changed = "none" if self._held is None else self._held.path
+        raise ValueError(
+            "A change on a parameter server reads and writes one variable, and what was made "
+            f"beside it. Received: a change of {changed!r} that uses {held.path!r}. Take an "
+            "optimizer that treats each variable for itself, such as Adam."
+        )
+
+
+_current = threading.local()
+
+
+@contextlib.contextmanager
+def viewing(view: View) -> Iterator[None]:
+    """In the block, this thread's variables are those of the view."""
+    _current.view = view
+    try:
+        yield
+    finally:
+        _current.view = None
+
+
+def _view() -> View | None:
+    return getattr(_current, "view", None)
+
+
+def current_server() -> int | None:
+    """Returns the number of the server that changes; None if this thread makes no change."""
+    view = _view()
+    return None if view is None else view.server.number
+
+
+class LocalVariable(MirroredVariable):
+    """A variable that no server has, such as a learning rate: in a view, the worker's value."""
+
+    def _get(self) -> Any:
+        view = _view()
+        return super()._get() if view is None else view.local(self)
+
+    def value(self) -> Any:
+        """Returns the value."""
+        view = _view()
+        return super().value() if view is None else view.local(self)
+
+
+class _OnServers(MirroredVariable):
+    """A variable that servers hold.
+
+    Attributes:
+      held: what they hold.
+    """
+
+    held: Held
+
+    def _get(self) -> Any:
+        view = _view()
+        return self._outside() if view is None else view.part(self.held)
+
+    def _get_on_device_or_primary(self) -> Any:
+        view = _view()
+        return self._outside_on_device() if view is None else view.part(self.held)
+
+    @property
+    def handle(self) -> Any:
+        """The resource."""
+        view = _view()
+        return super().handle if view is None else view.part(self.held).handle
+
+    def _update(self, update_fn: Callable, value: Any, **kwargs: Any) -> Any:
+        view = _view()
+        if view is None:
+            return self._update_outside(update_fn, value, kwargs)
+        return update_fn(view.part(self.held), value, **kwargs)
+
+    def _outside(self) -> Any:
+        return super()._get()
+
+    def _outside_on_device(self) -> Any:
+        return super()._get_on_device_or_primary()
+
+    def _update_outside(self, update_fn: Callable, value: Any, kwargs: dict[str, Any]) -> Any:
+        return super()._update(update_fn, value, **kwargs)
+
+    def _serialize_to_tensors(self) -> dict[str, Any]:
+        return {VARIABLE_VALUE_KEY: tf.identity(self.read_value())}
+
+    def _restore_from_tensors(self, restored_tensors: dict[str, Any]) -> Any:
+        return self.assign(restored_tensors[VARIABLE_VALUE_KEY])
+
+
+class SharedVariable(_OnServers):
+    """A weight or a counter: this worker's copy of what the servers hold."""
+
+    def _update_outside(self, update_fn: Callable, value: Any, kwargs: dict[str, Any]) -> Any:
+        return self.distribute_strategy.extended._change(self, update_fn, value, kwargs)
+
+    def update_copy(self, update_fn: Callable, value: Any, **kwargs: Any) -> Any:
+        """Changes the worker's copy alone."""
+        return MirroredVariable._update(self, update_fn, value, **kwargs)
+
+
+class CounterVariable(SharedVariable):
+    """A whole number that all workers count up, and no count of which is lost."""
+
+    def assign_add(
+        self, delta: Any, use_locking: bool = False, name: Any = None, read_value: bool = True
+    ) -> Any:
+        """Adds to it."""
+        extended = self.distribute_strategy.extended
+        if _view() is None and extended._is_stepping():
+            return extended._count(self, delta)
+        return super().assign_add(delta, use_locking, name, read_value)
+
+    def assign(
+        self, value: Any, use_locking: bool = False, name: Any = None, read_value: bool = True
+    ) -> Any:
+        """Gives it another value; in a step that counts for the difference, as Keras 3 means it."""
+        extended = self.distribute_strategy.extended
+        if _view() is None and extended._is_stepping():
+            return extended._count(self, tf.cast(value, self.dtype) - self.values[0].read_value())
+        return super().assign(value, use_locking, name, read_value)
+
+
+class SlotVariable(_OnServers):
+    """A part of an optimizer's state, beside its variable on the servers and nowhere else."""
+
+    values_on_servers: Values
+
+    def _outside(self) -> tf.Tensor:
+        if not tf.executing_eagerly():
+            raise NotImplementedError(
+                "An optimizer's state is on the parameter servers, and read there while a "
+                f"variable changes. Received: {self.held.path!r} read in a function. Leave out "
+                "what reads it between the steps (use_ema, gradient_accumulation_steps), or take "
+                "mode='geo', where workers have optimizers of their own."
+            )
+        return tf.constant(self.values_on_servers.read([self.held])[0], self.held.dtype)
+
+    def _outside_on_device(self) -> tf.Tensor:
+        return self._outside()
+
+    def value(self) -> Any:
+        """Returns the value."""
+        return tf.identity(self._get())
+
+    def _update_outside(self, update_fn: Callable, value: Any, kwargs: dict[str, Any]) -> Any:
+        kwargs.pop("read_value", None)
+        copy = ResourceVariable(self._outside(), trainable=False)
+        update_fn(copy, value, **kwargs)
+        self.values_on_servers.write(self.held, copy.numpy())
+        return self
+
+    @property
+    def values(self) -> tuple[SlotVariable]:
+        """What holds it: the servers."""
+        return (self,)
+
+
+def add(variable: ResourceVariable, delta: tf.Tensor) -> None:
+    """Adds to a variable."""
+    variable.assign_add(delta, read_value=False)
+
+
+def copy_of(variable: SharedVariable) -> tf.Tensor:
+    """Returns the value of a worker's copy."""
+    return variable.values[0].read_value()
+
+
+def take_up(variable: SharedVariable, value: tf.Tensor) -> None:
+    """Gives a worker's copy another value, on all of its replicas."""
+    for copy in variable.values:
+        with tf.device(copy.device):
+            copy.assign(value, read_value=False)

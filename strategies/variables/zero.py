@@ -1,0 +1,215 @@
+"""Optimizer state that is split over the replicas: mode "reduce".
+
+Fluid calls it ReduceStrategy.Reduce, DeepSpeed ZeRO stage 1 (arXiv 1910.02054): each replica
+updates one part of each variable and holds that part's optimizer state alone; the parts of the
+variable are gathered afterwards. Each replica needs the sums of its own part only, but gradients
+are summed on all, for Keras asks for the sums before it says which variable they are for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from strategies._tensorflow import UpdateContext, select_replica
+from strategies.collectives import Collectives
+from strategies.collectives.single_worker import is_alone
+from strategies.variables.elementwise import is_elementwise, optimizer_of
+from strategies.variables.partition import Cut, PartView, Split, SplitVariable
+
+# What Keras writes outside of an update: each replica's sum of its own gradients, and the moving
+# averages of variables, as Keras 3 and tf_keras name them.
+_WHOLE_NAMES = ("_gradient_accumulator", "_average"), ("average/",)
+
+
+class SplitState:
+    """The split optimizer state of one strategy.
+
+    Args:
+      collectives: the workers.
+      devices: this worker's, one for each replica.
+      above: variables of more elements are split.
+    """
+
+    def __init__(self, collectives: Collectives, devices: Sequence[str], above: int):
+        self._collectives = collectives
+        self._devices = tuple(devices)
+        self._above = above
+        count = collectives.size * len(devices)
+        self._count = count
+        begin = collectives.rank * len(devices)
+        self._numbers = range(begin, begin + len(devices))
+        self._splits: dict[str, Split] = {}
+
+    def new_state(
+        self, next_creator: Callable, first_value: Callable[[Any, Any], tf.Tensor], kwargs: Mapping
+    ) -> SplitVariable | None:
+        """Returns a new variable of an optimizer's state in parts, None if it is not to be split.
+
+        Args:
+          next_creator: makes a variable on the device in scope.
+          first_value: makes an initial value the same on all workers.
+          kwargs: of the variable that Keras asks for.
+        """
+        beside = kwargs.get("colocate_with")
+        ends, begins = _WHOLE_NAMES
+        if not self._is_split(beside) or kwargs["name"].endswith(ends):
+            return None
+        if kwargs["name"].startswith(begins):
+            return None
+        with tf.init_scope():
+            value = first_value(kwargs["initial_value"], kwargs.get("dtype"))
+        if value.shape != kwargs["colocate_with"].shape:
+            return None
+        split = self._split_of(beside)
+        options = {k: v for k, v in kwargs.items() if k not in ("colocate_with", "aggregation")}
+        parts = []
+        for number, device in zip(split.numbers, self._devices, strict=True):
+            with tf.device(device):
+                options["initial_value"] = _part_of(value, split.cut, number)
+                parts.append(next_creator(**options))
+        return SplitVariable(parts, split, kwargs["name"])
+
+    def can_update(self, variable: Any) -> bool:
+        """Returns whether a variable is in parts, or its optimizer's state is."""
+        return isinstance(variable, SplitVariable) or _key(variable) in self._splits
+
+    def update(self, variable: Any, update: Callable, args: Sequence[Any], kwargs: Mapping) -> None:
+        """Updates a variable on all replicas of this worker.
+
+        An elementwise optimizer's step runs on each replica's part, and the whole is gathered;
+        other functions see the whole, once.
+
+        Args:
+          variable: one that `can_update` knows.
+          update: takes the variable and the arguments.
+          args: gradients and others; those of the variable's shape are cut as it is.
+          kwargs: further arguments.
+        """
+        if _is_step_of_elementwise(update, args, variable.shape):
+            split = self._splits[_key(variable)]
+            written = []
+            for replica in range(len(self._devices)):
+                with UpdateContext(replica):
+                    written.append(self._part(variable, replica, update, args, kwargs))
+            whole = split.cut.whole(split.join(written))
+            for component in variable.values:
+                with tf.device(component.device):
+                    component.assign(whole)
+            return
+        components = [variable] if isinstance(variable, SplitVariable) else variable.values
+        first, args, kwargs = select_replica(0, (components[0], tuple(args), dict(kwargs)))
+        with tf.device(first.device), UpdateContext(0):
+            update(first, *args, **kwargs)
+        for component in components[1:]:
+            with tf.device(component.device):
+                component.assign(first)
+
+    def update_in_replica(
+        self,
+        variable: Any,
+        replica: int,
+        collectives: Collectives,
+        update: Callable,
+        args: Sequence[Any],
+        kwargs: Mapping,
+    ) -> None:
+        """Updates a variable on one replica, by whose own function this is called; see `update`.
+
+        Args:
+          variable: one that `can_update` knows.
+          replica: the replica's number on this worker.
+          collectives: among all replicas.
+          update: takes the variable and the arguments.
+          args: gradients and others; those of the variable's shape are cut as it is.
+          kwargs: further arguments.
+        """
+        if _is_step_of_elementwise(update, args, variable.shape):
+            part = self._part(variable, replica, update, args, kwargs)
+            component = variable.values[replica]
+            with tf.device(component.device):
+                cut = self._splits[_key(variable)].cut
+                component.assign(cut.whole(collectives.all_gather(part)))
+        elif len(self._devices) > 1 and optimizer_of(update) is not None:
+            raise ValueError(
+                "With mode='reduce' and several replicas a process, an optimizer that runs inside "
+                "tf.cond or a loop updates each element by itself. Received: "
+                f"{type(optimizer_of(update)).__name__} for {variable.name}. Use one replica a "
+                "process, an elementwise optimizer, or mode='all_reduce'."
+            )
+        else:
+            is_split = isinstance(variable, SplitVariable)
+            component = variable if is_split else variable.values[replica]
+            with tf.device(component.device):
+                update(component, *args, **kwargs)
+
+    def _part(
+        self, variable: Any, replica: int, update: Callable, args: Sequence[Any], kwargs: Mapping
+    ) -> tf.Tensor:
+        """Returns one replica's part of a variable, updated."""
+        split = self._splits[_key(variable)]
+        number = split.numbers[replica]
+        part = PartView(variable.values[replica], split.cut, number, _key(variable))
+        mine, named = select_replica(replica, (tuple(args), dict(kwargs)))
+        mine = [_part_of(v, split.cut, number) if _is_like(v, variable.shape) else v for v in mine]
+        with tf.device(part.device), split.viewing(number):
+            update(part, *mine, **named)
+            return part.value()
+
+    def _is_split(self, variable: Any) -> bool:
+        return (
+            self._count > 1
+            and hasattr(variable, "values")
+            and variable.trainable
+            and variable.dtype.is_floating
+            and variable.shape.is_fully_defined()
+            and math.prod(variable.shape) > max(self._above, self._count)
+        )
+
+    def _split_of(self, variable: Any) -> Split:
+        key = variable._unique_id
+        if key not in self._splits:
+            cut = Cut(tuple(variable.shape), self._count)
+            self._splits[key] = Split(cut, self._numbers, self._join, self._written)
+        return self._splits[key]
+
+    def _join(self, parts: list[tf.Tensor]) -> tf.Tensor:
+        if is_alone():
+            raise RuntimeError(
+                "With mode='reduce' all workers read the optimizer's state. Received: a read by "
+                "the first worker alone. Save at the end of an epoch (save_freq='epoch'), or on "
+                "all workers, with strategies.writing."
+            )
+        return self._collectives.all_gather(parts[0] if len(parts) == 1 else tf.concat(parts, 0))
+
+    def _written(self) -> Sequence[int]:
+        """Returns the parts that an assignment writes: in a replica's function its own."""
+        context = tf.distribute.get_replica_context()
+        if len(self._devices) == 1 or context is None or not tf.distribute.has_strategy():
+            return self._numbers
+        return [int(tf.get_static_value(context.replica_id_in_sync_group))]
+
+
+def _part_of(value: Any, cut: Cut, number: int) -> Any:
+    """Returns a part that does not keep the whole in memory, as a slice would."""
+    part = cut.part(value, number)
+    return part if isinstance(part, tf.IndexedSlices) else tf.raw_ops.DeepCopy(x=part)
+
+
+def _is_like(value: Any, shape: tf.TensorShape) -> bool:
+    if isinstance(value, tf.IndexedSlices):
+        return True
+    return getattr(value, "shape", None) == shape
+
+
+def _is_step_of_elementwise(update: Callable, args: Sequence[Any], shape: tf.TensorShape) -> bool:
+    has_gradient = any(_is_like(value, shape) for value in select_replica(0, tuple(args)))
+    optimizer = optimizer_of(update) if has_gradient else None
+    return optimizer is not None and is_elementwise(optimizer)
+
+
+def _key(variable: Any) -> str:
+    return getattr(variable, "_unique_id", "")
