@@ -22,13 +22,13 @@ from strategies import (
     Eviction,
     FeatureConfig,
     TableConfig,
-    row_variable,
 )
 from strategies.collectives import LocalCollectives
 from strategies.collectives.base import ExchangeByGathering
 from strategies.embedding.checkpoint import npy_stream as array_files
 from strategies.embedding.checkpoint import snapshot as state
 from strategies.embedding.shard.hashing import bucket_of
+from strategies.variables import sparse_variable
 
 ENDS = [-(2**63), -3, -2, -1, 0, 1, 2**63 - 2, 2**63 - 1]
 
@@ -73,8 +73,8 @@ class Thread(ExchangeByGathering):
 
 def leave_scope():
     """Ends what the layer began for its thread, which TensorFlow cannot do when the thread ends."""
-    vars(row_variable._creators).pop("graph", None)
-    scope = vars(row_variable._creators).pop("scope", None)
+    vars(sparse_variable._creators).pop("graph", None)
+    scope = vars(sparse_variable._creators).pop("scope", None)
     if scope is not None:
         scope.close()
 
