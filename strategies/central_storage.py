@@ -18,7 +18,7 @@ from strategies.collectives import LocalCollectives
 from strategies.core.extended import ReplicatedExtended, is_unsynchronized_state
 from strategies.mirrored import MirroredReduction, local_devices
 from strategies.reduction import ReductionOptions
-from strategies.variables.sparse_variable import RowVariable
+from strategies.variables.sparse_variable import SparseVariable
 
 _HOST = "/device:CPU:0"
 
@@ -122,7 +122,7 @@ class CentralExtended(ReplicatedExtended):
         return CentralVariable(self._container_strategy(), variable.values, variable.aggregation)
 
     def _update(self, var: Any, fn: Callable, args: Any, kwargs: Any, group: bool) -> Any:
-        if isinstance(var, RowVariable) or len(set(map(id, var.values))) > 1:
+        if isinstance(var, SparseVariable) or len(set(map(id, var.values))) > 1:
             return super()._update(var, fn, args, kwargs, group)
         with tf.device(self._holder), UpdateContext(0):
             updated = fn(var.values[0], *select_replica(0, args), **select_replica(0, kwargs))

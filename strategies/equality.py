@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from strategies.variables.sparse_variable import RowVariable
+from strategies.variables.sparse_variable import SparseVariable
 
 
 def verify_equal(strategy: tf.distribute.Strategy, variables: Iterable[Any]) -> str:
@@ -54,7 +54,7 @@ def _copies(variable: Any) -> list[Any]:
     What each replica has a part of, and is added up when it is read, is one value.
     """
     held: Any = variable if hasattr(variable, "values") else getattr(variable, "value", None)
-    if isinstance(held, RowVariable):
+    if isinstance(held, SparseVariable):
         return [held.token().numpy()]  # its rows are each worker's own
     on_read = tf.VariableSynchronization.ON_READ
     if hasattr(held, "values") and held.synchronization != on_read:

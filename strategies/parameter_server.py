@@ -21,15 +21,15 @@ from strategies.mirrored import MirroredReduction, local_devices
 from strategies.multi_worker import gpus_of, start_timeout_seconds
 from strategies.ps.client import ServerLost, Servers, close, is_gone, join
 from strategies.ps.collectives import ServerCollectives
-from strategies.ps.extended import Exchange, ServerExtended
-from strategies.ps.membership import AWAITED, HERE, LEFT, SAME_SCRIPT, Presence
+from strategies.ps.extended import ServerExtended, UpdateMode
+from strategies.ps.membership import AWAITED, HERE, LEFT, SAME_SCRIPT, Membership
 from strategies.ps.modes.async_ import Async
 from strategies.ps.modes.geo import Geo
 from strategies.ps.modes.half_async import HalfAsync
 from strategies.ps.modes.sync import Sync
 from strategies.ps.options import ParameterServerOptions
 from strategies.ps.placement import Placement
-from strategies.ps.registry import Values
+from strategies.ps.registry import VariableRegistry
 from strategies.reduction import ReductionOptions
 from tf_config import ClusterConfigError, Task, TFConfig
 
@@ -143,7 +143,7 @@ class ParameterServerStrategy(MirroredReduction, tf.distribute.MultiWorkerMirror
         workers: Collectives = ServerCollectives(servers)
         if servers.size == 1:
             workers = LocalCollectives()
-        values = Values(servers, places, timeout)
+        values = VariableRegistry(servers, places, timeout)
         resolver = resolver_of(config) if cluster_resolver is None else cluster_resolver
         exchange = exchange_of(options, servers)
         extended = ServerExtended(
@@ -204,7 +204,7 @@ def _said(mode: str | None) -> dict[str, str]:
     return {} if mode is None else {"mode": mode}
 
 
-def exchange_of(options: ParameterServerOptions, servers: Servers) -> Exchange:
+def exchange_of(options: ParameterServerOptions, servers: Servers) -> UpdateMode:
     """Returns when a worker's changes are sent, and what it goes on with."""
     if options.mode == "sync":
         return Sync(servers)
@@ -231,9 +231,9 @@ def _with_servers(config: TFConfig | None) -> TFConfig:
     return config
 
 
-def _arrive(servers: Servers, timeout: float, mode: str) -> list[Presence]:
+def _arrive(servers: Servers, timeout: float, mode: str) -> list[Membership]:
     """Tells all servers that this worker is there."""
-    presences = [Presence(f"grpc://{server.address}", servers.size) for server in servers.servers]
+    presences = [Membership(f"grpc://{server.address}", servers.size) for server in servers.servers]
     start = time.monotonic()
     for presence, server in zip(presences, servers.servers, strict=True):
         while not presence.is_begun():
@@ -254,7 +254,7 @@ def _arrive(servers: Servers, timeout: float, mode: str) -> list[Presence]:
     return presences
 
 
-def _await(tasks: Sequence[Task], presences: list[Presence], timeout: float) -> None:
+def _await(tasks: Sequence[Task], presences: list[Membership], timeout: float) -> None:
     """Waits until all workers have come."""
     start = named = time.monotonic()
     while missing := sorted({rank for each in presences for rank in each.workers(AWAITED)}):
@@ -272,7 +272,7 @@ def _await(tasks: Sequence[Task], presences: list[Presence], timeout: float) -> 
 
 
 def _leave(
-    exchange: Exchange, servers: Servers, presences: list[Presence], tasks: Sequence[Task]
+    exchange: UpdateMode, servers: Servers, presences: list[Membership], tasks: Sequence[Task]
 ) -> None:
     """Sends what is left, and tells all servers that this worker has ended."""
     with contextlib.suppress(ServerLost, tf.errors.OpError):
@@ -292,7 +292,7 @@ def _leave(
     close([*last, *(session for server in gone for session in server.sessions())])
 
 
-def _share_seed(values: Values) -> None:
+def _share_seed(values: VariableRegistry) -> None:
     """Gives all workers the same random seed, for they cut the same batches."""
     seed = values.add(
         "seed", (), tf.int64, lambda: np.int64(secrets.randbelow(2**31)), is_counter=True

@@ -12,7 +12,7 @@ import time
 
 import tensorflow as tf
 
-from strategies.ps.membership import AWAITED, HERE, LEFT, SAME_SCRIPT, Presence
+from strategies.ps.membership import AWAITED, HERE, LEFT, SAME_SCRIPT, Membership
 from tf_config import ClusterConfigError, Task, TFConfig
 
 _POLL_SECONDS = 0.5
@@ -44,7 +44,7 @@ def main() -> int:
         )
         return 1
     workers = cluster.training_tasks
-    presence = Presence(server.target, len(workers))
+    presence = Membership(server.target, len(workers))
     presence.begin()
     print(f"{task} serves at {address} for {len(workers)} workers", flush=True)
     said = time.monotonic()

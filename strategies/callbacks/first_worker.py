@@ -9,10 +9,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from strategies.collectives.single_worker import alone as alone_here
+from strategies.collectives.single_worker import single_worker_scope
 from strategies.collectives.workers import barrier, collectives_of
 from strategies.equality import verify_equal
-from strategies.variables.partition import SplitVariable
+from strategies.variables.partition import PartitionedVariable
 
 # These change training from the logs, which are the same on all workers.
 _IN_STEP_BY_THEMSELVES = (
@@ -104,13 +104,13 @@ class _OnFirstWorker:
         # State in parts is gathered from all workers before the first one saves it.
         return self._collectives.rank == 0 or (name == "on_epoch_end" and bool(self._state()))
 
-    def _state(self) -> list[SplitVariable]:
+    def _state(self) -> list[PartitionedVariable]:
         """Returns the optimizer's state that is in parts."""
         optimizer = getattr(self._model, "optimizer", None)
         variables = getattr(optimizer, "variables", ())
         variables = variables() if callable(variables) else variables
         held = [getattr(variable, "_value", variable) for variable in variables]
-        return [variable for variable in held if isinstance(variable, SplitVariable)]
+        return [variable for variable in held if isinstance(variable, PartitionedVariable)]
 
     def _with_all(self, name: str, hook: Callable) -> Callable:
         def together(*args: Any, **kwargs: Any) -> None:
@@ -131,7 +131,7 @@ class _OnFirstWorker:
                     stack.enter_context(variable.kept())
                 if self._collectives.rank > 0:
                     return
-                stack.enter_context(alone_here())
+                stack.enter_context(single_worker_scope())
                 unchanged(*args, **kwargs)
 
         def unchanged(*args: Any, **kwargs: Any) -> None:

@@ -60,7 +60,7 @@ class Collectives(Protocol):
         """
 
 
-class ExchangeByGathering:
+class AllToAllViaAllGather:
     """`all_to_all` for collectives that have no exchange of their own.
 
     Every worker gets all rows and keeps its own, which among N workers is N times the traffic.

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from strategies.collectives.base import Collectives, ExchangeByGathering
+from strategies.collectives.base import AllToAllViaAllGather, Collectives
 from strategies.collectives.tensorflow import TensorFlowCollectives
 
 
-class ReplicaCollectives(ExchangeByGathering):
+class ReplicaCollectives(AllToAllViaAllGather):
     """Collectives among all replicas of all workers, for one replica; see `Collectives`.
 
     Args:

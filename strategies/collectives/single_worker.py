@@ -9,7 +9,7 @@ _depth = 0
 
 
 @contextlib.contextmanager
-def alone() -> Iterator[None]:
+def single_worker_scope() -> Iterator[None]:
     """Lets this worker do without the others in the block, as far as that can be.
 
     New variables have its own initial values: Keras makes some where it saves a model. What needs
@@ -27,6 +27,6 @@ def alone() -> Iterator[None]:
         _depth -= 1
 
 
-def is_alone() -> bool:
+def in_single_worker_scope() -> bool:
     """Returns whether the other workers take no part in what this one does."""
     return _depth > 0

@@ -16,7 +16,7 @@ from typing import Any
 import tensorflow as tf
 
 from strategies._tensorflow import CommunicationOptions, ResourceVariable
-from strategies.collectives.base import ExchangeByGathering
+from strategies.collectives.base import AllToAllViaAllGather
 from strategies.collectives.dtypes import bytes_of, from_bytes, summed_as, to_bytes, to_words
 from strategies.collectives.startup.grpc_server import join
 from tf_config import ClusterSpec, Task
@@ -38,7 +38,7 @@ _streams = itertools.count()
 _started: dict[tuple[Any, ...], TensorFlowCollectives] = {}
 
 
-class TensorFlowCollectives(ExchangeByGathering):
+class TensorFlowCollectives(AllToAllViaAllGather):
     """Collectives among all workers of a cluster; made by `start`.
 
     An operation begins when the one before it has ended on this worker, in functions as well: it

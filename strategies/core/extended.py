@@ -22,14 +22,14 @@ from strategies._tensorflow import (
 from strategies.collectives import Collectives
 from strategies.collectives.health.agreement import agree
 from strategies.collectives.replica import ReplicaCollectives
-from strategies.collectives.single_worker import is_alone
+from strategies.collectives.single_worker import in_single_worker_scope
 from strategies.core.random_seeds import KERAS_SEED, own_seed, seed_states
 from strategies.core.scope import check_step, check_updated, mixing_explained
 from strategies.data.distributed_dataset import ReplicaDataset, check_options, of_each_replica
 from strategies.data.sharding import equal_steps, number_of_rows, share
 from strategies.reduction import ReductionOptions, ReplicaCrossDeviceOps
-from strategies.variables.sparse_variable import RowVariable, table_asked_for
-from strategies.variables.zero import SplitState
+from strategies.variables.sparse_variable import SparseVariable, table_asked_for
+from strategies.variables.zero import ShardedOptimizerState
 from tf_config.sidecar import MADE, USED, report
 
 
@@ -68,9 +68,11 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         self._options = options
         self._apart: list[ReplicaCrossDeviceOps] = []
         self._host_cross_device_ops = self._cross_device_ops
-        self._split_state: SplitState | None = None
+        self._split_state: ShardedOptimizerState | None = None
         if options.mode == "reduce":
-            self._split_state = SplitState(collectives, self._devices, options.split_above)
+            self._split_state = ShardedOptimizerState(
+                collectives, self._devices, options.split_above
+            )
         self._communication_options = tf.distribute.experimental.CommunicationOptions()
         self._cluster_resolver = resolver
         self._task_type = None if resolver is None else resolver.task_type
@@ -234,10 +236,10 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         return super().colocate_vars_with(colocate_with_variable)
 
     def _validate_colocate_with_variable(self, colocate_with_variable: Any) -> None:
-        if not isinstance(colocate_with_variable, RowVariable):
+        if not isinstance(colocate_with_variable, SparseVariable):
             super()._validate_colocate_with_variable(colocate_with_variable)
 
-    def _update_rows(self, var: RowVariable, fn: Callable, args: Any, kwargs: Any) -> Any:
+    def _update_rows(self, var: SparseVariable, fn: Callable, args: Any, kwargs: Any) -> Any:
         """Updates a table of this worker's, which all of its replicas have but once."""
         args, kwargs = tf.nest.map_structure(self._first, (tuple(args), dict(kwargs or {})))
         with tf.device(self._worker_device):
@@ -251,7 +253,7 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         if table is not None:
             return table
         beside = kwargs.get("colocate_with")
-        if isinstance(beside, RowVariable):
+        if isinstance(beside, SparseVariable):
             return beside.make_slot(kwargs["name"], kwargs["initial_value"], kwargs.get("dtype"))
         first = tf.VariableAggregation.ONLY_FIRST_REPLICA
         if kwargs.get("name") == KERAS_SEED:
@@ -290,10 +292,10 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         if isinstance(value, CheckpointInitialValue):
             value = value.wrapped_value
         value = tf.convert_to_tensor(value, dtype=dtype)
-        return value if is_alone() else self._collectives.broadcast(value)
+        return value if in_single_worker_scope() else self._collectives.broadcast(value)
 
     def _update(self, var: Any, fn: Callable, args: Any, kwargs: Any, group: bool) -> Any:
-        if isinstance(var, RowVariable):
+        if isinstance(var, SparseVariable):
             result = self._update_rows(var, fn, args, kwargs)
             return tf.group(result) if group and result is not None else result
         if self._split_state is None or not self._split_state.can_update(var):
@@ -303,7 +305,7 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
     def _replica_ctx_update(
         self, var: Any, fn: Callable, args: Any, kwargs: Any, group: bool
     ) -> Any:
-        if isinstance(var, RowVariable) and not self._use_merge_call():
+        if isinstance(var, SparseVariable) and not self._use_merge_call():
             # Inside a branch each replica comes here; what they have in common is updated once.
             is_first = self.local_replica() == 0
             return self._update_rows(var, fn, args, kwargs) if is_first else None

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from strategies._keras import metrics_of, model_of, trained_variables
 from strategies._tensorflow import ResourceVariable
-from strategies.variables.sparse_variable import RowVariable
+from strategies.variables.sparse_variable import SparseVariable
 
 # TensorFlow's words for an optimizer of another strategy, or of none.
 _MIXED = ("Must not nest tf.distribute.Strategy", "Mixing different tf.distribute.Strategy")
@@ -27,7 +27,7 @@ def is_outside(variable: Any) -> bool:
     for wrapper in ("value", "_variable"):  # Keras 3's own, and tf_keras's that casts
         inner = getattr(held, wrapper, None)
         held = inner if isinstance(inner, tf.Variable) else held
-    is_plain = isinstance(held, ResourceVariable) and not isinstance(held, RowVariable)
+    is_plain = isinstance(held, ResourceVariable) and not isinstance(held, SparseVariable)
     return is_plain and not hasattr(held, "_distributed_container")
 
 

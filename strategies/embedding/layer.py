@@ -16,7 +16,7 @@ from strategies.embedding.config import Admission, Eviction, FeatureConfig, Tabl
 from strategies.embedding.inputs import Bags
 from strategies.embedding.placement import check_on_servers, in_workers, on_servers
 from strategies.embedding.shard.initializers import initial_rows
-from strategies.embedding.shard.shard import Wanted
+from strategies.embedding.shard.shard import TableSpecs
 from strategies.embedding.tables import Tables
 from strategies.embedding.validation import (
     bags_of,
@@ -34,7 +34,7 @@ from strategies.embedding.validation import (
     tables_of,
 )
 from strategies.ps.extended import ServerExtended
-from strategies.variables.sparse_variable import RowVariable, know_slots
+from strategies.variables.sparse_variable import SparseVariable, know_slots
 
 
 class EmbeddingLayer:
@@ -107,7 +107,7 @@ class EmbeddingLayer:
         self.made_under = strategy_of_tables()
         self._collectives = collectives_of(self.made_under)
         initial = {name: self._initializer(table) for name, table in tables.items()}
-        self.wanted = Wanted(given, initial, unseen)
+        self.wanted = TableSpecs(given, initial, unseen)
         if isinstance(self.made_under.extended, ServerExtended):
             check_on_servers(self.wanted)
         # By table, those that are not trained by the model's.
@@ -156,7 +156,7 @@ class EmbeddingLayer:
             tables.unpack(self._restored)
             self._restored = None
 
-    def _weight_of(self, variable: RowVariable, trainable: bool) -> Any:
+    def _weight_of(self, variable: SparseVariable, trainable: bool) -> Any:
         """Returns the layer's weight that a table's variable is."""
 
         def made(next_creator: Any, **kwargs: Any) -> Any:

@@ -9,23 +9,23 @@ import numpy as np
 import tensorflow as tf
 
 from strategies.collectives import Collectives
-from strategies.embedding.lookup.all_to_all import Exchange
-from strategies.embedding.lookup.fused_optimizer import Trainer
-from strategies.embedding.lookup.remote import ServerHome, ToServers
-from strategies.embedding.lookup.router import BetweenWorkers, InAllWorkers, Route
+from strategies.embedding.lookup.all_to_all import AllToAll
+from strategies.embedding.lookup.fused_optimizer import FusedOptimizer
+from strategies.embedding.lookup.remote import RemoteTableShard, ServerRouter
+from strategies.embedding.lookup.router import LookupRouter, ReplicatedRouter, ShardedRouter
 from strategies.embedding.placement_report import (
     place_in_all_workers,
     place_in_workers,
     place_on_servers,
 )
-from strategies.embedding.shard.shard import Group, Home, Wanted
+from strategies.embedding.shard.shard import Group, TableShard, TableSpecs
 from strategies.embedding.tables import Tables
-from strategies.ps.sparse import RowsOnServers
-from strategies.variables.sparse_variable import RowVariable, View, new_name
+from strategies.ps.sparse import RemoteRowVariable
+from strategies.variables.sparse_variable import ActiveRows, SparseVariable, new_name
 
 
 def in_workers(
-    wanted: Wanted,
+    wanted: TableSpecs,
     collectives: Collectives,
     strategy: tf.distribute.Strategy | None,
     optimizers: Mapping[str, Any],
@@ -39,8 +39,8 @@ def in_workers(
       optimizers: of tables that have one of their own, by name.
     """
     variables = {
-        group: RowVariable(
-            View(wanted.expected(group, collectives.size)),
+        group: SparseVariable(
+            ActiveRows(wanted.expected(group, collectives.size)),
             np.zeros(group.width, np.float32),
             True,
             new_name(),
@@ -49,25 +49,25 @@ def in_workers(
         for group in wanted.groups
     }
     trainers = {
-        group: Trainer(optimizers[group.table], variables[group])
+        group: FusedOptimizer(optimizers[group.table], variables[group])
         for group in wanted.groups
         if group.table is not None
     }
-    home = Home(collectives.rank, collectives.size, wanted, variables)
-    exchange = Exchange(collectives)
-    routes: dict[Group, Route] = {}
+    home = TableShard(collectives.rank, collectives.size, wanted, variables)
+    exchange = AllToAll(collectives)
+    routes: dict[Group, LookupRouter] = {}
     places = {}
     for group, finder in home.finders.items():
         if group.is_replicated and collectives.size > 1:
-            routes[group] = InAllWorkers(collectives, finder)
+            routes[group] = ReplicatedRouter(collectives, finder)
             places[group] = place_in_all_workers(collectives.size)
         else:
-            routes[group] = BetweenWorkers(exchange, finder)
+            routes[group] = ShardedRouter(exchange, finder)
             places[group] = place_in_workers(collectives.size)
     return Tables(wanted, collectives, [home], places, variables, routes, trainers)
 
 
-def on_servers(wanted: Wanted, strategy: tf.distribute.Strategy) -> Tables:
+def on_servers(wanted: TableSpecs, strategy: tf.distribute.Strategy) -> Tables:
     """Returns tables whose rows are on the parameter servers of a strategy.
 
     Args:
@@ -80,9 +80,11 @@ def on_servers(wanted: Wanted, strategy: tf.distribute.Strategy) -> Tables:
     check_on_servers(wanted)
     extended = strategy.extended
     name = extended.on_servers.new_name("embedding")
-    homes = [ServerHome(extended, server, wanted, name) for server in extended.servers.servers]
-    variables: Mapping[Group, RowVariable] = {
-        group: RowsOnServers(
+    homes = [
+        RemoteTableShard(extended, server, wanted, name) for server in extended.servers.servers
+    ]
+    variables: Mapping[Group, SparseVariable] = {
+        group: RemoteRowVariable(
             [home.variables[group] for home in homes],
             np.zeros(group.width, np.float32),
             True,
@@ -92,16 +94,16 @@ def on_servers(wanted: Wanted, strategy: tf.distribute.Strategy) -> Tables:
         )
         for group in wanted.groups
     }
-    routes = {group: ToServers(extended, homes, group) for group in wanted.groups}
+    routes = {group: ServerRouter(extended, homes, group) for group in wanted.groups}
     places = dict.fromkeys(wanted.groups, place_on_servers(len(homes)))
     return Tables(wanted, extended.workers, homes, places, variables, routes, {})
 
 
-def _slot_maker(homes: Sequence[ServerHome], group: Group) -> Callable:
+def _slot_maker(homes: Sequence[RemoteTableShard], group: Group) -> Callable:
     return lambda name, row: [home.new_slot(group, name, row) for home in homes]
 
 
-def check_on_servers(wanted: Wanted) -> None:
+def check_on_servers(wanted: TableSpecs) -> None:
     """Checks that tables are of a kind that servers have.
 
     Raises:

@@ -55,7 +55,7 @@ def place_on_servers(servers: int) -> Place:
 
 
 @dataclass(frozen=True)
-class Held:
+class TableUsage:
     """What there is of one table, on all workers together.
 
     Attributes:
@@ -81,7 +81,7 @@ class Held:
     sent: int
 
 
-def report(tables: Sequence[Held]) -> str:
+def report(tables: Sequence[TableUsage]) -> str:
     """Returns a table of tables, and the reasons."""
     header = ("table", "where", "rows", "bytes a row", "bytes", "sent a step")
     rows = []

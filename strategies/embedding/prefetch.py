@@ -12,7 +12,7 @@ from strategies._tensorflow import PerReplica
 from strategies.data.sharding import Epochs, ready, share
 from strategies.embedding.layer import EmbeddingLayer
 from strategies.embedding.lookup.lookup import keys_of
-from strategies.embedding.lookup.prefetch_queue import Ahead
+from strategies.embedding.lookup.prefetch_queue import PrefetchQueue
 from strategies.embedding.shard.shard import Group
 from strategies.ps.extended import ServerExtended
 
@@ -73,7 +73,7 @@ def prefetch_rows(
             "Rows are asked for in the order of a dataset. Received: one that ignores external "
             "state and is the same on all workers. Leave its options out."
         )
-    ahead = {group: Ahead((steps + 1) * replicas) for group in layer.wanted.groups}
+    ahead = {group: PrefetchQueue((steps + 1) * replicas) for group in layer.wanted.groups}
 
     def ask(*batch: Any) -> Any:
         done = [
@@ -88,7 +88,7 @@ def prefetch_rows(
 
 
 def _asked(
-    layer: EmbeddingLayer, ahead: dict[Group, Ahead], inputs: Any, begins: bool
+    layer: EmbeddingLayer, ahead: dict[Group, PrefetchQueue], inputs: Any, begins: bool
 ) -> tf.Operation:
     """Asks for the rows of what a layer will be called with; returns what has done so."""
     bags = layer.bags(inputs)

@@ -17,20 +17,20 @@ from strategies.embedding.checkpoint.saved_model import Serving
 from strategies.embedding.checkpoint.weight_tokens import Snapshots
 from strategies.embedding.config import TableConfig
 from strategies.embedding.inputs import Bags, int64_array
-from strategies.embedding.lookup.fused_optimizer import Trainer
+from strategies.embedding.lookup.fused_optimizer import FusedOptimizer
 from strategies.embedding.lookup.lookup import Lookup
-from strategies.embedding.lookup.prefetch_queue import Ahead
-from strategies.embedding.lookup.router import Route
+from strategies.embedding.lookup.prefetch_queue import PrefetchQueue
+from strategies.embedding.lookup.router import LookupRouter
 from strategies.embedding.lookup.traffic import ELSEWHERE, PREFETCHED, traffic
 from strategies.embedding.placement_report import (
-    Held,
     Place,
+    TableUsage,
     report,
 )
 from strategies.embedding.shard.room import share_out
-from strategies.embedding.shard.shard import Group, Home, Wanted
+from strategies.embedding.shard.shard import Group, TableShard, TableSpecs
 from strategies.embedding.shard.table import COUNTED, Table
-from strategies.variables.sparse_variable import RowVariable
+from strategies.variables.sparse_variable import SparseVariable
 
 
 class Tables:
@@ -48,13 +48,13 @@ class Tables:
 
     def __init__(
         self,
-        wanted: Wanted,
+        wanted: TableSpecs,
         collectives: Collectives,
-        homes: Sequence[Home],
+        homes: Sequence[TableShard],
         places: Mapping[Group, Place],
-        variables: Mapping[Group, RowVariable],
-        routes: Mapping[Group, Route],
-        trainers: Mapping[Group, Trainer],
+        variables: Mapping[Group, SparseVariable],
+        routes: Mapping[Group, LookupRouter],
+        trainers: Mapping[Group, FusedOptimizer],
     ):
         self.collectives = collectives
         # What the layer's weights are, each with what trains it if that is not the model.
@@ -86,7 +86,7 @@ class Tables:
         share_out(self._homes[0], self.collectives)
 
     @property
-    def _mine(self) -> list[Home]:
+    def _mine(self) -> list[TableShard]:
         return [home for home in self._homes if home.is_mine]
 
     @contextlib.contextmanager
@@ -114,7 +114,7 @@ class Tables:
             yield
             share_out(self._homes[0], self.collectives)
 
-    def ask(self, group: Group, ahead: Ahead, keys: np.ndarray, begins: bool) -> None:
+    def ask(self, group: Group, ahead: PrefetchQueue, keys: np.ndarray, begins: bool) -> None:
         """Asks for rows that a step will need."""
         self._lookups[group].route.ask(ahead, keys, begins)
 
@@ -191,7 +191,7 @@ class Tables:
         with self._together():
             return report([self._held(name, sent) for name, sent in self._sent()])
 
-    def _held(self, name: str, sent: np.ndarray) -> Held:
+    def _held(self, name: str, sent: np.ndarray) -> TableUsage:
         mine = np.zeros([2], np.int64)
         for home in self._mine:
             table = home.tables[name]
@@ -203,7 +203,7 @@ class Tables:
         table, place = self.table(name), self._places[name]
         in_training = sent.copy()
         in_training[ELSEWHERE] = 0
-        return Held(
+        return TableUsage(
             name, place, table.config.output_dim, list(table.store.slots()), rows // place.copies,
             table.store.row_bytes(), refused, int(state.step_of(self._homes[0], name)),
             sum(self._traffic(name, in_training).values()),

@@ -10,7 +10,7 @@ import tensorflow as tf
 from strategies.core.extended import ReplicatedExtended
 from strategies.embedding.config import COMBINERS, UNSEEN, FeatureConfig, TableConfig
 from strategies.embedding.inputs import Bags
-from strategies.embedding.shard.shard import Wanted
+from strategies.embedding.shard.shard import TableSpecs
 
 # What a stock Embedding takes and rows cannot have, with the reason and what there is instead.
 _OF_STOCK = {
@@ -100,7 +100,7 @@ def tables_of(features: Mapping[str, FeatureConfig]) -> dict[str, TableConfig]:
     return tables
 
 
-def bags_of(inputs: Any, weights: Any, wanted: Wanted, mask_zero: bool) -> dict[str, Bags]:
+def bags_of(inputs: Any, weights: Any, wanted: TableSpecs, mask_zero: bool) -> dict[str, Bags]:
     """Returns the ids of features, with their weights.
 
     Raises:

@@ -15,16 +15,16 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from strategies.collectives.base import ExchangeByGathering
+from strategies.collectives.base import AllToAllViaAllGather
 from strategies.collectives.dtypes import summed_as
 from strategies.ps.barrier import Barrier
 from strategies.ps.client import Server, Servers
-from strategies.ps.ordered_caller import Turn
+from strategies.ps.ordered_caller import OrderedCaller
 
 _HEADER = 8  # bytes: the number of rows
 
 
-class ServerCollectives(ExchangeByGathering):
+class ServerCollectives(AllToAllViaAllGather):
     """Collectives among all workers of a job with parameter servers; see `Collectives`.
 
     Args:
@@ -41,7 +41,7 @@ class ServerCollectives(ExchangeByGathering):
         self._stream = stream
         self._streams = itertools.count()
         self._apart: list[ServerCollectives] = []
-        self._turn = Turn()
+        self._turn = OrderedCaller()
 
     def apart(self) -> ServerCollectives:
         """Returns collectives whose operations have an order of their own; see `Collectives`."""

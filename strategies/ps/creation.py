@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from strategies._tensorflow import CheckpointInitialValue
 from strategies.core.extended import is_unsynchronized_state
-from strategies.ps.registry import Held
+from strategies.ps.registry import RemoteVariable
 from strategies.ps.variables import SharedVariable
 
 _CPU = "/device:CPU:0"
@@ -60,7 +60,7 @@ def _is_whole_number(value: np.ndarray) -> bool:
     return value.shape == () and value.dtype.kind in "iu"
 
 
-def contain(held: Held, shared: SharedVariable) -> None:
+def contain(held: RemoteVariable, shared: SharedVariable) -> None:
     """Lets an optimizer find the variable that a part of it on a server is of."""
     for part in held.parts:
         part.handle._distributed_container = lambda: shared

@@ -23,11 +23,11 @@ from strategies.ps.changes import Change
 from strategies.ps.client import Servers
 from strategies.ps.creation import aggregated, assigns, contain, first_value, kind_of
 from strategies.ps.input import ServerDataset
-from strategies.ps.ordered_caller import Turn
+from strategies.ps.ordered_caller import OrderedCaller
 from strategies.ps.push import Push
-from strategies.ps.registry import Held, Values
-from strategies.ps.sparse import RowsOnServers, change_of
-from strategies.ps.step_program import Program, Unpacked
+from strategies.ps.registry import RemoteVariable, VariableRegistry
+from strategies.ps.sparse import RemoteRowVariable, change_of
+from strategies.ps.step_program import StepProgram, Unpacked
 from strategies.ps.variables import (
     CounterVariable,
     LocalVariable,
@@ -43,10 +43,10 @@ from strategies.variables.sparse_variable import table_asked_for
 _CPU = "/device:CPU:0"
 
 
-class Exchange(Protocol):
+class UpdateMode(Protocol):
     """When a worker's changes are sent, and what it goes on with: a mode."""
 
-    def step(self, program: Program, push: Push) -> list[np.ndarray] | None:
+    def step(self, program: StepProgram, push: Push) -> list[np.ndarray] | None:
         """Takes a step's changes; returns the values to go on with, None for the present ones."""
 
     def drain(self) -> None:
@@ -89,8 +89,8 @@ class ServerExtended(ReplicatedExtended):
         options: ReductionOptions,
         resolver: tf.distribute.cluster_resolver.ClusterResolver | None,
         servers: Servers,
-        values: Values,
-        exchange: Exchange,
+        values: VariableRegistry,
+        exchange: UpdateMode,
         in_step: bool,
         geo: LocalTraining | None = None,
         wire: tf.DType = tf.float32,
@@ -106,15 +106,15 @@ class ServerExtended(ReplicatedExtended):
         self._geo = geo
         self._wire = wire
         # What goes to the servers and asks them does so in the order of the program.
-        self.turn = Turn()
+        self.turn = OrderedCaller()
         self._running = 0
         self._changes: list[Change] = []
         self._counts: list[tuple[CounterVariable, tf.Tensor]] = []
         self._touched: dict[int, SharedVariable] = {}
         self._recorded_in: Any = None
-        self._programs: dict[Any, Program] = {}
+        self._programs: dict[Any, StepProgram] = {}
         self._shared_variables: list[weakref.ref[SharedVariable]] = []
-        self.pushes: Held = values.add(
+        self.pushes: RemoteVariable = values.add(
             "steps by worker", (servers.size,), tf.int64,
             lambda: np.zeros(servers.size, np.int64), is_counter=True,
         )  # fmt: skip
@@ -140,7 +140,7 @@ class ServerExtended(ReplicatedExtended):
     def _create_variable(self, next_creator: Callable, **kwargs: Any) -> Any:
         beside = kwargs.get("colocate_with")
         is_own = kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ
-        is_of_rows = isinstance(beside, RowsOnServers) or table_asked_for(kwargs) is not None
+        is_of_rows = isinstance(beside, RemoteRowVariable) or table_asked_for(kwargs) is not None
         if is_own or is_of_rows:
             return super()._create_variable(next_creator, **kwargs)
         if isinstance(beside, SharedVariable) and self._geo is None:
@@ -252,7 +252,7 @@ class ServerExtended(ReplicatedExtended):
                 "gradients between steps (gradient_accumulation_steps), or take mode='geo', "
                 "where workers have optimizers of their own."
             )
-        if isinstance(var, RowsOnServers):
+        if isinstance(var, RemoteRowVariable):
             return True
         if not isinstance(var, SharedVariable):
             return False
@@ -332,7 +332,9 @@ class ServerExtended(ReplicatedExtended):
         counters = [counter for counter, _ in counts]
         key = (*(c.key for c in changes), *(counter.held.name for counter in counters))
         if key not in self._programs:
-            self._programs[key] = Program(self.servers, changes, counters, self.pushes, self._wire)
+            self._programs[key] = StepProgram(
+                self.servers, changes, counters, self.pushes, self._wire
+            )
         program = self._programs[key]
         dtypes = [dtype.as_numpy_dtype for dtype in program.dtypes]
 

@@ -20,7 +20,7 @@ def states(workers: int) -> ResourceVariable:
         return ResourceVariable(tf.zeros([workers], tf.int32), name="states", trainable=False)
 
 
-class Presence:
+class Membership:
     """Tells a server where a worker is, and asks it about the others.
 
     Args:

@@ -13,7 +13,7 @@ from strategies._tensorflow import ResourceVariable
 _CPU = "/device:CPU:0"
 
 
-class Turn:
+class OrderedCaller:
     """Puts calls of Python functions in order, across steps as well."""
 
     def __init__(self) -> None:

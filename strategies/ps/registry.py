@@ -25,7 +25,7 @@ _NAME_EVERY_SECONDS = 5.0
 
 
 @dataclass(eq=False)
-class Held:
+class RemoteVariable:
     """A variable on the servers.
 
     Attributes:
@@ -63,7 +63,7 @@ class Held:
         return (part.stop - part.start, *self.shape[1:]) if self.shape else ()
 
 
-class Values:
+class VariableRegistry:
     """All variables on the servers, by the order of their making, which all workers share.
 
     Args:
@@ -79,7 +79,7 @@ class Values:
         self._placement = placement
         self._timeout = timeout
         self._lock = threading.Lock()
-        self.held: list[Held] = []
+        self.held: list[RemoteVariable] = []
         self._names = itertools.count()
 
     def new_name(self, what: str) -> str:
@@ -92,10 +92,10 @@ class Values:
         shape: Sequence[int],
         dtype: tf.DType,
         initial: Callable[[], Any],
-        beside: Held | None = None,
+        beside: RemoteVariable | None = None,
         is_counter: bool = False,
         path: str | None = None,
-    ) -> Held:
+    ) -> RemoteVariable:
         """Puts a variable on the servers.
 
         The first worker gives its initial value; the others wait for that. What is there already,
@@ -121,7 +121,7 @@ class Values:
                 slices = tuple(Slice(server.number, 0, 1) for server in self._servers.servers)
             else:
                 slices = self._placement.place(path or name, shape)
-            held = Held(unique, path or name, tuple(shape), dtype, slices, is_counter)
+            held = RemoteVariable(unique, path or name, tuple(shape), dtype, slices, is_counter)
             self.held.append(held)
         for number, part in enumerate(slices):
             held.parts.append(self._part(held, number, self._servers.servers[part.server]))
@@ -129,7 +129,7 @@ class Values:
         self._initialize(held, initial)
         return held
 
-    def _part(self, held: Held, number: int, server: Server) -> ResourceVariable:
+    def _part(self, held: RemoteVariable, number: int, server: Server) -> ResourceVariable:
         shape = held.shape_of(number) if not held.is_counter else held.shape
         with server.building():
             # The name in the graph is the name on the server.
@@ -140,7 +140,7 @@ class Values:
                 dtype=held.dtype,
             )
 
-    def _initialize(self, held: Held, initial: Callable[[], Any]) -> None:
+    def _initialize(self, held: RemoteVariable, initial: Callable[[], Any]) -> None:
         if self._is_there(held):
             return
         if self._servers.rank == 0:
@@ -162,7 +162,7 @@ class Values:
                 )
             time.sleep(_POLL_SECONDS)
 
-    def _is_there(self, held: Held) -> bool:
+    def _is_there(self, held: RemoteVariable) -> bool:
         def ask(server: Server) -> bool:
             numbers = held.here(server.number)
             if not numbers:
@@ -175,7 +175,7 @@ class Values:
 
         return all(self._servers.each(ask))
 
-    def write(self, held: Held, value: Any) -> None:
+    def write(self, held: RemoteVariable, value: Any) -> None:
         """Gives a variable another value, on all of its servers."""
         value = np.asarray(value)
 
@@ -189,11 +189,11 @@ class Values:
 
         self._servers.each(assign)
 
-    def _assignment(self, held: Held, server: Server) -> tuple[list[Any], Any]:
+    def _assignment(self, held: RemoteVariable, server: Server) -> tuple[list[Any], Any]:
         key = ("assignment", held.name)
         return server.once(key, lambda: self._new_assignment(held, server))
 
-    def _new_assignment(self, held: Held, server: Server) -> tuple[list[Any], Any]:
+    def _new_assignment(self, held: RemoteVariable, server: Server) -> tuple[list[Any], Any]:
         parts = [held.again[number] for number in held.here(server.number)]
         feeds = [tf.compat.v1.placeholder(part.dtype, part.shape) for part in parts]
 
@@ -205,7 +205,7 @@ class Values:
         change, _ = server.locked(assign)
         return feeds, change
 
-    def read(self, held: Sequence[Held]) -> list[np.ndarray]:
+    def read(self, held: Sequence[RemoteVariable]) -> list[np.ndarray]:
         """Returns the present values of variables, each server's at one moment."""
         held = list(held)
 
@@ -234,7 +234,9 @@ class Values:
             found.update(answers)
         return [self._joined(one, n, found) for n, one in enumerate(held)]
 
-    def _joined(self, held: Held, n: int, found: dict[tuple[int, int], np.ndarray]) -> np.ndarray:
+    def _joined(
+        self, held: RemoteVariable, n: int, found: dict[tuple[int, int], np.ndarray]
+    ) -> np.ndarray:
         if held.is_counter or not held.shape:
             return np.asarray(found[n, 0])
         return np.concatenate([found[n, number] for number in range(len(held.slices))])

@@ -14,17 +14,16 @@ import numpy as np
 import tensorflow as tf
 
 from strategies.ps.changes import Change
-from strategies.ps.registry import Held
-from strategies.ps.variables import View as ServerView
-from strategies.ps.variables import current_server, viewing
-from strategies.reduction.sparse import is_kept_here
-from strategies.variables.growable_array import Rows
-from strategies.variables.sparse_variable import RowVariable, View
+from strategies.ps.registry import RemoteVariable
+from strategies.ps.variables import ServerView, current_server, viewing
+from strategies.reduction.sparse import is_marked_reduced
+from strategies.variables.growable_array import GrowableArray
+from strategies.variables.sparse_variable import ActiveRows, SparseVariable
 
-SlotMaker = Callable[[str, np.ndarray], Sequence[RowVariable]]
+SlotMaker = Callable[[str, np.ndarray], Sequence[SparseVariable]]
 
 
-class RowsOnServers(RowVariable):
+class RemoteRowVariable(SparseVariable):
     """A table's variable in a worker, or a slot variable: while a server changes, that server's.
 
     Args:
@@ -38,18 +37,18 @@ class RowsOnServers(RowVariable):
 
     def __init__(
         self,
-        parts: Sequence[RowVariable],
+        parts: Sequence[SparseVariable],
         row: Any,
         trainable: bool,
         name: str,
         strategy: tf.distribute.Strategy | None,
         make_slot: SlotMaker | None = None,
     ):
-        super().__init__(View(), row, trainable, name, strategy)
+        super().__init__(ActiveRows(), row, trainable, name, strategy)
         self._parts = tuple(parts)
         self._make_slot = make_slot
         # Of the optimizer's changes; it has no slices that a worker has copies of.
-        self.held = Held(f"rows/{name}", name, (), self.dtype, ())
+        self.held = RemoteVariable(f"rows/{name}", name, (), self.dtype, ())
 
     @property
     def servers(self) -> int:
@@ -57,13 +56,13 @@ class RowsOnServers(RowVariable):
         return len(self._parts)
 
     @property
-    def view(self) -> View:
+    def view(self) -> ActiveRows:
         """The rows to be seen: on a server its own, else names of rows."""
         server = current_server()
         return self._rows_in_view if server is None else self._parts[server].view
 
     @property
-    def table(self) -> Rows:
+    def table(self) -> GrowableArray:
         """All rows of the server that changes."""
         server = current_server()
         if server is None:
@@ -78,15 +77,15 @@ class RowsOnServers(RowVariable):
         """Returns the rows in view; of none the row that stands for the table."""
         return self.token() if current_server() is None else super().value(no_copy)
 
-    def _new_slot(self, name: str, key: str, row: np.ndarray) -> RowVariable:
+    def _new_slot(self, name: str, key: str, row: np.ndarray) -> SparseVariable:
         parts = () if self._make_slot is None else self._make_slot(key, row)
-        return RowsOnServers(parts, row, False, name, self._distribute_strategy)
+        return RemoteRowVariable(parts, row, False, name, self._distribute_strategy)
 
 
 class RowChange(Change):
     """A change of the rows in view."""
 
-    variable: RowsOnServers  # type: ignore[assignment]
+    variable: RemoteRowVariable  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -152,14 +151,14 @@ class RowChange(Change):
 
 def change_of(variable: Any, fn: Callable, args: Any) -> Change:
     """Returns a call of a function that changes a variable."""
-    kind = RowChange if isinstance(variable, RowsOnServers) else Change
+    kind = RowChange if isinstance(variable, RemoteRowVariable) else Change
     return kind(variable, fn, args)
 
 
 def _dense(leaf: Any) -> tf.Tensor:
     """Returns an argument in the order of the view."""
     if isinstance(leaf, tf.IndexedSlices):
-        return leaf.values if is_kept_here(leaf) else tf.convert_to_tensor(leaf)
+        return leaf.values if is_marked_reduced(leaf) else tf.convert_to_tensor(leaf)
     return leaf
 
 

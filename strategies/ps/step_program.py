@@ -19,9 +19,9 @@ import tensorflow as tf
 from strategies.ps.changes import Change, check
 from strategies.ps.client import Server, Servers
 from strategies.ps.push import Push
-from strategies.ps.registry import Held
+from strategies.ps.registry import RemoteVariable
 from strategies.ps.sparse import RowChange
-from strategies.ps.variables import CounterVariable, SharedVariable, View, viewing
+from strategies.ps.variables import CounterVariable, ServerView, SharedVariable, viewing
 
 
 @dataclass
@@ -39,7 +39,7 @@ class _Ready:
     locals: dict[int, tf.Tensor] = field(default_factory=dict)
 
 
-class Program:
+class StepProgram:
     """All changes of a step, ready on the servers.
 
     Args:
@@ -55,7 +55,7 @@ class Program:
         servers: Servers,
         changes: Sequence[Change],
         counters: Sequence[CounterVariable],
-        pushes: Held,
+        pushes: RemoteVariable,
         wire: tf.DType = tf.float32,
     ):
         self._servers = servers
@@ -185,7 +185,7 @@ class Program:
     def _row_changes(self, changes: Sequence[Change]) -> Iterator[RowChange]:
         return (change for change in changes if isinstance(change, RowChange))
 
-    def _places(self, server: Server, dtype: tf.DType) -> list[tuple[Held, int]]:
+    def _places(self, server: Server, dtype: tf.DType) -> list[tuple[RemoteVariable, int]]:
         helds = [v.held for v in self.variables if v.dtype == dtype]
         return [(held, number) for held in helds for number in held.here(server.number)]
 
@@ -243,7 +243,7 @@ class Program:
                 if change.kind(value) == "whole"
             }
             if isinstance(change, RowChange):
-                view = View(server, held, 0, lambda v: self._local(v, server, ready))
+                view = ServerView(server, held, 0, lambda v: self._local(v, server, ready))
                 change.make(view, [next(of_rows) for _ in range(change.arguments)], whole)
             for number in held.here(server.number):
                 leaves = []
@@ -259,7 +259,7 @@ class Program:
                         value = whole[leaf]
                     leaves.append(value)
                 args, kwargs = tf.nest.pack_sequence_as(change.args, leaves)
-                view = View(server, held, number, lambda v: self._local(v, server, ready))
+                view = ServerView(server, held, number, lambda v: self._local(v, server, ready))
                 with viewing(view):
                     change.fn(held.parts[number], *args, **kwargs)
         for counter, count in zip(self._counters, ready.counts, strict=True):
@@ -296,7 +296,9 @@ class Program:
         return [*vectors, tf.stack(counts) if counts else tf.zeros([0], tf.int64)]
 
 
-def _rows_of(slices: tf.IndexedSlices, held: Held, number: int) -> tuple[tf.Tensor, tf.Tensor]:
+def _rows_of(
+    slices: tf.IndexedSlices, held: RemoteVariable, number: int
+) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns the values that are for one slice, and their rows in it."""
     part = held.slices[number]
     indices = tf.cast(slices.indices, tf.int64)
@@ -307,7 +309,7 @@ def _rows_of(slices: tf.IndexedSlices, held: Held, number: int) -> tuple[tf.Tens
 class Unpacked:
     """The new values, made tensors of where they are used: in a branch, if need be."""
 
-    def __init__(self, program: Program, vectors: Sequence[tf.Tensor]):
+    def __init__(self, program: StepProgram, vectors: Sequence[tf.Tensor]):
         self._program = program
         self._vectors = vectors
 

@@ -16,10 +16,10 @@ import tensorflow as tf
 
 from strategies._tensorflow import VARIABLE_VALUE_KEY, MirroredVariable, ResourceVariable
 from strategies.ps.client import Server
-from strategies.ps.registry import Held, Values
+from strategies.ps.registry import RemoteVariable, VariableRegistry
 
 
-class View:
+class ServerView:
     """What variables are while one slice of one variable changes on its server.
 
     Args:
@@ -30,14 +30,18 @@ class View:
     """
 
     def __init__(
-        self, server: Server, held: Held | None, number: int, local: Callable[[Any], tf.Tensor]
+        self,
+        server: Server,
+        held: RemoteVariable | None,
+        number: int,
+        local: Callable[[Any], tf.Tensor],
     ):
         self.server = server
         self._held = held
         self._number = number
         self.local = local
 
-    def part(self, held: Held) -> ResourceVariable:
+    def part(self, held: RemoteVariable) -> ResourceVariable:
         """Returns what stands for a variable.
 
         Raises:
@@ -59,7 +63,7 @@ _current = threading.local()
 
 
 @contextlib.contextmanager
-def viewing(view: View) -> Iterator[None]:
+def viewing(view: ServerView) -> Iterator[None]:
     """In the block, this thread's variables are those of the view."""
     _current.view = view
     try:
@@ -68,7 +72,7 @@ def viewing(view: View) -> Iterator[None]:
         _current.view = None
 
 
-def _view() -> View | None:
+def _view() -> ServerView | None:
     return getattr(_current, "view", None)
 
 
@@ -98,7 +102,7 @@ class _OnServers(MirroredVariable):
       held: what they hold.
     """
 
-    held: Held
+    held: RemoteVariable
 
     def _get(self) -> Any:
         view = _view()
@@ -172,7 +176,7 @@ class CounterVariable(SharedVariable):
 class SlotVariable(_OnServers):
     """A part of an optimizer's state, beside its variable on the servers and nowhere else."""
 
-    values_on_servers: Values
+    values_on_servers: VariableRegistry
 
     def _outside(self) -> tf.Tensor:
         if not tf.executing_eagerly():

@@ -86,7 +86,7 @@ class ReplicaCrossDeviceOps(tf.distribute.CrossDeviceOps):
         size = self._collectives.size * len(replicas)
         each = [None] * len(replicas) if weights is None else list(weights)
         # A mark is lost in tf.cond, so these are told apart first.
-        kept = [rows.is_kept_here(value) for value in replicas[0]]
+        kept = [rows.is_marked_reduced(value) for value in replicas[0]]
         numbers = [
             _numbers([v for v, k in zip(values, kept, strict=True) if not k], w)
             for values, w in zip(replicas, each, strict=True)

@@ -70,7 +70,7 @@ def collected(table: tf.Tensor, counts: tf.Tensor, like: tf.IndexedSlices) -> tf
     return tf.IndexedSlices(tf.gather(table, indices), indices, like.dense_shape)
 
 
-def keep_here(
+def mark_reduced(
     indices: tf.Tensor,
     rows: tf.Tensor,
     show: Callable[[tf.Tensor, tf.Tensor], tf.IndexedSlices],
@@ -88,13 +88,13 @@ def keep_here(
     weakref.finalize(indices, _shown.pop, key, None)
 
 
-def is_kept_here(slices: object) -> bool:
-    """Returns whether a gradient is one that `keep_here` marked."""
+def is_marked_reduced(slices: object) -> bool:
+    """Returns whether a gradient is one that `mark_reduced` marked."""
     return isinstance(slices, tf.IndexedSlices) and _here.get(id(slices.indices)) is slices.indices
 
 
 def summed_here(column: Sequence[tf.IndexedSlices]) -> tf.IndexedSlices:
-    """Returns the sum over replicas of gradients that `keep_here` marked."""
+    """Returns the sum over replicas of gradients that `mark_reduced` marked."""
     if len(column) == 1:
         return column[0]
     _, show = _shown[id(column[0].indices)]

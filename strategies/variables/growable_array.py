@@ -49,7 +49,7 @@ def _rooms(row_bytes: int, expected: int | None) -> list[int]:
     return [*rooms, expected]
 
 
-class Rows:
+class GrowableArray:
     """An array in host memory that grows by rows; memory that no row was written to is not used.
 
     Args:

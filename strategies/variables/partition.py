@@ -21,7 +21,7 @@ from strategies._tensorflow import VARIABLE_VALUE_KEY
 
 
 @dataclass(frozen=True)
-class Cut:
+class PartitionSpec:
     """How tensors of one shape are cut into parts: by whole rows, by elements if rows are few.
 
     The first parts have one row or element more than the last ones where it does not come out
@@ -83,7 +83,7 @@ class Cut:
         return tf.reshape(joined, self.shape)
 
 
-class Split:
+class Partition:
     """The parts of one variable, and which of them is in view.
 
     Args:
@@ -96,7 +96,7 @@ class Split:
 
     def __init__(
         self,
-        cut: Cut,
+        cut: PartitionSpec,
         numbers: Sequence[int],
         join: Callable[[list[tf.Tensor]], tf.Tensor],
         written: Callable[[], Sequence[int]] | None = None,
@@ -188,7 +188,7 @@ class _Readable(tf.Variable):
         return f"<{type(self).__name__} {self.name!r} {tuple(self.shape)} {self.dtype.name}>"
 
 
-class SplitVariable(_Readable):
+class PartitionedVariable(_Readable):
     """A variable of which this process holds some parts; optimizer state, for one.
 
     Args:
@@ -197,7 +197,7 @@ class SplitVariable(_Readable):
       name: as Keras asked for.
     """
 
-    def __init__(self, parts: Sequence[tf.Variable], split: Split, name: str):
+    def __init__(self, parts: Sequence[tf.Variable], split: Partition, name: str):
         super().__init__(name, parts[0].dtype)
         self._parts = dict(zip(split.numbers, parts, strict=True))
         self._split = split
@@ -266,7 +266,7 @@ class PartView(_Readable):
       key: the `_unique_id` by which an optimizer knows the variable.
     """
 
-    def __init__(self, variable: tf.Variable, cut: Cut, number: int, key: str):
+    def __init__(self, variable: tf.Variable, cut: PartitionSpec, number: int, key: str):
         super().__init__(variable.name, variable.dtype)
         self._variable = variable
         self._cut = cut

@@ -33,10 +33,10 @@ import tensorflow as tf
 from strategies._keras import innermost, is_updating, is_writing_h5
 from strategies._tensorflow import ResourceVariable
 from strategies.variables.elementwise import ELEMENTWISE, check_trains_rows, is_legacy, is_optimizer
-from strategies.variables.growable_array import HOST, Rows
+from strategies.variables.growable_array import HOST, GrowableArray
 
 _numbers = itertools.count()
-_named: weakref.WeakValueDictionary[str, RowVariable] = weakref.WeakValueDictionary()
+_named: weakref.WeakValueDictionary[str, SparseVariable] = weakref.WeakValueDictionary()
 _creators = threading.local()
 
 
@@ -50,7 +50,7 @@ class Snapshots(Protocol):
         """Sets the rows to what they were when `take` returned a value."""
 
 
-class View:
+class ActiveRows:
     """Which rows an optimizer sees; one for a table's variable and all its slot variables.
 
     Args:
@@ -80,7 +80,7 @@ class View:
             )
 
 
-class RowVariable(ResourceVariable):
+class SparseVariable(ResourceVariable):
     """A table's trainable variable, or a slot variable of it.
 
     It keeps a value of one row by itself, of which gradients are taken and the shape is
@@ -97,12 +97,12 @@ class RowVariable(ResourceVariable):
 
     def __init__(
         self,
-        view: View,
+        view: ActiveRows,
         row: Any,
         trainable: bool,
         name: str,
         strategy: tf.distribute.Strategy | None,
-        rows: Rows | None = None,
+        rows: GrowableArray | None = None,
     ):
         with tf.init_scope(), tf.device(HOST):
             super().__init__(
@@ -114,12 +114,12 @@ class RowVariable(ResourceVariable):
         self._rows_in_view = view
         self.table_name = name
         if rows is None:
-            rows = Rows(tuple(self.shape[1:]), self.dtype, expected=view.expected)
+            rows = GrowableArray(tuple(self.shape[1:]), self.dtype, expected=view.expected)
         if not trainable:
             rows.fill = np.array(row)
         self._array = rows
-        self.slots: dict[str, RowVariable] = {}
-        self._on_slot: Callable[[str, RowVariable], None] = lambda name, slot: None
+        self.slots: dict[str, SparseVariable] = {}
+        self._on_slot: Callable[[str, SparseVariable], None] = lambda name, slot: None
         self._resized_for: object = None
         # Of a table's variable, not of slot variables.
         self.snapshots: Snapshots | None = None
@@ -127,16 +127,16 @@ class RowVariable(ResourceVariable):
             _named[name] = self
 
     @property
-    def view(self) -> View:
+    def view(self) -> ActiveRows:
         """The rows to be seen."""
         return self._rows_in_view
 
     @property
-    def table(self) -> Rows:
+    def table(self) -> GrowableArray:
         """All rows."""
         return self._array
 
-    def take(self, rows: Rows) -> None:
+    def take(self, rows: GrowableArray) -> None:
         """Has these rows from now on."""
         rows.fill = self._array.fill
         self._array = rows
@@ -145,11 +145,11 @@ class RowVariable(ResourceVariable):
         """Returns a tensor whose gradient is the variable's."""
         return self._read_variable_op()
 
-    def on_slot(self, function: Callable[[str, RowVariable], None]) -> None:
+    def on_slot(self, function: Callable[[str, SparseVariable], None]) -> None:
         """Calls a function with the name of each slot variable that is made."""
         self._on_slot = function
 
-    def make_slot(self, name: str, initial_value: Any, dtype: Any = None) -> RowVariable:
+    def make_slot(self, name: str, initial_value: Any, dtype: Any = None) -> SparseVariable:
         """Returns a new slot variable of this variable.
 
         Args:
@@ -180,15 +180,15 @@ class RowVariable(ResourceVariable):
             key += "_"
         return self.add_slot(key, self._new_slot(name, key, value[0]))
 
-    def add_slot(self, key: str, slot: RowVariable) -> RowVariable:
+    def add_slot(self, key: str, slot: SparseVariable) -> SparseVariable:
         """Knows a slot variable by a name from now on; returns it."""
         self.slots[key] = slot
         self._on_slot(key, slot)
         return slot
 
-    def _new_slot(self, name: str, key: str, row: np.ndarray) -> RowVariable:
+    def _new_slot(self, name: str, key: str, row: np.ndarray) -> SparseVariable:
         del key
-        return RowVariable(self.view, row, False, name, self._distribute_strategy)
+        return SparseVariable(self.view, row, False, name, self._distribute_strategy)
 
     def _all_there(self) -> None:
         mark = (self.view.mark, tf.compat.v1.get_default_graph())
@@ -363,7 +363,7 @@ def know_slots() -> None:
     _creators.graph, _creators.scope = graph, scope
 
 
-def table_asked_for(kwargs: dict[str, Any]) -> RowVariable | None:
+def table_asked_for(kwargs: dict[str, Any]) -> SparseVariable | None:
     """Returns the table's variable that a new variable is to be, by its name; else None.
 
     Keras 3 makes a layer's weights later where it builds a model by trying it out.

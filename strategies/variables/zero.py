@@ -16,16 +16,16 @@ import tensorflow as tf
 
 from strategies._tensorflow import UpdateContext, select_replica
 from strategies.collectives import Collectives
-from strategies.collectives.single_worker import is_alone
+from strategies.collectives.single_worker import in_single_worker_scope
 from strategies.variables.elementwise import is_elementwise, optimizer_of
-from strategies.variables.partition import Cut, PartView, Split, SplitVariable
+from strategies.variables.partition import Partition, PartitionedVariable, PartitionSpec, PartView
 
 # What Keras writes outside of an update: each replica's sum of its own gradients, and the moving
 # averages of variables, as Keras 3 and tf_keras name them.
 _WHOLE_NAMES = ("_gradient_accumulator", "_average"), ("average/",)
 
 
-class SplitState:
+class ShardedOptimizerState:
     """The split optimizer state of one strategy.
 
     Args:
@@ -42,11 +42,11 @@ class SplitState:
         self._count = count
         begin = collectives.rank * len(devices)
         self._numbers = range(begin, begin + len(devices))
-        self._splits: dict[str, Split] = {}
+        self._splits: dict[str, Partition] = {}
 
     def new_state(
         self, next_creator: Callable, first_value: Callable[[Any, Any], tf.Tensor], kwargs: Mapping
-    ) -> SplitVariable | None:
+    ) -> PartitionedVariable | None:
         """Returns a new variable of an optimizer's state in parts, None if it is not to be split.
 
         Args:
@@ -71,11 +71,11 @@ class SplitState:
             with tf.device(device):
                 options["initial_value"] = _part_of(value, split.cut, number)
                 parts.append(next_creator(**options))
-        return SplitVariable(parts, split, kwargs["name"])
+        return PartitionedVariable(parts, split, kwargs["name"])
 
     def can_update(self, variable: Any) -> bool:
         """Returns whether a variable is in parts, or its optimizer's state is."""
-        return isinstance(variable, SplitVariable) or _key(variable) in self._splits
+        return isinstance(variable, PartitionedVariable) or _key(variable) in self._splits
 
     def update(self, variable: Any, update: Callable, args: Sequence[Any], kwargs: Mapping) -> None:
         """Updates a variable on all replicas of this worker.
@@ -100,7 +100,7 @@ class SplitState:
                 with tf.device(component.device):
                     component.assign(whole)
             return
-        components = [variable] if isinstance(variable, SplitVariable) else variable.values
+        components = [variable] if isinstance(variable, PartitionedVariable) else variable.values
         first, args, kwargs = select_replica(0, (components[0], tuple(args), dict(kwargs)))
         with tf.device(first.device), UpdateContext(0):
             update(first, *args, **kwargs)
@@ -141,7 +141,7 @@ class SplitState:
                 "process, an elementwise optimizer, or mode='all_reduce'."
             )
         else:
-            is_split = isinstance(variable, SplitVariable)
+            is_split = isinstance(variable, PartitionedVariable)
             component = variable if is_split else variable.values[replica]
             with tf.device(component.device):
                 update(component, *args, **kwargs)
@@ -169,15 +169,15 @@ class SplitState:
             and math.prod(variable.shape) > max(self._above, self._count)
         )
 
-    def _split_of(self, variable: Any) -> Split:
+    def _split_of(self, variable: Any) -> Partition:
         key = variable._unique_id
         if key not in self._splits:
-            cut = Cut(tuple(variable.shape), self._count)
-            self._splits[key] = Split(cut, self._numbers, self._join, self._written)
+            cut = PartitionSpec(tuple(variable.shape), self._count)
+            self._splits[key] = Partition(cut, self._numbers, self._join, self._written)
         return self._splits[key]
 
     def _join(self, parts: list[tf.Tensor]) -> tf.Tensor:
-        if is_alone():
+        if in_single_worker_scope():
             raise RuntimeError(
                 "With mode='reduce' all workers read the optimizer's state. Received: a read by "
                 "the first worker alone. Save at the end of an epoch (save_freq='epoch'), or on "
@@ -193,7 +193,7 @@ class SplitState:
         return [int(tf.get_static_value(context.replica_id_in_sync_group))]
 
 
-def _part_of(value: Any, cut: Cut, number: int) -> Any:
+def _part_of(value: Any, cut: PartitionSpec, number: int) -> Any:
     """Returns a part that does not keep the whole in memory, as a slice would."""
     part = cut.part(value, number)
     return part if isinstance(part, tf.IndexedSlices) else tf.raw_ops.DeepCopy(x=part)

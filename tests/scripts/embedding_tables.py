@@ -13,7 +13,7 @@ import tensorflow as tf
 
 import strategies
 from strategies.collectives.workers import collectives_of
-from strategies.embedding.shard.hashing import bucket_of
+from strategies.embedding.shard.hashing import shard_of
 
 keras = importlib.import_module(sys.argv[1])
 module = f"strategies.embedding.{sys.argv[1]}_layer"
@@ -173,7 +173,7 @@ assert (counted["rows"], counted["new"]) == (7, 7), counted
 if every == n:
     assert counted["shared"] == 53, counted
 has_row = np.isin(many, everyones(layer, None)[0])
-owners = bucket_of(tf.constant(many), n).numpy()
+owners = shard_of(tf.constant(many), n).numpy()
 sharing = np.bincount(owners[~has_row], minlength=n)
 assert np.bincount(owners[has_row], minlength=n).tolist() == [
     7 // n + (worker < 7 % n) for worker in range(n)
@@ -181,7 +181,7 @@ assert np.bincount(owners[has_row], minlength=n).tolist() == [
 expected = np.where(has_row, 1 - every, -every * sharing[owners])
 np.testing.assert_array_equal(layer(many).numpy()[:, 0], expected)
 new = np.arange(1000, 1020)
-owners_of_new = bucket_of(tf.constant(new), n).numpy()
+owners_of_new = shard_of(tf.constant(new), n).numpy()
 np.testing.assert_array_equal(layer(new).numpy()[:, 0], -every * sharing[owners_of_new])
 if n == 1:
     assert layer.rows()[0].tolist() == list(range(7)), "who came first has a row"

@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 import strategies
-from strategies.collectives.single_worker import alone
+from strategies.collectives.single_worker import single_worker_scope
 from strategies.collectives.workers import collectives_of
 
 mode, steps = sys.argv[1], int(sys.argv[2])
@@ -68,7 +68,7 @@ assert len(os.listdir("rows")) == 2
 
 # One worker alone changes nothing that is of all of them.
 if size > 1:
-    with alone():
+    with single_worker_scope():
         try:
             layer.statistics()
         except ValueError as error:

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 import strategies
 from strategies.collectives.single_worker import alone as by_itself
-from strategies.variables.partition import SplitVariable
+from strategies.variables.partition import PartitionedVariable
 
 STEPS, ROWS, WIDTH = 10, 8, 12
 
@@ -62,7 +62,7 @@ def variables_of(optimizer):
 
 def split(optimizer):
     held = [getattr(variable, "_value", variable) for variable in variables_of(optimizer)]
-    return [variable for variable in held if isinstance(variable, SplitVariable)]
+    return [variable for variable in held if isinstance(variable, PartitionedVariable)]
 
 
 def same(found, expected, atol=1e-5):

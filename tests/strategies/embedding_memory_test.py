@@ -7,8 +7,8 @@ import tensorflow as tf
 
 import strategies
 from strategies.embedding.config import MOST_TOUCHES
-from strategies.embedding.shard.row_metadata import Marks
-from strategies.variables.growable_array import Rows
+from strategies.embedding.shard.row_metadata import RowMetadata
+from strategies.variables.growable_array import GrowableArray
 
 
 def room_of(rows):
@@ -16,7 +16,7 @@ def room_of(rows):
 
 
 def test_when_and_how_often_are_one_number_and_do_not_disturb_each_other():
-    marks = Marks()
+    marks = RowMetadata()
     rows = tf.constant([0, 1, 2], tf.int64)
     marks.array.resize(tf.constant(3, tf.int64))
     marks.touch(rows, tf.constant(7, tf.int64), tf.constant([1, 2, MOST_TOUCHES + 5], tf.int64))
@@ -38,7 +38,7 @@ def test_an_eviction_names_no_count_beyond_that():
 
 @pytest.mark.parametrize("expected", [100, 300_000, 3_000_000])
 def test_an_array_has_the_room_that_is_expected_of_it_and_grows_beyond(expected):
-    rows = Rows((4,), tf.float32, fill=1.0, expected=expected)
+    rows = GrowableArray((4,), tf.float32, fill=1.0, expected=expected)
     rows.resize(tf.constant(expected * 3 // 4, tf.int64))
     assert room_of(rows) <= max(expected, (1 << 24) // 16)
     rows.resize(tf.constant(expected, tf.int64))

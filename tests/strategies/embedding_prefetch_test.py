@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 import strategies
-from strategies.embedding.lookup.prefetch_queue import Ahead
+from strategies.embedding.lookup.prefetch_queue import PrefetchQueue
 
 slow = pytest.mark.slow
 
@@ -21,7 +21,7 @@ def answer(number):
 
 
 def test_an_answer_is_for_the_same_keys_and_used_once():
-    ahead = Ahead(2)
+    ahead = PrefetchQueue(2)
     ahead.ask(keys(1, 2), True, answer(5))
     ahead.ask(keys(3), True, answer(6))
     assert ahead.take(keys(2, 1), True) is None
@@ -32,7 +32,7 @@ def test_an_answer_is_for_the_same_keys_and_used_once():
 
 
 def test_what_is_asked_for_is_not_asked_for_again():
-    ahead = Ahead(1)
+    ahead = PrefetchQueue(1)
     ahead.ask(keys(1), True, answer(5))
     ahead.ask(keys(1), True, lambda: pytest.fail("asked again"))
     assert ahead.take(keys(1), True) == [5]
@@ -41,7 +41,7 @@ def test_what_is_asked_for_is_not_asked_for_again():
 
 
 def test_asking_does_not_wait_and_taking_does():
-    ahead, may_answer = Ahead(1), threading.Event()
+    ahead, may_answer = PrefetchQueue(1), threading.Event()
 
     def slowly():
         may_answer.wait()
@@ -53,14 +53,14 @@ def test_asking_does_not_wait_and_taking_does():
 
 
 def test_what_was_asked_for_is_forgotten():
-    ahead = Ahead(1)
+    ahead = PrefetchQueue(1)
     ahead.ask(keys(1), True, answer(5))
     ahead.forget()
     assert ahead.take(keys(1), True) is None
 
 
 def test_a_step_gets_the_error_of_who_asked():
-    ahead = Ahead(1)
+    ahead = PrefetchQueue(1)
 
     def fails():
         raise RuntimeError("ps 0 is gone")
@@ -71,7 +71,7 @@ def test_a_step_gets_the_error_of_who_asked():
 
 
 def test_other_ids_than_those_of_the_steps_are_refused():
-    ahead = Ahead(2)
+    ahead = PrefetchQueue(2)
     for number in range(3):
         ahead.ask(keys(number), True, answer(number))
         ahead.check()

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from strategies.ps.sparse import RowsOnServers
+from strategies.ps.sparse import RemoteRowVariable
 
 slow = pytest.mark.slow
 
@@ -85,7 +85,7 @@ def test_a_step_is_one_of_all_replicas(train, mode, workers, ps, replicas):
 
 
 def test_a_worker_does_not_change_rows_by_itself():
-    rows = RowsOnServers([], np.zeros(3, np.float32), True, "table", None)
+    rows = RemoteRowVariable([], np.zeros(3, np.float32), True, "table", None)
     np.testing.assert_array_equal(rows.value(), [[0.0, 0.0, 0.0]])
     slot = rows.make_slot(f"{rows.table_name}momentum", np.zeros([1, 3], np.float32))
     slot.assign(np.zeros([1, 3], np.float32))  # as Keras does with what it saved

@@ -24,10 +24,10 @@ from strategies import (
     TableConfig,
 )
 from strategies.collectives import LocalCollectives
-from strategies.collectives.base import ExchangeByGathering
+from strategies.collectives.base import AllToAllViaAllGather
 from strategies.embedding.checkpoint import npy_stream as array_files
 from strategies.embedding.checkpoint import snapshot as state
-from strategies.embedding.shard.hashing import bucket_of
+from strategies.embedding.shard.hashing import shard_of
 from strategies.variables import sparse_variable
 
 ENDS = [-(2**63), -3, -2, -1, 0, 1, 2**63 - 2, 2**63 - 1]
@@ -49,7 +49,7 @@ class Meeting:
         return values
 
 
-class Thread(ExchangeByGathering):
+class Thread(AllToAllViaAllGather):
     """The collectives of a worker that is a thread; counts its exchanges."""
 
     def __init__(self, meeting, rank):
@@ -389,7 +389,7 @@ def test_a_full_table_is_restored_by_another_number_of_workers(tmp_path, before,
 
     saved = on_workers(before, save)[0]
     known = np.isin(many, saved["0/ids"])
-    owners, owners_now = (bucket_of(tf.constant(many), size).numpy() for size in (before, after))
+    owners, owners_now = (shard_of(tf.constant(many), size).numpy() for size in (before, after))
     sharing = np.bincount(owners[~known], minlength=before)
     assert known.sum() == room and saved["0/overflow_rows"][:, 0].tolist() == (-sharing).tolist()
     first = sharing[owners_now % before]
@@ -410,7 +410,7 @@ def test_a_full_table_is_restored_by_another_number_of_workers(tmp_path, before,
 def test_a_table_has_no_more_rows_than_it_may_wherever_they_come_from(tmp_path, before, after):
     many = np.arange(60)
     # More than the part of the worker that they all come to.
-    ids = many[bucket_of(tf.constant(many), after).numpy() == 0][:6]
+    ids = many[shard_of(tf.constant(many), after).numpy() == 0][:6]
     arrays = ids, np.ones([6, 1])
 
     def save(collectives):

@@ -11,7 +11,7 @@ from strategies.ps.options import ParameterServerOptions
 from strategies.ps.push import Push
 
 
-class Program:
+class StepProgram:
     """Notes what comes to a server, which is closed for as long as a test wants."""
 
     def __init__(self):
@@ -66,7 +66,7 @@ def steps(exchange, program, numbers):
     ],
 )
 def test_values_come_back_every_so_many_steps(settings, expected, pulls):
-    program = Program()
+    program = StepProgram()
     program.open.set()
     assert steps(exchange(**settings), program, range(7)) == expected
     assert program.pulls == pulls
@@ -81,7 +81,7 @@ def test_values_come_back_every_so_many_steps(settings, expected, pulls):
     ],
 )
 def test_steps_that_wait_make_one_change_of_their_sum(settings, changes):
-    program = Program()
+    program = StepProgram()
     sending = exchange(**settings)
     sending.step(program, push(1))
     assert program.began.wait(30)
@@ -97,7 +97,7 @@ def test_steps_that_wait_make_one_change_of_their_sum(settings, changes):
     [({}, 1), ({"send_queue_size": 3}, 3), ({"max_merge": 2}, 4)],
 )
 def test_so_many_steps_wait_to_be_sent_and_the_next_one_waits_for_them(settings, waiting):
-    program = Program()
+    program = StepProgram()
     sending = exchange(**settings)
     made = []
 

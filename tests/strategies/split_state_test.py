@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from strategies.variables.elementwise import is_elementwise, optimizer_of
-from strategies.variables.partition import Cut, Split, SplitVariable
+from strategies.variables.partition import Partition, PartitionedVariable, PartitionSpec
 
 SLOW = pytest.mark.slow
 
@@ -42,7 +42,7 @@ shapes = some.lists(some.integers(0, 5), max_size=3).map(tuple)
 
 @given(shapes, some.integers(1, 7))
 def test_parts_joined_are_the_whole(shape, count):
-    cut = Cut(shape, count)
+    cut = PartitionSpec(shape, count)
     value = tf.constant(np.arange(np.prod(shape, dtype=int)).reshape(shape))
     parts = [cut.part(value, number) for number in range(count)]
     assert [tuple(part.shape) for part in parts] == [cut.shape_of(n) for n in range(count)]
@@ -52,7 +52,7 @@ def test_parts_joined_are_the_whole(shape, count):
 
 @given(some.lists(some.integers(0, 5), max_size=8), some.integers(1, 8))
 def test_parts_of_rows_are_parts_of_the_table(indices, count):
-    cut = Cut((6, 2), count)
+    cut = PartitionSpec((6, 2), count)
     values = np.random.default_rng(0).normal(size=[len(indices), 2]).astype("float32")
     rows = tf.IndexedSlices(values, tf.constant(indices, tf.int32), tf.constant([6, 2]))
     for number in range(count):
@@ -62,9 +62,9 @@ def test_parts_of_rows_are_parts_of_the_table(indices, count):
 
 
 def split_variable():
-    split = Split(Cut((3, 2), 2), [0, 1], lambda parts: tf.concat(parts, 0))
+    split = Partition(PartitionSpec((3, 2), 2), [0, 1], lambda parts: tf.concat(parts, 0))
     parts = [tf.Variable(tf.zeros([2, 2])), tf.Variable(tf.ones([1, 2]))]
-    return split, SplitVariable(parts, split, "momentum")
+    return split, PartitionedVariable(parts, split, "momentum")
 
 
 def test_what_is_in_view_is_read_and_written():

@@ -11,7 +11,7 @@ import tensorflow as tf
 from absl import logging
 
 from strategies._tensorflow import context
-from strategies.collectives.startup.liveness import Watch
+from strategies.collectives.startup.liveness import LivenessWatch
 from strategies.collectives.startup.rendezvous import NAME_EVERY_SECONDS, part, serve, wait_for_all
 from tf_config import ClusterConfigError, ClusterSpec, Task
 from tf_config.store import StoreHandler, StoreServer
@@ -53,7 +53,7 @@ def join(cluster: ClusterSpec, task: Task, timeout: float) -> None:
     _serve_tensorflow(cluster, task)
     _wait_for_servers(cluster, task, start, timeout)
     _joined = (cluster, task)
-    watch = Watch({device_of(other): str(other) for other in cluster.training_tasks})
+    watch = LivenessWatch({device_of(other): str(other) for other in cluster.training_tasks})
     watch.start()
     atexit.register(_leave, len(cluster.training_tasks), watch)
 
@@ -67,7 +67,7 @@ def device_of(task: Task) -> str:
     return f"/job:{task.type}/replica:0/task:{task.index}"
 
 
-def _leave(size: int, watch: Watch) -> None:
+def _leave(size: int, watch: LivenessWatch) -> None:
     """Waits a little for the other workers before the process ends.
 
     What this worker sent last may still be on its way out of the process.

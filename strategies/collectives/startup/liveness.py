@@ -14,7 +14,7 @@ _ANSWER_SECONDS = 10.0
 _TRIES = 3
 
 
-class Watch:
+class LivenessWatch:
     """A thread that asks all workers in turn whether they are there.
 
     Where one is not, what waits for it ends with `tf.errors.UnavailableError`. A process that has

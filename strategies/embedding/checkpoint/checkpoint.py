@@ -21,12 +21,12 @@ import tensorflow as tf
 from strategies.collectives import Collectives
 from strategies.embedding.checkpoint import snapshot as state
 from strategies.embedding.checkpoint.npy_stream import ArrayFiles, pieces_in
-from strategies.embedding.shard.shard import Home
+from strategies.embedding.shard.shard import TableShard
 
 _LATEST = "latest"
 
 
-def save(homes: Sequence[Home], directory: str, collectives: Collectives, delta: bool) -> str:
+def save(homes: Sequence[TableShard], directory: str, collectives: Collectives, delta: bool) -> str:
     """Saves the rows of all workers, which all call it; returns the name of the new folder.
 
     Args:
@@ -83,7 +83,7 @@ def save(homes: Sequence[Home], directory: str, collectives: Collectives, delta:
     return str(folder)
 
 
-def load(homes: Sequence[Home], directory: str) -> None:
+def load(homes: Sequence[TableShard], directory: str) -> None:
     """Sets the rows to what was saved, whatever the number of workers was then.
 
     Args:
@@ -117,7 +117,9 @@ def load(homes: Sequence[Home], directory: str) -> None:
         state.set_step(mine, name, latest["steps"][name])
 
 
-def _load_table(homes: Sequence[Home], name: str, parts: Sequence[Mapping[str, Path]]) -> None:
+def _load_table(
+    homes: Sequence[TableShard], name: str, parts: Sequence[Mapping[str, Path]]
+) -> None:
     """Sets the rows of one table from what each worker wrote of it."""
     for home in homes:
         if any(state.PRESENT in part for part in parts):
@@ -133,7 +135,7 @@ def _load_table(homes: Sequence[Home], name: str, parts: Sequence[Mapping[str, P
         state.put_others(home, name, state.joined(others))
 
 
-def _present(home: Home, name: str, parts: Sequence[Mapping[str, Path]]) -> np.ndarray:
+def _present(home: TableShard, name: str, parts: Sequence[Mapping[str, Path]]) -> np.ndarray:
     """Returns the ids that had rows, of those whose rows are in a place."""
     of_parts = [
         piece[state.PRESENT][home.has(name, piece[state.PRESENT])]

@@ -16,8 +16,8 @@ import tensorflow as tf
 
 from strategies.collectives import Collectives
 from strategies.embedding.checkpoint import snapshot as state
-from strategies.embedding.shard.hashing import bucket_of
-from strategies.embedding.shard.shard import Home
+from strategies.embedding.shard.hashing import shard_of
+from strategies.embedding.shard.shard import TableShard
 from strategies.embedding.shard.table import Table
 from strategies.variables.growable_array import HOST
 
@@ -65,7 +65,7 @@ class Serving:
       unseen: "initial" or "zeros", what an id has that has no row.
     """
 
-    def __init__(self, homes: Sequence[Home], collectives: Collectives, unseen: str):
+    def __init__(self, homes: Sequence[TableShard], collectives: Collectives, unseen: str):
         self._homes = homes
         self._tables = tables = homes[0].tables
         self._collectives = collectives
@@ -95,7 +95,7 @@ class Serving:
         else:
             others = tf.zeros([tf.size(ids), table.config.output_dim])
         if name in self._shared:
-            others = self._shared[name].find(bucket_of(ids, self._collectives.size), others)
+            others = self._shared[name].find(shard_of(ids, self._collectives.size), others)
         return self._rows[name].find(ids, others)
 
     def _all_rows(self, name: str) -> tuple[np.ndarray, np.ndarray]:

@@ -15,9 +15,9 @@ import numpy as np
 import tensorflow as tf
 
 from strategies.collectives import Collectives
-from strategies.collectives.single_worker import is_alone
+from strategies.collectives.single_worker import in_single_worker_scope
 from strategies.embedding.shard.admission import ExactCounter, SketchCounter
-from strategies.embedding.shard.shard import Home
+from strategies.embedding.shard.shard import TableShard
 from strategies.embedding.shard.table import Table
 
 Arrays = dict[str, np.ndarray]
@@ -43,7 +43,7 @@ PRESENT = "present_ids"
 _PIECE_BYTES = 1 << 24
 
 
-def arrays_of(homes: Sequence[Home], name: str) -> Arrays:
+def arrays_of(homes: Sequence[TableShard], name: str) -> Arrays:
     """Returns this worker's part of a table, all of it.
 
     Args:
@@ -55,7 +55,7 @@ def arrays_of(homes: Sequence[Home], name: str) -> Arrays:
     return {**{key: array[order] for key, array in rows.items()}, **others_of(homes, name)}
 
 
-def rows_of(homes: Sequence[Home], name: str) -> tuple[np.ndarray, np.ndarray]:
+def rows_of(homes: Sequence[TableShard], name: str) -> tuple[np.ndarray, np.ndarray]:
     """Returns this worker's ids of a table in rising order, and their rows."""
     arrays = joined(list(pieces_of(homes, name, only=("rows",))))
     order = np.argsort(arrays["ids"])
@@ -63,7 +63,7 @@ def rows_of(homes: Sequence[Home], name: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def pieces_of(
-    homes: Sequence[Home],
+    homes: Sequence[TableShard],
     name: str,
     since: int | None = None,
     only: Sequence[str] | None = None,
@@ -97,7 +97,7 @@ def pieces_of(
 
 
 def _columns(
-    home: Home, table: Table, numbers: np.ndarray, only: Sequence[str] | None = None
+    home: TableShard, table: Table, numbers: np.ndarray, only: Sequence[str] | None = None
 ) -> Arrays:
     def columns(numbers: tf.Tensor) -> dict[str, tf.Tensor]:
         by_row = _by_row(table)
@@ -107,12 +107,12 @@ def _columns(
     return home.call(called, columns, numbers)
 
 
-def others_of(homes: Sequence[Home], name: str) -> Arrays:
+def others_of(homes: Sequence[TableShard], name: str) -> Arrays:
     """Returns what this worker has of a table beside rows of ids: counts, and shared rows."""
     return joined([_others(home, home.tables[name]) for home in homes])
 
 
-def _others(home: Home, table: Table) -> Arrays:
+def _others(home: TableShard, table: Table) -> Arrays:
     counter, overflow, name = table.counter, table.overflow, table.config.name
 
     def counted(is_mine: tf.Tensor) -> dict[str, tf.Tensor]:
@@ -166,7 +166,7 @@ def everyones(arrays: Mapping[str, np.ndarray], collectives: Collectives) -> Arr
     Raises:
       ValueError: if one worker alone calls it, in a callback of the first worker.
     """
-    if collectives.size > 1 and is_alone():
+    if collectives.size > 1 and in_single_worker_scope():
         raise ValueError(
             "Each worker has a part of an embedding, so all of them save together. Received: "
             "a callback of the first worker. Pass ModelCheckpoint to fit as it is, with "
@@ -182,20 +182,20 @@ def everyones(arrays: Mapping[str, np.ndarray], collectives: Collectives) -> Arr
     return result
 
 
-def step_of(home: Home, name: str) -> np.ndarray:
+def step_of(home: TableShard, name: str) -> np.ndarray:
     """Returns in which step a table is, int64."""
     table = home.tables[name]
     return home.call(("step", table.store.width), table.store.step.read_value)
 
 
-def set_step(homes: Sequence[Home], name: str, step: int) -> None:
+def set_step(homes: Sequence[TableShard], name: str, step: int) -> None:
     """Sets in which step a table is."""
     for home in homes:
         store = home.tables[name].store
         home.call(("set step", store.width), store.set_step, np.int64(step))
 
 
-def packed(homes: Sequence[Home], collectives: Collectives) -> Arrays:
+def packed(homes: Sequence[TableShard], collectives: Collectives) -> Arrays:
     """Returns all tables' arrays of all workers, which all call it, and their steps."""
     arrays: Arrays = {}
     for position, name in enumerate(homes[0].tables):
@@ -205,7 +205,7 @@ def packed(homes: Sequence[Home], collectives: Collectives) -> Arrays:
     return arrays
 
 
-def unpack(homes: Sequence[Home], arrays: Mapping[str, np.ndarray]) -> None:
+def unpack(homes: Sequence[TableShard], arrays: Mapping[str, np.ndarray]) -> None:
     """Sets all rows to what `packed` returned, in the places that this worker restores.
 
     Raises:
@@ -225,7 +225,7 @@ def unpack(homes: Sequence[Home], arrays: Mapping[str, np.ndarray]) -> None:
             put_others(home, name, own)
 
 
-def clear(homes: Sequence[Home]) -> None:
+def clear(homes: Sequence[TableShard]) -> None:
     """Forgets all rows and counts."""
     for home in homes:
         for name, table in home.tables.items():
@@ -258,7 +258,7 @@ def check(table: Table, arrays: Mapping[str, np.ndarray]) -> None:
         )
 
 
-def put(home: Home, name: str, arrays: Mapping[str, np.ndarray]) -> None:
+def put(home: TableShard, name: str, arrays: Mapping[str, np.ndarray]) -> None:
     """Sets rows from arrays, those that belong here; ids that had rows keep them.
 
     Slot variables that the optimizer has not made yet are set when it makes them.
@@ -287,7 +287,7 @@ def put(home: Home, name: str, arrays: Mapping[str, np.ndarray]) -> None:
         home.call(called, set_all, arrays["ids"][some], *(arrays[key][some] for key in names))
 
 
-def put_others(home: Home, name: str, arrays: Mapping[str, np.ndarray]) -> None:
+def put_others(home: TableShard, name: str, arrays: Mapping[str, np.ndarray]) -> None:
     """Sets counts and shared rows from arrays of all workers, as far as they belong here.
 
     Raises:
@@ -298,7 +298,7 @@ def put_others(home: Home, name: str, arrays: Mapping[str, np.ndarray]) -> None:
     _put_refused(home, table, arrays)
 
 
-def _put_overflow(home: Home, table: Table, arrays: Mapping[str, np.ndarray]) -> None:
+def _put_overflow(home: TableShard, table: Table, arrays: Mapping[str, np.ndarray]) -> None:
     """Sets the row that ids share, to that of the same worker or, of fewer ones, of another."""
     given = {
         name.removeprefix(OVERFLOW).replace("slot_", SLOT, 1): values
@@ -336,7 +336,7 @@ def _rows_for(table: Table, ids: tf.Tensor) -> tf.Tensor:
     return tf.tensor_scatter_nd_update(rows, missing[:, tf.newaxis], new)
 
 
-def keep(home: Home, name: str, present: np.ndarray) -> None:
+def keep(home: TableShard, name: str, present: np.ndarray) -> None:
     """Takes away the rows of all ids but these."""
     table = home.tables[name]
     ids, rows = home.call(("all", name), table.map.all)
@@ -344,7 +344,7 @@ def keep(home: Home, name: str, present: np.ndarray) -> None:
     home.call(("remove", name, *table.store.slots()), table.remove, ids[gone], rows[gone])
 
 
-def _put_refused(home: Home, table: Table, arrays: Mapping[str, np.ndarray]) -> None:
+def _put_refused(home: TableShard, table: Table, arrays: Mapping[str, np.ndarray]) -> None:
     counter, name = table.counter, table.config.name
     if counter is not None and "refused_ids" in arrays:
         mine = home.owns(arrays["refused_ids"])

@@ -19,9 +19,9 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from strategies.collectives.single_worker import is_alone
+from strategies.collectives.single_worker import in_single_worker_scope
 from strategies.embedding.checkpoint import snapshot as state
-from strategies.embedding.shard.shard import Home
+from strategies.embedding.shard.shard import TableShard
 
 # Bytes of a group of tables that one worker keeps for a snapshot, at most.
 LARGEST = 1 << 32
@@ -82,7 +82,7 @@ class Snapshots:
 
     def __init__(
         self,
-        homes: Sequence[Home],
+        homes: Sequence[TableShard],
         names: Sequence[str],
         part: tuple[int, int],
         is_of_workers: bool,
@@ -164,7 +164,7 @@ class Snapshots:
                 f"Received: part {snapshot.part[0]} of {snapshot.part[1]}, to be set where part "
                 f"{self._part[0]} of {self._part[1]} is. Save and load the weights. {_SAVED}."
             )
-        if self._is_of_workers and is_alone():
+        if self._is_of_workers and in_single_worker_scope():
             raise ValueError(
                 "Each worker sets its part of an embedding's rows, so all of them call "
                 "set_weights. Received: a callback of the first worker. Pass it to fit on all."

@@ -5,10 +5,10 @@ from __future__ import annotations
 import tensorflow as tf
 
 from strategies.collectives import Collectives
-from strategies.embedding.shard.hashing import bucket_of
+from strategies.embedding.shard.hashing import shard_of
 
 
-class Exchange:
+class AllToAll:
     """Sends keys to their owners; every worker takes part with any number of them, 0 as well.
 
     Args:
@@ -31,7 +31,7 @@ class Exchange:
 
     def owner_of(self, ids: tf.Tensor) -> tf.Tensor:
         """Returns the rank of the worker that has an id's row, int64 [n]."""
-        return bucket_of(ids, self.collectives.size)
+        return shard_of(ids, self.collectives.size)
 
 
 class Trip:

@@ -6,10 +6,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from strategies.variables.sparse_variable import RowVariable
+from strategies.variables.sparse_variable import SparseVariable
 
 
-class Trainer:
+class FusedOptimizer:
     """Runs an optimizer on a table's rows within the backward pass.
 
     The model's optimizer is not told of these rows, so it can be any. When the rows' gradient is
@@ -21,7 +21,7 @@ class Trainer:
       variable: the table's.
     """
 
-    def __init__(self, optimizer: Any, variable: RowVariable):
+    def __init__(self, optimizer: Any, variable: SparseVariable):
         self._optimizer = optimizer
         self._weight: Any = variable
         self._lead: Any = None

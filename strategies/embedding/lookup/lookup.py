@@ -11,10 +11,10 @@ import tensorflow as tf
 
 from strategies._tensorflow import CondBranchFuncGraph, WhileBodyFuncGraph, is_recorded
 from strategies.core.extended import ReplicatedExtended
-from strategies.embedding.lookup.fused_optimizer import Trainer
-from strategies.embedding.lookup.router import Found, Route
+from strategies.embedding.lookup.fused_optimizer import FusedOptimizer
+from strategies.embedding.lookup.router import Found, LookupRouter
 from strategies.reduction import sparse as row_gradients
-from strategies.variables.sparse_variable import RowVariable, View
+from strategies.variables.sparse_variable import ActiveRows, SparseVariable
 
 # One trace of a function serves calls under a tape and calls without one.
 _OUTSIDE = (
@@ -38,7 +38,9 @@ class Lookup:
       trainer: trains the rows, None if the model's optimizer does.
     """
 
-    def __init__(self, variable: RowVariable, route: Route, trainer: Trainer | None):
+    def __init__(
+        self, variable: SparseVariable, route: LookupRouter, trainer: FusedOptimizer | None
+    ):
         self._variable = variable
         self.route = route
         self._trainer = trainer
@@ -208,9 +210,9 @@ def _is_seen(token: tf.Tensor) -> bool:
     return graph is made_in
 
 
-def shown(view: View, values: tf.Tensor, rows: tf.Tensor) -> tf.IndexedSlices:
+def shown(view: ActiveRows, values: tf.Tensor, rows: tf.Tensor) -> tf.IndexedSlices:
     """Puts rows in view and returns their gradient in terms of it."""
     view.show(rows)
     positions = tf.range(tf.size(rows))
-    row_gradients.keep_here(positions, rows, lambda values, rows: shown(view, values, rows))
+    row_gradients.mark_reduced(positions, rows, lambda values, rows: shown(view, values, rows))
     return tf.IndexedSlices(values, positions, tf.shape(values))

@@ -30,7 +30,7 @@ class _Asked:
         return self.begins == begins and np.array_equal(self.keys, keys)
 
 
-class Ahead:
+class PrefetchQueue:
     """What was asked for beforehand for the batches of one dataset, and is not yet used.
 
     Args:

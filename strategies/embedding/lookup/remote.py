@@ -17,23 +17,23 @@ import numpy as np
 import tensorflow as tf
 
 from strategies.collectives import Collectives
-from strategies.collectives.single_worker import is_alone
-from strategies.embedding.lookup.prefetch_queue import Ahead
+from strategies.collectives.single_worker import in_single_worker_scope
+from strategies.embedding.lookup.prefetch_queue import PrefetchQueue
 from strategies.embedding.lookup.router import Found, check_sizes, of_all_workers
-from strategies.embedding.lookup.traffic import Sent
-from strategies.embedding.shard.hashing import bucket_of
+from strategies.embedding.lookup.traffic import TrafficCounter
+from strategies.embedding.shard.hashing import shard_of
 from strategies.embedding.shard.row_store import RowStore
-from strategies.embedding.shard.shard import Group, Home, Wanted
+from strategies.embedding.shard.shard import Group, TableShard, TableSpecs
 from strategies.ps.client import Server
 from strategies.ps.extended import ServerExtended
-from strategies.variables.growable_array import Rows
-from strategies.variables.sparse_variable import RowVariable, View
+from strategies.variables.growable_array import GrowableArray
+from strategies.variables.sparse_variable import ActiveRows, SparseVariable
 
 # Not a part of any other variable's name.
 _NAME = "rows_of_this_server"
 
 
-class ServerHome(Home):
+class RemoteTableShard(TableShard):
     """What one server has of the tables.
 
     Args:
@@ -43,12 +43,12 @@ class ServerHome(Home):
       name: of the layer, the same on all workers.
     """
 
-    def __init__(self, extended: ServerExtended, server: Server, wanted: Wanted, name: str):
+    def __init__(self, extended: ServerExtended, server: Server, wanted: TableSpecs, name: str):
         self._extended = extended
         self._server = server.apart()
         self._in_step_with = server
         self._name = name
-        self._slots: dict[tuple[int, str], Rows] = {}
+        self._slots: dict[tuple[int, str], GrowableArray] = {}
         with self._building("tables"):
             count = len(extended.servers)
             self._variables = _variables(wanted, count)
@@ -110,28 +110,28 @@ class ServerHome(Home):
         values, _ = self._server.run([results, done], dict(zip(feeds, arrays, strict=True)))
         return None if structure[-1] is None else tf.nest.pack_sequence_as(structure[-1], values)
 
-    def new_slot(self, group: Group, name: str, row: np.ndarray) -> RowVariable:
+    def new_slot(self, group: Group, name: str, row: np.ndarray) -> SparseVariable:
         """Returns a new slot variable of the tables of a group."""
         variable, again, width = self._variables[group], self.variables[group], group.width
         rows = self._rows_of(width, name)
         with self._building(f"{width}/{name}"):
-            slot = RowVariable(variable.view, row, False, _NAME, None, rows)
+            slot = SparseVariable(variable.view, row, False, _NAME, None, rows)
         variable.add_slot(name, slot)
         with self._again(f"{width}/{name}/rows"):
-            rows = Rows((width,), tf.float32, expected=variable.view.expected)
+            rows = GrowableArray((width,), tf.float32, expected=variable.view.expected)
         with self._again(f"{width}/{name}"):
-            return RowVariable(again.view, row, False, _NAME, None, rows)
+            return SparseVariable(again.view, row, False, _NAME, None, rows)
 
     def expect(self, store: RowStore, name: str) -> None:
         """Sees to it that a slot variable has rows, before the optimizer makes it."""
         store.expect(name, lambda: self._rows_of(store.width, name))
 
-    def _rows_of(self, width: int, slot: str) -> Rows:
+    def _rows_of(self, width: int, slot: str) -> GrowableArray:
         """Returns the rows of a slot variable, the same ones whoever asks first."""
         if (width, slot) not in self._slots:
             with self._building(f"{width}/{slot}/rows"):
                 expected = self._variables[Group(width)].view.expected
-                self._slots[width, slot] = Rows((width,), tf.float32, 0.0, expected)
+                self._slots[width, slot] = GrowableArray((width,), tf.float32, 0.0, expected)
         return self._slots[width, slot]
 
     def drain(self) -> None:
@@ -144,7 +144,7 @@ class ServerHome(Home):
         Raises:
           ValueError: if one worker alone calls it, in a callback of the first worker.
         """
-        if self._extended.workers.size > 1 and is_alone():
+        if self._extended.workers.size > 1 and in_single_worker_scope():
             raise ValueError(
                 "What is done to all rows on parameter servers, all workers do together. "
                 "Received: a callback of the first worker. Call it on every worker."
@@ -153,11 +153,11 @@ class ServerHome(Home):
         self._extended.workers.all_gather(tf.constant([0]))
 
 
-def _variables(wanted: Wanted, count: int) -> dict[Group, RowVariable]:
+def _variables(wanted: TableSpecs, count: int) -> dict[Group, SparseVariable]:
     """Returns what has the rows' values of one of so many servers, for each group."""
     return {
-        group: RowVariable(
-            View(wanted.expected(group, count)),
+        group: SparseVariable(
+            ActiveRows(wanted.expected(group, count)),
             np.zeros(group.width, np.float32),
             True,
             _NAME,
@@ -174,7 +174,7 @@ def _initialized(variables: Sequence[tf.Variable]) -> bool:
     return True
 
 
-class ToServers:
+class ServerRouter:
     """The way to the servers that have the rows.
 
     Where workers go in step, the ids of all of them come to a server as those of one, so that
@@ -186,15 +186,15 @@ class ToServers:
       group: of the tables.
     """
 
-    def __init__(self, extended: ServerExtended, homes: Sequence[ServerHome], group: Group):
+    def __init__(self, extended: ServerExtended, homes: Sequence[RemoteTableShard], group: Group):
         self._extended = extended
         self._homes = homes
         self._group = group
         self._width = group.width
         self._bounds = homes[0].finders[group].bounds
-        self.sent = Sent(homes[0].finders[group].count, True)
+        self.sent = TrafficCounter(homes[0].finders[group].count, True)
         self._are_in_step = extended.in_step and extended.workers.size > 1
-        self._ahead: weakref.WeakSet[Ahead] = weakref.WeakSet()
+        self._ahead: weakref.WeakSet[PrefetchQueue] = weakref.WeakSet()
 
     @property
     def _workers(self) -> Collectives:
@@ -218,7 +218,7 @@ class ToServers:
             return [*self._find(keys, owners, adding, counting), np.zeros([], np.int64)]
 
         kinds = [tf.int64, tf.float32, tf.int64, tf.int64]
-        arguments = [keys, bucket_of(keys[:, 1], len(self._homes))]
+        arguments = [keys, shard_of(keys[:, 1], len(self._homes))]
         rows, values, sizes, is_prefetched = self._extended.turn.call(find, arguments, kinds)
         if adding:
             self.sent.prefetched(away * tf.ensure_shape(is_prefetched, []))
@@ -238,10 +238,10 @@ class ToServers:
             return gradient
         return of_all_workers(self._workers, gradient)
 
-    def ask(self, ahead: Ahead, keys: np.ndarray, begins: bool) -> None:
+    def ask(self, ahead: PrefetchQueue, keys: np.ndarray, begins: bool) -> None:
         """Asks for the rows of keys that a step will look up; does not wait for them."""
         self._ahead.add(ahead)
-        owners = bucket_of(tf.constant(keys[:, 1]), len(self._homes)).numpy()
+        owners = shard_of(tf.constant(keys[:, 1]), len(self._homes)).numpy()
         ahead.ask(keys, begins, lambda: self._find(keys, owners, True, begins))
 
     def forget(self) -> None:
@@ -274,7 +274,7 @@ class ToServers:
             self._extended.servers.each(at)
             return [np.zeros([1], np.int64)]
 
-        arguments = [keys, bucket_of(keys[:, 1], len(self._homes))]
+        arguments = [keys, shard_of(keys[:, 1], len(self._homes))]
         (done,) = self._extended.turn.call(add, arguments, [tf.int64])
         return self._workers.all_gather(tf.ensure_shape(done, [1]))
 

@@ -10,10 +10,10 @@ import numpy as np
 import tensorflow as tf
 
 from strategies.collectives import Collectives
-from strategies.embedding.lookup.all_to_all import Exchange
-from strategies.embedding.lookup.prefetch_queue import Ahead
-from strategies.embedding.lookup.traffic import Sent
-from strategies.embedding.shard.lookup import Finder
+from strategies.embedding.lookup.all_to_all import AllToAll
+from strategies.embedding.lookup.prefetch_queue import PrefetchQueue
+from strategies.embedding.lookup.traffic import TrafficCounter
+from strategies.embedding.shard.lookup import ShardLookup
 from strategies.reduction.sparse import unique
 
 
@@ -34,10 +34,10 @@ class Found:
     forth: Callable[[tf.Tensor], tf.Tensor]
 
 
-class Route(Protocol):
+class LookupRouter(Protocol):
     """How keys come to their rows, and gradients too; `sent` counts them."""
 
-    sent: Sent
+    sent: TrafficCounter
 
     def found(self, keys: tf.Tensor, training: bool, begins: bool) -> Found:
         """Returns the rows of keys.
@@ -51,14 +51,14 @@ class Route(Protocol):
     def total(self, gradient: tf.IndexedSlices) -> tf.IndexedSlices:
         """Returns the gradient that the rows change by, from what arrived, each row once."""
 
-    def ask(self, ahead: Ahead, keys: np.ndarray, begins: bool) -> None:
+    def ask(self, ahead: PrefetchQueue, keys: np.ndarray, begins: bool) -> None:
         """Asks for the rows of keys that a step will look up; does not wait for them."""
 
     def forget(self) -> None:
         """Sees to it that no step uses what was asked for until now."""
 
 
-class BetweenWorkers:
+class ShardedRouter:
     """The way to the workers that have the rows.
 
     Args:
@@ -66,18 +66,18 @@ class BetweenWorkers:
       finder: finds the rows that this worker has.
     """
 
-    def __init__(self, exchange: Exchange, finder: Finder):
+    def __init__(self, exchange: AllToAll, finder: ShardLookup):
         self._exchange = exchange
         self._finder = finder
-        self.sent = Sent(finder.count, exchange.collectives.size > 1)
+        self.sent = TrafficCounter(finder.count, exchange.collectives.size > 1)
 
     def found(self, keys: tf.Tensor, training: bool, begins: bool) -> Found:
         """Returns the rows of keys; all workers call it together."""
         trip = self._exchange.sent(keys)
         away = self.sent.away(keys, trip.stays)
         self.sent.looked_up(away, training)
-        is_alone = self._exchange.collectives.size == 1
-        rows, values = self._finder(trip.keys, training, begins, is_alone)
+        in_single_worker_scope = self._exchange.collectives.size == 1
+        rows, values = self._finder(trip.keys, training, begins, in_single_worker_scope)
         bounds = self._finder.bounds
         if training and bounds:
             sizes = self._exchange.collectives.all_reduce([self._finder.sizes()])[0]
@@ -87,21 +87,21 @@ class BetweenWorkers:
             self.sent.trained(away)
             return trip.forth(gradient)
 
-        are_distinct = is_alone and not self._finder.is_shared
+        are_distinct = in_single_worker_scope and not self._finder.is_shared
         return Found(trip.back(values), rows, are_distinct, forth)
 
     def total(self, gradient: tf.IndexedSlices) -> tf.IndexedSlices:
         """Returns the same: it is with the owners of the rows."""
         return gradient
 
-    def ask(self, ahead: Ahead, keys: np.ndarray, begins: bool) -> None:
+    def ask(self, ahead: PrefetchQueue, keys: np.ndarray, begins: bool) -> None:
         """Does nothing: workers exchange rows in the same steps."""
 
     def forget(self) -> None:
         """Does nothing: nothing was asked for."""
 
 
-class InAllWorkers:
+class ReplicatedRouter:
     """The way to rows that all workers have; what comes in training goes to all of them.
 
     All of them add the same ids in the same order and change the same rows by the same numbers,
@@ -112,10 +112,10 @@ class InAllWorkers:
       finder: finds the rows.
     """
 
-    def __init__(self, collectives: Collectives, finder: Finder):
+    def __init__(self, collectives: Collectives, finder: ShardLookup):
         self._collectives = collectives
         self._finder = finder
-        self.sent = Sent(finder.count, collectives.size > 1)
+        self.sent = TrafficCounter(finder.count, collectives.size > 1)
 
     def found(self, keys: tf.Tensor, training: bool, begins: bool) -> Found:
         """Returns the rows of keys; in training, all workers call it together."""
@@ -141,7 +141,7 @@ class InAllWorkers:
         """Returns the gradient of all workers."""
         return of_all_workers(self._collectives, gradient)
 
-    def ask(self, ahead: Ahead, keys: np.ndarray, begins: bool) -> None:
+    def ask(self, ahead: PrefetchQueue, keys: np.ndarray, begins: bool) -> None:
         """Does nothing: the rows are here."""
 
     def forget(self) -> None:

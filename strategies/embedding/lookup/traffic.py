@@ -15,7 +15,7 @@ from tf_config.capacity import KEY_BYTES
 _TRAINING, ELSEWHERE, _GRADIENTS, PREFETCHED = range(4)
 
 
-class Sent:
+class TrafficCounter:
     """Counts this worker's keys whose rows another worker has, or a server.
 
     Each of them is a row that came back, from whoever has it, if rows do. So the keys that all

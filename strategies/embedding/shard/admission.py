@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from strategies._tensorflow import ResourceVariable
 from strategies.embedding.config import Admission
-from strategies.embedding.shard.hashing import mixed
+from strategies.embedding.shard.hashing import splitmix64
 from strategies.embedding.shard.id_map import IdMap
 from strategies.variables.growable_array import HOST
 from tf_config.capacity import MAP_ENTRY
@@ -136,5 +136,5 @@ class SketchCounter:
     def _places(self, ids: tf.Tensor) -> tf.Tensor:
         """Returns where each id's numbers are, [n, 4]."""
         rows = tf.range(_DEPTH, dtype=tf.int64)
-        mixture = mixed(mixed(ids)[:, tf.newaxis] ^ (rows + 1))
+        mixture = splitmix64(splitmix64(ids)[:, tf.newaxis] ^ (rows + 1))
         return tf.math.floormod(mixture, self._width) + rows * self._width

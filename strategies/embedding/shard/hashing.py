@@ -15,7 +15,7 @@ _FIRST = 0xBF58476D1CE4E5B9
 _SECOND = 0x94D049BB133111EB
 
 
-def mixed(values: tf.Tensor) -> tf.Tensor:
+def splitmix64(values: tf.Tensor) -> tf.Tensor:
     """Returns int64 whose every bit depends on every bit of the given int64.
 
     >>> mixed(tf.constant([_GOLDEN - 2**64], tf.int64)).numpy().tolist()
@@ -34,16 +34,16 @@ def uniform(ids: tf.Tensor, key: int, width: int) -> tf.Tensor:
       key: whose numbers they are; another one gives others.
       width: how many each id has.
     """
-    stream = mixed(mixed(ids + _signed(_GOLDEN)) ^ _signed(key))
+    stream = splitmix64(splitmix64(ids + _signed(_GOLDEN)) ^ _signed(key))
     counters = tf.range(1, width + 1, dtype=tf.int64) * _signed(_GOLDEN)
-    bits = mixed(stream[:, tf.newaxis] + counters)
+    bits = splitmix64(stream[:, tf.newaxis] + counters)
     # 23 bits and a half, so that neither 0 nor 1 comes.
     return (tf.cast(_shifted(bits, 41), tf.float32) + 0.5) * 2.0**-23
 
 
-def bucket_of(ids: tf.Tensor, buckets: int) -> tf.Tensor:
+def shard_of(ids: tf.Tensor, buckets: int) -> tf.Tensor:
     """Returns a number from 0 to `buckets` - 1 for each id, int64, the same everywhere."""
-    return _shifted(mixed(ids + _signed(_GOLDEN)), 1) % buckets
+    return _shifted(splitmix64(ids + _signed(_GOLDEN)), 1) % buckets
 
 
 def key_of(seed: int, name: str) -> int:

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from strategies.embedding.shard.row_store import RowStore
-from strategies.embedding.shard.table import Sought, Table
+from strategies.embedding.shard.table import LookupState, Table
 
 
-class Finder:
+class ShardLookup:
     """Finds the rows of tables that are in one store.
 
     Args:
@@ -75,7 +75,7 @@ class Finder:
             for each, places in zip(rows, positions, strict=True)
         ]
 
-    def _added(self, sought: Sequence[Sought]) -> list[tf.Tensor]:
+    def _added(self, sought: Sequence[LookupState]) -> list[tf.Tensor]:
         """Returns the rows of ids, those that are admitted new ones."""
         pairs = list(zip(self._tables, sought, strict=True))
         places = [table.admitted(each) for table, each in pairs]
@@ -92,7 +92,7 @@ class Finder:
             for (table, each), come, part in zip(pairs, places, parts, strict=True)
         ]
 
-    def _touch(self, sought: Sequence[Sought], rows: Sequence[tf.Tensor]) -> None:
+    def _touch(self, sought: Sequence[LookupState], rows: Sequence[tf.Tensor]) -> None:
         """Notes that rows are trained on."""
         numbers = tf.concat(rows, 0)
         counts = tf.concat([each.counts for each in sought], 0)

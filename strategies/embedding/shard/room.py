@@ -5,12 +5,12 @@ from __future__ import annotations
 import tensorflow as tf
 
 from strategies.collectives import Collectives
-from strategies.collectives.single_worker import is_alone
+from strategies.collectives.single_worker import in_single_worker_scope
 from strategies.embedding.shard.overflow import parts_of
-from strategies.embedding.shard.shard import Home
+from strategies.embedding.shard.shard import TableShard
 
 
-def share_out(home: Home, collectives: Collectives) -> None:
+def share_out(home: TableShard, collectives: Collectives) -> None:
     """Gives each worker its part of the room of tables whose ids share a row when there is none.
 
     Rows that were trained by other workers may have come to one that has more of them than it
@@ -19,7 +19,7 @@ def share_out(home: Home, collectives: Collectives) -> None:
     Raises:
       ValueError: if there are more rows than a table may have.
     """
-    if collectives.size > 1 and is_alone():
+    if collectives.size > 1 and in_single_worker_scope():
         return  # it looks up, and the others do not know of it
     for name, table in home.tables.items():
         if table.overflow is None or table.config.input_dim is None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import tensorflow as tf
 
 from strategies.embedding.config import MOST_TOUCHES
-from strategies.variables.growable_array import Rows
+from strategies.variables.growable_array import GrowableArray
 
 # The lower bits say how often, those above in which step.
 _BITS = MOST_TOUCHES.bit_length()
 _MOST_TIMES = 2 ** (63 - _BITS) - 1
 
 
-class Marks:
+class RowMetadata:
     """What is noted of each row: the step that it was trained on last in, and how often.
 
     Args:
@@ -25,7 +25,7 @@ class Marks:
     """
 
     def __init__(self, expected: int | None = None):
-        self.array = Rows((), tf.int64, fill=0, expected=expected)
+        self.array = GrowableArray((), tf.int64, fill=0, expected=expected)
         self.times = Bits(self.array, _BITS, _MOST_TIMES, tf.int64)
         self.touches = Bits(self.array, 0, MOST_TOUCHES, tf.int32)
 
@@ -45,7 +45,7 @@ class Bits:
       dtype: of what is returned.
     """
 
-    def __init__(self, array: Rows, first: int, most: int, dtype: tf.DType):
+    def __init__(self, array: GrowableArray, first: int, most: int, dtype: tf.DType):
         self._array = array
         self._first = first
         self._most = most

@@ -8,9 +8,9 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from strategies._tensorflow import ResourceVariable
-from strategies.embedding.shard.row_metadata import Marks
-from strategies.variables.growable_array import HOST, Rows
-from strategies.variables.sparse_variable import RowVariable
+from strategies.embedding.shard.row_metadata import RowMetadata
+from strategies.variables.growable_array import HOST, GrowableArray
+from strategies.variables.sparse_variable import SparseVariable
 from tf_config.capacity import MAP_ENTRY
 
 
@@ -21,12 +21,12 @@ class RowStore:
       variable: has the rows' values, and slot variables.
     """
 
-    def __init__(self, variable: RowVariable):
+    def __init__(self, variable: SparseVariable):
         self.width = int(variable.shape[-1])
         self.view = variable.view
         self.variable = variable
-        self._expected: dict[str, Rows] = {}
-        self.marks = Marks(self.view.expected)
+        self._expected: dict[str, GrowableArray] = {}
+        self.marks = RowMetadata(self.view.expected)
         with tf.init_scope(), tf.device(HOST):
             self.step = ResourceVariable(tf.constant(0, tf.int64), trainable=False)
             self._free = ResourceVariable(tf.zeros([0], tf.int64), trainable=False, shape=[None])
@@ -64,12 +64,12 @@ class RowStore:
         self.view.length.assign(0)
         self.view.show(tf.zeros([0], tf.int64))
 
-    def slots(self) -> dict[str, Rows]:
+    def slots(self) -> dict[str, GrowableArray]:
         """Returns the slot variables' rows by name, those that are yet to be made as well."""
         made = {name: slot.table for name, slot in self.variable.slots.items()}
         return {**made, **self._expected}
 
-    def expect(self, name: str, make: Callable[[], Rows]) -> None:
+    def expect(self, name: str, make: Callable[[], GrowableArray]) -> None:
         """Sees to it that there are rows of a slot variable; the optimizer may make it later."""
         if name not in self.slots():
             self._expected[name] = make()
@@ -82,7 +82,7 @@ class RowStore:
         """Sets the number of steps that there were."""
         self.step.assign(step)
 
-    def adopt(self, name: str, slot: RowVariable) -> bool:
+    def adopt(self, name: str, slot: SparseVariable) -> bool:
         """Gives a slot variable the rows that were expected of it; returns whether there are."""
         is_expected = name in self._expected
         if is_expected:

@@ -12,13 +12,13 @@ import tensorflow as tf
 
 from strategies.embedding.config import FeatureConfig, TableConfig
 from strategies.embedding.inputs import Bags
-from strategies.embedding.shard.hashing import bucket_of
-from strategies.embedding.shard.lookup import Finder
+from strategies.embedding.shard.hashing import shard_of
+from strategies.embedding.shard.lookup import ShardLookup
 from strategies.embedding.shard.overflow import Overflow, parts_of
 from strategies.embedding.shard.row_store import RowStore
 from strategies.embedding.shard.table import Table
-from strategies.variables.growable_array import Rows
-from strategies.variables.sparse_variable import RowVariable
+from strategies.variables.growable_array import GrowableArray
+from strategies.variables.sparse_variable import SparseVariable
 
 
 class Group(NamedTuple):
@@ -36,7 +36,7 @@ class Group(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Wanted:
+class TableSpecs:
     """What a layer's tables are made from.
 
     Attributes:
@@ -88,7 +88,7 @@ class Wanted:
         return math.ceil(sum(parts) + more) + len(parts)
 
 
-class Home:
+class TableShard:
     """What this worker's memory has of the tables.
 
     Args:
@@ -105,11 +105,11 @@ class Home:
     """
 
     def __init__(
-        self, number: int, count: int, wanted: Wanted, variables: Mapping[Group, RowVariable]
+        self, number: int, count: int, wanted: TableSpecs, variables: Mapping[Group, SparseVariable]
     ):
         self.number = number
         self.tables: dict[str, Table] = {}
-        self.finders: dict[Group, Finder] = {}
+        self.finders: dict[Group, ShardLookup] = {}
         self.count = count
         for group, configs in wanted.groups.items():
             store = RowStore(variables[group])
@@ -118,7 +118,7 @@ class Home:
                 for each in configs
             ]
             self.tables.update({each.config.name: each for each in tables})
-            self.finders[group] = Finder(store, tables, wanted.unseen)
+            self.finders[group] = ShardLookup(store, tables, wanted.unseen)
             variables[group].on_slot(self._adopting(store))
         # In an order that does not depend on how they are grouped, for what is saved.
         self.tables = dict(sorted(self.tables.items()))
@@ -134,8 +134,8 @@ class Home:
         parts = parts_of(config.input_dim, [0] * self.count)
         return Overflow(store, parts[self.number])
 
-    def _adopting(self, store: RowStore) -> Callable[[str, RowVariable], None]:
-        def adopt(name: str, slot: RowVariable) -> None:
+    def _adopting(self, store: RowStore) -> Callable[[str, SparseVariable], None]:
+        def adopt(name: str, slot: SparseVariable) -> None:
             if store.adopt(name, slot):
                 key = ("reset", store.width, name)
                 self.call(key, lambda: store.reset_free(name))
@@ -150,7 +150,7 @@ class Home:
 
     def owns(self, ids: np.ndarray) -> np.ndarray:
         """Returns which ids' rows are saved from here."""
-        return bucket_of(tf.constant(ids, tf.int64), self.count).numpy() == self.number
+        return shard_of(tf.constant(ids, tf.int64), self.count).numpy() == self.number
 
     def call(self, key: Any, function: Callable, *arrays: Any) -> Any:
         """Returns what a function of tensors gives where the rows are, as NumPy arrays.
@@ -167,7 +167,9 @@ class Home:
 
     def expect(self, store: RowStore, name: str) -> None:
         """Sees to it that a slot variable has rows, before the optimizer makes it."""
-        store.expect(name, lambda: Rows((store.width,), tf.float32, 0.0, store.view.expected))
+        store.expect(
+            name, lambda: GrowableArray((store.width,), tf.float32, 0.0, store.view.expected)
+        )
 
     def drain(self) -> None:
         """Waits until all that this worker changed has arrived; here it has."""

@@ -19,7 +19,7 @@ from strategies.variables.growable_array import HOST
 COUNTED = ("lookups", "unique", "new", "refused", "evicted", "shared")
 
 
-class Sought(NamedTuple):
+class LookupState(NamedTuple):
     """Ids that came in training, each once.
 
     Attributes:
@@ -82,7 +82,7 @@ class Table:
             return tf.constant(tf.int64.max)
         return self.overflow.most() - self.map.size()
 
-    def sought(self, ids: tf.Tensor, counts: tf.Tensor) -> Sought:
+    def sought(self, ids: tf.Tensor, counts: tf.Tensor) -> LookupState:
         """Returns what there is of ids that came in training, each named once.
 
         Args:
@@ -95,9 +95,9 @@ class Table:
             # Where there is no room nothing is counted either, or the counts would grow instead.
             missing = missing[: tf.where(self._room() > 0, tf.size(missing), 0)]
         self._count(lookups=tf.reduce_sum(counts), unique=tf.size(ids, tf.int64))
-        return Sought(ids, counts, rows, missing)
+        return LookupState(ids, counts, rows, missing)
 
-    def admitted(self, sought: Sought) -> tf.Tensor:
+    def admitted(self, sought: LookupState) -> tf.Tensor:
         """Returns the positions of ids that get rows now, int64, of those that have none."""
         places = sought.missing
         if self.counter is not None:
@@ -112,7 +112,7 @@ class Table:
             self.counter.forget(tf.gather(sought.ids, places))
         return places
 
-    def added(self, sought: Sought, places: tf.Tensor, new: tf.Tensor) -> tf.Tensor:
+    def added(self, sought: LookupState, places: tf.Tensor, new: tf.Tensor) -> tf.Tensor:
         """Gives the ids at places new rows; returns the rows of all ids."""
         self.map.insert(tf.gather(sought.ids, places), new)
         self._count(new=tf.size(new, tf.int64))

@@ -9,7 +9,7 @@ import numpy as np
 
 from strategies.ps.client import Servers
 from strategies.ps.push import Push, merged
-from strategies.ps.step_program import Program
+from strategies.ps.step_program import StepProgram
 
 
 class Async:
@@ -35,15 +35,15 @@ class Async:
         self._servers = servers
         self._max_merge = max_merge
         self._pull_every = pull_every
-        self._waiting: queue.Queue[tuple[Program, Push]] = queue.Queue()
+        self._waiting: queue.Queue[tuple[StepProgram, Push]] = queue.Queue()
         self._places = threading.Semaphore(send_queue_size)
-        self._newest: dict[Program, list[np.ndarray]] = {}
-        self._since: dict[Program, int] = {}
+        self._newest: dict[StepProgram, list[np.ndarray]] = {}
+        self._since: dict[StepProgram, int] = {}
         self._error: BaseException | None = None
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
-    def step(self, program: Program, push: Push) -> list[np.ndarray] | None:
+    def step(self, program: StepProgram, push: Push) -> list[np.ndarray] | None:
         """Leaves a step's changes to the thread; returns what was pulled since the last step."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._send, name="send", daemon=True)
@@ -64,7 +64,7 @@ class Async:
             raise self._error
 
     def _send(self) -> None:
-        left: tuple[Program, Push] | None = None
+        left: tuple[StepProgram, Push] | None = None
         while True:
             program, push = left or self._waiting.get()
             left, pushes = None, [push]
@@ -85,7 +85,7 @@ class Async:
                 self._waiting.task_done()
                 self._places.release()
 
-    def _deliver(self, program: Program, pushes: list[Push]) -> None:
+    def _deliver(self, program: StepProgram, pushes: list[Push]) -> None:
         if self._error is not None:
             return
         since = self._since.get(program, 0) + len(pushes)

@@ -6,7 +6,7 @@ import numpy as np
 
 from strategies.ps.client import Servers
 from strategies.ps.push import Push
-from strategies.ps.step_program import Program
+from strategies.ps.step_program import StepProgram
 
 
 class HalfAsync:
@@ -22,7 +22,7 @@ class HalfAsync:
     def __init__(self, servers: Servers):
         self._servers = servers
 
-    def step(self, program: Program, push: Push) -> list[np.ndarray]:
+    def step(self, program: StepProgram, push: Push) -> list[np.ndarray]:
         """Sends a step's changes and returns the variables' new values."""
         changed = self._servers.each(lambda server: program.push_and_pull(push, server))
         return [vector for vectors in changed for vector in vectors]

@@ -8,7 +8,7 @@ import tensorflow as tf
 from strategies.ps.barrier import Barrier
 from strategies.ps.client import Server, Servers, acting
 from strategies.ps.push import Push
-from strategies.ps.step_program import Program
+from strategies.ps.step_program import StepProgram
 
 
 class Sync:
@@ -27,7 +27,7 @@ class Sync:
         self._servers = servers
         self._here = {server.number: [True] * servers.size for server in servers.servers}
 
-    def step(self, program: Program, push: Push) -> list[np.ndarray]:
+    def step(self, program: StepProgram, push: Push) -> list[np.ndarray]:
         """Sends a step's changes and returns the variables' new values."""
         changed = self._servers.each(lambda server: self._at(server, program, push))
         return [vector for vectors in changed for vector in vectors]
@@ -35,7 +35,7 @@ class Sync:
     def drain(self) -> None:
         """Does nothing: no step is on its way."""
 
-    def _at(self, server: Server, program: Program, push: Push) -> list[np.ndarray]:
+    def _at(self, server: Server, program: StepProgram, push: Push) -> list[np.ndarray]:
         changed = None
         while True:
             sender = acting(server.number, self._here[server.number])
