@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 import strategies
-from strategies.collectives.single_worker import alone as by_itself
+from strategies.collectives.single_worker import single_worker_scope
 from strategies.variables.partition import PartitionedVariable
 
 STEPS, ROWS, WIDTH = 10, 8, 12
@@ -143,7 +143,7 @@ same(
 
 # What would not end is refused: the other workers do not read.
 if count > replicas and api == "keras" and first:
-    with by_itself():
+    with single_worker_scope():
         try:
             model.optimizer.variables[2].numpy()
         except RuntimeError as error:
