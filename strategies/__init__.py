@@ -27,6 +27,8 @@ if sys.modules.get("tf_keras") is not None:
     # Not otherwise: it is optional, and takes long to import.
     from strategies.embedding import tf_keras_layer as _tf_keras_layer  # noqa: F401
 
+__version__ = "0.1.0"
+
 __all__ = [
     "Admission",
     "CentralStorageStrategy",

@@ -1,6 +1,7 @@
 """Imports run one way, and Horovod and private TensorFlow have one door each."""
 
 import ast
+import importlib.metadata
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -111,6 +112,10 @@ def test_there_is_one_door(prefix, door):
         if module == prefix or module.startswith(prefix + ".")
     }
     assert found == {door}
+
+
+def test_the_version_is_that_of_the_distribution():
+    assert strategies.__version__ == importlib.metadata.version("keras-strategies")
 
 
 def test_the_public_names():
