@@ -117,6 +117,8 @@ class TableConfig:
         _check_whole("output_dim", self.output_dim, 1)
         if self.input_dim is not None:
             _check_whole("input_dim", self.input_dim, 1)
+        _check_type("admission", self.admission, Admission, "Admission(count=3)")
+        _check_type("eviction", self.eviction, Eviction, "Eviction(age=1000)")
         if self.overflow not in OVERFLOW:
             raise ValueError(
                 f"overflow is one of {', '.join(map(repr, OVERFLOW))}. Received: {self.overflow!r}."
@@ -182,6 +184,11 @@ class FeatureConfig:
     combiner: str | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.table, TableConfig):
+            raise ValueError(
+                f"A feature looks up in a strategies.TableConfig. Received: {self.table!r}. "
+                "Write FeatureConfig(strategies.TableConfig('items', 16)), for example."
+            )
         if self.combiner not in COMBINERS:
             raise ValueError(
                 f"A combiner is one of {', '.join(map(repr, COMBINERS))}. "
@@ -192,3 +199,12 @@ class FeatureConfig:
 def _check_whole(name: str, value: Any, least: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise ValueError(f"{name} is a whole number from {least}. Received: {value!r}.")
+
+
+def _check_type(name: str, value: Any, kind: type, example: str) -> None:
+    """Raises ValueError unless a value is of a kind, or None."""
+    if not isinstance(value, (kind, type(None))):
+        raise ValueError(
+            f"{name} is a strategies.{kind.__name__}. Received: {value!r}. "
+            f"Write {name}=strategies.{example}, for example, or leave it out."
+        )

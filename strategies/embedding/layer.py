@@ -82,10 +82,20 @@ class EmbeddingLayer:
         check_which(output_dim, features)
         check_settings(combiner, unseen, seed)
         if features is None and output_dim is not None:
-            table = TableConfig(
-                self.name, output_dim, input_dim, embeddings_initializer, admission, eviction,
-                overflow, optimizer, placement,
-            )  # fmt: skip
+            # From a saved configuration, admission and eviction are plain values.
+            table = TableConfig.from_dict(
+                {
+                    "name": self.name,
+                    "output_dim": output_dim,
+                    "input_dim": input_dim,
+                    "embeddings_initializer": embeddings_initializer,
+                    "admission": admission,
+                    "eviction": eviction,
+                    "overflow": overflow,
+                    "optimizer": optimizer,
+                    "placement": placement,
+                }
+            )
             given = {"": FeatureConfig(table, combiner)}
         else:
             of_tables = {
