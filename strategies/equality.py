@@ -53,12 +53,12 @@ def _copies(variable: Any) -> list[Any]:
 
     What each replica has a part of, and is added up when it is read, is one value.
     """
-    held: Any = variable if hasattr(variable, "values") else getattr(variable, "value", None)
-    if isinstance(held, SparseVariable):
-        return [held.token().numpy()]  # its rows are each worker's own
+    value: Any = variable if hasattr(variable, "values") else getattr(variable, "value", None)
+    if isinstance(value, SparseVariable):
+        return [value.token().numpy()]  # its rows are each worker's own
     on_read = tf.VariableSynchronization.ON_READ
-    if hasattr(held, "values") and held.synchronization != on_read:
-        return [one.numpy() for one in held.values]
+    if hasattr(value, "values") and value.synchronization != on_read:
+        return [one.numpy() for one in value.values]
     return [variable.numpy()]
 
 

@@ -61,8 +61,8 @@ class MirroredReduction(tf.distribute.Strategy):
             return len(shapes) == 1
         # The workers' parts of a batch may differ, and one that reduced alone would wait forever.
         mine = zlib.crc32(repr(sorted(shapes)).encode())
-        everyone = self.extended._collectives.all_gather(tf.constant([mine], tf.int64))
-        return len(shapes) == 1 and len(set(everyone.numpy().tolist())) == 1
+        all_shapes = self.extended._collectives.all_gather(tf.constant([mine], tf.int64))
+        return len(shapes) == 1 and len(set(all_shapes.numpy().tolist())) == 1
 
     def print(self, *values: Any) -> None:
         """Prints `values` as `print` does, on the first worker alone."""

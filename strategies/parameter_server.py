@@ -19,10 +19,10 @@ from strategies.collectives import Collectives, LocalCollectives
 from strategies.core.resolver import config_of, resolver_of
 from strategies.mirrored import MirroredReduction, local_devices
 from strategies.multi_worker import gpus_of, start_timeout_seconds
-from strategies.ps.client import ServerLost, Servers, close, is_gone, join
+from strategies.ps.client import ServerLost, Servers, close, connect_servers, is_gone
 from strategies.ps.collectives import ServerCollectives
 from strategies.ps.extended import ServerExtended, UpdateMode
-from strategies.ps.membership import AWAITED, HERE, LEFT, SAME_SCRIPT, Membership
+from strategies.ps.membership import AWAITED, LEFT, PRESENT, SAME_SCRIPT, Membership
 from strategies.ps.modes.async_ import Async
 from strategies.ps.modes.geo import Geo
 from strategies.ps.modes.half_async import HalfAsync
@@ -37,7 +37,7 @@ _WIRES = {None: tf.float32, "fp16": tf.float16}
 _POLL_SECONDS = 0.05
 _NAME_EVERY_SECONDS = 5.0
 
-_made: list[int] = []  # the rank of this process, once it has a strategy
+_created_ranks: list[int] = []  # the rank of this process, once it has a strategy
 
 
 class ParameterServerStrategy(MirroredReduction, tf.distribute.MultiWorkerMirroredStrategy):
@@ -122,8 +122,8 @@ class ParameterServerStrategy(MirroredReduction, tf.distribute.MultiWorkerMirror
         start_timeout: float | None = None,
         **settings: Any,
     ):
-        self.options = options_of(options, {**_said(mode), **settings})
-        if _made:
+        self.options = options_of(options, {**_mode_setting(mode), **settings})
+        if _created_ranks:
             raise ValueError(
                 "A program makes one ParameterServerStrategy, whose variables the servers know by "
                 "the order of their making. Received: a second one. Use the first for all models."
@@ -131,31 +131,31 @@ class ParameterServerStrategy(MirroredReduction, tf.distribute.MultiWorkerMirror
         config = TFConfig.from_env() if cluster_resolver is None else config_of(cluster_resolver)
         config = _with_servers(config)
         options = self.options
-        places = Placement(
+        placement = Placement(
             len(config.cluster.tasks("ps")), options.placement, options.min_slice_size
         )
         timeout = start_timeout_seconds(start_timeout)
         devices = local_devices(num_replicas, gpus_of(config))
-        servers = join(config.cluster, config.task, timeout)
-        presences = _arrive(servers, timeout, options.mode)
+        servers = connect_servers(config.cluster, config.task, timeout)
+        memberships = _register(servers, timeout, options.mode)
         if options.mode == "sync":
-            _await(config.cluster.training_tasks, presences, timeout)
+            _wait_for_workers(config.cluster.training_tasks, memberships, timeout)
         workers: Collectives = ServerCollectives(servers)
         if servers.size == 1:
             workers = LocalCollectives()
-        values = VariableRegistry(servers, places, timeout)
+        registry = VariableRegistry(servers, placement, timeout)
         resolver = resolver_of(config) if cluster_resolver is None else cluster_resolver
-        exchange = exchange_of(options, servers)
+        update_mode = update_mode_of(options, servers)
         extended = ServerExtended(
-            self, workers, devices, ReductionOptions(), resolver, servers, values, exchange,
+            self, workers, devices, ReductionOptions(), resolver, servers, registry, update_mode,
             in_step=options.mode == "sync",
             geo=Geo(servers.size, options.geo_steps or 100) if options.mode == "geo" else None,
             wire=_WIRES[options.compression],
         )  # fmt: skip
         tf.distribute.Strategy.__init__(self, extended)
-        _made.append(servers.rank)
-        _share_seed(values)
-        atexit.register(_leave, exchange, servers, presences, config.cluster.training_tasks)
+        _created_ranks.append(servers.rank)
+        _share_seed(registry)
+        atexit.register(_leave, update_mode, servers, memberships, config.cluster.training_tasks)
         logging.info("Worker %d of %d: %s", servers.rank, servers.size, options)
 
     @property
@@ -165,7 +165,7 @@ class ParameterServerStrategy(MirroredReduction, tf.distribute.MultiWorkerMirror
 
     def placement(self) -> str:
         """Returns what is where: each variable's servers, each server's bytes, and how even."""
-        return self.extended.on_servers.report()
+        return self.extended.registry.report()
 
 
 def options_of(
@@ -200,11 +200,11 @@ def options_of(
     return options
 
 
-def _said(mode: str | None) -> dict[str, str]:
+def _mode_setting(mode: str | None) -> dict[str, str]:
     return {} if mode is None else {"mode": mode}
 
 
-def exchange_of(options: ParameterServerOptions, servers: Servers) -> UpdateMode:
+def update_mode_of(options: ParameterServerOptions, servers: Servers) -> UpdateMode:
     """Returns when a worker's changes are sent, and what it goes on with."""
     if options.mode == "sync":
         return Sync(servers)
@@ -231,33 +231,35 @@ def _with_servers(config: TFConfig | None) -> TFConfig:
     return config
 
 
-def _arrive(servers: Servers, timeout: float, mode: str) -> list[Membership]:
+def _register(servers: Servers, timeout: float, mode: str) -> list[Membership]:
     """Tells all servers that this worker is there."""
-    presences = [Membership(f"grpc://{server.address}", servers.size) for server in servers.servers]
+    memberships = [
+        Membership(f"grpc://{server.address}", servers.size) for server in servers.servers
+    ]
     start = time.monotonic()
-    for presence, server in zip(presences, servers.servers, strict=True):
-        while not presence.is_begun():
+    for membership, server in zip(memberships, servers.servers, strict=True):
+        while not membership.is_initialized():
             if time.monotonic() - start > timeout:
                 raise TimeoutError(
                     "A parameter server is 'python -m strategies.serve'. Received: another "
                     f"program at {server.address}, ps {server.number}. Start it so."
                 )
             time.sleep(_POLL_SECONDS)
-        if mode == "sync" and servers.rank not in presence.workers(AWAITED):
+        if mode == "sync" and servers.rank not in membership.workers(AWAITED):
             raise ValueError(
                 "In mode='sync' workers go step by step together, and one that was away has "
                 f"missed some. Received: worker {servers.rank} of {servers.size}, which was there "
                 "before. Start all tasks again, the servers too ('tf-config run --max-restarts' "
                 "does), or take another mode."
             )
-        presence.tell(servers.rank, HERE)
-    return presences
+        membership.set_state(servers.rank, PRESENT)
+    return memberships
 
 
-def _await(tasks: Sequence[Task], presences: list[Membership], timeout: float) -> None:
+def _wait_for_workers(tasks: Sequence[Task], memberships: list[Membership], timeout: float) -> None:
     """Waits until all workers have come."""
     start = named = time.monotonic()
-    while missing := sorted({rank for each in presences for rank in each.workers(AWAITED)}):
+    while missing := sorted({rank for each in memberships for rank in each.workers(AWAITED)}):
         now = time.monotonic()
         names = ", ".join(str(tasks[rank]) for rank in missing)
         if now - start > timeout:
@@ -272,30 +274,30 @@ def _await(tasks: Sequence[Task], presences: list[Membership], timeout: float) -
 
 
 def _leave(
-    exchange: UpdateMode, servers: Servers, presences: list[Membership], tasks: Sequence[Task]
+    update_mode: UpdateMode, servers: Servers, memberships: list[Membership], tasks: Sequence[Task]
 ) -> None:
     """Sends what is left, and tells all servers that this worker has ended."""
     with contextlib.suppress(ServerLost, tf.errors.OpError):
-        exchange.drain()
+        update_mode.drain()
     gone = [server for server in servers.servers if is_gone(server.address)]
     there = [server for server in servers.servers if server not in gone]
     close(session for server in there for session in server.sessions())
-    for presence, server in zip(presences, servers.servers, strict=True):
+    for membership, server in zip(memberships, servers.servers, strict=True):
         if server in gone:
             continue
         with contextlib.suppress(tf.errors.OpError):
-            presence.tell(servers.rank, LEFT)
-            if server.number == 0 and (missing := presence.workers(AWAITED)):
+            membership.set_state(servers.rank, LEFT)
+            if server.number == 0 and (missing := membership.workers(AWAITED)):
                 names = ", ".join(str(tasks[rank]) for rank in missing)
                 logging.warning("%s did not come in all the time. %s", names, SAME_SCRIPT)
-    last = [presence.session for presence in presences]
+    last = [membership.session for membership in memberships]
     close([*last, *(session for server in gone for session in server.sessions())])
 
 
-def _share_seed(values: VariableRegistry) -> None:
+def _share_seed(registry: VariableRegistry) -> None:
     """Gives all workers the same random seed, for they cut the same batches."""
-    seed = values.add(
+    seed = registry.add(
         "seed", (), tf.int64, lambda: np.int64(secrets.randbelow(2**31)), is_counter=True
     )
     if global_seed() is None:
-        tf.random.set_seed(int(values.read([seed])[0]))
+        tf.random.set_seed(int(registry.read([seed])[0]))

@@ -109,8 +109,8 @@ class _OnFirstWorker:
         optimizer = getattr(self._model, "optimizer", None)
         variables = getattr(optimizer, "variables", ())
         variables = variables() if callable(variables) else variables
-        held = [getattr(variable, "_value", variable) for variable in variables]
-        return [variable for variable in held if isinstance(variable, PartitionedVariable)]
+        values = [getattr(variable, "_value", variable) for variable in variables]
+        return [variable for variable in values if isinstance(variable, PartitionedVariable)]
 
     def _with_all(self, name: str, hook: Callable) -> Callable:
         def together(*args: Any, **kwargs: Any) -> None:
@@ -128,7 +128,7 @@ class _OnFirstWorker:
         def alone(*args: Any, **kwargs: Any) -> None:
             with contextlib.ExitStack() as stack:
                 for variable in self._state() if name == "on_epoch_end" else ():
-                    stack.enter_context(variable.kept())
+                    stack.enter_context(variable.cached_whole())
                 if self._collectives.rank > 0:
                     return
                 stack.enter_context(single_worker_scope())

@@ -22,7 +22,7 @@ class Collectives(Protocol):
     rank: int
     size: int
 
-    def apart(self) -> Collectives:
+    def new_stream(self) -> Collectives:
         """Returns collectives of the same workers whose operations have an order of their own.
 
         A dataset takes them: TensorFlow makes its batches at the same time as it trains, here
@@ -92,7 +92,7 @@ class LocalCollectives:
     rank = 0
     size = 1
 
-    def apart(self) -> LocalCollectives:
+    def new_stream(self) -> LocalCollectives:
         """Returns itself: there is nobody to wait for."""
         return self
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 # What is added up as it is; other types travel in the type named beside them.
-_SUMMED_AS = {
+_ACCUMULATION_DTYPES = {
     tf.float16: tf.float16,
     tf.float32: tf.float32,
     tf.float64: tf.float64,
@@ -22,20 +22,20 @@ _SUMMED_AS = {
 _WORD_BYTES = 4
 
 
-def summed_as(dtype: tf.DType) -> tf.DType:
+def accumulation_dtype(dtype: tf.DType) -> tf.DType:
     """Returns the type that sums of `dtype` over workers are made in.
 
-    >>> summed_as(tf.bfloat16).name
+    >>> accumulation_dtype(tf.bfloat16).name
     'float32'
 
     Raises:
       ValueError: if there is none.
     """
     try:
-        return _SUMMED_AS[dtype]
+        return _ACCUMULATION_DTYPES[dtype]
     except KeyError:
         raise ValueError(
-            f"Sums over workers are of {', '.join(known.name for known in _SUMMED_AS)}. "
+            f"Sums over workers are of {', '.join(known.name for known in _ACCUMULATION_DTYPES)}. "
             f"Received: {dtype.name}. Cast it to one of these."
         ) from None
 

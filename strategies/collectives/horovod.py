@@ -19,14 +19,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from strategies.collectives.dtypes import summed_as
+from strategies.collectives.dtypes import accumulation_dtype
 from strategies.collectives.startup.rendezvous import serve, wait_for_all
 from tf_config import Address, ClusterConfigError, ClusterSpec, Task
 from tf_config.horovod import place, rendezvous_at
 
-_IS_MENDED = "gloo.iface"
+_FIXED_BUILD_TAG = "gloo.iface"
 # What is only moved keeps its bits: a type that Horovod does not know goes as one of its size.
-_MOVED_AS = {
+_CARRIERS = {
     tf.bfloat16: tf.uint16,
     tf.uint32: tf.int32,
     tf.uint64: tf.int64,
@@ -75,13 +75,13 @@ class HorovodCollectives:
         if task == cluster.training_tasks[0]:
             _serve(cluster.addresses[task], task)
         wait_for_all(cluster, task, timeout)
-        _check_name_of_this_host(cluster, task, metadata.version("horovod"))
+        _check_hostname(cluster, task, metadata.version("horovod"))
         os.environ.update(_environment(cluster, task))
         horovod.init()
         _started = (cluster, task, cls(horovod))
         return _started[2]
 
-    def apart(self) -> HorovodCollectives:
+    def new_stream(self) -> HorovodCollectives:
         """Returns these collectives, which pair operations by name; see `Collectives`."""
         return self
 
@@ -89,11 +89,11 @@ class HorovodCollectives:
         """Returns the sums over all workers; see `Collectives`."""
         groups: dict[tf.DType, list[int]] = {}
         for position, tensor in enumerate(tensors):
-            groups.setdefault(summed_as(tensor.dtype), []).append(position)
+            groups.setdefault(accumulation_dtype(tensor.dtype), []).append(position)
         sums: list[tf.Tensor] = list(tensors)
         for dtype, positions in groups.items():
             carried = [tf.cast(tensors[position], dtype) for position in positions]
-            reduced = self._named(
+            reduced = self._run_named(
                 f"all_reduce_{dtype.name}",
                 self._horovod.grouped_allreduce,
                 carried,
@@ -105,33 +105,33 @@ class HorovodCollectives:
 
     def all_gather(self, tensor: tf.Tensor) -> tf.Tensor:
         """Returns the workers' tensors joined along axis 0; see `Collectives`."""
-        return self._moved("all_gather", self._horovod.allgather, tensor)
+        return self._transport("all_gather", self._horovod.allgather, tensor)
 
     def broadcast(self, tensor: tf.Tensor) -> tf.Tensor:
         """Returns the first worker's tensor; see `Collectives`."""
-        return self._moved("broadcast", self._horovod.broadcast, tensor, root_rank=0)
+        return self._transport("broadcast", self._horovod.broadcast, tensor, root_rank=0)
 
     def all_to_all(self, tensor: tf.Tensor, counts: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the rows that the workers sent to this one; see `Collectives`."""
         with tf.device("/device:CPU:0"):
             splits = tf.cast(counts, tf.int32)
-        carrier = _MOVED_AS.get(tensor.dtype, tensor.dtype)
+        carrier = _CARRIERS.get(tensor.dtype, tensor.dtype)
         sent = tensor if carrier == tensor.dtype else tf.bitcast(tensor, carrier)
-        received, splits = self._named("all_to_all", self._horovod.alltoall, sent, splits)
+        received, splits = self._run_named("all_to_all", self._horovod.alltoall, sent, splits)
         received = received if carrier == tensor.dtype else tf.bitcast(received, tensor.dtype)
         return tf.ensure_shape(received, [None, *tensor.shape[1:]]), tf.cast(splits, counts.dtype)
 
-    def _moved(
+    def _transport(
         self, kind: str, operation: Callable[..., tf.Tensor], tensor: tf.Tensor, **options: Any
     ) -> tf.Tensor:
         """Runs an operation that only moves, in a type of the same bits that Horovod knows."""
-        carrier = _MOVED_AS.get(tensor.dtype)
+        carrier = _CARRIERS.get(tensor.dtype)
         if carrier is None:
-            return self._named(kind, operation, tensor, **options)
-        moved = self._named(kind, operation, tf.bitcast(tensor, carrier), **options)
+            return self._run_named(kind, operation, tensor, **options)
+        moved = self._run_named(kind, operation, tf.bitcast(tensor, carrier), **options)
         return tf.bitcast(moved, tensor.dtype)
 
-    def _named(
+    def _run_named(
         self, kind: str, operation: Callable[..., Any], *arguments: Any, **options: Any
     ) -> Any:
         """Runs an operation under a name that is the same on all workers.
@@ -205,7 +205,7 @@ def _environment(cluster: ClusterSpec, task: Task) -> dict[str, str]:
     return {name: os.environ.get(name, value) for name, value in defaults.items()} | variables
 
 
-def _check_name_of_this_host(cluster: ClusterSpec, task: Task, version: str) -> None:
+def _check_hostname(cluster: ClusterSpec, task: Task, version: str) -> None:
     """Checks that Gloo will take an address that the other workers reach.
 
     Horovod 0.28.1 as released moves the data over the address that this machine's name stands
@@ -223,7 +223,7 @@ def _check_name_of_this_host(cluster: ClusterSpec, task: Task, version: str) -> 
         found = set()
     elsewhere = hosts - {cluster.addresses[task].host}
     reachable = {address for address in found if not ip_address(address).is_loopback}
-    if _IS_MENDED in version or (reachable if elsewhere else found):
+    if _FIXED_BUILD_TAG in version or (reachable if elsewhere else found):
         return
     raise ClusterConfigError(
         f"Horovod {version}'s Gloo moves data over the address of this machine's name. Received: "

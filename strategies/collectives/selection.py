@@ -11,7 +11,7 @@ from absl import logging
 
 from strategies._tensorflow import CommunicationOptions
 from strategies.collectives import Collectives, LocalCollectives
-from strategies.collectives.health.watchdog import watch_seconds, watched
+from strategies.collectives.health.watchdog import watch, watch_seconds
 from tf_config import ClusterConfigError, TFConfig
 
 VARIABLE = "KERAS_STRATEGIES_COMMUNICATION"
@@ -66,12 +66,12 @@ def start(
         started: Collectives = TensorFlowCollectives.start(
             config.cluster, config.task, timeout, device, options
         )
-        return watched(started, config.cluster, config.task, seconds)
+        return watch(started, config.cluster, config.task, seconds)
     from strategies.collectives import horovod
 
     _check_for_horovod(options, horovod.has_nccl())
     started = horovod.HorovodCollectives.start(config.cluster, config.task, timeout)
-    return watched(started, config.cluster, config.task, seconds)
+    return watch(started, config.cluster, config.task, seconds)
 
 
 def chosen(communication: str | None, environ: Mapping[str, str] = os.environ) -> str:

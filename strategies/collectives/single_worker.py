@@ -15,8 +15,8 @@ def single_worker_scope() -> Iterator[None]:
     New variables have its own initial values: Keras makes some where it saves a model. What needs
     the others raises, for it would not end.
 
-    >>> with alone():
-    ...     is_alone()
+    >>> with single_worker_scope():
+    ...     in_single_worker_scope()
     True
     """
     global _depth

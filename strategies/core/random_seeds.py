@@ -57,7 +57,7 @@ class SeedState(ResourceVariable):
         return super().assign(value, *args, **kwargs)
 
 
-def seed_states(first: int) -> Callable[..., SeedState]:
+def seed_state_creator(first: int) -> Callable[..., SeedState]:
     """Returns what makes one worker's copies, in the order of its replicas.
 
     Args:
@@ -74,7 +74,7 @@ def seed_states(first: int) -> Callable[..., SeedState]:
 
 
 @contextlib.contextmanager
-def own_seed(rank: int) -> Iterator[None]:
+def worker_seed_scope(rank: int) -> Iterator[None]:
     """Lets random operations that are made in a graph meanwhile have a seed of this worker's own.
 
     They are those of tf_keras's layers, and `tf.random.uniform` and its like. All workers have the

@@ -13,7 +13,10 @@ from strategies._tensorflow import ResourceVariable
 from strategies.variables.sparse_variable import SparseVariable
 
 # TensorFlow's words for an optimizer of another strategy, or of none.
-_MIXED = ("Must not nest tf.distribute.Strategy", "Mixing different tf.distribute.Strategy")
+_NESTED_MESSAGES = (
+    "Must not nest tf.distribute.Strategy",
+    "Mixing different tf.distribute.Strategy",
+)
 _NAMED = 3  # variables in a message
 
 
@@ -23,12 +26,12 @@ def is_outside(variable: Any) -> bool:
     >>> is_outside(tf.Variable(1.0))
     True
     """
-    held = variable
+    inner = variable
     for wrapper in ("value", "_variable"):  # Keras 3's own, and tf_keras's that casts
-        inner = getattr(held, wrapper, None)
-        held = inner if isinstance(inner, tf.Variable) else held
-    is_plain = isinstance(held, ResourceVariable) and not isinstance(held, SparseVariable)
-    return is_plain and not hasattr(held, "_distributed_container")
+        candidate = getattr(inner, wrapper, None)
+        inner = candidate if isinstance(candidate, tf.Variable) else inner
+    is_plain = isinstance(inner, ResourceVariable) and not isinstance(inner, SparseVariable)
+    return is_plain and not hasattr(inner, "_distributed_container")
 
 
 def check_updated(variable: Any, strategy: tf.distribute.Strategy) -> None:
@@ -65,7 +68,7 @@ def check_step(fn: Callable, strategy: tf.distribute.Strategy, is_summed: bool) 
 
 
 @contextlib.contextmanager
-def mixing_explained(fn: Callable, strategy: tf.distribute.Strategy) -> Iterator[None]:
+def explain_mixed_strategies(fn: Callable, strategy: tf.distribute.Strategy) -> Iterator[None]:
     """Turns TensorFlow's errors about two strategies in one step into ours.
 
     Raises:
@@ -74,7 +77,7 @@ def mixing_explained(fn: Callable, strategy: tf.distribute.Strategy) -> Iterator
     try:
         yield
     except RuntimeError as error:
-        if not any(words in str(error) for words in _MIXED):
+        if not any(words in str(error) for words in _NESTED_MESSAGES):
             raise
         model, _ = model_of(fn)
         variables = [] if model is None else _of_optimizer(model)

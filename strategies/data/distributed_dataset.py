@@ -22,7 +22,7 @@ from strategies._tensorflow import (
     get_distributed_datasets_from_function,
 )
 from strategies.collectives.health.agreement import agree, spec_text
-from strategies.data.sharding import Epochs, element_of, may_be_made_early
+from strategies.data.sharding import Epochs, element_of, may_prefetch
 
 _Replication = tf.distribute.InputReplicationMode
 
@@ -120,7 +120,7 @@ class ReplicaIteratorSpec(DistributedIteratorSpec):
 class ReplicaDataset(DistributedDataset):
     """A distributed dataset whose batches are the replicas' parts of the global batches.
 
-    The datasets of all workers have the same number of steps, which `share` and `equal_steps` see
+    The datasets of all workers have the same number of steps, which `shard_dataset` and `equal_steps` see
     to; so no iterator asks the others before each step whether they are done, as stock's do.
 
     Each replica's batch is on the replica's device. GPUs have the next one of numbers already,
@@ -150,17 +150,17 @@ class ReplicaDataset(DistributedDataset):
         self._dataset = dataset
 
     def __iter__(self) -> DistributedIterator:
-        self._agree()
-        if isinstance(self._dataset, Epochs) or not self._is_fetched_ahead(self._dataset):
+        self._check_same_steps()
+        if isinstance(self._dataset, Epochs) or not self._can_prefetch(self._dataset):
             return self._iterator(self._dataset)
         devices = self._input_workers.compute_devices_for_worker(0)
         if len(devices) > 1:
-            return self._dealt_out(self._dataset)
+            return self._round_robin_iterator(self._dataset)
         size = 1 if self._options is None else self._options.experimental_per_replica_buffer_size
         fetched = tf.data.experimental.prefetch_to_device(devices[0], size)
         return self._iterator(self._dataset.apply(fetched))
 
-    def _agree(self) -> None:
+    def _check_same_steps(self) -> None:
         """Checks that all workers begin to go through data of as many steps."""
         one = self._dataset.one_epoch if isinstance(self._dataset, Epochs) else self._dataset
         steps = int(one.cardinality()) if tf.executing_eagerly() else tf.data.UNKNOWN_CARDINALITY
@@ -179,25 +179,25 @@ class ReplicaDataset(DistributedDataset):
             iterator, self._input_workers, self.element_spec, self._strategy, self._options
         )
 
-    def _dealt_out(self, dataset: tf.data.Dataset) -> DistributedIterator:
+    def _round_robin_iterator(self, dataset: tf.data.Dataset) -> DistributedIterator:
         """Returns an iterator of TensorFlow's, which deals the replicas' batches out in turn."""
-        in_turn = dataset.flat_map(lambda *batch: _in_turn(element_of(dataset, batch)))
+        one_by_one = dataset.flat_map(lambda *batch: _one_by_one(element_of(dataset, batch)))
         dealt = DistributedDataset(
             self._input_workers,
             self._strategy,
-            components=[in_turn],
-            element_spec=distributed_spec(self._strategy, in_turn.element_spec),
+            components=[one_by_one],
+            element_spec=distributed_spec(self._strategy, one_by_one.element_spec),
             enable_get_next_as_optional=False,
             options=self._options,
         )
         return iter(dealt)
 
-    def _is_fetched_ahead(self, dataset: tf.data.Dataset) -> bool:
+    def _can_prefetch(self, dataset: tf.data.Dataset) -> bool:
         devices = self._input_workers.compute_devices_for_worker(0)
         return (
             # Logical CPUs share the host's memory.
             all("CPU" not in device for device in devices)
-            and may_be_made_early(dataset)
+            and may_prefetch(dataset)
             and all(_is_dense(spec) for spec in tf.nest.flatten(dataset.element_spec))
         )
 
@@ -259,7 +259,7 @@ def check_options(options: tf.distribute.InputOptions | None, per_replica: bool)
         )
 
 
-def of_each_replica(
+def per_replica_datasets(
     dataset_fn: Callable[[tf.distribute.InputContext], tf.data.Dataset],
     strategy: tf.distribute.Strategy,
     options: tf.distribute.InputOptions,
@@ -280,7 +280,7 @@ def of_each_replica(
     return get_distributed_datasets_from_function(dataset_fn, workers, contexts, strategy, options)
 
 
-def _in_turn(element: Any) -> tf.data.Dataset:
+def _one_by_one(element: Any) -> tf.data.Dataset:
     """Returns the batches of the replicas, one after the other."""
     count = len(tf.nest.flatten(element)[0].values)
     parts = [

@@ -10,7 +10,7 @@ from absl import logging
 
 from strategies.collectives import Collectives, LocalCollectives
 from strategies.collectives.workers import collectives_of
-from strategies.data.sharding import empty_element, ready
+from strategies.data.sharding import empty_element, mark_sharded
 
 _SHARDS = ("auto", "files", "rows")
 _UNEVEN = ("empty", "resample", "cut")
@@ -83,7 +83,7 @@ def read_files(
     _check(batch_size, readers, shuffle, shard, uneven, steps)
     names = names_of(files)
     collectives = collectives_of(strategy)
-    shard = shard_of(names, shard, collectives)
+    shard = shard_unit(names, shard, collectives)
     rows = rows_of(names, collectives, reader, readers, shuffle, seed, shard)
     size = _rows_a_step(batch_size, collectives)
     if steps is None:
@@ -94,7 +94,7 @@ def read_files(
         rows = rows_of(names, LocalCollectives(), reader, readers)
         return batches_of(rows, batch_size, "empty", steps)
 
-    return ready(batches_of(rows, size, uneven, steps), whole)
+    return mark_sharded(batches_of(rows, size, uneven, steps), whole)
 
 
 def names_of(files: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> list[str]:
@@ -171,7 +171,7 @@ def _steps(rows: tf.data.Dataset, size: int, uneven: str, collectives: Collectiv
     return min(counts) if uneven == "cut" else max(counts)
 
 
-def shard_of(names: Sequence[str], shard: str, collectives: Collectives) -> str:
+def shard_unit(names: Sequence[str], shard: str, collectives: Collectives) -> str:
     """Returns what is shared out, "files" or "rows"."""
     if shard == "rows" or collectives.size <= len(names):
         return "rows" if shard == "rows" else "files"

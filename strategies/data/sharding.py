@@ -20,7 +20,7 @@ from strategies.collectives import Collectives, LocalCollectives
 _Policy = tf.data.experimental.AutoShardPolicy
 _Maker = Callable[[], tf.data.Dataset]
 # Datasets of a worker's own steps, and what makes the dataset that they are parts of.
-_ready: weakref.WeakKeyDictionary[tf.data.Dataset, _Maker | None] = weakref.WeakKeyDictionary()
+_sharded: weakref.WeakKeyDictionary[tf.data.Dataset, _Maker | None] = weakref.WeakKeyDictionary()
 
 
 class Epochs:
@@ -68,7 +68,7 @@ class Epochs:
             return more, batch
 
         steps = tf.data.Dataset.counter().map(take).take_while(lambda more, _: more)
-        self._steps = steps.map(lambda _, batch: batch).with_options(_nothing_ahead())
+        self._steps = steps.map(lambda _, batch: batch).with_options(_no_prefetch_options())
         self._run, self._inside = run, inside
 
     def _is_at_start(self) -> bool:
@@ -81,17 +81,17 @@ class Epochs:
         return not self._inside.numpy()
 
 
-def may_be_made_early(dataset: tf.data.Dataset | Epochs) -> bool:
+def may_prefetch(dataset: tf.data.Dataset | Epochs) -> bool:
     """Returns whether batches may be made before they are asked for."""
-    if isinstance(dataset, Epochs) or _as_marked(dataset) in _ready:
+    if isinstance(dataset, Epochs) or _unwrapped(dataset) in _sharded:
         return False
     return dataset.options().experimental_optimization.inject_prefetch is not False
 
 
-def ready(dataset: tf.data.Dataset, whole: _Maker | None = None) -> tf.data.Dataset:
-    """Returns a dataset of a worker's own steps, as many on all workers, that `share` keeps whole.
+def mark_sharded(dataset: tf.data.Dataset, whole: _Maker | None = None) -> tf.data.Dataset:
+    """Returns a dataset of a worker's own steps, as many on all workers, that `shard_dataset` keeps whole.
 
-    What is made of it, by `map` for example, is any worker's own data to `share`: policy OFF.
+    What is made of it, by `map` for example, is any worker's own data to `shard_dataset`: policy OFF.
 
     Args:
       dataset: the steps.
@@ -100,14 +100,14 @@ def ready(dataset: tf.data.Dataset, whole: _Maker | None = None) -> tf.data.Data
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = _Policy.OFF
     dataset = dataset.with_options(options)
-    _ready[dataset] = whole
+    _sharded[dataset] = whole
     return dataset
 
 
-def whole_of(dataset: tf.data.Dataset) -> tf.data.Dataset | None:
+def unsharded(dataset: tf.data.Dataset) -> tf.data.Dataset | None:
     """Returns the dataset of all workers' rows; None if what is known is this worker's alone."""
-    while (dataset := _as_marked(dataset)) in _ready:
-        whole = _ready[dataset]
+    while (dataset := _unwrapped(dataset)) in _sharded:
+        whole = _sharded[dataset]
         if whole is None:
             return None
         dataset = whole()
@@ -115,15 +115,15 @@ def whole_of(dataset: tf.data.Dataset) -> tf.data.Dataset | None:
     return None if policy == _Policy.OFF else dataset
 
 
-def _as_marked(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Returns what is `ready` behind options, such as tf_keras's `predict` sets; else `dataset`."""
+def _unwrapped(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Returns what is marked behind options, such as tf_keras's `predict` sets; else `dataset`."""
     behind = dataset
-    while behind not in _ready and isinstance(behind, OptionsDataset):
+    while behind not in _sharded and isinstance(behind, OptionsDataset):
         (behind,) = behind._inputs()
-    return behind if behind in _ready else dataset
+    return behind if behind in _sharded else dataset
 
 
-def share(
+def shard_dataset(
     dataset: tf.data.Dataset, collectives: Collectives, replicas: int = 1, in_step: bool = True
 ) -> tf.data.Dataset | Epochs:
     """Returns this worker's part of a dataset of global batches.
@@ -138,7 +138,7 @@ def share(
 
     Where a worker has several replicas, an element has a batch for each of them.
 
-    Workers that run out early go on with empty batches. What is `ready` is only cut for the
+    Workers that run out early go on with empty batches. What is marked as sharded is only cut for the
     replicas of a worker. With DATA none does, for the policy says
     that the data are the same everywhere (Keras says so of arrays), and nobody asks. If they are
     shuffled by a function (external state that is to be ignored), the epochs are those of `Epochs`.
@@ -156,15 +156,15 @@ def share(
     others = collectives if in_step else LocalCollectives()
     if collectives.size * replicas == 1:
         return dataset
-    dataset = _as_marked(dataset)
-    if dataset in _ready:
-        if replicas == 1 or _is_cut(dataset.element_spec):
+    dataset = _unwrapped(dataset)
+    if dataset in _sharded:
+        if replicas == 1 or _is_per_replica(dataset.element_spec):
             return dataset
-        return _cut_batches(dataset, range(replicas), replicas)
+        return _shard_batches(dataset, range(replicas), replicas)
     policy = dataset.options().experimental_distribute.auto_shard_policy
     _check_batched(dataset.element_spec)
     if policy in (_Policy.AUTO, _Policy.DATA):
-        mine = cut(dataset, collectives.rank, collectives.size, replicas)
+        mine = shard_batches(dataset, collectives.rank, collectives.size, replicas)
         if policy == _Policy.DATA:
             # So Keras marks what it shuffles.
             state = dataset.options().experimental_external_state_policy
@@ -180,7 +180,7 @@ def share(
     return equal_steps(mine, others)
 
 
-def _is_cut(spec: Any) -> bool:
+def _is_per_replica(spec: Any) -> bool:
     """Whether elements have a batch for each replica."""
     return any(isinstance(leaf, PerReplicaSpec) for leaf in tf.nest.flatten(spec))
 
@@ -196,7 +196,7 @@ def equal_steps(
       ValueError: if some workers' datasets are infinite and others' are not.
     """
     if replicas > 1:
-        dataset = _in_groups(dataset, replicas)
+        dataset = _grouped_by_replica(dataset, replicas)
     if collectives.size == 1:
         return dataset
     mine = int(dataset.cardinality())
@@ -217,24 +217,26 @@ def equal_steps(
     return _until_all_are_done(dataset, empty, collectives)
 
 
-def cut(dataset: tf.data.Dataset, rank: int, size: int, replicas: int) -> tf.data.Dataset:
+def shard_batches(dataset: tf.data.Dataset, rank: int, size: int, replicas: int) -> tf.data.Dataset:
     """Returns the parts that one of `size` workers takes of each batch, one for each replica."""
     if size * replicas == 1:
         return dataset
     _check_batched(dataset.element_spec)
-    return _cut_batches(dataset, range(rank, size * replicas, size), size * replicas)
+    return _shard_batches(dataset, range(rank, size * replicas, size), size * replicas)
 
 
-def _cut_batches(dataset: tf.data.Dataset, parts: range, size: int) -> tf.data.Dataset:
+def _shard_batches(dataset: tf.data.Dataset, parts: range, size: int) -> tf.data.Dataset:
     """Cuts each batch to the rows of some of `size` replicas."""
 
     def mine(*batch: Any) -> Any:
-        return _together([_part(element_of(dataset, batch), index, size) for index in parts])
+        return _per_replica(
+            [_rows_of_part(element_of(dataset, batch), index, size) for index in parts]
+        )
 
     return dataset.map(mine, num_parallel_calls=tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)
 
 
-def _in_groups(dataset: tf.data.Dataset, replicas: int) -> tf.data.Dataset:
+def _grouped_by_replica(dataset: tf.data.Dataset, replicas: int) -> tf.data.Dataset:
     """Makes one element of each so many batches, with empty ones at the end where needed."""
     count = dataset.cardinality()
     empty = tf.data.Dataset.from_tensors(empty_batch(dataset.element_spec))
@@ -243,7 +245,7 @@ def _in_groups(dataset: tf.data.Dataset, replicas: int) -> tf.data.Dataset:
     def together(*window: Any) -> Any:
         batches = tf.data.Dataset.zip(element_of(windows, window))
         parts = [batches.skip(n).take(1).get_single_element() for n in range(replicas)]
-        return _together(parts)
+        return _per_replica(parts)
 
     groups = windows.map(together)
     if count < 0:
@@ -251,7 +253,7 @@ def _in_groups(dataset: tf.data.Dataset, replicas: int) -> tf.data.Dataset:
     return groups.apply(tf.data.experimental.assert_cardinality(-(-count // replicas)))
 
 
-def _together(parts: list[Any]) -> Any:
+def _per_replica(parts: list[Any]) -> Any:
     """Returns a value for one replica as it is, and one value of those for several."""
     if len(parts) == 1:
         return parts[0]
@@ -263,7 +265,7 @@ def _split_batches(dataset: tf.data.Dataset, size: int) -> tf.data.Dataset:
 
     def parts(*batch: Any) -> tf.data.Dataset:
         indices = tf.data.Dataset.range(size)
-        return indices.map(lambda index: _part(element_of(dataset, batch), index, size))
+        return indices.map(lambda index: _rows_of_part(element_of(dataset, batch), index, size))
 
     count = dataset.cardinality()
     split = dataset.flat_map(parts)
@@ -273,7 +275,7 @@ def _split_batches(dataset: tf.data.Dataset, size: int) -> tf.data.Dataset:
     return split.apply(tf.data.experimental.assert_cardinality(count if infinite else count * size))
 
 
-def _part(batch: Any, index: int | tf.Tensor, size: int) -> Any:
+def _rows_of_part(batch: Any, index: int | tf.Tensor, size: int) -> Any:
     """Returns part `index` of `size` of a batch; of n rows the first n mod size parts get more."""
     leaves = tf.nest.flatten(batch)
     rows = number_of_rows(leaves[0])
@@ -352,12 +354,12 @@ def _until_all_are_done(
     """Goes on with empty batches until no worker has rows; asks the others before each step."""
     flagged = dataset.map(lambda *batch: (1, element_of(dataset, batch)))
     endless = flagged.concatenate(empty.map(lambda *batch: (0, element_of(empty, batch))))
-    apart = collectives.apart()
-    steps = endless.take_while(lambda has, _: apart.all_reduce([has])[0] > 0)
-    return steps.map(lambda _, batch: batch).with_options(_nothing_ahead())
+    stream = collectives.new_stream()
+    steps = endless.take_while(lambda has, _: stream.all_reduce([has])[0] > 0)
+    return steps.map(lambda _, batch: batch).with_options(_no_prefetch_options())
 
 
-def _nothing_ahead() -> tf.data.Options:
+def _no_prefetch_options() -> tf.data.Options:
     """Returns options under which no step is made before it is asked for."""
     options = tf.data.Options()
     options.experimental_optimization.inject_prefetch = False

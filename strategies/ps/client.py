@@ -23,11 +23,11 @@ from tf_config import Address, ClusterSpec, Task
 from tf_config.connect import connect
 
 _CPU = "/device:CPU:0"
-_NAME_EVERY_SECONDS = 5.0
+_LOG_START_EVERY_SECONDS = 5.0
 _POLL_SECONDS = 0.1
 _ANSWER_SECONDS = 2.0
-_LOOK_EVERY_SECONDS = 1.0
-_SAY_EVERY_SECONDS = 10.0
+_CHECK_EVERY_SECONDS = 1.0
+_LOG_EVERY_SECONDS = 10.0
 _V1 = tf.compat.v1
 _T = TypeVar("_T")
 
@@ -56,19 +56,19 @@ class Server:
         self._options = None if is_optimized else FunctionCallOptions(config_proto=config)
         self._lock = threading.RLock()
         self._built: dict[Any, Any] = {}
-        self._apart: list[Server] = []
+        self._connections: list[Server] = []
         with self.building():
             # Every change of this server's variables is made under it.
             self.mutex = tf.raw_ops.MutexV2(shared_name="changes")
 
-    def apart(self) -> Server:
+    def new_connection(self) -> Server:
         """Returns another connection to it, for what is large and made of many functions.
 
         TensorFlow sends and copies all functions of a graph whenever something new is run, and
         more often where it is optimized: so what is added to one is not in the other's way.
         """
-        self._apart.append(Server(self.number, self.address, is_optimized=False))
-        return self._apart[-1]
+        self._connections.append(Server(self.number, self.address, is_optimized=False))
+        return self._connections[-1]
 
     @contextlib.contextmanager
     def building(self) -> Iterator[None]:
@@ -101,15 +101,15 @@ class Server:
         answer: queue.SimpleQueue = queue.SimpleQueue()
         call = threading.Thread(target=self._call, args=(answer, fetches, feeds), daemon=True)
         call.start()
-        start = named = time.monotonic()
+        start = logged = time.monotonic()
         while True:
             try:
-                result, error = answer.get(timeout=_LOOK_EVERY_SECONDS)
+                result, error = answer.get(timeout=_CHECK_EVERY_SECONDS)
                 break
             except queue.Empty:
                 now = time.monotonic()
-                if now - named >= _SAY_EVERY_SECONDS:
-                    named = now
+                if now - logged >= _LOG_EVERY_SECONDS:
+                    logged = now
                     logging.warning(
                         "Waiting for ps %d (%s), or for another worker there: %.0f s.",
                         self.number, self.address, now - start,
@@ -138,7 +138,7 @@ class Server:
 
     def sessions(self) -> list[tf.compat.v1.Session]:
         """Returns what is to be closed: its session, and those of its other connections."""
-        return [self._session, *(other for each in self._apart for other in each.sessions())]
+        return [self._session, *(other for each in self._connections for other in each.sessions())]
 
     def locked(
         self, body: Callable[[], Sequence[tf.Tensor]], mutex: tf.Tensor | None = None
@@ -214,11 +214,11 @@ class Servers:
         self.servers = tuple(servers)
         self.rank = rank
         self.size = size
-        self.here = [True] * size
+        self.present = [True] * size
 
-    def acts_for(self, server: int) -> bool:
+    def is_leader_of(self, server: int) -> bool:
         """Whether it is this worker that does for a server what one of them does for all."""
-        return self.rank == acting(server, self.here)
+        return self.rank == leader(server, self.present)
 
     def __len__(self) -> int:
         return len(self.servers)
@@ -230,7 +230,9 @@ class Servers:
         answers: queue.SimpleQueue = queue.SimpleQueue()
         # Not a pool of threads, which is closed when a script has ended and the rest is sent.
         for server in self.servers:
-            threading.Thread(target=_answer, args=(answers, action, server), daemon=True).start()
+            threading.Thread(
+                target=_put_answer, args=(answers, action, server), daemon=True
+            ).start()
         results: dict[int, _T] = {}
         for _ in self.servers:
             number, result, error = answers.get()
@@ -240,17 +242,19 @@ class Servers:
         return [results[server.number] for server in self.servers]
 
 
-def acting(number: int, here: Sequence[bool]) -> int:
+def leader(number: int, present: Sequence[bool]) -> int:
     """Returns the rank of who does the part of a number, of those workers that are here.
 
     >>> acting(4, [True, True, True]), acting(4, [True, False, True])
     (1, 2)
     """
-    ranks = [(number + step) % len(here) for step in range(len(here))]
-    return next(rank for rank in ranks if here[rank])
+    ranks = [(number + step) % len(present) for step in range(len(present))]
+    return next(rank for rank in ranks if present[rank])
 
 
-def _answer(answers: queue.SimpleQueue, action: Callable[[Server], Any], server: Server) -> None:
+def _put_answer(
+    answers: queue.SimpleQueue, action: Callable[[Server], Any], server: Server
+) -> None:
     try:
         answers.put((server.number, action(server), None))
     except BaseException as error:
@@ -268,7 +272,7 @@ def is_gone(address: Address) -> bool:
         return False
 
 
-def join(cluster: ClusterSpec, task: Task, timeout: float) -> Servers:
+def connect_servers(cluster: ClusterSpec, task: Task, timeout: float) -> Servers:
     """Returns the servers of a cluster, when all of them answer.
 
     Args:
@@ -279,15 +283,15 @@ def join(cluster: ClusterSpec, task: Task, timeout: float) -> Servers:
     Raises:
       TimeoutError: if a server does not answer in time; the message names it.
     """
-    _wait(cluster, task, timeout)
+    _wait_for_servers(cluster, task, timeout)
     servers = [Server(server.index, cluster.addresses[server]) for server in cluster.tasks("ps")]
     tasks = cluster.training_tasks
     return Servers(servers, tasks.index(task), len(tasks))
 
 
-def _wait(cluster: ClusterSpec, task: Task, timeout: float) -> None:
+def _wait_for_servers(cluster: ClusterSpec, task: Task, timeout: float) -> None:
     missing = list(cluster.tasks("ps"))
-    start = named = time.monotonic()
+    start = logged = time.monotonic()
     while missing:
         answers = connect([cluster.addresses[server] for server in missing], _ANSWER_SECONDS)
         missing = [s for s in missing if answers[cluster.addresses[s]].state != "taken"]
@@ -299,8 +303,8 @@ def _wait(cluster: ClusterSpec, task: Task, timeout: float) -> None:
                 f"{task}: no answer from {names}. Start 'python -m strategies.serve' as each of "
                 "them, as 'tf-config run' does, and see that its address is open."
             )
-        if missing and now - named >= _NAME_EVERY_SECONDS:
-            named = now
+        if missing and now - logged >= _LOG_START_EVERY_SECONDS:
+            logged = now
             logging.warning("%s waits for %s: %.0f s of %g s.", task, names, now - start, timeout)
         if missing:
             time.sleep(_POLL_SECONDS)

@@ -16,7 +16,7 @@ from strategies.ps.variables import SharedVariable
 _CPU = "/device:CPU:0"
 
 
-def first_value(kwargs: dict[str, Any]) -> np.ndarray:
+def initial_value(kwargs: dict[str, Any]) -> np.ndarray:
     """Returns the initial value that this worker's script asks for."""
     with tf.init_scope(), tf.device(_CPU):
         value = kwargs["initial_value"]
@@ -28,7 +28,7 @@ def first_value(kwargs: dict[str, Any]) -> np.ndarray:
         return value.numpy() if value.dtype != tf.string else np.array(value.numpy(), object)
 
 
-def kind_of(kwargs: dict[str, Any], is_geo: bool, in_step: bool) -> str:
+def variable_kind(kwargs: dict[str, Any], is_geo: bool, in_step: bool) -> str:
     """Returns what a new variable is: "weight", "counter", "state" or "local".
 
     Args:
@@ -43,16 +43,16 @@ def kind_of(kwargs: dict[str, Any], is_geo: bool, in_step: bool) -> str:
     # counters of a model, which are the worker's own.
     named = kwargs.get("name") is not None
     if kwargs.get("name") == "iteration" or named and first:
-        is_counter = not is_geo and _is_whole_number(first_value(kwargs))
+        is_counter = not is_geo and _is_whole_number(initial_value(kwargs))
         return "counter" if is_counter else "local"
     if first:
         return "local"
     if kwargs.get("trainable") is not False:
-        return "weight" if first_value(kwargs).dtype.kind not in "OSU" else "local"
+        return "weight" if initial_value(kwargs).dtype.kind not in "OSU" else "local"
     if in_step or not is_unsynchronized_state(kwargs):
         return "local"
     # A single number is a setting, such as tf_keras's learning rate.
-    return "state" if first_value(kwargs).shape else "local"
+    return "state" if initial_value(kwargs).shape else "local"
 
 
 def _is_whole_number(value: np.ndarray) -> bool:
@@ -60,27 +60,26 @@ def _is_whole_number(value: np.ndarray) -> bool:
     return value.shape == () and value.dtype.kind in "iu"
 
 
-def contain(held: RemoteVariable, shared: SharedVariable) -> None:
+def set_distributed_container(remote: RemoteVariable, shared: SharedVariable) -> None:
     """Lets an optimizer find the variable that a part of it on a server is of."""
-    for part in held.parts:
+    for part in remote.parts:
         part.handle._distributed_container = lambda: shared
 
 
-def assigns(fn: Callable) -> bool:
+def is_assignment(fn: Callable) -> bool:
     """Whether a function gives a variable another value, and adds nothing to it."""
-    return "assign" in getattr(fn, "__code__", assigns.__code__).co_names
+    return "assign" in getattr(fn, "__code__", is_assignment.__code__).co_names
 
 
-def aggregated(variable: Any) -> Any:
-    """Returns a variable of which it is said what several replicas' values make.
+def check_aggregation(variable: Any) -> None:
+    """Checks that a variable says how the values of several replicas are aggregated.
 
     Raises:
-      ValueError: if it is not.
+      ValueError: if it does not.
     """
     if variable.aggregation == tf.VariableAggregation.NONE:
         raise ValueError(
             "Several replicas of a worker send one change. Received: a new value of each for "
-            f"{variable.held.path!r}. Make the variable with an aggregation, such as "
+            f"{variable.remote.path!r}. Make the variable with an aggregation, such as "
             "tf.VariableAggregation.SUM."
         )
-    return variable

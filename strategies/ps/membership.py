@@ -7,16 +7,16 @@ import tensorflow as tf
 from strategies._tensorflow import ResourceVariable
 
 # States of a worker. One that was killed is still there; one that comes again is there again.
-AWAITED, HERE, LEFT = 0, 1, 2
+AWAITED, PRESENT, LEFT = 0, 1, 2
 SAME_SCRIPT = (
     "Workers and a chief run the same script, each with its own TF_CONFIG; one that starts "
     "tf.distribute.Server in place of it does not train: leave that branch out."
 )
 
 
-def states(workers: int) -> ResourceVariable:
+def worker_states(workers: int) -> ResourceVariable:
     """Returns each worker's state, in a graph of what runs on a server."""
-    with tf.name_scope("presence/"):
+    with tf.name_scope("membership/"):
         return ResourceVariable(tf.zeros([workers], tf.int32), name="states", trainable=False)
 
 
@@ -34,28 +34,28 @@ class Membership:
     def __init__(self, target: str, workers: int):
         self._graph = tf.Graph()
         with self._graph.as_default(), tf.device("/device:CPU:0"):
-            self._states = states(workers)
-            self._begin = self._states.initializer
-            self._is_begun = self._states.is_initialized()
+            self._states = worker_states(workers)
+            self._initialize = self._states.initializer
+            self._is_initialized = self._states.is_initialized()
             self._present = self._states.read_value()
-            self._who = tf.compat.v1.placeholder(tf.int32, [])
-            self._what = tf.compat.v1.placeholder(tf.int32, [])
-            self._tell = self._states.scatter_update(
-                tf.IndexedSlices([self._what], [self._who]), name="tell"
+            self._worker = tf.compat.v1.placeholder(tf.int32, [])
+            self._state = tf.compat.v1.placeholder(tf.int32, [])
+            self._set_state = self._states.scatter_update(
+                tf.IndexedSlices([self._state], [self._worker]), name="set_state"
             ).op
         self.session = tf.compat.v1.Session(target, graph=self._graph)
 
-    def begin(self) -> None:
+    def initialize(self) -> None:
         """Says that no worker has come yet."""
-        self.session.run(self._begin)
+        self.session.run(self._initialize)
 
-    def is_begun(self) -> bool:
+    def is_initialized(self) -> bool:
         """Whether the server has said so."""
-        return bool(self.session.run(self._is_begun))
+        return bool(self.session.run(self._is_initialized))
 
-    def tell(self, worker: int, state: int) -> None:
+    def set_state(self, worker: int, state: int) -> None:
         """Says where a worker is."""
-        self.session.run(self._tell, {self._who: worker, self._what: state})
+        self.session.run(self._set_state, {self._worker: worker, self._state: state})
 
     def workers(self, state: int) -> list[int]:
         """Returns the workers of a state, by rank."""

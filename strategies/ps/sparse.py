@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from strategies.ps.changes import Change
 from strategies.ps.registry import RemoteVariable
+from strategies.ps.updates import VariableUpdate
 from strategies.ps.variables import ServerView, current_server, viewing
 from strategies.reduction.sparse import is_marked_reduced
 from strategies.variables.growable_array import GrowableArray
@@ -48,7 +48,7 @@ class RemoteRowVariable(SparseVariable):
         self._parts = tuple(parts)
         self._make_slot = make_slot
         # Of the optimizer's changes; it has no slices that a worker has copies of.
-        self.held = RemoteVariable(f"rows/{name}", name, (), self.dtype, ())
+        self.remote = RemoteVariable(f"rows/{name}", name, (), self.dtype, ())
 
     @property
     def servers(self) -> int:
@@ -82,22 +82,22 @@ class RemoteRowVariable(SparseVariable):
         return RemoteRowVariable(parts, row, False, name, self._distribute_strategy)
 
 
-class RowChange(Change):
+class RowUpdate(VariableUpdate):
     """A change of the rows in view."""
 
     variable: RemoteRowVariable  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        names = self.variable.view.rows()
-        self._owners = names % self.variable.servers
-        self._rows = names // self.variable.servers
+        global_rows = self.variable.view.rows()
+        self._owners = global_rows % self.variable.servers
+        self._rows = global_rows // self.variable.servers
         # One of no width, where no argument has a part for each row: the rows are to be known.
-        self._in_view = [_dense(leaf) for leaf in self.leaves if self.kind(leaf) == "view"] or [
-            tf.zeros([tf.size(names), 0])
+        self._in_view = [_dense(leaf) for leaf in self.leaves if self.transfer(leaf) == "view"] or [
+            tf.zeros([tf.size(global_rows), 0])
         ]
 
-    def kind(self, leaf: Any) -> str:
+    def transfer(self, leaf: Any) -> str:
         """Returns how an argument travels: "view", one row for each in view, "whole" or "fixed"."""
         if isinstance(leaf, tf.IndexedSlices):
             return "view"
@@ -110,35 +110,38 @@ class RowChange(Change):
         """How many pairs of values and rows travel."""
         return len(self._in_view)
 
-    def sent(self, server: int) -> Iterator[tf.Tensor]:
+    def pieces(self, server: int) -> Iterator[tf.Tensor]:
         """Yields what a server gets: for each argument in view the values and their rows."""
         mine = self._owners == server
         for value in self._in_view:
             yield tf.boolean_mask(value, mine)
             yield tf.boolean_mask(self._rows, mine)
 
-    def places(self) -> Iterator[tuple[tf.Tensor, tf.Tensor]]:
-        """Yields placeholders for what `sent` yields."""
+    def placeholders(self) -> Iterator[tuple[tf.Tensor, tf.Tensor]]:
+        """Yields placeholders for what `pieces` yields."""
         for value in self._in_view:
             values = tf.compat.v1.placeholder(value.dtype, [None, value.shape[1]])
             yield values, tf.compat.v1.placeholder(tf.int64, [None])
 
-    def make(
-        self, view: ServerView, sent: Sequence[tuple[tf.Tensor, tf.Tensor]], wholes: dict[int, Any]
+    def apply(
+        self,
+        view: ServerView,
+        pieces: Sequence[tuple[tf.Tensor, tf.Tensor]],
+        wholes: dict[int, Any],
     ) -> None:
         """Makes the change on a server.
 
         Args:
           view: of that server.
-          sent: what it got; of several steps a row may be named more than once.
+          pieces: what it got; of several steps a row may be named more than once.
           wholes: the arguments that are not in view, by their position.
         """
-        rows, positions = tf.unique(sent[0][1])
+        rows, positions = tf.unique(pieces[0][1])
         count = tf.size(rows)
-        sums = iter([tf.math.unsorted_segment_sum(v, positions, count) for v, _ in sent])
+        sums = iter([tf.math.unsorted_segment_sum(v, positions, count) for v, _ in pieces])
         leaves = []
         for position, leaf in enumerate(self.leaves):
-            if self.kind(leaf) == "view":
+            if self.transfer(leaf) == "view":
                 value = next(sums)
                 is_sparse = isinstance(leaf, tf.IndexedSlices)
                 leaf = _sparse(value) if is_sparse else value
@@ -149,10 +152,10 @@ class RowChange(Change):
             self.fn(self.variable, *args, **kwargs)
 
 
-def change_of(variable: Any, fn: Callable, args: Any) -> Change:
+def update_call(variable: Any, fn: Callable, args: Any) -> VariableUpdate:
     """Returns a call of a function that changes a variable."""
-    kind = RowChange if isinstance(variable, RemoteRowVariable) else Change
-    return kind(variable, fn, args)
+    cls = RowUpdate if isinstance(variable, RemoteRowVariable) else VariableUpdate
+    return cls(variable, fn, args)
 
 
 def _dense(leaf: Any) -> tf.Tensor:

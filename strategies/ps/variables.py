@@ -32,29 +32,29 @@ class ServerView:
     def __init__(
         self,
         server: Server,
-        held: RemoteVariable | None,
+        remote: RemoteVariable | None,
         number: int,
         local: Callable[[Any], tf.Tensor],
     ):
         self.server = server
-        self._held = held
+        self._remote = remote
         self._number = number
         self.local = local
 
-    def part(self, held: RemoteVariable) -> ResourceVariable:
+    def part(self, remote: RemoteVariable) -> ResourceVariable:
         """Returns what stands for a variable.
 
         Raises:
           ValueError: if the change may not touch it.
         """
-        if held.is_counter:
-            return held.parts[self.server.number]
-        if self._held is not None and held.slices == self._held.slices:
-            return held.parts[self._number]
-        changed = "none" if self._held is None else self._held.path
+        if remote.is_counter:
+            return remote.parts[self.server.number]
+        if self._remote is not None and remote.slices == self._remote.slices:
+            return remote.parts[self._number]
+        changed = "none" if self._remote is None else self._remote.path
         raise ValueError(
             "A change on a parameter server reads and writes one variable, and what was made "
-            f"beside it. Received: a change of {changed!r} that uses {held.path!r}. Take an "
+            f"beside it. Received: a change of {changed!r} that uses {remote.path!r}. Take an "
             "optimizer that treats each variable for itself, such as Adam."
         )
 
@@ -95,39 +95,39 @@ class LocalVariable(MirroredVariable):
         return super().value() if view is None else view.local(self)
 
 
-class _OnServers(MirroredVariable):
+class _RemoteMirroredVariable(MirroredVariable):
     """A variable that servers hold.
 
     Attributes:
       held: what they hold.
     """
 
-    held: RemoteVariable
+    remote: RemoteVariable
 
     def _get(self) -> Any:
         view = _view()
-        return self._outside() if view is None else view.part(self.held)
+        return self._read_outside() if view is None else view.part(self.remote)
 
     def _get_on_device_or_primary(self) -> Any:
         view = _view()
-        return self._outside_on_device() if view is None else view.part(self.held)
+        return self._read_outside_on_device() if view is None else view.part(self.remote)
 
     @property
     def handle(self) -> Any:
         """The resource."""
         view = _view()
-        return super().handle if view is None else view.part(self.held).handle
+        return super().handle if view is None else view.part(self.remote).handle
 
     def _update(self, update_fn: Callable, value: Any, **kwargs: Any) -> Any:
         view = _view()
         if view is None:
             return self._update_outside(update_fn, value, kwargs)
-        return update_fn(view.part(self.held), value, **kwargs)
+        return update_fn(view.part(self.remote), value, **kwargs)
 
-    def _outside(self) -> Any:
+    def _read_outside(self) -> Any:
         return super()._get()
 
-    def _outside_on_device(self) -> Any:
+    def _read_outside_on_device(self) -> Any:
         return super()._get_on_device_or_primary()
 
     def _update_outside(self, update_fn: Callable, value: Any, kwargs: dict[str, Any]) -> Any:
@@ -140,11 +140,11 @@ class _OnServers(MirroredVariable):
         return self.assign(restored_tensors[VARIABLE_VALUE_KEY])
 
 
-class SharedVariable(_OnServers):
+class SharedVariable(_RemoteMirroredVariable):
     """A weight or a counter: this worker's copy of what the servers hold."""
 
     def _update_outside(self, update_fn: Callable, value: Any, kwargs: dict[str, Any]) -> Any:
-        return self.distribute_strategy.extended._change(self, update_fn, value, kwargs)
+        return self.distribute_strategy.extended._assign(self, update_fn, value, kwargs)
 
     def update_copy(self, update_fn: Callable, value: Any, **kwargs: Any) -> Any:
         """Changes the worker's copy alone."""
@@ -173,23 +173,23 @@ class CounterVariable(SharedVariable):
         return super().assign(value, use_locking, name, read_value)
 
 
-class SlotVariable(_OnServers):
+class SlotVariable(_RemoteMirroredVariable):
     """A part of an optimizer's state, beside its variable on the servers and nowhere else."""
 
-    values_on_servers: VariableRegistry
+    registry: VariableRegistry
 
-    def _outside(self) -> tf.Tensor:
+    def _read_outside(self) -> tf.Tensor:
         if not tf.executing_eagerly():
             raise NotImplementedError(
                 "An optimizer's state is on the parameter servers, and read there while a "
-                f"variable changes. Received: {self.held.path!r} read in a function. Leave out "
+                f"variable changes. Received: {self.remote.path!r} read in a function. Leave out "
                 "what reads it between the steps (use_ema, gradient_accumulation_steps), or take "
                 "mode='geo', where workers have optimizers of their own."
             )
-        return tf.constant(self.values_on_servers.read([self.held])[0], self.held.dtype)
+        return tf.constant(self.registry.read([self.remote])[0], self.remote.dtype)
 
-    def _outside_on_device(self) -> tf.Tensor:
-        return self._outside()
+    def _read_outside_on_device(self) -> tf.Tensor:
+        return self._read_outside()
 
     def value(self) -> Any:
         """Returns the value."""
@@ -197,9 +197,9 @@ class SlotVariable(_OnServers):
 
     def _update_outside(self, update_fn: Callable, value: Any, kwargs: dict[str, Any]) -> Any:
         kwargs.pop("read_value", None)
-        copy = ResourceVariable(self._outside(), trainable=False)
+        copy = ResourceVariable(self._read_outside(), trainable=False)
         update_fn(copy, value, **kwargs)
-        self.values_on_servers.write(self.held, copy.numpy())
+        self.registry.write(self.remote, copy.numpy())
         return self
 
     @property
@@ -213,12 +213,12 @@ def add(variable: ResourceVariable, delta: tf.Tensor) -> None:
     variable.assign_add(delta, read_value=False)
 
 
-def copy_of(variable: SharedVariable) -> tf.Tensor:
+def local_copy(variable: SharedVariable) -> tf.Tensor:
     """Returns the value of a worker's copy."""
     return variable.values[0].read_value()
 
 
-def take_up(variable: SharedVariable, value: tf.Tensor) -> None:
+def assign_copy(variable: SharedVariable, value: tf.Tensor) -> None:
     """Gives a worker's copy another value, on all of its replicas."""
     for copy in variable.values:
         with tf.device(copy.device):

@@ -27,12 +27,12 @@ class PartitionSpec:
     The first parts have one row or element more than the last ones where it does not come out
     even.
 
-    >>> Cut((5, 3), 2).sizes, Cut((5, 3), 2).shape_of(1)
+    >>> PartitionSpec((5, 3), 2).sizes, PartitionSpec((5, 3), 2).shape_of(1)
     ((3, 2), (2, 3))
-    >>> Cut((3, 2, 2), 4).sizes, Cut((3, 2, 2), 4).shape_of(0)
+    >>> PartitionSpec((3, 2, 2), 4).sizes, PartitionSpec((3, 2, 2), 4).shape_of(0)
     ((3, 3, 3, 3), (3,))
-    >>> cut = Cut((5, 3), 2)
-    >>> cut.part(tf.reshape(tf.range(15), [5, 3]), 1).numpy().tolist()
+    >>> spec = PartitionSpec((5, 3), 2)
+    >>> spec.part(tf.reshape(tf.range(15), [5, 3]), 1).numpy().tolist()
     [[9, 10, 11], [12, 13, 14]]
 
     Attributes:
@@ -55,7 +55,7 @@ class PartitionSpec:
         each, more = divmod(units, self.count)
         return tuple(each + (number < more) for number in range(self.count))
 
-    def begin_of(self, number: int) -> int:
+    def offset_of(self, number: int) -> int:
         """Returns the first row or element of a part."""
         return sum(self.sizes[:number])
 
@@ -65,13 +65,13 @@ class PartitionSpec:
 
     def part(self, value: Any, number: int) -> Any:
         """Returns one part of a tensor, or of a gradient of rows (`tf.IndexedSlices`)."""
-        begin, size = self.begin_of(number), self.sizes[number]
+        begin, size = self.offset_of(number), self.sizes[number]
         if isinstance(value, tf.IndexedSlices) and self.by_rows:
             indices = value.indices - tf.cast(begin, value.indices.dtype)
-            mine = (indices >= 0) & (indices < tf.cast(size, indices.dtype))
+            sliced = (indices >= 0) & (indices < tf.cast(size, indices.dtype))
             return tf.IndexedSlices(
-                tf.boolean_mask(value.values, mine),
-                tf.boolean_mask(indices, mine),
+                tf.boolean_mask(value.values, sliced),
+                tf.boolean_mask(indices, sliced),
                 tf.constant(self.shape_of(number), indices.dtype),
             )
         value = tf.convert_to_tensor(value)
@@ -87,7 +87,7 @@ class Partition:
     """The parts of one variable, and which of them is in view.
 
     Args:
-      cut: how the variable is cut.
+      spec: how the variable is cut.
       numbers: the parts that this process holds.
       join: returns all parts joined along their first axis, given this process's.
       written: returns which of `numbers` an assignment writes that is made with no part in view;
@@ -96,12 +96,12 @@ class Partition:
 
     def __init__(
         self,
-        cut: PartitionSpec,
+        spec: PartitionSpec,
         numbers: Sequence[int],
         join: Callable[[list[tf.Tensor]], tf.Tensor],
         written: Callable[[], Sequence[int]] | None = None,
     ):
-        self.cut = cut
+        self.spec = spec
         self.numbers = tuple(numbers)
         self.join = join
         self.written = written or (lambda: self.numbers)
@@ -193,16 +193,16 @@ class PartitionedVariable(_Readable):
 
     Args:
       parts: this process's, in the order of the split's numbers.
-      split: how it is split.
+      partition: how it is split.
       name: as Keras asked for.
     """
 
-    def __init__(self, parts: Sequence[tf.Variable], split: Partition, name: str):
+    def __init__(self, parts: Sequence[tf.Variable], partition: Partition, name: str):
         super().__init__(name, parts[0].dtype)
-        self._parts = dict(zip(split.numbers, parts, strict=True))
-        self._split = split
+        self._parts = dict(zip(partition.numbers, parts, strict=True))
+        self._partition = partition
         self._unique_id = f"{parts[0]._unique_id}_split"
-        self._kept: tf.Tensor | None = None
+        self._cached: tf.Tensor | None = None
 
     @property
     def parts(self) -> tuple[tf.Variable, ...]:
@@ -212,8 +212,8 @@ class PartitionedVariable(_Readable):
     @property
     def shape(self) -> tf.TensorShape:
         """Of the part in view, or the whole."""
-        number, cut = self._split.in_view, self._split.cut
-        return tf.TensorShape(cut.shape if number is None else cut.shape_of(number))
+        number, spec = self._partition.in_view, self._partition.spec
+        return tf.TensorShape(spec.shape if number is None else spec.shape_of(number))
 
     @property
     def device(self) -> str:
@@ -222,31 +222,31 @@ class PartitionedVariable(_Readable):
 
     def value(self) -> tf.Tensor:
         """Returns the part in view, or the whole: then all workers have to read it."""
-        number, split = self._split.in_view, self._split
+        number, partition = self._partition.in_view, self._partition
         if number is not None:
             return self._parts[number].value()
-        if self._kept is not None:
-            return self._kept
-        return split.cut.whole(split.join([part.value() for part in self.parts]))
+        if self._cached is not None:
+            return self._cached
+        return partition.spec.whole(partition.join([part.value() for part in self.parts]))
 
     @contextlib.contextmanager
-    def kept(self) -> Iterator[None]:
+    def cached_whole(self) -> Iterator[None]:
         """Lets this process read the whole by itself, as it was when all workers entered."""
-        self._kept = self.value()
+        self._cached = self.value()
         try:
             yield
         finally:
-            self._kept = None
+            self._cached = None
 
     def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
         """Writes the part in view, or all parts that are held here from the whole."""
         value = tf.convert_to_tensor(value, self.dtype)
-        number, split = self._split.in_view, self._split
+        number, partition = self._partition.in_view, self._partition
         if number is not None:
             self._parts[number].assign(value)
         else:
-            for written in split.written():
-                self._parts[written].assign(split.cut.part(value, written))
+            for written in partition.written():
+                self._parts[written].assign(partition.spec.part(value, written))
         return self
 
     def _serialize_to_tensors(self) -> dict[str, tf.Tensor]:
@@ -261,15 +261,15 @@ class PartView(_Readable):
 
     Args:
       variable: the whole, of one replica.
-      cut: how it is cut.
+      spec: how it is cut.
       number: the part.
       key: the `_unique_id` by which an optimizer knows the variable.
     """
 
-    def __init__(self, variable: tf.Variable, cut: PartitionSpec, number: int, key: str):
+    def __init__(self, variable: tf.Variable, spec: PartitionSpec, number: int, key: str):
         super().__init__(variable.name, variable.dtype)
         self._variable = variable
-        self._cut = cut
+        self._spec = spec
         self._number = number
         self._unique_id = key
         self._written: tf.Tensor | None = None
@@ -277,7 +277,7 @@ class PartView(_Readable):
     @property
     def shape(self) -> tf.TensorShape:
         """The part's."""
-        return tf.TensorShape(self._cut.shape_of(self._number))
+        return tf.TensorShape(self._spec.shape_of(self._number))
 
     @property
     def device(self) -> str:
@@ -287,7 +287,7 @@ class PartView(_Readable):
     def value(self) -> tf.Tensor:
         """Returns the part as the update has left it so far."""
         if self._written is None:
-            return self._cut.part(self._variable.value(), self._number)
+            return self._spec.part(self._variable.value(), self._number)
         return self._written
 
     def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:

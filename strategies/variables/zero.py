@@ -42,7 +42,7 @@ class ShardedOptimizerState:
         self._count = count
         begin = collectives.rank * len(devices)
         self._numbers = range(begin, begin + len(devices))
-        self._splits: dict[str, Partition] = {}
+        self._partitions: dict[str, Partition] = {}
 
     def new_state(
         self, next_creator: Callable, first_value: Callable[[Any, Any], tf.Tensor], kwargs: Mapping
@@ -56,7 +56,7 @@ class ShardedOptimizerState:
         """
         beside = kwargs.get("colocate_with")
         ends, begins = _WHOLE_NAMES
-        if not self._is_split(beside) or kwargs["name"].endswith(ends):
+        if not self._is_sharded(beside) or kwargs["name"].endswith(ends):
             return None
         if kwargs["name"].startswith(begins):
             return None
@@ -64,18 +64,18 @@ class ShardedOptimizerState:
             value = first_value(kwargs["initial_value"], kwargs.get("dtype"))
         if value.shape != kwargs["colocate_with"].shape:
             return None
-        split = self._split_of(beside)
+        partition = self._partition_of(beside)
         options = {k: v for k, v in kwargs.items() if k not in ("colocate_with", "aggregation")}
         parts = []
-        for number, device in zip(split.numbers, self._devices, strict=True):
+        for number, device in zip(partition.numbers, self._devices, strict=True):
             with tf.device(device):
-                options["initial_value"] = _part_of(value, split.cut, number)
+                options["initial_value"] = _part_of(value, partition.spec, number)
                 parts.append(next_creator(**options))
-        return PartitionedVariable(parts, split, kwargs["name"])
+        return PartitionedVariable(parts, partition, kwargs["name"])
 
     def can_update(self, variable: Any) -> bool:
         """Returns whether a variable is in parts, or its optimizer's state is."""
-        return isinstance(variable, PartitionedVariable) or _key(variable) in self._splits
+        return isinstance(variable, PartitionedVariable) or _key(variable) in self._partitions
 
     def update(self, variable: Any, update: Callable, args: Sequence[Any], kwargs: Mapping) -> None:
         """Updates a variable on all replicas of this worker.
@@ -89,13 +89,13 @@ class ShardedOptimizerState:
           args: gradients and others; those of the variable's shape are cut as it is.
           kwargs: further arguments.
         """
-        if _is_step_of_elementwise(update, args, variable.shape):
-            split = self._splits[_key(variable)]
+        if _is_elementwise_step(update, args, variable.shape):
+            partition = self._partitions[_key(variable)]
             written = []
             for replica in range(len(self._devices)):
                 with UpdateContext(replica):
                     written.append(self._part(variable, replica, update, args, kwargs))
-            whole = split.cut.whole(split.join(written))
+            whole = partition.spec.whole(partition.join(written))
             for component in variable.values:
                 with tf.device(component.device):
                     component.assign(whole)
@@ -127,12 +127,12 @@ class ShardedOptimizerState:
           args: gradients and others; those of the variable's shape are cut as it is.
           kwargs: further arguments.
         """
-        if _is_step_of_elementwise(update, args, variable.shape):
+        if _is_elementwise_step(update, args, variable.shape):
             part = self._part(variable, replica, update, args, kwargs)
             component = variable.values[replica]
             with tf.device(component.device):
-                cut = self._splits[_key(variable)].cut
-                component.assign(cut.whole(collectives.all_gather(part)))
+                spec = self._partitions[_key(variable)].spec
+                component.assign(spec.whole(collectives.all_gather(part)))
         elif len(self._devices) > 1 and optimizer_of(update) is not None:
             raise ValueError(
                 "With mode='reduce' and several replicas a process, an optimizer that runs inside "
@@ -150,16 +150,19 @@ class ShardedOptimizerState:
         self, variable: Any, replica: int, update: Callable, args: Sequence[Any], kwargs: Mapping
     ) -> tf.Tensor:
         """Returns one replica's part of a variable, updated."""
-        split = self._splits[_key(variable)]
-        number = split.numbers[replica]
-        part = PartView(variable.values[replica], split.cut, number, _key(variable))
-        mine, named = select_replica(replica, (tuple(args), dict(kwargs)))
-        mine = [_part_of(v, split.cut, number) if _is_like(v, variable.shape) else v for v in mine]
-        with tf.device(part.device), split.viewing(number):
-            update(part, *mine, **named)
+        partition = self._partitions[_key(variable)]
+        number = partition.numbers[replica]
+        part = PartView(variable.values[replica], partition.spec, number, _key(variable))
+        sliced, named = select_replica(replica, (tuple(args), dict(kwargs)))
+        sliced = [
+            _part_of(v, partition.spec, number) if _has_shape(v, variable.shape) else v
+            for v in sliced
+        ]
+        with tf.device(part.device), partition.viewing(number):
+            update(part, *sliced, **named)
             return part.value()
 
-    def _is_split(self, variable: Any) -> bool:
+    def _is_sharded(self, variable: Any) -> bool:
         return (
             self._count > 1
             and hasattr(variable, "values")
@@ -169,12 +172,12 @@ class ShardedOptimizerState:
             and math.prod(variable.shape) > max(self._above, self._count)
         )
 
-    def _split_of(self, variable: Any) -> Partition:
+    def _partition_of(self, variable: Any) -> Partition:
         key = variable._unique_id
-        if key not in self._splits:
-            cut = PartitionSpec(tuple(variable.shape), self._count)
-            self._splits[key] = Partition(cut, self._numbers, self._join, self._written)
-        return self._splits[key]
+        if key not in self._partitions:
+            spec = PartitionSpec(tuple(variable.shape), self._count)
+            self._partitions[key] = Partition(spec, self._numbers, self._join, self._written)
+        return self._partitions[key]
 
     def _join(self, parts: list[tf.Tensor]) -> tf.Tensor:
         if in_single_worker_scope():
@@ -193,20 +196,20 @@ class ShardedOptimizerState:
         return [int(tf.get_static_value(context.replica_id_in_sync_group))]
 
 
-def _part_of(value: Any, cut: PartitionSpec, number: int) -> Any:
+def _part_of(value: Any, spec: PartitionSpec, number: int) -> Any:
     """Returns a part that does not keep the whole in memory, as a slice would."""
-    part = cut.part(value, number)
+    part = spec.part(value, number)
     return part if isinstance(part, tf.IndexedSlices) else tf.raw_ops.DeepCopy(x=part)
 
 
-def _is_like(value: Any, shape: tf.TensorShape) -> bool:
+def _has_shape(value: Any, shape: tf.TensorShape) -> bool:
     if isinstance(value, tf.IndexedSlices):
         return True
     return getattr(value, "shape", None) == shape
 
 
-def _is_step_of_elementwise(update: Callable, args: Sequence[Any], shape: tf.TensorShape) -> bool:
-    has_gradient = any(_is_like(value, shape) for value in select_replica(0, tuple(args)))
+def _is_elementwise_step(update: Callable, args: Sequence[Any], shape: tf.TensorShape) -> bool:
+    has_gradient = any(_has_shape(value, shape) for value in select_replica(0, tuple(args)))
     optimizer = optimizer_of(update) if has_gradient else None
     return optimizer is not None and is_elementwise(optimizer)
 

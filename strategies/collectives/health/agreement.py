@@ -33,9 +33,9 @@ def agree(collectives: Collectives, operation: str, detail: str = "") -> None:
     mine = f"{operation}: {detail}" if detail else operation
     sent = mine.encode()[:_BYTES].ljust(_BYTES)
     received = collectives.all_gather(tf.constant([list(sent)], tf.uint8)).numpy()
-    everyone = [bytes(row).decode(errors="replace").strip() for row in received]
-    if len(set(everyone)) > 1:
-        by_worker = "; ".join(f"worker {rank}: {text}" for rank, text in enumerate(everyone))
+    calls = [bytes(row).decode(errors="replace").strip() for row in received]
+    if len(set(calls)) > 1:
+        by_worker = "; ".join(f"worker {rank}: {text}" for rank, text in enumerate(calls))
         raise ValueError(
             "All workers make the same calls in the same order, with as many rows and steps. "
             f"Received: {by_worker}. Give all workers the same data, or shard it by "

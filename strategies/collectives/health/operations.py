@@ -14,7 +14,7 @@ from strategies._tensorflow import ResourceVariable
 from strategies.collectives.base import Collectives
 
 
-class Operations:
+class OperationTracker:
     """The collective operations of this process: how many were begun, and which have not ended.
 
     Those that run eagerly are counted here. Those inside of functions count themselves, in two
@@ -29,7 +29,7 @@ class Operations:
         self._since = time.monotonic()
 
     @contextlib.contextmanager
-    def eager(self, kind: str) -> Iterator[None]:
+    def track_eager(self, kind: str) -> Iterator[None]:
         """Takes account of an operation while the block runs it."""
         self._count += 1
         thread = threading.get_ident()
@@ -69,19 +69,20 @@ class WatchedCollectives:
       operations: the account.
     """
 
-    def __init__(self, collectives: Collectives, operations: Operations):
+    def __init__(self, collectives: Collectives, operations: OperationTracker):
         self.rank = collectives.rank
         self.size = collectives.size
         self._collectives = collectives
         self._operations = operations
         self._counters = operations.add_counters()
-        self._apart: list[WatchedCollectives] = []
+        self._child_streams: list[WatchedCollectives] = []
 
-    def apart(self) -> WatchedCollectives:
+    def new_stream(self) -> WatchedCollectives:
         """Returns collectives whose operations have an order of their own; see `Collectives`."""
         # Kept, for what tf.data holds is a variable's handle, and not the variable.
-        self._apart.append(WatchedCollectives(self._collectives.apart(), self._operations))
-        return self._apart[-1]
+        stream = WatchedCollectives(self._collectives.new_stream(), self._operations)
+        self._child_streams.append(stream)
+        return stream
 
     def all_reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Returns the sums over all workers; see `Collectives`."""
@@ -101,7 +102,7 @@ class WatchedCollectives:
 
     def _run(self, kind: str, operation: Callable, *arguments: Any) -> Any:
         if tf.executing_eagerly():
-            with self._operations.eager(kind):
+            with self._operations.track_eager(kind):
                 return operation(*arguments)
         begun, ended = self._counters
         arguments = tf.nest.map_structure(tf.convert_to_tensor, arguments)

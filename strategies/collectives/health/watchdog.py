@@ -24,7 +24,7 @@ from absl import logging
 
 from strategies._keras import running_call
 from strategies.collectives.base import Collectives
-from strategies.collectives.health.operations import Operations, WatchedCollectives
+from strategies.collectives.health.operations import OperationTracker, WatchedCollectives
 from strategies.collectives.startup.rendezvous import Store, serve
 from tf_config import Address, ClusterSpec, Task
 from tf_config.store import StoreHandler, StoreServer
@@ -32,10 +32,10 @@ from tf_config.store import StoreHandler, StoreServer
 WATCH_VARIABLE = "KERAS_STRATEGIES_WATCH_SECONDS"
 WATCH_SECONDS = 30.0
 _PAUSE_SECONDS = 1.0
-_TELL_SECONDS = 2.0
+_PUBLISH_SECONDS = 2.0
 _ENDED_SECONDS = 3.0
 _LEAVING_SECONDS = 12.0
-_BOARD = "keras_strategies_operations"
+_SCOPE = "keras_strategies_operations"
 _NAMED = 3  # workers in a message
 _NOT_THE_USERS = (
     os.path.dirname(os.path.dirname(__file__)),
@@ -66,7 +66,7 @@ class State:
     place: str = ""
     ended: bool = False
 
-    def is_beside(self, other: State) -> bool:
+    def may_match(self, other: State) -> bool:
         """Returns whether two workers wait in what may be the same operation."""
         return bool(self.kind) and (self.kind, self.operation) == (other.kind, other.operation)
 
@@ -78,25 +78,25 @@ class State:
         return f"{doing} in {self.place}" if self.place else doing
 
 
-def never_meet(mine: State, theirs: State, seconds: float) -> bool:
+def is_deadlocked(mine: State, theirs: State, seconds: float) -> bool:
     """Returns whether no time will bring two workers together.
 
     A wait inside of a function may be a step that still computes, on both: that is no proof.
 
     >>> step, save = State("function", "", 40), State("eager", "all_gather number 7", 40)
-    >>> never_meet(step, save, 30), never_meet(step, step, 30), never_meet(step, State(), 30)
+    >>> is_deadlocked(step, save, 30), is_deadlocked(step, step, 30), is_deadlocked(step, State(), 30)
     (True, False, False)
-    >>> never_meet(step, State(ended=True), 30)
+    >>> is_deadlocked(step, State(ended=True), 30)
     True
     """
     if theirs.ended:
         return mine.waited >= _ENDED_SECONDS
     if min(mine.waited, theirs.waited) < seconds or "eager" not in (mine.kind, theirs.kind):
         return False
-    return not mine.is_beside(theirs)
+    return not mine.may_match(theirs)
 
 
-def watched(
+def watch(
     collectives: Collectives, cluster: ClusterSpec, task: Task, seconds: float
 ) -> WatchedCollectives:
     """Returns collectives whose waits are watched; the same ones if called again.
@@ -109,7 +109,7 @@ def watched(
     """
     global _watchdog
     if _watchdog is None:
-        operations = Operations()
+        operations = OperationTracker()
         store = _shared_store(collectives, cluster, task)
         _watchdog = Watchdog(store, cluster.training_tasks, task, operations, seconds)
         _watchdog.start()
@@ -159,7 +159,7 @@ class Watchdog:
         store: Store,
         tasks: Sequence[Task],
         task: Task,
-        operations: Operations,
+        operations: OperationTracker,
         seconds: float,
         end: Callable[[str], None] | None = None,
     ):
@@ -170,7 +170,7 @@ class Watchdog:
         self._seconds = seconds
         self._end = end or _end_process
         # The more workers, the less often: the first one answers all of them.
-        self._tell_seconds = max(_TELL_SECONDS, len(tasks) / 10)
+        self._publish_seconds = max(_PUBLISH_SECONDS, len(tasks) / 10)
         self._main = threading.main_thread().ident or 0
         self._stopped = threading.Event()
         self._warned = 0.0
@@ -187,7 +187,7 @@ class Watchdog:
         """
         self._stopped.set()
         self._thread.join()
-        self._tell(State(ended=True))
+        self._publish(State(ended=True))
         if hasattr(sys, "last_value"):
             return
         missing, end = list(self._others), time.monotonic() + _LEAVING_SECONDS
@@ -198,11 +198,13 @@ class Watchdog:
             else:
                 time.sleep(0.1)
 
-    def look(self, mine: State) -> None:
+    def check_peers(self, mine: State) -> None:
         """Looks at the others, from a worker that waits; says so, or ends the process."""
         states = {other: self._state_of(other) for other in self._others}
         known = {other: state for other, state in states.items() if state is not None}
-        lost = [other for other, state in known.items() if never_meet(mine, state, self._seconds)]
+        lost = [
+            other for other, state in known.items() if is_deadlocked(mine, state, self._seconds)
+        ]
         if lost:
             self._end(self._text(mine, {other: known[other] for other in lost}))
         elif mine.waited >= self._seconds and mine.waited - self._warned >= self._seconds:
@@ -223,20 +225,20 @@ class Watchdog:
         )
 
     def _watch(self) -> None:
-        told = 0.0
+        published = 0.0
         while not self._stopped.wait(_PAUSE_SECONDS):
             kind, operation, waited = self.operations.waiting()
             if not waited:
                 self._warned = 0.0
-            if time.monotonic() - told < self._tell_seconds:
+            if time.monotonic() - published < self._publish_seconds:
                 continue
-            told = time.monotonic()
+            published = time.monotonic()
             mine = State(kind, operation, waited, _place(self._main))
-            self._tell(mine)
+            self._publish(mine)
             if waited >= _ENDED_SECONDS:
-                self.look(mine)
+                self.check_peers(mine)
 
-    def _tell(self, state: State) -> None:
+    def _publish(self, state: State) -> None:
         self._store.put(self._task, json.dumps(dataclasses.asdict(state)).encode())
 
     def _state_of(self, task: Task) -> State | None:
@@ -278,4 +280,4 @@ def _shared_store(collectives: Collectives, cluster: ClusterSpec, task: Task) ->
             port = found.getsockname()[1]
         serve(StoreServer, Address(host, port), task, StoreHandler)
     port = int(collectives.broadcast(tf.constant(port)))
-    return Store(Address(host, port), _BOARD)
+    return Store(Address(host, port), _SCOPE)

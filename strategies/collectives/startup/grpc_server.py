@@ -12,15 +12,15 @@ from absl import logging
 
 from strategies._tensorflow import context
 from strategies.collectives.startup.liveness import LivenessWatch
-from strategies.collectives.startup.rendezvous import NAME_EVERY_SECONDS, part, serve, wait_for_all
+from strategies.collectives.startup.rendezvous import LOG_EVERY_SECONDS, leave, serve, wait_for_all
 from tf_config import ClusterConfigError, ClusterSpec, Task
 from tf_config.store import StoreHandler, StoreServer
 
 _ANSWER_SECONDS = 2.0
 _POLL_SECONDS = 0.1
-_LEAVING_SECONDS = 5.0
+_LEAVE_SECONDS = 5.0
 # The group of those that are about to end; all others have higher numbers.
-_LEAVING = 0
+_LEAVE_GROUP = 0
 
 # A process has one server of TensorFlow's.
 _joined: tuple[ClusterSpec, Task] | None = None
@@ -49,7 +49,7 @@ def join(cluster: ClusterSpec, task: Task, timeout: float) -> None:
         )
     start = time.monotonic()
     _configure(cluster, task)
-    _meet(cluster, task, timeout)
+    _start_barrier(cluster, task, timeout)
     _serve_tensorflow(cluster, task)
     _wait_for_servers(cluster, task, start, timeout)
     _joined = (cluster, task)
@@ -79,13 +79,13 @@ def _leave(size: int, watch: LivenessWatch) -> None:
         tf.raw_ops.CollectiveReduceV2(
             input=[0],
             group_size=size,
-            group_key=_LEAVING,
+            group_key=_LEAVE_GROUP,
             instance_key=1,
             ordering_token=[],
             merge_op="Add",
             final_op="Id",
             communication_hint="ring",
-            timeout_seconds=_LEAVING_SECONDS,
+            timeout_seconds=_LEAVE_SECONDS,
         )
 
 
@@ -103,17 +103,17 @@ def _configure(cluster: ClusterSpec, task: Task) -> None:
         ) from None
 
 
-def _meet(cluster: ClusterSpec, task: Task, timeout: float) -> None:
+def _start_barrier(cluster: ClusterSpec, task: Task, timeout: float) -> None:
     """Waits for all workers in a store at the first one's address, and closes it again."""
     first = cluster.training_tasks[0]
     if task != first:
         wait_for_all(cluster, task, timeout, "tensorflow")
-        part(cluster, task)
+        leave(cluster, task)
         return
     store = serve(StoreServer, cluster.addresses[task], task, StoreHandler)
     try:
         wait_for_all(cluster, task, timeout, "tensorflow")
-        part(cluster, task, wait_for_others=True)
+        leave(cluster, task, wait_for_others=True)
     finally:
         # TensorFlow's server listens at the same address.
         store.shutdown()
@@ -145,7 +145,7 @@ def _serve_tensorflow(cluster: ClusterSpec, task: Task) -> None:
 def _wait_for_servers(cluster: ClusterSpec, task: Task, start: float, timeout: float) -> None:
     """Returns when every worker's server answers; names those that do not."""
     missing = [other for other in cluster.training_tasks if other != task]
-    named = time.monotonic()
+    logged = time.monotonic()
     while missing:
         missing = [other for other in missing if not _answers(other)]
         now = time.monotonic()
@@ -156,8 +156,8 @@ def _wait_for_servers(cluster: ClusterSpec, task: Task, start: float, timeout: f
                 f"{task}: no answer from {names}. See that each of them did not fail, and that "
                 "its address is open."
             )
-        if missing and now - named >= NAME_EVERY_SECONDS:
-            named = now
+        if missing and now - logged >= LOG_EVERY_SECONDS:
+            logged = now
             logging.warning(
                 "%s waits for the server of %s: %.0f s of %g s.", task, names, now - start, timeout
             )

@@ -20,10 +20,10 @@ from tf_config import Address, ClusterConfigError, ClusterSpec, Task
 from tf_config.store import ask
 
 _POLL_SECONDS = 0.1
-NAME_EVERY_SECONDS = 5.0
-_PARTING_SECONDS = 10.0
-_MEETING = "keras_strategies_meeting"
-_PARTING = "keras_strategies_parting"
+LOG_EVERY_SECONDS = 5.0
+_LEAVE_SECONDS = 10.0
+_ARRIVALS = "keras_strategies_meeting"
+_DEPARTURES = "keras_strategies_parting"
 
 
 def wait_for_all(
@@ -47,24 +47,24 @@ def wait_for_all(
     digest = hashlib.sha256(repr(cluster.to_dict()).encode()).hexdigest()
     mine = f"{digest} {communication}".encode()
     start = time.monotonic()
-    named = start
-    announced = False
+    logged = start
+    arrived = False
     missing = [other for other in tasks if other != task]
     while missing:
-        announced = announced or store.put(task, mine)
+        arrived = arrived or store.put(task, mine)
         # One question at a time: with all at once, N workers would ask N * N.
-        while announced and missing and _is_here(store, missing[0], mine):
+        while arrived and missing and _has_arrived(store, missing[0], mine):
             missing.pop(0)
         now = time.monotonic()
-        over = now - start >= timeout
-        if missing and (over or now - named >= NAME_EVERY_SECONDS):
-            named = now
-            if announced:
-                missing = [other for other in missing if not _is_here(store, other, mine)]
+        is_over = now - start >= timeout
+        if missing and (is_over or now - logged >= LOG_EVERY_SECONDS):
+            logged = now
+            if arrived:
+                missing = [other for other in missing if not _has_arrived(store, other, mine)]
             # Where nobody answers, the first worker is not here, and only that is known.
-            absent = missing if announced else tasks[:1]
+            absent = missing if arrived else tasks[:1]
             names = ", ".join(f"{other} ({cluster.addresses[other]})" for other in absent)
-            if over and missing:
+            if is_over and missing:
                 raise TimeoutError(
                     f"All workers meet at the start of training within {timeout:g} s. {task} "
                     f"still waits for {names}. See that each of them was started with the same "
@@ -78,7 +78,7 @@ def wait_for_all(
             time.sleep(_POLL_SECONDS)
 
 
-def part(cluster: ClusterSpec, task: Task, wait_for_others: bool = False) -> None:
+def leave(cluster: ClusterSpec, task: Task, wait_for_others: bool = False) -> None:
     """Says that this task has met all others and will not ask any more.
 
     Args:
@@ -87,9 +87,9 @@ def part(cluster: ClusterSpec, task: Task, wait_for_others: bool = False) -> Non
       wait_for_others: whether to return only when all others have said so, or are late.
     """
     tasks = cluster.training_tasks
-    store = Store(cluster.addresses[tasks[0]], _PARTING)
+    store = Store(cluster.addresses[tasks[0]], _DEPARTURES)
     store.put(task, b"")
-    end = time.monotonic() + _PARTING_SECONDS
+    end = time.monotonic() + _LEAVE_SECONDS
     while wait_for_others and time.monotonic() < end:
         if all(store.get(other) is not None for other in tasks):
             return
@@ -104,7 +104,7 @@ class Store:
       scope: what the entries belong to.
     """
 
-    def __init__(self, address: Address, scope: str = _MEETING):
+    def __init__(self, address: Address, scope: str = _ARRIVALS):
         self._address = address
         self._scope = scope
 
@@ -161,7 +161,7 @@ def serve(
     return server
 
 
-def _is_here(store: Store, task: Task, expected: bytes) -> bool:
+def _has_arrived(store: Store, task: Task, expected: bytes) -> bool:
     entry = store.get(task)
     if entry is not None and entry.split()[:1] == expected.split()[:1] and entry != expected:
         theirs, ours = entry.decode().split()[-1], expected.decode().split()[-1]

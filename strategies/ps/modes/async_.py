@@ -35,10 +35,10 @@ class Async:
         self._servers = servers
         self._max_merge = max_merge
         self._pull_every = pull_every
-        self._waiting: queue.Queue[tuple[StepProgram, Push]] = queue.Queue()
-        self._places = threading.Semaphore(send_queue_size)
+        self._queue: queue.Queue[tuple[StepProgram, Push]] = queue.Queue()
+        self._free = threading.Semaphore(send_queue_size)
         self._newest: dict[StepProgram, list[np.ndarray]] = {}
-        self._since: dict[StepProgram, int] = {}
+        self._steps_since_pull: dict[StepProgram, int] = {}
         self._error: BaseException | None = None
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -48,15 +48,15 @@ class Async:
         if self._thread is None:
             self._thread = threading.Thread(target=self._send, name="send", daemon=True)
             self._thread.start()
-        self._places.acquire()
+        self._free.acquire()
         self._raise()
-        self._waiting.put((program, push))
+        self._queue.put((program, push))
         with self._lock:
             return self._newest.pop(program, None)
 
     def drain(self) -> None:
         """Returns when all steps have been sent."""
-        self._waiting.join()
+        self._queue.join()
         self._raise()
 
     def _raise(self) -> None:
@@ -64,17 +64,17 @@ class Async:
             raise self._error
 
     def _send(self) -> None:
-        left: tuple[StepProgram, Push] | None = None
+        leftover: tuple[StepProgram, Push] | None = None
         while True:
-            program, push = left or self._waiting.get()
-            left, pushes = None, [push]
+            program, push = leftover or self._queue.get()
+            leftover, pushes = None, [push]
             while len(pushes) < self._max_merge:
                 try:
-                    other, push = self._waiting.get_nowait()
+                    other, push = self._queue.get_nowait()
                 except queue.Empty:
                     break
                 if other is not program:
-                    left = other, push
+                    leftover = other, push
                     break
                 pushes.append(push)
             try:
@@ -82,19 +82,19 @@ class Async:
             except BaseException as error:  # noqa: B036  raised again in the worker's next step
                 self._error = self._error or error
             for _ in pushes:
-                self._waiting.task_done()
-                self._places.release()
+                self._queue.task_done()
+                self._free.release()
 
     def _deliver(self, program: StepProgram, pushes: list[Push]) -> None:
         if self._error is not None:
             return
-        since = self._since.get(program, 0) + len(pushes)
+        steps = self._steps_since_pull.get(program, 0) + len(pushes)
         push = merged(pushes)
-        if since < self._pull_every:
+        if steps < self._pull_every:
             self._servers.each(lambda server: program.push(push, server))
-            self._since[program] = since
+            self._steps_since_pull[program] = steps
             return
         changed = self._servers.each(lambda server: program.push_and_pull(push, server))
-        self._since[program] = 0
+        self._steps_since_pull[program] = 0
         with self._lock:
             self._newest[program] = [vector for vectors in changed for vector in vectors]

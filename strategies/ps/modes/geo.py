@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 import tensorflow as tf
 
 from strategies._tensorflow import ResourceVariable
-from strategies.ps.changes import Change
-from strategies.ps.variables import SharedVariable, add, copy_of, take_up
+from strategies.ps.updates import VariableUpdate
+from strategies.ps.variables import SharedVariable, add, assign_copy, local_copy
 
 
 class Geo:
@@ -39,7 +39,9 @@ class Geo:
     def step(
         self,
         variables: Sequence[SharedVariable],
-        exchange: Callable[[Sequence[Change]], Iterable[tuple[SharedVariable, tf.Tensor]]],
+        push_and_pull: Callable[
+            [Sequence[VariableUpdate]], Iterable[tuple[SharedVariable, tf.Tensor]]
+        ],
     ) -> None:
         """Counts a step, and exchanges the variables if it is time.
 
@@ -48,17 +50,18 @@ class Geo:
           exchange: makes changes on the servers, and returns the new values.
         """
 
-        def meet() -> tf.Tensor:
-            deltas = [(copy_of(v) - v.base) / self._size for v in variables]
-            changes = [
-                Change(v, add, ((delta,), {})) for v, delta in zip(variables, deltas, strict=True)
+        def exchange_deltas() -> tf.Tensor:
+            deltas = [(local_copy(v) - v.base) / self._size for v in variables]
+            updates = [
+                VariableUpdate(v, add, ((delta,), {}))
+                for v, delta in zip(variables, deltas, strict=True)
             ]
             for variable, delta in zip(variables, deltas, strict=True):
                 variable.base.assign_add(delta, read_value=False)
-            for variable, value in exchange(changes):
-                take_up(variable, copy_of(variable) + value - variable.base)
+            for variable, value in push_and_pull(updates):
+                assign_copy(variable, local_copy(variable) + value - variable.base)
                 variable.base.assign(value, read_value=False)
             return tf.constant(True)
 
         steps = self._steps.assign_add(1)
-        tf.cond(steps % self._every == 0, meet, lambda: tf.constant(False))
+        tf.cond(steps % self._every == 0, exchange_deltas, lambda: tf.constant(False))

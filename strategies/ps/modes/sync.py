@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 from strategies.ps.barrier import Barrier
-from strategies.ps.client import Server, Servers, acting
+from strategies.ps.client import Server, Servers, leader
 from strategies.ps.push import Push
 from strategies.ps.step_program import StepProgram
 
@@ -25,7 +25,7 @@ class Sync:
 
     def __init__(self, servers: Servers):
         self._servers = servers
-        self._here = {server.number: [True] * servers.size for server in servers.servers}
+        self._present = {server.number: [True] * servers.size for server in servers.servers}
 
     def step(self, program: StepProgram, push: Push) -> list[np.ndarray]:
         """Sends a step's changes and returns the variables' new values."""
@@ -38,22 +38,22 @@ class Sync:
     def _at(self, server: Server, program: StepProgram, push: Push) -> list[np.ndarray]:
         changed = None
         while True:
-            sender = acting(server.number, self._here[server.number])
+            sender = leader(server.number, self._present[server.number])
             if sender == self._servers.rank:
                 changed = program.push_and_pull(push, server)
-            _, here = self._changed(server)(0)
-            self._here[server.number] = here.tolist()
+            _, present = self._barrier(server)(0)
+            self._present[server.number] = present.tolist()
             # Who has not come to the barrier had ended before it sent anything.
-            if here[sender]:
+            if present[sender]:
                 return program.pull(server) if changed is None else changed
 
-    def _changed(self, server: Server) -> Barrier:
+    def _barrier(self, server: Server) -> Barrier:
         """Returns what all pass when a server has changed."""
         name, servers = "changed", self._servers
         return server.once(
             name,
             lambda: Barrier(
                 server, name, servers.rank, servers.size, tf.int32, 0,
-                lambda brought: [[]] * servers.size, [],
+                lambda inputs: [[]] * servers.size, [],
             ),
         )  # fmt: skip
