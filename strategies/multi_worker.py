@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Mapping
 
 import tensorflow as tf
 from absl import logging
 
-from strategies._tensorflow import global_seed
 from strategies.collectives import Collectives
 from strategies.collectives.selection import checked, chosen, start
 from strategies.core.extended import ReplicatedExtended
+from strategies.core.random_seeds import share_seed
 from strategies.core.resolver import config_of, resolver_of
 from strategies.mirrored import MirroredReduction, local_devices
 from strategies.reduction import ReductionOptions
@@ -99,7 +98,7 @@ class MultiWorkerMirroredStrategy(MirroredReduction, tf.distribute.MultiWorkerMi
         tf.distribute.Strategy.__init__(self, extended)
         if collectives.size > 1:
             logging.info("%d workers of %d replicas: %s", collectives.size, len(devices), options)
-            _share_seed(collectives)
+            share_seed(lambda seed: int(collectives.broadcast(tf.constant(seed))))
 
 
 def start_timeout_seconds(seconds: float | None, environ: Mapping[str, str] = os.environ) -> float:
@@ -144,10 +143,3 @@ def _check_replicas(collectives: Collectives, replicas: int) -> None:
             "All workers have the same number of replicas. Received, by rank: "
             f"{counts}. Give all of them the same num_replicas and as many devices."
         )
-
-
-def _share_seed(collectives: Collectives) -> None:
-    seed = collectives.broadcast(tf.constant(secrets.randbelow(2**31)))
-    if global_seed() is None:
-        tf.random.set_seed(int(seed))
-        logging.info("All workers use the random seed %d.", int(seed))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import dataclasses
-import secrets
+import functools
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -14,12 +14,13 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from strategies._tensorflow import global_seed
 from strategies.collectives import Collectives, LocalCollectives
+from strategies.collectives.startup.waiting import wait_until
+from strategies.core.random_seeds import share_seed
 from strategies.core.resolver import config_of, resolver_of
 from strategies.mirrored import MirroredReduction, local_devices
 from strategies.multi_worker import gpus_of, start_timeout_seconds
-from strategies.ps.client import ServerLost, Servers, close, connect_servers, is_gone
+from strategies.ps.client import Server, ServerLost, Servers, close, connect_servers, is_gone
 from strategies.ps.collectives import ServerCollectives
 from strategies.ps.extended import ServerExtended, UpdateMode
 from strategies.ps.membership import AWAITED, LEFT, PRESENT, SAME_SCRIPT, Membership
@@ -34,8 +35,6 @@ from strategies.reduction import ReductionOptions
 from tf_config import ClusterConfigError, Task, TFConfig
 
 _WIRES = {None: tf.float32, "fp16": tf.float16}
-_POLL_SECONDS = 0.05
-_NAME_EVERY_SECONDS = 5.0
 
 _created_ranks: list[int] = []  # the rank of this process, once it has a strategy
 
@@ -154,7 +153,7 @@ class ParameterServerStrategy(MirroredReduction, tf.distribute.MultiWorkerMirror
         )  # fmt: skip
         tf.distribute.Strategy.__init__(self, extended)
         _created_ranks.append(servers.rank)
-        _share_seed(registry)
+        share_seed(functools.partial(_shared_through, registry))
         atexit.register(_leave, update_mode, servers, memberships, config.cluster.training_tasks)
         logging.info("Worker %d of %d: %s", servers.rank, servers.size, options)
 
@@ -238,13 +237,7 @@ def _register(servers: Servers, timeout: float, mode: str) -> list[Membership]:
     ]
     start = time.monotonic()
     for membership, server in zip(memberships, servers.servers, strict=True):
-        while not membership.is_initialized():
-            if time.monotonic() - start > timeout:
-                raise TimeoutError(
-                    "A parameter server is 'python -m strategies.serve'. Received: another "
-                    f"program at {server.address}, ps {server.number}. Start it so."
-                )
-            time.sleep(_POLL_SECONDS)
+        _wait_until_serving(membership, server, start, timeout)
         if mode == "sync" and servers.rank not in membership.workers(AWAITED):
             raise ValueError(
                 "In mode='sync' workers go step by step together, and one that was away has "
@@ -256,21 +249,36 @@ def _register(servers: Servers, timeout: float, mode: str) -> list[Membership]:
     return memberships
 
 
+def _wait_until_serving(
+    membership: Membership, server: Server, start: float, timeout: float
+) -> None:
+    wait_until(
+        membership.is_initialized,
+        lambda: f"{server.address}, ps {server.number}",
+        lambda name: (
+            "A parameter server is 'python -m strategies.serve'. Received: another program at "
+            f"{name}. Start it so."
+        ),
+        timeout,
+        start=start,
+    )
+
+
 def _wait_for_workers(tasks: Sequence[Task], memberships: list[Membership], timeout: float) -> None:
     """Waits until all workers have come."""
-    start = named = time.monotonic()
-    while missing := sorted({rank for each in memberships for rank in each.workers(AWAITED)}):
-        now = time.monotonic()
-        names = ", ".join(str(tasks[rank]) for rank in missing)
-        if now - start > timeout:
-            raise TimeoutError(
-                f"In mode='sync' all workers come within {timeout:g} s. Received: no {names}. "
-                f"{SAME_SCRIPT}"
-            )
-        if now - named > _NAME_EVERY_SECONDS:
-            named = now
-            logging.warning("Waiting for %s: %.0f s of %g s.", names, now - start, timeout)
-        time.sleep(_POLL_SECONDS)
+
+    def missing() -> list[int]:
+        return sorted({rank for each in memberships for rank in each.workers(AWAITED)})
+
+    wait_until(
+        lambda: not missing(),
+        lambda: ", ".join(str(tasks[rank]) for rank in missing()),
+        lambda names: (
+            f"In mode='sync' all workers come within {timeout:g} s. Received: no {names}. "
+            f"{SAME_SCRIPT}"
+        ),
+        timeout,
+    )
 
 
 def _leave(
@@ -294,10 +302,7 @@ def _leave(
     close([*last, *(session for server in gone for session in server.sessions())])
 
 
-def _share_seed(registry: VariableRegistry) -> None:
-    """Gives all workers the same random seed, for they cut the same batches."""
-    seed = registry.add(
-        "seed", (), tf.int64, lambda: np.int64(secrets.randbelow(2**31)), is_counter=True
-    )
-    if global_seed() is None:
-        tf.random.set_seed(int(registry.read([seed])[0]))
+def _shared_through(registry: VariableRegistry, number: int) -> int:
+    """Returns the first worker's number, by way of the servers."""
+    shared = registry.add("seed", (), tf.int64, lambda: np.int64(number), is_counter=True)
+    return int(registry.read([shared])[0])

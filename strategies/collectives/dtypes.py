@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import tensorflow as tf
 
 # What is added up as it is; other types travel in the type named beside them.
@@ -85,3 +87,51 @@ def from_bytes(content: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
     if dtype == tf.bool:
         return tf.cast(content, tf.bool)
     return tf.bitcast(content if dtype.size == 1 else tf.reshape(content, [-1, dtype.size]), dtype)
+
+
+def all_reduce_by_dtype(
+    tensors: Sequence[tf.Tensor],
+    all_reduce: Callable[[list[tf.Tensor], tf.DType], Sequence[tf.Tensor]],
+) -> list[tf.Tensor]:
+    """Returns the sums of tensors, those of each accumulation type reduced together.
+
+    >>> twice = lambda group, dtype: [2 * tensor for tensor in group]
+    >>> tensors = [tf.constant(1, tf.int8), tf.constant(1.5), tf.constant(3, tf.int32)]
+    >>> [float(total) for total in all_reduce_by_dtype(tensors, twice)]
+    [2.0, 3.0, 6.0]
+
+    Args:
+      tensors: of any types.
+      all_reduce: returns the sums over all workers of tensors of one type, which it gets too.
+    """
+    groups: dict[tf.DType, list[int]] = {}
+    for position, tensor in enumerate(tensors):
+        groups.setdefault(accumulation_dtype(tensor.dtype), []).append(position)
+    sums: list[tf.Tensor] = list(tensors)
+    for dtype, positions in groups.items():
+        group = [tf.cast(tensors[position], dtype) for position in positions]
+        for position, total in zip(positions, all_reduce(group, dtype), strict=True):
+            sums[position] = tf.cast(total, tensors[position].dtype)
+    return sums
+
+
+def all_reduce_as_vector(
+    tensors: Sequence[tf.Tensor], all_reduce: Callable[[tf.Tensor], tf.Tensor]
+) -> list[tf.Tensor]:
+    """Returns the sums of tensors of one type, which travel as one vector.
+
+    Args:
+      tensors: of any shapes.
+      all_reduce: returns the sum of a vector over all workers, of the same length.
+    """
+    vectors = [tf.reshape(tensor, [-1]) for tensor in tensors]
+    if len(vectors) == 1:
+        return [reshaped_like(tensors[0], all_reduce(vectors[0]))]
+    total = all_reduce(tf.concat(vectors, 0))
+    parts = tf.split(total, tf.stack([tf.size(vector) for vector in vectors]))
+    return [reshaped_like(tensor, part) for tensor, part in zip(tensors, parts, strict=True)]
+
+
+def reshaped_like(tensor: tf.Tensor, vector: tf.Tensor) -> tf.Tensor:
+    """Returns the values of a vector in the shape of a tensor."""
+    return tf.ensure_shape(tf.reshape(vector, tf.shape(tensor)), tensor.shape)

@@ -19,7 +19,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from strategies.collectives.dtypes import accumulation_dtype
+from strategies.collectives.dtypes import all_reduce_by_dtype
 from strategies.collectives.startup.rendezvous import serve, wait_for_all
 from tf_config import Address, ClusterConfigError, ClusterSpec, Task
 from tf_config.horovod import place, rendezvous_at
@@ -87,21 +87,12 @@ class HorovodCollectives:
 
     def all_reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Returns the sums over all workers; see `Collectives`."""
-        groups: dict[tf.DType, list[int]] = {}
-        for position, tensor in enumerate(tensors):
-            groups.setdefault(accumulation_dtype(tensor.dtype), []).append(position)
-        sums: list[tf.Tensor] = list(tensors)
-        for dtype, positions in groups.items():
-            carried = [tf.cast(tensors[position], dtype) for position in positions]
-            reduced = self._run_named(
-                f"all_reduce_{dtype.name}",
-                self._horovod.grouped_allreduce,
-                carried,
-                op=self._horovod.Sum,
-            )
-            for position, total in zip(positions, reduced, strict=True):
-                sums[position] = tf.cast(total, tensors[position].dtype)
-        return sums
+
+        def all_reduce(group: list[tf.Tensor], dtype: tf.DType) -> list[tf.Tensor]:
+            operation, op = self._horovod.grouped_allreduce, self._horovod.Sum
+            return self._run_named(f"all_reduce_{dtype.name}", operation, group, op=op)
+
+        return all_reduce_by_dtype(tensors, all_reduce)
 
     def all_gather(self, tensor: tf.Tensor) -> tf.Tensor:
         """Returns the workers' tensors joined along axis 0; see `Collectives`."""

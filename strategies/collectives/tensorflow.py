@@ -18,9 +18,11 @@ import tensorflow as tf
 from strategies._tensorflow import CommunicationOptions, ResourceVariable
 from strategies.collectives.base import AllToAllViaAllGather
 from strategies.collectives.dtypes import (
-    accumulation_dtype,
+    all_reduce_as_vector,
+    all_reduce_by_dtype,
     bytes_of,
     from_bytes,
+    reshaped_like,
     to_bytes,
     to_words,
 )
@@ -134,15 +136,12 @@ class TensorFlowCollectives(AllToAllViaAllGather):
 
     def all_reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Returns the sums over all workers; see `Collectives`."""
-        groups: dict[tf.DType, list[int]] = {}
-        for position, tensor in enumerate(tensors):
-            groups.setdefault(accumulation_dtype(tensor.dtype), []).append(position)
-        sums: list[tf.Tensor] = list(tensors)
-        for dtype, positions in groups.items():
-            carried = [tf.cast(tensors[position], dtype) for position in positions]
-            for position, total in zip(positions, self._all_reduce_group(carried), strict=True):
-                sums[position] = tf.cast(total, tensors[position].dtype)
-        return sums
+
+        def all_reduce(group: list[tf.Tensor], dtype: tf.DType) -> list[tf.Tensor]:
+            del dtype
+            return all_reduce_as_vector(group, self._all_reduce_vector)
+
+        return all_reduce_by_dtype(tensors, all_reduce)
 
     def all_gather(self, tensor: tf.Tensor) -> tf.Tensor:
         """Returns the workers' tensors joined along axis 0; see `Collectives`."""
@@ -166,16 +165,7 @@ class TensorFlowCollectives(AllToAllViaAllGather):
         content = to_bytes(
             self._all_reduce_vector(words if self.rank == 0 else tf.zeros_like(words))
         )
-        return _reshaped_like(tensor, from_bytes(content[: bytes_of(tensor)], tensor.dtype))
-
-    def _all_reduce_group(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Returns the sums of tensors of one type, which travel as one vector."""
-        vectors = [tf.reshape(tensor, [-1]) for tensor in tensors]
-        if len(vectors) == 1:
-            return [_reshaped_like(tensors[0], self._all_reduce_vector(vectors[0]))]
-        total = self._all_reduce_vector(tf.concat(vectors, 0))
-        parts = tf.split(total, [tf.size(vector) for vector in vectors])
-        return [_reshaped_like(tensor, part) for tensor, part in zip(tensors, parts, strict=True)]
+        return reshaped_like(tensor, from_bytes(content[: bytes_of(tensor)], tensor.dtype))
 
     def _all_reduce_vector(self, vector: tf.Tensor) -> tf.Tensor:
         return self._run_collective("sum", vector, merge_op="Add", final_op="Id")
@@ -225,11 +215,6 @@ class TensorFlowCollectives(AllToAllViaAllGather):
             with tf.init_scope(), tf.device(device):
                 self._tokens[device] = ResourceVariable(0.0, trainable=False)
         return self._tokens[device]
-
-
-def _reshaped_like(tensor: tf.Tensor, vector: tf.Tensor) -> tf.Tensor:
-    """Returns a vector's values in the shape of a tensor."""
-    return tf.ensure_shape(tf.reshape(vector, tf.shape(tensor)), tensor.shape)
 
 
 def _padded_if_empty(vector: tf.Tensor) -> tf.Tensor:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import secrets
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
+from absl import logging
 
 from strategies._tensorflow import ResourceVariable, global_seed
 
@@ -71,6 +73,20 @@ def seed_state_creator(first: int) -> Callable[..., SeedState]:
         return SeedState(replica=first + made - 1, **kwargs)
 
     return create
+
+
+def share_seed(shared: Callable[[int], int]) -> None:
+    """Sets a random global seed that is the same on all workers, unless the user has set one.
+
+    Workers shuffle and cut the same batches, so what is random there has to be alike.
+
+    Args:
+      shared: returns the first worker's number on all workers, given each worker's own.
+    """
+    seed = shared(secrets.randbelow(2**31))
+    if global_seed() is None:
+        tf.random.set_seed(seed)
+        logging.info("All workers use the random seed %d.", seed)
 
 
 @contextlib.contextmanager

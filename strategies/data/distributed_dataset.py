@@ -120,8 +120,8 @@ class ReplicaIteratorSpec(DistributedIteratorSpec):
 class ReplicaDataset(DistributedDataset):
     """A distributed dataset whose batches are the replicas' parts of the global batches.
 
-    The datasets of all workers have the same number of steps, which `shard_dataset` and `equal_steps` see
-    to; so no iterator asks the others before each step whether they are done, as stock's do.
+    `shard_dataset` and `equal_steps` have given the datasets of all workers the same number of
+    steps; so no iterator asks the others before each step whether they are done, as stock's do.
 
     Each replica's batch is on the replica's device. GPUs have the next one of numbers already,
     unless no step may be made before it is asked for.

@@ -8,9 +8,11 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 from absl import logging
 
+from strategies.checks import check_whole_number
 from strategies.collectives import Collectives, LocalCollectives
 from strategies.collectives.workers import collectives_of
 from strategies.data.sharding import empty_element, mark_sharded
+from strategies.partitioning import part_bounds
 
 _SHARDS = ("auto", "files", "rows")
 _UNEVEN = ("empty", "resample", "cut")
@@ -198,8 +200,8 @@ def _rows_a_step(batch_size: int, collectives: Collectives) -> int:
             f"A batch has a row for each of {collectives.size} workers. Received: batch_size="
             f"{batch_size}. It is that of all workers together: make it larger."
         )
-    each, more = divmod(batch_size, collectives.size)
-    return each + (collectives.rank < more)
+    start, stop = part_bounds(batch_size, collectives.rank, collectives.size)
+    return stop - start
 
 
 def _check(
@@ -209,8 +211,7 @@ def _check(
     if steps is not None:
         numbers["steps"] = (steps, 1)
     for name, (value, least) in numbers.items():
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise ValueError(f"{name} is a whole number from {least}. Received: {value!r}.")
+        check_whole_number(name, value, least)
     for name, chosen, known in (("shard", shard, _SHARDS), ("uneven", uneven, _UNEVEN)):
         if chosen not in known:
             raise ValueError(

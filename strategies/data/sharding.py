@@ -16,6 +16,7 @@ from strategies._tensorflow import (
     empty_batch,
 )
 from strategies.collectives import Collectives, LocalCollectives
+from strategies.partitioning import part_bounds
 
 _Policy = tf.data.experimental.AutoShardPolicy
 _Maker = Callable[[], tf.data.Dataset]
@@ -89,9 +90,10 @@ def may_prefetch(dataset: tf.data.Dataset | Epochs) -> bool:
 
 
 def mark_sharded(dataset: tf.data.Dataset, whole: _Maker | None = None) -> tf.data.Dataset:
-    """Returns a dataset of a worker's own steps, as many on all workers, that `shard_dataset` keeps whole.
+    """Marks a dataset as one of a worker's own steps, as many on all workers, and returns it.
 
-    What is made of it, by `map` for example, is any worker's own data to `shard_dataset`: policy OFF.
+    `shard_dataset` leaves it whole. What is made of it, by `map` for example, is any worker's own
+    data to `shard_dataset`: policy OFF.
 
     Args:
       dataset: the steps.
@@ -138,10 +140,10 @@ def shard_dataset(
 
     Where a worker has several replicas, an element has a batch for each of them.
 
-    Workers that run out early go on with empty batches. What is marked as sharded is only cut for the
-    replicas of a worker. With DATA none does, for the policy says
+    Workers that run out early go on with empty batches. With DATA none does, for the policy says
     that the data are the same everywhere (Keras says so of arrays), and nobody asks. If they are
     shuffled by a function (external state that is to be ignored), the epochs are those of `Epochs`.
+    A dataset of `mark_sharded` is only cut for the replicas of a worker.
 
     Args:
       dataset: batches whose components all have the same number of rows: tensors,
@@ -279,9 +281,7 @@ def _rows_of_part(batch: Any, index: int | tf.Tensor, size: int) -> Any:
     """Returns part `index` of `size` of a batch; of n rows the first n mod size parts get more."""
     leaves = tf.nest.flatten(batch)
     rows = number_of_rows(leaves[0])
-    index, each, more = tf.cast(index, tf.int64), rows // size, rows % size
-    start = index * each + tf.minimum(index, more)
-    stop = start + each + tf.cast(index < more, tf.int64)
+    start, stop = part_bounds(rows, tf.cast(index, tf.int64), size, tf.minimum)
     checks = [
         tf.debugging.assert_equal(
             number_of_rows(leaf), rows, "All components of a batch have the same number of rows."

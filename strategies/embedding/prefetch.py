@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from strategies._tensorflow import PerReplica
+from strategies.checks import check_whole_number
 from strategies.data.sharding import Epochs, mark_sharded, shard_dataset
 from strategies.embedding.layer import EmbeddingLayer
 from strategies.embedding.lookup.lookup import keys_of
@@ -125,5 +126,4 @@ def _check(dataset: Any, layer: Any, steps: Any) -> None:
             "The rows are those of a DistributedEmbedding. Received: "
             f"{type(layer).__name__}. Pass the layer that looks up."
         )
-    if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
-        raise ValueError(f"steps is a whole number from 1. Received: {steps!r}.")
+    check_whole_number("steps", steps, 1)

@@ -19,12 +19,11 @@ import tensorflow as tf
 from absl import logging
 
 from strategies._tensorflow import FunctionCallOptions, context
+from strategies.collectives.startup.waiting import wait_until
 from tf_config import Address, ClusterSpec, Task
 from tf_config.connect import connect
 
 _CPU = "/device:CPU:0"
-_LOG_START_EVERY_SECONDS = 5.0
-_POLL_SECONDS = 0.1
 _ANSWER_SECONDS = 2.0
 _CHECK_EVERY_SECONDS = 1.0
 _LOG_EVERY_SECONDS = 10.0
@@ -291,20 +290,20 @@ def connect_servers(cluster: ClusterSpec, task: Task, timeout: float) -> Servers
 
 def _wait_for_servers(cluster: ClusterSpec, task: Task, timeout: float) -> None:
     missing = list(cluster.tasks("ps"))
-    start = logged = time.monotonic()
-    while missing:
+
+    def all_answer() -> bool:
         answers = connect([cluster.addresses[server] for server in missing], _ANSWER_SECONDS)
-        missing = [s for s in missing if answers[cluster.addresses[s]].state != "taken"]
-        now = time.monotonic()
-        names = ", ".join(f"{server} ({cluster.addresses[server]})" for server in missing)
-        if missing and now - start >= timeout:
-            raise TimeoutError(
-                f"All parameter servers answer within {timeout:g} s of the start. Received at "
-                f"{task}: no answer from {names}. Start 'python -m strategies.serve' as each of "
-                "them, as 'tf-config run' does, and see that its address is open."
-            )
-        if missing and now - logged >= _LOG_START_EVERY_SECONDS:
-            logged = now
-            logging.warning("%s waits for %s: %.0f s of %g s.", task, names, now - start, timeout)
-        if missing:
-            time.sleep(_POLL_SECONDS)
+        missing[:] = [s for s in missing if answers[cluster.addresses[s]].state != "taken"]
+        return not missing
+
+    wait_until(
+        all_answer,
+        lambda: ", ".join(f"{server} ({cluster.addresses[server]})" for server in missing),
+        lambda names: (
+            f"All parameter servers answer within {timeout:g} s of the start. Received at "
+            f"{task}: no answer from {names}. Start 'python -m strategies.serve' as each of "
+            "them, as 'tf-config run' does, and see that its address is open."
+        ),
+        timeout,
+        waiter=task,
+    )

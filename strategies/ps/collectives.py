@@ -16,7 +16,7 @@ import tensorflow as tf
 from absl import logging
 
 from strategies.collectives.base import AllToAllViaAllGather
-from strategies.collectives.dtypes import accumulation_dtype
+from strategies.collectives.dtypes import all_reduce_as_vector, all_reduce_by_dtype
 from strategies.ps.barrier import Barrier
 from strategies.ps.client import Server, Servers
 from strategies.ps.ordered_caller import OrderedCaller
@@ -54,21 +54,12 @@ class ServerCollectives(AllToAllViaAllGather):
 
     def all_reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Returns the sums over all workers; see `Collectives`."""
-        tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
-        groups: dict[tf.DType, list[int]] = {}
-        for position, tensor in enumerate(tensors):
-            groups.setdefault(accumulation_dtype(tensor.dtype), []).append(position)
-        sums: list[tf.Tensor] = list(tensors)
-        for dtype, positions in groups.items():
-            flat = [tf.reshape(tf.cast(tensors[p], dtype), [-1]) for p in positions]
-            sizes = [tf.size(vector) for vector in flat]
-            (total,) = self._ordered_caller.call(self._sum, [tf.concat(flat, 0)], [dtype])
-            total = tf.reshape(total, [-1])
-            for position, part in zip(positions, tf.split(total, tf.stack(sizes)), strict=True):
-                shaped = tf.reshape(part, tf.shape(tensors[position]))
-                cast = tf.cast(shaped, tensors[position].dtype)
-                sums[position] = tf.ensure_shape(cast, tensors[position].shape)
-        return sums
+
+        def all_reduce(group: list[tf.Tensor], dtype: tf.DType) -> list[tf.Tensor]:
+            del dtype
+            return all_reduce_as_vector(group, self._all_reduce_vector)
+
+        return all_reduce_by_dtype([tf.convert_to_tensor(t) for t in tensors], all_reduce)
 
     def all_gather(self, tensor: tf.Tensor) -> tf.Tensor:
         """Returns the workers' tensors joined along axis 0; see `Collectives`."""
@@ -81,6 +72,10 @@ class ServerCollectives(AllToAllViaAllGather):
         tensor = tf.convert_to_tensor(tensor)
         first = self.all_gather(tensor[tf.newaxis])[0]
         return tf.ensure_shape(first, tensor.shape)
+
+    def _all_reduce_vector(self, vector: tf.Tensor) -> tf.Tensor:
+        (total,) = self._ordered_caller.call(self._sum, [vector], [vector.dtype])
+        return tf.reshape(total, [-1])
 
     def _sum(self, vector: np.ndarray) -> list[np.ndarray]:
         parts = np.array_split(vector, len(self._servers))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from strategies.checks import check_whole_number
 from strategies.ps.placement import MIN_SLICE_SIZE, Chooser, Placement
 
 _MODES = ("sync", "async", "half_async", "geo")
@@ -62,8 +63,7 @@ class ParameterServerOptions:
             value = getattr(self, name)
             if value is None:
                 continue
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ValueError(f"{name} is a whole number from 1. Received: {value!r}.")
+            check_whole_number(name, value, least=1)
             if self.mode != mode:
                 raise ValueError(
                     f"{name} is a setting of mode={mode!r}. Received: {name}={value} "

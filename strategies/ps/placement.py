@@ -7,6 +7,9 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from strategies.checks import check_whole_number
+from strategies.partitioning import part_bounds
+
 Chooser = Callable[[str, tuple[int, ...], int], int]
 MIN_SLICE_SIZE = 8192
 
@@ -67,11 +70,9 @@ class Placement:
                 "placement is 'round_robin', 'hash' or a function of a variable's path, its shape "
                 f"and the number of servers. Received: {method!r}."
             )
-        is_size = isinstance(min_slice_size, int) and not isinstance(min_slice_size, bool)
-        if min_slice_size is not None and not (is_size and min_slice_size > 0):
-            raise ValueError(
-                f"min_slice_size is a number of elements from 1. Received: {min_slice_size!r}. "
-                "None keeps all variables whole."
+        if min_slice_size is not None:
+            check_whole_number(
+                "min_slice_size", min_slice_size, 1, "None keeps all variables whole."
             )
         self._servers = servers
         self._method = method
@@ -90,10 +91,8 @@ class Placement:
         if self._min_slice_size is not None:
             count = max(1, min(self._servers, math.prod(shape) // self._min_slice_size, rows))
         first = self._first(path, shape, count)
-        each, more = divmod(rows, count)
-        bounds = [number * each + min(number, more) for number in range(count + 1)]
         return tuple(
-            Slice((first + number) % self._servers, bounds[number], bounds[number + 1])
+            Slice((first + number) % self._servers, *part_bounds(rows, number, count))
             for number in range(count)
         )
 

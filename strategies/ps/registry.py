@@ -5,23 +5,21 @@ from __future__ import annotations
 import itertools
 import re
 import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from absl import logging
 
 from strategies._tensorflow import ResourceVariable
+from strategies.collectives.startup.waiting import wait_until
 from strategies.ps.client import Server, Servers
 from strategies.ps.placement import Placement, Slice, report
 
 # What TensorFlow takes in no name.
 _NOT_IN_NAMES = r"[^A-Za-z0-9_.\\/>-]"
 _POLL_SECONDS = 0.02
-_LOG_EVERY_SECONDS = 5.0
 
 
 @dataclass(eq=False)
@@ -152,21 +150,17 @@ class VariableRegistry:
         if self._servers.rank == 0:
             self.write(variable, np.asarray(initial()))
             return
-        start = logged = time.monotonic()
-        while not self._is_initialized(variable):
-            now = time.monotonic()
-            if now - start >= self._timeout:
-                raise TimeoutError(
-                    f"The first worker gives each variable its first value. Received: none for "
-                    f"{variable.path!r} within {self._timeout:g} s. See that it runs, and that all "
-                    "workers make the same variables in the same order, under the same names."
-                )
-            if now - logged >= _LOG_EVERY_SECONDS:
-                logged = now
-                logging.warning(
-                    "Waiting for the first worker's %s: %.0f s.", variable.path, now - start
-                )
-            time.sleep(_POLL_SECONDS)
+        wait_until(
+            lambda: self._is_initialized(variable),
+            lambda: f"the first worker's {variable.path}",
+            lambda _: (
+                "The first worker gives each variable its first value. Received: none for "
+                f"{variable.path!r} within {self._timeout:g} s. See that it runs, and that all "
+                "workers make the same variables in the same order, under the same names."
+            ),
+            self._timeout,
+            poll_seconds=_POLL_SECONDS,
+        )
 
     def _is_initialized(self, variable: RemoteVariable) -> bool:
         def ask(server: Server) -> bool:

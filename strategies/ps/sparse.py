@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from strategies.ps.registry import RemoteVariable
 from strategies.ps.updates import VariableUpdate
-from strategies.ps.variables import ServerView, current_server, viewing
+from strategies.ps.variables import ServerView, active_view, current_server
 from strategies.reduction.sparse import is_marked_reduced
 from strategies.variables.growable_array import GrowableArray
 from strategies.variables.sparse_variable import ActiveRows, SparseVariable
@@ -147,7 +147,7 @@ class RowUpdate(VariableUpdate):
                 leaf = _sparse(value) if is_sparse else value
             leaves.append(wholes.get(position, leaf))
         args, kwargs = tf.nest.pack_sequence_as(self.args, leaves)
-        with viewing(view):
+        with active_view.activate(view):
             self.variable.view.show(rows)
             self.fn(self.variable, *args, **kwargs)
 

@@ -21,7 +21,7 @@ from strategies.ps.push import Push
 from strategies.ps.registry import RemoteVariable
 from strategies.ps.sparse import RowUpdate
 from strategies.ps.updates import VariableUpdate, check_applicable
-from strategies.ps.variables import CounterVariable, ServerView, SharedVariable, viewing
+from strategies.ps.variables import CounterVariable, ServerView, SharedVariable, active_view
 
 
 @dataclass
@@ -272,7 +272,7 @@ class StepProgram:
                 view = ServerView(
                     server, remote, number, lambda v: self._local_placeholder(v, server, program)
                 )
-                with viewing(view):
+                with active_view.activate(view):
                     update.fn(remote.parts[number], *args, **kwargs)
         for counter, count in zip(self._counters, program.counts, strict=True):
             part = counter.remote.parts[server.number]

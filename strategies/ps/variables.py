@@ -7,9 +7,7 @@ alone. While a change is made there, all of them answer as what that server hold
 
 from __future__ import annotations
 
-import contextlib
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -17,6 +15,7 @@ import tensorflow as tf
 from strategies._tensorflow import VARIABLE_VALUE_KEY, MirroredVariable, ResourceVariable
 from strategies.ps.client import Server
 from strategies.ps.registry import RemoteVariable, VariableRegistry
+from strategies.variables.active_shard import ActiveShard
 
 
 class ServerView:
@@ -59,26 +58,13 @@ class ServerView:
         )
 
 
-_current = threading.local()
-
-
-@contextlib.contextmanager
-def viewing(view: ServerView) -> Iterator[None]:
-    """In the block, this thread's variables are those of the view."""
-    _current.view = view
-    try:
-        yield
-    finally:
-        _current.view = None
-
-
-def _view() -> ServerView | None:
-    return getattr(_current, "view", None)
+# While a thread updates a slice on its server, its variables are what that server holds.
+active_view: ActiveShard[ServerView] = ActiveShard()
 
 
 def current_server() -> int | None:
-    """Returns the number of the server that changes; None if this thread makes no change."""
-    view = _view()
+    """Returns the number of the server that is updated; None outside of updates."""
+    view = active_view.current
     return None if view is None else view.server.number
 
 
@@ -86,12 +72,12 @@ class LocalVariable(MirroredVariable):
     """A variable that no server has, such as a learning rate: in a view, the worker's value."""
 
     def _get(self) -> Any:
-        view = _view()
+        view = active_view.current
         return super()._get() if view is None else view.local(self)
 
     def value(self) -> Any:
         """Returns the value."""
-        view = _view()
+        view = active_view.current
         return super().value() if view is None else view.local(self)
 
 
@@ -105,21 +91,21 @@ class _RemoteMirroredVariable(MirroredVariable):
     remote: RemoteVariable
 
     def _get(self) -> Any:
-        view = _view()
+        view = active_view.current
         return self._read_outside() if view is None else view.part(self.remote)
 
     def _get_on_device_or_primary(self) -> Any:
-        view = _view()
+        view = active_view.current
         return self._read_outside_on_device() if view is None else view.part(self.remote)
 
     @property
     def handle(self) -> Any:
         """The resource."""
-        view = _view()
+        view = active_view.current
         return super().handle if view is None else view.part(self.remote).handle
 
     def _update(self, update_fn: Callable, value: Any, **kwargs: Any) -> Any:
-        view = _view()
+        view = active_view.current
         if view is None:
             return self._update_outside(update_fn, value, kwargs)
         return update_fn(view.part(self.remote), value, **kwargs)
@@ -159,7 +145,7 @@ class CounterVariable(SharedVariable):
     ) -> Any:
         """Adds to it."""
         extended = self.distribute_strategy.extended
-        if _view() is None and extended._is_stepping():
+        if active_view.current is None and extended._is_stepping():
             return extended._count(self, delta)
         return super().assign_add(delta, use_locking, name, read_value)
 
@@ -168,7 +154,7 @@ class CounterVariable(SharedVariable):
     ) -> Any:
         """Gives it another value; in a step that counts for the difference, as Keras 3 means it."""
         extended = self.distribute_strategy.extended
-        if _view() is None and extended._is_stepping():
+        if active_view.current is None and extended._is_stepping():
             return extended._count(self, tf.cast(value, self.dtype) - self.values[0].read_value())
         return super().assign(value, use_locking, name, read_value)
 

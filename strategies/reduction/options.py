@@ -6,6 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 
 from strategies._tensorflow import CommunicationOptions
+from strategies.checks import check_whole_number
 
 _COMPRESSIONS = (None, "fp16")
 _MODES = ("all_reduce", "reduce")
@@ -50,12 +51,7 @@ class ReductionOptions:
 
     def __post_init__(self) -> None:
         for name in ("bucket_bytes", "dense_below", "split_above"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-                raise ValueError(
-                    f"{name} is a whole number from 0. Received: {value!r}. "
-                    "Leave it out for the default."
-                )
+            check_whole_number(name, getattr(self, name), 0, "Leave it out for the default.")
         if self.compression not in _COMPRESSIONS:
             raise ValueError(
                 f"compression is one of {', '.join(map(repr, _COMPRESSIONS))}. Received: "

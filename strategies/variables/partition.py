@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,8 @@ import numpy as np
 import tensorflow as tf
 
 from strategies._tensorflow import VARIABLE_VALUE_KEY
+from strategies.partitioning import part_bounds
+from strategies.variables.active_shard import ActiveShard
 
 
 @dataclass(frozen=True)
@@ -52,8 +55,8 @@ class PartitionSpec:
     def sizes(self) -> tuple[int, ...]:
         """The parts' first dimensions."""
         units = self.shape[0] if self.by_rows else math.prod(self.shape)
-        each, more = divmod(units, self.count)
-        return tuple(each + (number < more) for number in range(self.count))
+        bounds = (part_bounds(units, number, self.count) for number in range(self.count))
+        return tuple(stop - start for start, stop in bounds)
 
     def offset_of(self, number: int) -> int:
         """Returns the first row or element of a part."""
@@ -105,16 +108,16 @@ class Partition:
         self.numbers = tuple(numbers)
         self.join = join
         self.written = written or (lambda: self.numbers)
-        self.in_view: int | None = None
+        self._active: ActiveShard[int] = ActiveShard()
 
-    @contextlib.contextmanager
-    def viewing(self, number: int) -> Iterator[None]:
-        """Lets the variables of this split answer as one of their parts."""
-        self.in_view = number
-        try:
-            yield
-        finally:
-            self.in_view = None
+    @property
+    def in_view(self) -> int | None:
+        """The number of the part in view; None for the whole."""
+        return self._active.current
+
+    def viewing(self, number: int) -> AbstractContextManager[None]:
+        """Lets the variables of this partition answer as one of their parts, in the block."""
+        return self._active.activate(number)
 
 
 class _Readable(tf.Variable):

@@ -84,8 +84,8 @@ def is_deadlocked(mine: State, theirs: State, seconds: float) -> bool:
     A wait inside of a function may be a step that still computes, on both: that is no proof.
 
     >>> step, save = State("function", "", 40), State("eager", "all_gather number 7", 40)
-    >>> is_deadlocked(step, save, 30), is_deadlocked(step, step, 30), is_deadlocked(step, State(), 30)
-    (True, False, False)
+    >>> [is_deadlocked(step, theirs, 30) for theirs in (save, step, State())]
+    [True, False, False]
     >>> is_deadlocked(step, State(ended=True), 30)
     True
     """

@@ -8,16 +8,15 @@ import sys
 import time
 
 import tensorflow as tf
-from absl import logging
 
 from strategies._tensorflow import context
 from strategies.collectives.startup.liveness import LivenessWatch
-from strategies.collectives.startup.rendezvous import LOG_EVERY_SECONDS, leave, serve, wait_for_all
+from strategies.collectives.startup.rendezvous import leave, serve, wait_for_all
+from strategies.collectives.startup.waiting import wait_until
 from tf_config import ClusterConfigError, ClusterSpec, Task
 from tf_config.store import StoreHandler, StoreServer
 
 _ANSWER_SECONDS = 2.0
-_POLL_SECONDS = 0.1
 _LEAVE_SECONDS = 5.0
 # The group of those that are about to end; all others have higher numbers.
 _LEAVE_GROUP = 0
@@ -145,24 +144,26 @@ def _serve_tensorflow(cluster: ClusterSpec, task: Task) -> None:
 def _wait_for_servers(cluster: ClusterSpec, task: Task, start: float, timeout: float) -> None:
     """Returns when every worker's server answers; names those that do not."""
     missing = [other for other in cluster.training_tasks if other != task]
-    logged = time.monotonic()
-    while missing:
-        missing = [other for other in missing if not _answers(other)]
-        now = time.monotonic()
-        names = ", ".join(f"{other} ({cluster.addresses[other]})" for other in missing)
-        if missing and now - start >= timeout:
-            raise TimeoutError(
-                f"All workers' servers answer within {timeout:g} s of the start. Received at "
-                f"{task}: no answer from {names}. See that each of them did not fail, and that "
-                "its address is open."
-            )
-        if missing and now - logged >= LOG_EVERY_SECONDS:
-            logged = now
-            logging.warning(
-                "%s waits for the server of %s: %.0f s of %g s.", task, names, now - start, timeout
-            )
-        if missing:
-            time.sleep(_POLL_SECONDS)
+
+    def all_answer() -> bool:
+        missing[:] = [other for other in missing if not _answers(other)]
+        return not missing
+
+    def names() -> str:
+        return ", ".join(f"{other} ({cluster.addresses[other]})" for other in missing)
+
+    wait_until(
+        all_answer,
+        lambda: f"the server of {names()}",
+        lambda _: (
+            f"All workers' servers answer within {timeout:g} s of the start. Received at "
+            f"{task}: no answer from {names()}. See that each of them did not fail, and that "
+            "its address is open."
+        ),
+        timeout,
+        waiter=task,
+        start=start,
+    )
 
 
 def _answers(task: Task) -> bool:

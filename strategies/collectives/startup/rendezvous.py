@@ -14,13 +14,11 @@ import threading
 import time
 from http import HTTPStatus
 
-from absl import logging
-
+from strategies.collectives.startup.waiting import wait_until
 from tf_config import Address, ClusterConfigError, ClusterSpec, Task
 from tf_config.store import ask
 
 _POLL_SECONDS = 0.1
-LOG_EVERY_SECONDS = 5.0
 _LEAVE_SECONDS = 10.0
 _ARRIVALS = "keras_strategies_meeting"
 _DEPARTURES = "keras_strategies_parting"
@@ -46,36 +44,36 @@ def wait_for_all(
     store = Store(cluster.addresses[tasks[0]])
     digest = hashlib.sha256(repr(cluster.to_dict()).encode()).hexdigest()
     mine = f"{digest} {communication}".encode()
-    start = time.monotonic()
-    logged = start
-    arrived = False
-    missing = [other for other in tasks if other != task]
-    while missing:
-        arrived = arrived or store.put(task, mine)
+    others = [other for other in tasks if other != task]
+    has_arrived = False
+
+    def all_arrived() -> bool:
+        nonlocal has_arrived
+        has_arrived = has_arrived or not others or store.put(task, mine)
         # One question at a time: with all at once, N workers would ask N * N.
-        while arrived and missing and _has_arrived(store, missing[0], mine):
-            missing.pop(0)
-        now = time.monotonic()
-        is_over = now - start >= timeout
-        if missing and (is_over or now - logged >= LOG_EVERY_SECONDS):
-            logged = now
-            if arrived:
-                missing = [other for other in missing if not _has_arrived(store, other, mine)]
-            # Where nobody answers, the first worker is not here, and only that is known.
-            absent = missing if arrived else tasks[:1]
-            names = ", ".join(f"{other} ({cluster.addresses[other]})" for other in absent)
-            if is_over and missing:
-                raise TimeoutError(
-                    f"All workers meet at the start of training within {timeout:g} s. {task} "
-                    f"still waits for {names}. See that each of them was started with the same "
-                    "cluster and did not fail; a longer wait is set with '--start-timeout' or "
-                    "the argument start_timeout."
-                )
-            if missing:
-                elapsed = now - start
-                logging.warning("%s waits for %s: %.0f s of %g s.", task, names, elapsed, timeout)
-        if missing:
-            time.sleep(_POLL_SECONDS)
+        while has_arrived and others and _has_arrived(store, others[0], mine):
+            others.pop(0)
+        return not others
+
+    def missing() -> str:
+        if has_arrived:
+            others[:] = [other for other in others if not _has_arrived(store, other, mine)]
+        # Where nobody answers, the first worker is not here, and only that is known.
+        absent = others if has_arrived else tasks[:1]
+        return ", ".join(f"{other} ({cluster.addresses[other]})" for other in absent)
+
+    wait_until(
+        all_arrived,
+        missing,
+        lambda names: (
+            f"All workers meet at the start of training within {timeout:g} s. {task} "
+            f"still waits for {names}. See that each of them was started with the same "
+            "cluster and did not fail; a longer wait is set with '--start-timeout' or "
+            "the argument start_timeout."
+        ),
+        timeout,
+        waiter=task,
+    )
 
 
 def leave(cluster: ClusterSpec, task: Task, wait_for_others: bool = False) -> None:

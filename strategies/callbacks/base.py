@@ -1,0 +1,52 @@
+"""A callback that works with Keras 3 and tf_keras alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+
+def _default(method: Callable) -> Callable:
+    """Marks a hook that does nothing; Keras runs training ahead of callbacks without others."""
+    method._is_default = True  # type: ignore[attr-defined]
+    return method
+
+
+class Callback:
+    """What both versions of Keras ask of a callback: hooks that do nothing.
+
+    Neither version's own class is one of the other's.
+    """
+
+    params: Mapping[str, Any] | None = None
+    model: Any = None
+
+    def set_params(self, params: Mapping[str, Any]) -> None:
+        """Keeps what Keras knows of this run: `epochs`, `steps` and `verbose`."""
+        self.params = params
+
+    def set_model(self, model: Any) -> None:
+        """Keeps the model."""
+        self.model = model
+
+    @_default
+    def _nothing(self, *args: Any, **kwargs: Any) -> None:
+        """Does nothing."""
+
+    on_batch_begin = on_batch_end = _nothing
+    on_epoch_begin = on_epoch_end = _nothing
+    on_train_begin = on_train_end = on_train_batch_begin = on_train_batch_end = _nothing
+    on_test_begin = on_test_end = on_test_batch_begin = on_test_batch_end = _nothing
+    on_predict_begin = on_predict_end = on_predict_batch_begin = on_predict_batch_end = _nothing
+
+    def _implements_train_batch_hooks(self) -> bool:
+        """Whether tf_keras calls the hooks of training batches."""
+        return not getattr(self.on_train_batch_begin, "_is_default", False) or not getattr(
+            self.on_train_batch_end, "_is_default", False
+        )
+
+    def _implements_test_batch_hooks(self) -> bool:
+        return False
+
+    def _implements_predict_batch_hooks(self) -> bool:
+        return False
