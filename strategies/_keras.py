@@ -1,8 +1,9 @@
-"""What this package knows of the insides of Keras.
+"""The only door to the internals of Keras: each assumption about them stands here.
 
 Keras tells a strategy neither which of a model's methods is running nor which layer a variable is
-of. Both are seen on Python's stack, where its methods and the objects they belong to are. Checked
-on Keras 3.15.1 and tf_keras 2.21.0.
+of. Both are seen on Python's stack, where its methods and the objects they belong to are. Which
+optimizer a variable belongs to, and what for, is told from its name. Checked on Keras 3.15.1 and
+tf_keras 2.21.0; where a comment names one of the two, the other has no such thing.
 """
 
 from __future__ import annotations
@@ -12,16 +13,45 @@ import functools
 import inspect
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from types import CodeType, FrameType
 from typing import Any
 
 import tensorflow as tf
 
+from strategies._tensorflow import unwrap_decorators
+
+# Names of variables.
+# Keras 3's SeedGenerator: a seed, and how often it was drawn from.
+SEED_STATE = "seed_generator_state"
+# Keras 3's LossScaleOptimizer: the scale.
+LOSS_SCALE = "dynamic_scale"
+# An optimizer's count of steps.
+_ITERATIONS = "iteration"
+# What an optimizer writes outside of its updates: Keras 3's sum of each replica's own gradients and
+# moving average of a variable; tf_keras's moving average.
+_WRITTEN_OUTSIDE = ("_gradient_accumulator", "_average")
+_WRITTEN_OUTSIDE_PREFIX = "average/"
+
+# Optimizers that update each element by itself; the others look at a variable's norm, rows or
+# columns.
+ELEMENTWISE = (
+    "Adadelta",
+    "Adagrad",
+    "Adam",
+    "AdamW",
+    "Adamax",
+    "Ftrl",
+    "Lion",
+    "Nadam",
+    "RMSprop",
+    "SGD",
+)
+# An optimizer's options by which it keeps and changes whole variables in every step.
+WHOLE_STATE_OPTIONS = ("use_ema", "gradient_accumulation_steps")
+
 _TRAINS = "train_step"
 _STEPS = (_TRAINS, "test_step", "predict_step")
-# How Keras 3 names the scale of its LossScaleOptimizer.
-LOSS_SCALE = "dynamic_scale"
 _CHECK = "check_finite"
 _METHODS = ("fit", "evaluate", "predict")
 # Their arguments that say how many steps there are.
@@ -174,6 +204,117 @@ def metrics_of(model: Any) -> list[Any]:
     given = getattr(getattr(model, "compiled_metrics", None), "_user_metrics", None)
     objects = [metric for metric in tf.nest.flatten(given) if hasattr(metric, "variables")]
     return [*model.metrics, *objects]
+
+
+def tensorflow_variable(variable: Any) -> Any:
+    """Returns the TensorFlow variable inside of Keras 3's, or of tf_keras's that casts."""
+    for wrapper in ("_value", "_variable"):
+        inner = getattr(variable, wrapper, None)
+        variable = inner if isinstance(inner, tf.Variable) else variable
+    return variable
+
+
+def is_iterations(kwargs: Mapping[str, Any]) -> bool:
+    """Returns whether a variable is an optimizer's count of steps.
+
+    tf_keras says no more of it than a name, and gives none to the counters of a model.
+
+    Args:
+      kwargs: what the variable is made with.
+    """
+    first = kwargs.get("aggregation") == tf.VariableAggregation.ONLY_FIRST_REPLICA
+    return kwargs.get("name") == _ITERATIONS or kwargs.get("name") is not None and first
+
+
+def is_written_outside_updates(name: str) -> bool:
+    """Returns whether an optimizer writes a slot variable outside of its updates, whole.
+
+    >>> is_written_outside_updates("dense_kernel_average")
+    True
+    """
+    return name.endswith(_WRITTEN_OUTSIDE) or name.startswith(_WRITTEN_OUTSIDE_PREFIX)
+
+
+def is_unsynchronized_state(kwargs: Mapping[str, Any]) -> bool:
+    """Returns whether a variable is a layer's state that nothing else keeps alike on all workers.
+
+    Slot variables are not: they are made beside a variable, and updated from reduced gradients.
+    """
+    return (
+        kwargs.get("aggregation") in (None, tf.VariableAggregation.NONE)
+        and kwargs.get("synchronization")
+        in (None, tf.VariableSynchronization.AUTO, tf.VariableSynchronization.ON_WRITE)
+        and kwargs.get("trainable") is False
+        and "colocate_with" not in kwargs
+        and _initial_dtype(kwargs).is_floating
+    )
+
+
+def _initial_dtype(kwargs: Mapping[str, Any]) -> tf.DType:
+    if kwargs.get("dtype") is not None:
+        return tf.as_dtype(kwargs["dtype"])
+    value = kwargs["initial_value"]
+    # What is only known once made is taken for an integer, which nothing averages.
+    return tf.int64 if callable(value) else tf.convert_to_tensor(value).dtype
+
+
+def is_of_keras(cls: type) -> bool:
+    """Returns whether a class is one of Keras's or tf_keras's."""
+    return cls.__module__.split(".")[0] in ("keras", "tf_keras")
+
+
+def is_optimizer(value: Any) -> bool:
+    """Returns whether a value is an optimizer: Keras's, tf_keras's or its legacy ones.
+
+    >>> import keras
+    >>> is_optimizer(keras.optimizers.SGD()), is_optimizer(keras.layers.Dense(1))
+    (True, False)
+    """
+    return hasattr(type(value), "update_step") or is_legacy(value)
+
+
+def is_legacy(optimizer: Any) -> bool:
+    """Returns whether an optimizer is one of `tf_keras.optimizers.legacy`, or made as these are."""
+    return hasattr(type(optimizer), "_resource_apply_dense")
+
+
+def optimizer_of(update: Callable) -> Any | None:
+    """Returns the optimizer whose step an update function is, None if it is another function.
+
+    Keras's optimizers pass a function of their own to `extended.update`, which knows them.
+    """
+    function = inspect.unwrap(unwrap_decorators(update)[1])
+    if not inspect.isfunction(function):
+        return None
+    found = inspect.getclosurevars(function).nonlocals.get("self")
+    return found if hasattr(found, "update_step") else None
+
+
+def inner_optimizer(optimizer: Any) -> Any:
+    """Returns the optimizer that a LossScaleOptimizer wraps; any other as it is."""
+    return getattr(optimizer, "inner_optimizer", optimizer)
+
+
+def optimizer_variables(model: Any) -> list[Any]:
+    """Returns the variables of a model's optimizer; none without one."""
+    variables = getattr(getattr(model, "optimizer", None), "variables", ())
+    return list(variables() if callable(variables) else variables)
+
+
+def default_hook(hook: Callable) -> Callable:
+    """Marks a callback's hook that does nothing, which Keras need not wait for."""
+    hook._is_default = True  # type: ignore[attr-defined]
+    return hook
+
+
+def is_default_hook(hook: Callable) -> bool:
+    """Returns whether a callback's hook does nothing."""
+    return getattr(hook, "_is_default", False)
+
+
+def initial_epoch(model: Any) -> int:
+    """Returns the epoch that `BackupAndRestore` of Keras 3 has set to go on from; 0 for none."""
+    return getattr(model, "_initial_epoch", None) or 0
 
 
 def _if_model(value: Any) -> Any:

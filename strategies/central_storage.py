@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from strategies._keras import is_unsynchronized_state
 from strategies._tensorflow import (
     MirroredVariable,
     UpdateContext,
@@ -15,7 +16,7 @@ from strategies._tensorflow import (
     update_regroup,
 )
 from strategies.collectives import LocalCollectives
-from strategies.core.extended import ReplicatedExtended, is_unsynchronized_state
+from strategies.core.extended import ReplicatedExtended
 from strategies.mirrored import MirroredReduction, local_devices
 from strategies.reduction import ReductionOptions
 from strategies.variables.sparse_variable import SparseVariable

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-
-def _default(method: Callable) -> Callable:
-    """Marks a hook that does nothing; Keras runs training ahead of callbacks without others."""
-    method._is_default = True  # type: ignore[attr-defined]
-    return method
+from strategies._keras import default_hook, is_default_hook
 
 
 class Callback:
@@ -29,7 +25,7 @@ class Callback:
         """Keeps the model."""
         self.model = model
 
-    @_default
+    @default_hook
     def _nothing(self, *args: Any, **kwargs: Any) -> None:
         """Does nothing."""
 
@@ -41,9 +37,8 @@ class Callback:
 
     def _implements_train_batch_hooks(self) -> bool:
         """Whether tf_keras calls the hooks of training batches."""
-        return not getattr(self.on_train_batch_begin, "_is_default", False) or not getattr(
-            self.on_train_batch_end, "_is_default", False
-        )
+        hooks = (self.on_train_batch_begin, self.on_train_batch_end)
+        return not all(map(is_default_hook, hooks))
 
     def _implements_test_batch_hooks(self) -> bool:
         return False

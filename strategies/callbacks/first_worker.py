@@ -9,6 +9,13 @@ from typing import Any
 
 import tensorflow as tf
 
+from strategies._keras import (
+    default_hook,
+    initial_epoch,
+    is_default_hook,
+    optimizer_variables,
+    tensorflow_variable,
+)
 from strategies.collectives.single_worker import single_worker_scope
 from strategies.collectives.workers import barrier, collectives_of
 from strategies.equality import verify_equal
@@ -92,7 +99,7 @@ class _OnFirstWorker:
             return found
         if name in ("on_train_begin", "on_train_end"):
             return self._with_all(name, found)
-        if self._acts_everywhere or getattr(found, "_is_default", False):
+        if self._acts_everywhere or is_default_hook(found):
             return found
         return self._alone(name, found) if self._takes_part(name) else _nothing
 
@@ -106,11 +113,8 @@ class _OnFirstWorker:
 
     def _state(self) -> list[PartitionedVariable]:
         """Returns the optimizer's state that is in parts."""
-        optimizer = getattr(self._model, "optimizer", None)
-        variables = getattr(optimizer, "variables", ())
-        variables = variables() if callable(variables) else variables
-        values = [getattr(variable, "_value", variable) for variable in variables]
-        return [variable for variable in values if isinstance(variable, PartitionedVariable)]
+        variables = map(tensorflow_variable, optimizer_variables(self._model))
+        return [variable for variable in variables if isinstance(variable, PartitionedVariable)]
 
     def _with_all(self, name: str, hook: Callable) -> Callable:
         def together(*args: Any, **kwargs: Any) -> None:
@@ -155,7 +159,7 @@ class _OnFirstWorker:
         return stop, float(rate.numpy()) if hasattr(rate, "numpy") else rate
 
     def _check_same_start(self) -> None:
-        epoch = getattr(self._callback.model, "_initial_epoch", None) or 0
+        epoch = initial_epoch(self._callback.model)
         epochs = self._collectives.all_gather(tf.constant([epoch])).numpy().tolist()
         if len(set(epochs)) > 1:
             raise ValueError(
@@ -165,11 +169,9 @@ class _OnFirstWorker:
         verify_equal(self._strategy, self._callback.model.variables)
 
 
+@default_hook  # Keras need not wait for it
 def _nothing(*args: Any, **kwargs: Any) -> None:
     """Stands for a hook on the other workers."""
-
-
-_nothing._is_default = True  # type: ignore[attr-defined]  # Keras need not wait for it
 
 
 def _names(callback: Any) -> set[str]:

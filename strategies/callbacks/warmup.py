@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from strategies._keras import inner_optimizer
 from strategies.callbacks.base import Callback
 
 
@@ -115,8 +116,7 @@ class LearningRateWarmup(Callback):
 
     @property
     def _optimizer(self) -> Any:
-        optimizer = self.model.optimizer
-        return getattr(optimizer, "inner_optimizer", optimizer)
+        return inner_optimizer(self.model.optimizer)
 
 
 def _plain_learning_rate(optimizer: Any) -> float:

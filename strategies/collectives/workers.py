@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
+from strategies._tensorflow import has_several_workers
 from strategies.collectives.base import Collectives, LocalCollectives
 from strategies.collectives.health.agreement import agree
 
@@ -35,7 +36,7 @@ def collectives_of(strategy: tf.distribute.Strategy) -> Collectives:
     extended = strategy.extended
     if hasattr(extended, "between_workers"):
         return extended.between_workers()
-    if extended._in_multi_worker_mode():
+    if has_several_workers(strategy):
         raise ValueError(
             "Workers are known to the strategies of this package. Received: "
             f"{type(strategy).__module__}.{type(strategy).__name__} with several workers. "

@@ -5,25 +5,32 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from strategies._keras import LOSS_SCALE, check_overflow_can_be_agreed, overflow_agreed
+from strategies._keras import (
+    LOSS_SCALE,
+    SEED_STATE,
+    check_overflow_can_be_agreed,
+    is_unsynchronized_state,
+    overflow_agreed,
+)
 from strategies._tensorflow import (
     CheckpointInitialValue,
     CollectiveAllReduceExtended,
     WhileBodyFuncGraph,
     autograph_artifact,
     canonicalize,
+    function_of,
     select_replica,
 )
 from strategies.collectives import Collectives
 from strategies.collectives.health.agreement import agree
 from strategies.collectives.replica import ReplicaCollectives
 from strategies.collectives.single_worker import in_single_worker_scope
-from strategies.core.random_seeds import KERAS_SEED, seed_state_creator, worker_seed_scope
+from strategies.core.random_seeds import seed_state_creator, worker_seed_scope
 from strategies.core.scope import check_step, check_updated, explain_mixed_strategies
 from strategies.data.distributed_dataset import ReplicaDataset, check_options, per_replica_datasets
 from strategies.data.sharding import equal_steps, number_of_rows, shard_dataset
@@ -155,7 +162,7 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
                 return self._call_for_each_replica(function, args, kwargs)
 
             # AutoGraph is to convert what the replicas call, and not what calls them.
-            self._lifted[fn] = fn._clone(python_function=autograph_artifact(call_in_all))
+            self._lifted[fn] = function_of(fn, autograph_artifact(call_in_all))
         return self._lifted[fn]
 
     @contextlib.contextmanager
@@ -256,7 +263,7 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         if isinstance(beside, SparseVariable):
             return beside.make_slot(kwargs["name"], kwargs["initial_value"], kwargs.get("dtype"))
         first = tf.VariableAggregation.ONLY_FIRST_REPLICA
-        if kwargs.get("name") == KERAS_SEED:
+        if kwargs.get("name") == SEED_STATE:
             next_creator = seed_state_creator(self._id_in_cluster * len(self._devices))
         elif kwargs.get("name") == LOSS_SCALE:
             if self._num_replicas_in_sync > 1:
@@ -349,26 +356,3 @@ def _row_weight(inputs: Any) -> tf.Tensor:
                 return tf.cast(number_of_rows(leaf) > 0, tf.float32)
             return tf.constant(1.0 if leaf.shape[0] else 0.0)
     return tf.constant(1.0)
-
-
-def is_unsynchronized_state(kwargs: Mapping[str, Any]) -> bool:
-    """Whether a variable is a layer's own state that nothing else keeps the same on all workers.
-
-    Slot variables are not: they are made beside a variable, and updated from reduced gradients.
-    """
-    return (
-        kwargs.get("aggregation") in (None, tf.VariableAggregation.NONE)
-        and kwargs.get("synchronization")
-        in (None, tf.VariableSynchronization.AUTO, tf.VariableSynchronization.ON_WRITE)
-        and kwargs.get("trainable") is False
-        and "colocate_with" not in kwargs
-        and _initial_dtype(kwargs).is_floating
-    )
-
-
-def _initial_dtype(kwargs: Mapping[str, Any]) -> tf.DType:
-    if kwargs.get("dtype") is not None:
-        return tf.as_dtype(kwargs["dtype"])
-    value = kwargs["initial_value"]
-    # What is only known once made is taken for an integer, which nothing averages.
-    return tf.int64 if callable(value) else tf.convert_to_tensor(value).dtype

@@ -12,8 +12,6 @@ from absl import logging
 
 from strategies._tensorflow import ResourceVariable, global_seed
 
-# How Keras 3 names the state of its SeedGenerator: a seed, and how often it was drawn from.
-KERAS_SEED = "seed_generator_state"
 # Above all counts of draws there will ever be; the bits from here on say which replica draws.
 _REPLICA_BIT = 40
 _APART = 1000003  # a prime: the seeds of several workers are far from those that users choose

@@ -8,7 +8,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from strategies._keras import metrics_of, model_of, trained_variables
+from strategies._keras import (
+    metrics_of,
+    model_of,
+    optimizer_variables,
+    tensorflow_variable,
+    trained_variables,
+)
 from strategies._tensorflow import ResourceVariable
 from strategies.variables.sparse_variable import SparseVariable
 
@@ -26,10 +32,7 @@ def is_outside(variable: Any) -> bool:
     >>> is_outside(tf.Variable(1.0))
     True
     """
-    inner = variable
-    for wrapper in ("value", "_variable"):  # Keras 3's own, and tf_keras's that casts
-        candidate = getattr(inner, wrapper, None)
-        inner = candidate if isinstance(candidate, tf.Variable) else inner
+    inner = tensorflow_variable(variable)
     is_plain = isinstance(inner, ResourceVariable) and not isinstance(inner, SparseVariable)
     return is_plain and not hasattr(inner, "_distributed_container")
 
@@ -80,13 +83,8 @@ def explain_mixed_strategies(fn: Callable, strategy: tf.distribute.Strategy) -> 
         if not any(words in str(error) for words in _NESTED_MESSAGES):
             raise
         model, _ = model_of(fn)
-        variables = [] if model is None else _of_optimizer(model)
+        variables = [] if model is None else optimizer_variables(model)
         raise _created_outside(list(filter(is_outside, variables)), strategy) from error
-
-
-def _of_optimizer(model: Any) -> list[Any]:
-    variables = getattr(getattr(model, "optimizer", None), "variables", ())
-    return list(variables() if callable(variables) else variables)
 
 
 def _created_outside(variables: Iterable[Any], strategy: tf.distribute.Strategy) -> ValueError:

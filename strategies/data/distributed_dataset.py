@@ -16,10 +16,10 @@ from strategies._tensorflow import (
     DistributedIteratorSpec,
     InputWorkers,
     PerReplica,
-    PerReplicaSpec,
     canonicalize,
     distributed_spec,
     get_distributed_datasets_from_function,
+    replica_specs,
 )
 from strategies.collectives.health.agreement import agree, spec_text
 from strategies.data.sharding import Epochs, element_of, may_prefetch
@@ -302,5 +302,5 @@ def _on_device(value: Any, device: str) -> Any:
 
 def _is_dense(spec: Any) -> bool:
     """Whether a component is of numbers in tensors, for all replicas."""
-    specs = spec._value_specs if isinstance(spec, PerReplicaSpec) else [spec]
+    specs = replica_specs(spec)
     return all(isinstance(one, tf.TensorSpec) and one.dtype != tf.string for one in specs)

@@ -13,7 +13,9 @@ from strategies._tensorflow import (
     PerReplica,
     PerReplicaSpec,
     auto_shard_dataset,
+    dataset_inputs,
     empty_batch,
+    replica_specs,
 )
 from strategies.collectives import Collectives, LocalCollectives
 from strategies.partitioning import part_bounds
@@ -121,7 +123,7 @@ def _unwrapped(dataset: tf.data.Dataset) -> tf.data.Dataset:
     """Returns what is marked behind options, such as tf_keras's `predict` sets; else `dataset`."""
     behind = dataset
     while behind not in _sharded and isinstance(behind, OptionsDataset):
-        (behind,) = behind._inputs()
+        (behind,) = dataset_inputs(behind)
     return behind if behind in _sharded else dataset
 
 
@@ -314,7 +316,7 @@ def empty_element(spec: Any) -> Any:
 
     def empty(one: Any) -> Any:
         if isinstance(one, PerReplicaSpec):
-            return PerReplica([empty_batch(part) for part in one._value_specs])
+            return PerReplica([empty_batch(part) for part in replica_specs(one)])
         return empty_batch(one)
 
     return tf.nest.map_structure(empty, spec)

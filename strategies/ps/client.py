@@ -244,7 +244,7 @@ class Servers:
 def leader(number: int, present: Sequence[bool]) -> int:
     """Returns the rank of who does the part of a number, of those workers that are here.
 
-    >>> acting(4, [True, True, True]), acting(4, [True, False, True])
+    >>> leader(4, [True, True, True]), leader(4, [True, False, True])
     (1, 2)
     """
     ranks = [(number + step) % len(present) for step in range(len(present))]

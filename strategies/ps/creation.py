@@ -8,10 +8,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from strategies._keras import is_iterations, is_unsynchronized_state
 from strategies._tensorflow import CheckpointInitialValue
-from strategies.core.extended import is_unsynchronized_state
-from strategies.ps.registry import RemoteVariable
-from strategies.ps.variables import SharedVariable
 
 _CPU = "/device:CPU:0"
 
@@ -38,14 +36,10 @@ def variable_kind(kwargs: dict[str, Any], is_geo: bool, in_step: bool) -> str:
     """
     if "colocate_with" in kwargs:
         return "local"
-    first = kwargs.get("aggregation") == tf.VariableAggregation.ONLY_FIRST_REPLICA
-    # tf_keras says no more of an optimizer's iterations than their name, and gives none to the
-    # counters of a model, which are the worker's own.
-    named = kwargs.get("name") is not None
-    if kwargs.get("name") == "iteration" or named and first:
+    if is_iterations(kwargs):
         is_counter = not is_geo and _is_whole_number(initial_value(kwargs))
         return "counter" if is_counter else "local"
-    if first:
+    if kwargs.get("aggregation") == tf.VariableAggregation.ONLY_FIRST_REPLICA:
         return "local"
     if kwargs.get("trainable") is not False:
         return "weight" if initial_value(kwargs).dtype.kind not in "OSU" else "local"
@@ -58,12 +52,6 @@ def variable_kind(kwargs: dict[str, Any], is_geo: bool, in_step: bool) -> str:
 def _is_whole_number(value: np.ndarray) -> bool:
     """Whether a value is one integer."""
     return value.shape == () and value.dtype.kind in "iu"
-
-
-def set_distributed_container(remote: RemoteVariable, shared: SharedVariable) -> None:
-    """Lets an optimizer find the variable that a part of it on a server is of."""
-    for part in remote.parts:
-        part.handle._distributed_container = lambda: shared
 
 
 def is_assignment(fn: Callable) -> bool:

@@ -14,6 +14,7 @@ from strategies._tensorflow import (
     ResourceVariable,
     UninitializedVariable,
     select_replica,
+    set_container,
 )
 from strategies.collectives import Collectives, LocalCollectives
 from strategies.core.extended import ReplicatedExtended
@@ -24,7 +25,6 @@ from strategies.ps.creation import (
     check_aggregation,
     initial_value,
     is_assignment,
-    set_distributed_container,
     variable_kind,
 )
 from strategies.ps.input import ServerDataset
@@ -179,7 +179,9 @@ class ServerExtended(ReplicatedExtended):
         if kind == "state" or self._geo is not None:
             with tf.device(_CPU):
                 shared.base = ResourceVariable(present, trainable=False, dtype=remote.dtype)
-        set_distributed_container(remote, shared)
+        # An optimizer finds the variable that a part of it on a server is of.
+        for part in remote.parts:
+            set_container(part, shared)
         self._shared_variables.append(weakref.ref(shared))
         return shared
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from strategies._tensorflow import VARIABLE_VALUE_KEY
+from strategies._tensorflow import VARIABLE_VALUE_KEY, unique_id
 from strategies.partitioning import part_bounds
 from strategies.variables.active_shard import ActiveShard
 
@@ -204,7 +204,7 @@ class PartitionedVariable(_Readable):
         super().__init__(name, parts[0].dtype)
         self._parts = dict(zip(partition.numbers, parts, strict=True))
         self._partition = partition
-        self._unique_id = f"{parts[0]._unique_id}_split"
+        self._unique_id = f"{unique_id(parts[0])}_split"
         self._cached: tf.Tensor | None = None
 
     @property

@@ -14,15 +14,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from strategies._tensorflow import UpdateContext, select_replica
+from strategies._keras import is_written_outside_updates, optimizer_of
+from strategies._tensorflow import UpdateContext, select_replica, unique_id
 from strategies.collectives import Collectives
 from strategies.collectives.single_worker import in_single_worker_scope
-from strategies.variables.elementwise import is_elementwise, optimizer_of
+from strategies.variables.elementwise import is_elementwise
 from strategies.variables.partition import Partition, PartitionedVariable, PartitionSpec, PartView
-
-# What Keras writes outside of an update: each replica's sum of its own gradients, and the moving
-# averages of variables, as Keras 3 and tf_keras name them.
-_WHOLE_NAMES = ("_gradient_accumulator", "_average"), ("average/",)
 
 
 class ShardedOptimizerState:
@@ -55,10 +52,7 @@ class ShardedOptimizerState:
           kwargs: of the variable that Keras asks for.
         """
         beside = kwargs.get("colocate_with")
-        ends, begins = _WHOLE_NAMES
-        if not self._is_sharded(beside) or kwargs["name"].endswith(ends):
-            return None
-        if kwargs["name"].startswith(begins):
+        if not self._is_sharded(beside) or is_written_outside_updates(kwargs["name"]):
             return None
         with tf.init_scope():
             value = first_value(kwargs["initial_value"], kwargs.get("dtype"))
@@ -75,7 +69,7 @@ class ShardedOptimizerState:
 
     def can_update(self, variable: Any) -> bool:
         """Returns whether a variable is in parts, or its optimizer's state is."""
-        return isinstance(variable, PartitionedVariable) or _key(variable) in self._partitions
+        return isinstance(variable, PartitionedVariable) or unique_id(variable) in self._partitions
 
     def update(self, variable: Any, update: Callable, args: Sequence[Any], kwargs: Mapping) -> None:
         """Updates a variable on all replicas of this worker.
@@ -90,7 +84,7 @@ class ShardedOptimizerState:
           kwargs: further arguments.
         """
         if _is_elementwise_step(update, args, variable.shape):
-            partition = self._partitions[_key(variable)]
+            partition = self._partitions[unique_id(variable)]
             written = []
             for replica in range(len(self._devices)):
                 with UpdateContext(replica):
@@ -131,7 +125,7 @@ class ShardedOptimizerState:
             part = self._part(variable, replica, update, args, kwargs)
             component = variable.values[replica]
             with tf.device(component.device):
-                spec = self._partitions[_key(variable)].spec
+                spec = self._partitions[unique_id(variable)].spec
                 component.assign(spec.whole(collectives.all_gather(part)))
         elif len(self._devices) > 1 and optimizer_of(update) is not None:
             raise ValueError(
@@ -150,9 +144,9 @@ class ShardedOptimizerState:
         self, variable: Any, replica: int, update: Callable, args: Sequence[Any], kwargs: Mapping
     ) -> tf.Tensor:
         """Returns one replica's part of a variable, updated."""
-        partition = self._partitions[_key(variable)]
+        partition = self._partitions[unique_id(variable)]
         number = partition.numbers[replica]
-        part = PartView(variable.values[replica], partition.spec, number, _key(variable))
+        part = PartView(variable.values[replica], partition.spec, number, unique_id(variable))
         sliced, named = select_replica(replica, (tuple(args), dict(kwargs)))
         sliced = [
             _part_of(v, partition.spec, number) if _has_shape(v, variable.shape) else v
@@ -173,7 +167,7 @@ class ShardedOptimizerState:
         )
 
     def _partition_of(self, variable: Any) -> Partition:
-        key = variable._unique_id
+        key = unique_id(variable)
         if key not in self._partitions:
             spec = PartitionSpec(tuple(variable.shape), self._count)
             self._partitions[key] = Partition(spec, self._numbers, self._join, self._written)
@@ -212,7 +206,3 @@ def _is_elementwise_step(update: Callable, args: Sequence[Any], shape: tf.Tensor
     has_gradient = any(_has_shape(value, shape) for value in select_replica(0, tuple(args)))
     optimizer = optimizer_of(update) if has_gradient else None
     return optimizer is not None and is_elementwise(optimizer)
-
-
-def _key(variable: Any) -> str:
-    return getattr(variable, "_unique_id", "")

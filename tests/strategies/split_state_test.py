@@ -7,7 +7,8 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as some
 
-from strategies.variables.elementwise import is_elementwise, optimizer_of
+from strategies._keras import optimizer_of
+from strategies.variables.elementwise import is_elementwise
 from strategies.variables.partition import Partition, PartitionedVariable, PartitionSpec
 
 SLOW = pytest.mark.slow

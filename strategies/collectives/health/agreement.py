@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from strategies._tensorflow import replica_specs
 from strategies.collectives.base import Collectives
 
 _BYTES = 256
@@ -52,7 +53,7 @@ def spec_text(spec: Any) -> str:
     """
     texts = []
     for leaf in tf.nest.flatten(spec):
-        leaf = leaf._value_specs[0] if hasattr(leaf, "_value_specs") else leaf
+        leaf = replica_specs(leaf)[0]
         dtype = getattr(getattr(leaf, "dtype", None), "name", type(leaf).__name__)
         rank = getattr(getattr(leaf, "shape", None), "rank", None)
         texts.append(dtype if rank is None else f"{dtype} of rank {rank}")
