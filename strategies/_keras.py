@@ -64,7 +64,7 @@ _lock = threading.Lock()
 
 
 def running_method() -> str | None:
-    """Returns the name of the innermost of a model's methods that called this, None for none.
+    """Returns the name of the innermost method of a model that is running; None for none.
 
     It is "fit", "evaluate" or "predict", of Keras 3's or tf_keras's `Model`; validation in `fit`
     is "evaluate".
@@ -77,7 +77,7 @@ def running_method() -> str | None:
 
 
 def running_call(frame: FrameType | None = None) -> str:
-    """Returns which method of a model is running, with what says how many steps it takes.
+    """Returns the running method of a model and its arguments that determine the number of steps.
 
     That is the innermost `fit`, `evaluate` or `predict` of Keras 3's or tf_keras's `Model` on the
     stack; an empty text if there is none.
@@ -100,7 +100,7 @@ def running_call(frame: FrameType | None = None) -> str:
 
 
 def _innermost_method(frames: Iterator[FrameType]) -> tuple[str | None, dict[str, Any]]:
-    """Returns the innermost of a model's methods, and its local variables."""
+    """Returns the innermost running method of a model and its local variables."""
     names = {code: name for name in _METHODS for code in _codes(name)}
     for frame in frames:
         if frame.f_code in names:
@@ -109,7 +109,7 @@ def _innermost_method(frames: Iterator[FrameType]) -> tuple[str | None, dict[str
 
 
 def path_of(name: str) -> str:
-    """Returns the path of the variable that is being made: its layers' names and its own.
+    """Returns the path of the variable being created: the names of its layers and its own.
 
     Of Keras 3 that is `keras.Variable.path`. For anything else the names are those of the
     `tf.name_scope`s around it, which tf_keras opens for each layer.
@@ -139,7 +139,7 @@ def is_updating() -> bool:
 
 
 def is_writing_h5() -> bool:
-    """Returns whether the old HDF5 format is written, of which both versions have a function.
+    """Returns whether a file of the old HDF5 format is being written, by either version.
 
     `.weights.h5` files are of another format, whose layers write what they have.
     """
@@ -148,7 +148,7 @@ def is_writing_h5() -> bool:
 
 
 def innermost(is_wanted: Callable[[Any], bool]) -> Any:
-    """Returns the object whose method called last, of those that are wanted; None without one."""
+    """Returns the innermost object on the stack that satisfies a predicate; None without one."""
     for frame in _frames():
         if is_wanted(found := frame.f_locals.get("self")):
             return found
@@ -174,7 +174,7 @@ def _variable_class() -> Any:
 
 
 def model_of(fn: Callable) -> tuple[Any, bool]:
-    """Returns the model whose step `fn` is, and whether it trains; None if `fn` is none.
+    """Returns the model that a step function belongs to, or None, and whether the step trains.
 
     Keras 3 gives `strategy.run` the model's bound method, `model.train_step`; tf_keras a function
     `run_step` that calls that of `model`, a variable around it.
@@ -192,7 +192,7 @@ def model_of(fn: Callable) -> tuple[Any, bool]:
 
 
 def trained_variables(model: Any) -> list[Any]:
-    """Returns the variables that a model trains; none if it is not built yet."""
+    """Returns the trainable variables of a model; an empty list if it is not built yet."""
     try:
         return list(model.trainable_variables)
     except ValueError:  # tf_keras's, of a model without variables so far
@@ -274,12 +274,12 @@ def is_optimizer(value: Any) -> bool:
 
 
 def is_legacy(optimizer: Any) -> bool:
-    """Returns whether an optimizer is one of `tf_keras.optimizers.legacy`, or made as these are."""
+    """Returns whether an optimizer is implemented like those of `tf_keras.optimizers.legacy`."""
     return hasattr(type(optimizer), "_resource_apply_dense")
 
 
 def optimizer_of(update: Callable) -> Any | None:
-    """Returns the optimizer whose step an update function is, None if it is another function.
+    """Returns the optimizer that an update function belongs to; None for any other function.
 
     Keras's optimizers pass a function of their own to `extended.update`, which knows them.
     """
@@ -324,7 +324,7 @@ def _if_model(value: Any) -> Any:
 
 @contextlib.contextmanager
 def overflow_agreed(strategy: tf.distribute.Strategy) -> Iterator[None]:
-    """Lets the replicas of a strategy skip a step together, under Keras 3's `mixed_float16`.
+    """Makes the replicas of a strategy skip a step together, under Keras 3's `mixed_float16`.
 
     `compile` wraps the optimizer in `keras.optimizers.LossScaleOptimizer`, which skips a step
     whose gradients have overflown. It looks at a replica's own gradients, before they are summed:
@@ -377,7 +377,7 @@ def _loss_scale_optimizer() -> Any:
 
 
 def _agreeing(check_finite: Callable) -> Callable:
-    """Returns a check whether no replica's gradients have overflown."""
+    """Returns a `check_finite` that is true if the gradients of all replicas are finite."""
 
     @functools.wraps(check_finite)
     def check_together(self: Any, grads: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The only door to TensorFlow's private modules and attributes: each private name, used here once.
+"""The only door to TensorFlow's private modules and attributes; each private name appears once.
 
 Checked on TensorFlow 2.18.1 and 2.21.0; `CommunicationOptions`, `CondBranchFuncGraph`,
 `DistributedDatasetSpec`, `FunctionCallOptions`, `OptionsDataset`, `ResourceVariable`, `context`,
@@ -105,7 +105,7 @@ __all__ = [
 
 
 def dataset_inputs(dataset: Any) -> list[Any]:
-    """Returns the datasets that a dataset is made of."""
+    """Returns the input datasets of a dataset."""
     return list(dataset._inputs())
 
 
@@ -120,7 +120,7 @@ def has_several_workers(strategy: Any) -> bool:
 
 
 def replica_specs(spec: Any) -> list[Any]:
-    """Returns the spec of each replica's value; of what is no `PerReplicaSpec` itself."""
+    """Returns the spec of each replica's value; a spec that is no `PerReplicaSpec` as it is."""
     return list(spec._value_specs) if isinstance(spec, PerReplicaSpec) else [spec]
 
 
@@ -130,5 +130,5 @@ def set_container(variable: Any, container: Any) -> None:
 
 
 def unique_id(variable: Any) -> str:
-    """Returns the name by which tf_keras's optimizers know a variable; "" if it has none."""
+    """Returns the key by which tf_keras's optimizers know a variable; "" if it has none."""
     return getattr(variable, "_unique_id", "")

@@ -1,4 +1,4 @@
-"""The strategy that fits TF_CONFIG."""
+"""Creation of the strategy that TF_CONFIG asks for."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def from_tf_config(
     start_timeout: float | None = None,
     **settings: Any,
 ) -> tf.distribute.Strategy:
-    """Returns the strategy that fits TF_CONFIG: with parameter servers, or mirrored on its workers.
+    """Creates the strategy that TF_CONFIG asks for: with parameter servers, or mirrored.
 
     Without TF_CONFIG that is one worker, so one script serves a laptop and a cluster.
 
@@ -95,7 +95,7 @@ def from_tf_config(
 def _told_apart(
     options: Any,
 ) -> tuple[ReductionOptions | None, ParameterServerOptions | None]:
-    """Returns the options for workers without servers, and those for workers with servers."""
+    """Splits options into those for workers without servers and those for workers with servers."""
     if options is None:
         return None, None
     given = list(options) if isinstance(options, Sequence) else [options]

@@ -1,4 +1,4 @@
-"""Synchronous training on several workers, started from TF_CONFIG alone."""
+"""Synchronous training on several workers, configured by TF_CONFIG alone."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tf_config.settings import START_TIMEOUT_SECONDS, START_TIMEOUT_VARIABLE
 
 
 class MultiWorkerMirroredStrategy(MirroredReduction, tf.distribute.MultiWorkerMirroredStrategy):
-    """Trains one model on all workers of TF_CONFIG: same variables, gradients summed.
+    """Synchronous training on all workers of TF_CONFIG, with mirrored variables.
 
     Each worker computes on its rows of the batch; the gradients are summed over the workers and
     every worker makes the same update. The variables are the same bits on all workers, and N
@@ -102,7 +102,7 @@ class MultiWorkerMirroredStrategy(MirroredReduction, tf.distribute.MultiWorkerMi
 
 
 def start_timeout_seconds(seconds: float | None, environ: Mapping[str, str] = os.environ) -> float:
-    """Returns how long to wait at the start: as asked for, or as the environment says.
+    """Returns the timeout of the start, from the argument or the environment.
 
     Raises:
       ValueError: if it is no time.
@@ -123,7 +123,7 @@ def start_timeout_seconds(seconds: float | None, environ: Mapping[str, str] = os
 
 
 def gpus_of(config: TFConfig | None) -> range:
-    """Returns which of this host's GPUs are this worker's, if all workers share them evenly."""
+    """Returns the numbers of this worker's GPUs; the workers of a host share them evenly."""
     gpus = len(tf.config.list_physical_devices("GPU"))
     if config is None or config.task not in config.cluster.training_tasks:
         return range(gpus)

@@ -1,4 +1,4 @@
-"""Training with parameter servers: variables on servers, one program in every worker."""
+"""Training with parameter servers: variables on the servers, one program on every worker."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _created_ranks: list[int] = []  # the rank of this process, once it has a strate
 
 
 class ParameterServerStrategy(MirroredReduction, tf.distribute.MultiWorkerMirroredStrategy):
-    """Trains one model on all workers of TF_CONFIG, with its variables on parameter servers.
+    """Training on all workers of TF_CONFIG, with the variables on parameter servers.
 
     Every worker runs the same script: `fit`, `evaluate` and `predict` of Keras 3 and tf_keras, or
     a loop of your own. It computes with a copy of the variables, sends what came of a batch to the
@@ -159,18 +159,18 @@ class ParameterServerStrategy(MirroredReduction, tf.distribute.MultiWorkerMirror
 
     @property
     def mode(self) -> str:
-        """What is waited for: "sync", "async", "half_async" or "geo"."""
+        """The update mode: "sync", "async", "half_async" or "geo"."""
         return self.options.mode
 
     def placement(self) -> str:
-        """Returns what is where: each variable's servers, each server's bytes, and how even."""
+        """Returns a table of each variable's servers, each server's bytes, and the balance."""
         return self.extended.registry.report()
 
 
 def options_of(
     options: ParameterServerOptions | None, settings: dict[str, Any]
 ) -> ParameterServerOptions:
-    """Returns how to train, as options or single settings of them say.
+    """Returns the options, given as one object or as single settings.
 
     Raises:
       TypeError: if there is no such setting.
@@ -204,7 +204,7 @@ def _mode_setting(mode: str | None) -> dict[str, str]:
 
 
 def update_mode_of(options: ParameterServerOptions, servers: Servers) -> UpdateMode:
-    """Returns when a worker's changes are sent, and what it goes on with."""
+    """Creates the update mode that the options ask for."""
     if options.mode == "sync":
         return Sync(servers)
     if options.mode == "async":
@@ -231,7 +231,7 @@ def _with_servers(config: TFConfig | None) -> TFConfig:
 
 
 def _register(servers: Servers, timeout: float, mode: str) -> list[Membership]:
-    """Tells all servers that this worker is there."""
+    """Registers this worker with all servers."""
     memberships = [
         Membership(f"grpc://{server.address}", servers.size) for server in servers.servers
     ]
@@ -265,7 +265,7 @@ def _wait_until_serving(
 
 
 def _wait_for_workers(tasks: Sequence[Task], memberships: list[Membership], timeout: float) -> None:
-    """Waits until all workers have come."""
+    """Waits until all workers have registered."""
 
     def missing() -> list[int]:
         return sorted({rank for each in memberships for rank in each.workers(AWAITED)})
@@ -284,7 +284,7 @@ def _wait_for_workers(tasks: Sequence[Task], memberships: list[Membership], time
 def _leave(
     update_mode: UpdateMode, servers: Servers, memberships: list[Membership], tasks: Sequence[Task]
 ) -> None:
-    """Sends what is left, and tells all servers that this worker has ended."""
+    """Sends the remaining updates, and tells all servers that this worker has ended."""
     with contextlib.suppress(ServerLost, tf.errors.OpError):
         update_mode.drain()
     gone = [server for server in servers.servers if is_gone(server.address)]
@@ -303,6 +303,6 @@ def _leave(
 
 
 def _shared_through(registry: VariableRegistry, number: int) -> int:
-    """Returns the first worker's number, by way of the servers."""
+    """Returns the first worker's number, shared through the servers."""
     shared = registry.add("seed", (), tf.int64, lambda: np.int64(number), is_counter=True)
     return int(registry.read([shared])[0])

@@ -9,7 +9,7 @@ from typing import Any
 def part_bounds(
     total: Any, number: Any, count: int, minimum: Callable[[Any, Any], Any] = min
 ) -> tuple[Any, Any]:
-    """Returns where a part of an even partition starts and stops; the first parts are larger.
+    """Returns the bounds of one part of an even partition; the first parts are larger.
 
     >>> [part_bounds(5, number, 3) for number in range(3)]
     [(0, 2), (2, 4), (4, 5)]

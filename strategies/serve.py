@@ -1,4 +1,4 @@
-"""A parameter server: `python -m strategies.serve` in a process whose TF_CONFIG says `ps`.
+"""A parameter server: `python -m strategies.serve`, in a process that is a ps task of TF_CONFIG.
 
 It holds the variables that workers make on it until the last worker has ended. `tf-config run`
 and `tf-config exec` start it by themselves for each ps task.
@@ -22,7 +22,7 @@ _LOG_EVERY_SECONDS = 30.0
 
 
 def main() -> int:
-    """Serves until all workers have ended; returns the exit code."""
+    """Runs a parameter server until all workers have ended; returns the exit code."""
     try:
         config = TFConfig.from_env()
         task = _checked(config)

@@ -9,7 +9,7 @@ from strategies._keras import default_hook, is_default_hook
 
 
 class Callback:
-    """What both versions of Keras ask of a callback: hooks that do nothing.
+    """Base class of callbacks for both versions of Keras; its hooks do nothing.
 
     Neither version's own class is one of the other's.
     """
@@ -18,11 +18,11 @@ class Callback:
     model: Any = None
 
     def set_params(self, params: Mapping[str, Any]) -> None:
-        """Keeps what Keras knows of this run: `epochs`, `steps` and `verbose`."""
+        """Stores the parameters of this run: `epochs`, `steps` and `verbose`."""
         self.params = params
 
     def set_model(self, model: Any) -> None:
-        """Keeps the model."""
+        """Stores the model."""
         self.model = model
 
     @default_hook
@@ -36,7 +36,7 @@ class Callback:
     on_predict_begin = on_predict_end = on_predict_batch_begin = on_predict_batch_end = _nothing
 
     def _implements_train_batch_hooks(self) -> bool:
-        """Whether tf_keras calls the hooks of training batches."""
+        """Returns whether tf_keras has to call the hooks of training batches."""
         hooks = (self.on_train_batch_begin, self.on_train_batch_end)
         return not all(map(is_default_hook, hooks))
 

@@ -1,4 +1,4 @@
-"""Callbacks that act once, on the first worker, while all train."""
+"""Callbacks that run on the first worker only, while all workers train."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _ON_ALL = {"BackupAndRestore": ("on_train_begin",)}
 
 
 def on_first_worker(callback: Any, strategy: tf.distribute.Strategy) -> Any:
-    """Returns a callback that acts on the first worker, for callbacks that write.
+    """Restricts a callback that writes files to the first worker.
 
         callbacks = [
             keras.callbacks.EarlyStopping("val_loss"),
@@ -77,7 +77,7 @@ def on_first_worker(callback: Any, strategy: tf.distribute.Strategy) -> Any:
 
 
 class _OnFirstWorker:
-    """A callback whose hooks run on the first worker. The rest is the callback's own."""
+    """A callback whose hooks run on the first worker; its other attributes are the callback's."""
 
     def __init__(self, callback: Any, strategy: tf.distribute.Strategy):
         self._callback = callback
@@ -112,7 +112,7 @@ class _OnFirstWorker:
         return self._collectives.rank == 0 or (name == "on_epoch_end" and bool(self._state()))
 
     def _state(self) -> list[PartitionedVariable]:
-        """Returns the optimizer's state that is in parts."""
+        """Returns the optimizer's variables that are partitioned over the workers."""
         variables = map(tensorflow_variable, optimizer_variables(self._model))
         return [variable for variable in variables if isinstance(variable, PartitionedVariable)]
 
@@ -175,7 +175,7 @@ def _nothing(*args: Any, **kwargs: Any) -> None:
 
 
 def _names(callback: Any) -> set[str]:
-    """Returns the names of a callback's classes, as far as Keras or this package made them."""
+    """Returns the names of a callback's classes that Keras or this package defines."""
     makers = ("keras", "tf_keras", "strategies")
     return {
         cls.__name__ for cls in type(callback).__mro__ if cls.__module__.split(".")[0] in makers

@@ -1,4 +1,4 @@
-"""The speed of training, in samples a second of all workers."""
+"""Training speed, in samples a second of all workers."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Throughput(Callback):
         self._seconds += self._clock() - self._since
 
     def on_test_end(self, logs: Mapping[str, Any] | None = None) -> None:
-        """Goes on."""
+        """Restarts the clock."""
         self._since = self._clock()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""A learning rate that grows with the number of replicas, step by step."""
+"""Gradual warm-up of the learning rate to that of all replicas."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from strategies.callbacks.base import Callback
 
 
 class LearningRateWarmup(Callback):
-    """Raises the learning rate from one replica's to that of all of them, step by step.
+    """Warms up the learning rate, from one replica's to that of all replicas.
 
     N replicas make batches N times as large, and fewer steps; N times the learning rate makes up
     for it, if it is not there from the first step (Goyal et al. 2017, arXiv 1706.02677). Step t
@@ -59,7 +59,7 @@ class LearningRateWarmup(Callback):
         self._over: bool | None = None
 
     def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
-        """Finds out the rate to begin with, and the number of steps.
+        """Determines the initial learning rate and the number of warm-up steps.
 
         Raises:
           ValueError: if the optimizer's learning rate is no plain number, the number of steps is

@@ -1,4 +1,4 @@
-"""How values of every type travel: sums in a type that can be added up, the rest as bytes."""
+"""Dtypes of collectives: those that sums are accumulated in, and bytes for everything else."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _WORD_BYTES = 4
 
 
 def accumulation_dtype(dtype: tf.DType) -> tf.DType:
-    """Returns the type that sums of `dtype` over workers are made in.
+    """Returns the dtype that values of `dtype` are accumulated in.
 
     >>> accumulation_dtype(tf.bfloat16).name
     'float32'
@@ -43,7 +43,7 @@ def accumulation_dtype(dtype: tf.DType) -> tf.DType:
 
 
 def to_words(tensor: tf.Tensor) -> tf.Tensor:
-    """Returns a tensor's bytes, filled up with zeros, as a vector of int32.
+    """Returns a tensor's bytes, padded with zeros, as a vector of int32.
 
     >>> to_words(tf.constant([True, False, True])).numpy().tolist()
     [65537]
@@ -67,7 +67,7 @@ def to_words(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def bytes_of(tensor: tf.Tensor) -> tf.Tensor:
-    """Returns how many bytes a tensor's values are, an int64 scalar."""
+    """Returns the number of bytes of a tensor's values, an int64 scalar."""
     each = 1 if tensor.dtype == tf.bool else tensor.dtype.size
     return tf.size(tensor, tf.int64) * each
 
@@ -79,7 +79,7 @@ def to_bytes(words: tf.Tensor) -> tf.Tensor:
 
 
 def from_bytes(content: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    """Returns the vector that bytes stand for.
+    """Returns the vector of a dtype that bytes represent.
 
     >>> from_bytes(to_bytes(to_words(tf.constant([1.5, -2.0], tf.float64))), tf.float64).numpy()
     array([ 1.5, -2. ])
@@ -93,7 +93,7 @@ def all_reduce_by_dtype(
     tensors: Sequence[tf.Tensor],
     all_reduce: Callable[[list[tf.Tensor], tf.DType], Sequence[tf.Tensor]],
 ) -> list[tf.Tensor]:
-    """Returns the sums of tensors, those of each accumulation type reduced together.
+    """Returns the sums of tensors over all workers, reduced in one group for each dtype.
 
     >>> twice = lambda group, dtype: [2 * tensor for tensor in group]
     >>> tensors = [tf.constant(1, tf.int8), tf.constant(1.5), tf.constant(3, tf.int32)]
@@ -118,7 +118,7 @@ def all_reduce_by_dtype(
 def all_reduce_as_vector(
     tensors: Sequence[tf.Tensor], all_reduce: Callable[[tf.Tensor], tf.Tensor]
 ) -> list[tf.Tensor]:
-    """Returns the sums of tensors of one type, which travel as one vector.
+    """Returns the sums of tensors of one dtype over all workers, reduced as one vector.
 
     Args:
       tensors: of any shapes.

@@ -49,7 +49,7 @@ class HorovodCollectives:
 
     @classmethod
     def start(cls, cluster: ClusterSpec, task: Task, timeout: float) -> HorovodCollectives:
-        """Waits for all workers, then joins them in one Horovod job; the same one if called again.
+        """Waits for all workers and starts Horovod; called again, returns the same collectives.
 
         Args:
           cluster: the workers; their order is the rank.
@@ -82,7 +82,7 @@ class HorovodCollectives:
         return _started[2]
 
     def new_stream(self) -> HorovodCollectives:
-        """Returns these collectives, which pair operations by name; see `Collectives`."""
+        """Returns itself: Horovod pairs operations by name, not by order; see `Collectives`."""
         return self
 
     def all_reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
@@ -115,7 +115,7 @@ class HorovodCollectives:
     def _transport(
         self, kind: str, operation: Callable[..., tf.Tensor], tensor: tf.Tensor, **options: Any
     ) -> tf.Tensor:
-        """Runs an operation that only moves, in a type of the same bits that Horovod knows."""
+        """Runs an operation that only moves data, bit-cast to a dtype that Horovod supports."""
         carrier = _CARRIERS.get(tensor.dtype)
         if carrier is None:
             return self._run_named(kind, operation, tensor, **options)
@@ -175,7 +175,7 @@ def _serve(address: Address, task: Task) -> socketserver.BaseServer:
 
 
 def _environment(cluster: ClusterSpec, task: Task) -> dict[str, str]:
-    """Returns the variables from which Horovod learns its place; those set already stay.
+    """Returns the environment variables that Horovod reads; options that are set already stay.
 
     >>> spec = ClusterSpec.from_dict({"worker": ["127.0.0.1:2222", "127.0.0.1:2223"]})
     >>> variables = _environment(spec, Task("worker", 1))
@@ -197,7 +197,7 @@ def _environment(cluster: ClusterSpec, task: Task) -> dict[str, str]:
 
 
 def _check_hostname(cluster: ClusterSpec, task: Task, version: str) -> None:
-    """Checks that Gloo will take an address that the other workers reach.
+    """Checks that Gloo will choose an address that the other workers can reach.
 
     Horovod 0.28.1 as released moves the data over the address that this machine's name stands
     for, whatever HOROVOD_GLOO_IFACE says, and crashes where it stands for none. Ours is mended
@@ -225,7 +225,7 @@ def _check_hostname(cluster: ClusterSpec, task: Task, version: str) -> None:
 
 
 def _interface(host: str) -> str | None:
-    """Returns the network interface that has a host's address, None if none here has."""
+    """Returns the network interface with a host's address; None if this machine has none."""
     import psutil  # a requirement of Horovod's
 
     try:

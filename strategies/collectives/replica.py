@@ -43,7 +43,7 @@ class ReplicaCollectives(AllToAllViaAllGather):
         return [cls(one, workers) for one in local]
 
     def new_stream(self) -> ReplicaCollectives:
-        """Returns these: replicas read no datasets of their own."""
+        """Returns itself: replicas do not read datasets of their own."""
         return self
 
     def all_reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:

@@ -90,7 +90,7 @@ class TensorFlowCollectives(AllToAllViaAllGather):
         device: str = _CPU,
         options: CommunicationOptions | None = None,
     ) -> TensorFlowCollectives:
-        """Waits for all workers, then joins them; the same collectives if called again.
+        """Waits for all workers and joins them; called again, returns the same collectives.
 
         Args:
           cluster: the workers; their order is the rank.
@@ -114,7 +114,7 @@ class TensorFlowCollectives(AllToAllViaAllGather):
 
     @classmethod
     def within_process(cls, devices: Sequence[str], rank: int) -> list[TensorFlowCollectives]:
-        """Returns collectives among the replicas of this process, one for each.
+        """Returns collectives among the replicas of this process, one object for each replica.
 
         Args:
           devices: the replicas', each another one.
@@ -128,7 +128,7 @@ class TensorFlowCollectives(AllToAllViaAllGather):
         ]
 
     def new_stream(self) -> TensorFlowCollectives:
-        """Returns collectives whose operations have an order of their own; see `Collectives`."""
+        """Returns collectives whose operations are ordered independently; see `Collectives`."""
         # Kept, for what tf.data holds is a variable's handle, and not the variable.
         stream = TensorFlowCollectives(self.rank, self.size, _CPU, self._options)
         self._child_streams.append(stream)
@@ -171,7 +171,7 @@ class TensorFlowCollectives(AllToAllViaAllGather):
         return self._run_collective("sum", vector, merge_op="Add", final_op="Id")
 
     def _all_gather_vector(self, vector: tf.Tensor) -> tf.Tensor:
-        """Returns vectors of one length joined by rank."""
+        """Returns the workers' vectors, all of one length, joined by rank."""
         if vector.dtype != tf.int32:
             return tf.bitcast(
                 tf.reshape(self._all_gather_vector(to_words(vector)), [-1, 2]), vector.dtype
@@ -179,7 +179,7 @@ class TensorFlowCollectives(AllToAllViaAllGather):
         return self._run_collective("gather", vector)
 
     def _run_collective(self, kind: str, vector: tf.Tensor, **attributes: Any) -> tf.Tensor:
-        """Runs an operation of TensorFlow's on vectors of one type and length."""
+        """Runs a collective operation of TensorFlow on vectors of one dtype and length."""
         operation = {
             "sum": tf.raw_ops.CollectiveReduceV2,
             "gather": tf.raw_ops.CollectiveGatherV2,
@@ -202,7 +202,7 @@ class TensorFlowCollectives(AllToAllViaAllGather):
         return result if sent is vector else result[: tf.size(vector) * tf.size(result) // instance]
 
     def _placement(self, kind: str, dtype: tf.DType) -> tuple[str, str]:
-        """Returns where an operation runs, and TensorFlow's name for how."""
+        """Returns the device that an operation runs on, and TensorFlow's communication hint."""
         if self._at_device:
             return self._device, "nccl" if "GPU" in self._device else "ring"
         on_gpu = "GPU" in self._device and self._options.implementation != _Implementation.RING
@@ -218,5 +218,5 @@ class TensorFlowCollectives(AllToAllViaAllGather):
 
 
 def _padded_if_empty(vector: tf.Tensor) -> tf.Tensor:
-    """Returns a vector with a zero in it if it is empty: TensorFlow's ring crashes on nothing."""
+    """Pads an empty vector with one zero: TensorFlow's ring algorithm crashes on empty tensors."""
     return tf.pad(vector, [[0, tf.cast(tf.equal(tf.size(vector), 0), tf.int32)]])

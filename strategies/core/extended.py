@@ -1,4 +1,4 @@
-"""The insides of the mirrored strategies: variables, replicas, reduction and input."""
+"""Implementation of the mirrored strategies: variables, replicas, reduction and input."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from tf_config.sidecar import MADE, USED, report
 
 
 class ReplicatedExtended(CollectiveAllReduceExtended):
-    """What a mirrored strategy does: stock's, with other collectives, input and initial values.
+    """Extends the stock mirrored strategy by other collectives, input and initial values.
 
     Each worker is one process with one replica or more, each on a device of its own. Values are
     summed inside the process first, and then over the workers.
@@ -105,7 +105,7 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         return self._collectives
 
     def refresh(self) -> None:
-        """Takes over what others hold of the variables; here nobody does."""
+        """Updates this worker's variables from servers; here there are none."""
 
     def _scope(self, strategy: tf.distribute.Strategy) -> Any:
         # The launcher warns of workers that have met, and then trained without the strategy.
@@ -120,7 +120,7 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         return len(self._devices) > 1 and not self._is_inside_branch()
 
     def _is_inside_branch(self) -> bool:
-        """Whether a replica is in a graph inside of its function's: of tf.cond, or a function.
+        """Returns whether a replica is in a graph nested in its function's, as of `tf.cond`.
 
         In a loop of each replica's own TensorFlow's operations would not find each other: there
         merge_call says that it cannot be.
@@ -136,7 +136,7 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         return True
 
     def _ops_of_replica(self, replica: int) -> ReplicaCrossDeviceOps:
-        """Returns what reduces one replica's values, where replicas are not merged."""
+        """Returns the cross-device operations of one replica, for replicas that are not merged."""
         if len(self._devices) == 1:
             return self._cross_device_ops
         if not self._unmerged_ops:
@@ -154,7 +154,7 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
             return super()._call_for_each_replica(fn, args, kwargs)
 
     def _lifted_to_all_replicas(self, fn: Any) -> Any:
-        """Returns the `tf.function` in whose graph all replicas call what `fn` was made of."""
+        """Returns a `tf.function` in which all replicas call the Python function of `fn`."""
         if fn not in self._lifted:
             function = fn.python_function
 
@@ -167,7 +167,7 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
 
     @contextlib.contextmanager
     def _row_weights_scope(self, args: Any, kwargs: Any) -> Iterator[None]:
-        """In the block, the weights of the rows that the replicas have as arguments are known."""
+        """Sets, in the block, the weights of the replicas' inputs."""
         if self._row_weights:  # a step's part, such as Keras's update of weights
             yield
             return
@@ -181,13 +181,13 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
             self._row_weights = {}
 
     def local_replica(self) -> int:
-        """Returns the number of the replica that calls this, of those of this worker."""
+        """Returns the number of the calling replica among those of this worker."""
         context = tf.distribute.get_replica_context()
         in_group = tf.get_static_value(context.replica_id_in_sync_group)
         return self._get_local_replica_id(int(in_group))
 
     def _weights_of_replicas(self) -> list[tf.Tensor] | None:
-        """Returns what each replica's rows count for, None outside of a replica's function."""
+        """Returns the weights of the replicas' inputs; None outside of a replica's function."""
         weights = [self._row_weights.get(replica) for replica in range(len(self._devices))]
         return None if any(weight is None for weight in weights) else weights
 
@@ -234,7 +234,7 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         return super().update(var, fn, args, kwargs, group)
 
     def colocate_vars_with(self, colocate_with_variable: Any) -> Any:
-        """Creates variables beside another one, as an optimizer's state beside a weight.
+        """Creates variables beside another one, such as slot variables beside a weight.
 
         Raises:
           ValueError: if the variable was created outside of the strategy's scope.
@@ -247,7 +247,7 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
             super()._validate_colocate_with_variable(colocate_with_variable)
 
     def _update_rows(self, var: SparseVariable, fn: Callable, args: Any, kwargs: Any) -> Any:
-        """Updates a table of this worker's, which all of its replicas have but once."""
+        """Updates a table of this worker, of which its replicas share one copy."""
         args, kwargs = tf.nest.map_structure(self._first_local, (tuple(args), dict(kwargs or {})))
         with tf.device(self._worker_device):
             return fn(var, *args, **kwargs)
@@ -296,7 +296,7 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         return initial_value
 
     def _broadcast_initial_value(self, value: Any, dtype: Any = None) -> tf.Tensor:
-        """Returns the first worker's initial value of a variable."""
+        """Broadcasts the first worker's initial value of a variable."""
         value = value() if callable(value) else value
         if isinstance(value, CheckpointInitialValue):
             value = value.wrapped_value
@@ -349,7 +349,7 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
 
 
 def _row_weight(inputs: Any) -> tf.Tensor:
-    """Returns 1 if a replica's inputs have rows, 0 if they are an empty batch."""
+    """Returns the weight of a replica's inputs: 1 if they have rows, 0 for an empty batch."""
     for leaf in tf.nest.flatten(inputs):
         if isinstance(leaf, (tf.Tensor, tf.RaggedTensor, tf.SparseTensor)) and leaf.shape.rank:
             if leaf.shape[0] is None:

@@ -1,4 +1,4 @@
-"""Random numbers: each replica draws its own, from a state that is the same on all of them."""
+"""Random seeds: each replica draws its own numbers, from a state that is the same on all."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class SeedState(ResourceVariable):
         return value + tf.constant([0, self._offset], value.dtype) if _in_replica() else value
 
     def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
-        """Writes a state, without the replica's number."""
+        """Assigns a state, without the replica's number."""
         if _in_replica():
             value = tf.convert_to_tensor(value, self.dtype)
             mask = tf.constant([-1, (1 << _REPLICA_BIT) - 1], self.dtype)
@@ -58,7 +58,7 @@ class SeedState(ResourceVariable):
 
 
 def seed_state_creator(first: int) -> Callable[..., SeedState]:
-    """Returns what makes one worker's copies, in the order of its replicas.
+    """Returns a variable creator that makes one worker's copies, in the order of its replicas.
 
     Args:
       first: the number of its first replica.
@@ -89,7 +89,7 @@ def share_seed(shared: Callable[[int], int]) -> None:
 
 @contextlib.contextmanager
 def worker_seed_scope(rank: int) -> Iterator[None]:
-    """Lets random operations that are made in a graph meanwhile have a seed of this worker's own.
+    """Gives random operations created in a graph, in the block, a seed of this worker's own.
 
     They are those of tf_keras's layers, and `tf.random.uniform` and its like. All workers have the
     same global seed, for what is done once for all of them: the order of the data.

@@ -1,4 +1,4 @@
-"""Whether what trains under a strategy was made in its scope."""
+"""Checks that what trains under a strategy was created in its scope."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def check_updated(variable: Any, strategy: tf.distribute.Strategy) -> None:
 
 
 def check_step(fn: Callable, strategy: tf.distribute.Strategy, is_summed: bool) -> None:
-    """Checks the model whose step a function is: what it trains, and what it measures with.
+    """Checks that the model of a step was created in the scope: its variables and metrics.
 
     Args:
       fn: given to `strategy.run`; one that is no step of a Keras model is passed over.
@@ -72,7 +72,7 @@ def check_step(fn: Callable, strategy: tf.distribute.Strategy, is_summed: bool) 
 
 @contextlib.contextmanager
 def explain_mixed_strategies(fn: Callable, strategy: tf.distribute.Strategy) -> Iterator[None]:
-    """Turns TensorFlow's errors about two strategies in one step into ours.
+    """Replaces TensorFlow's errors about two strategies in one step by one that explains.
 
     Raises:
       ValueError: if an optimizer or a model of the step was created outside of the scope.

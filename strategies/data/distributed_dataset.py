@@ -28,7 +28,7 @@ _Replication = tf.distribute.InputReplicationMode
 
 
 class ReplicaIterator(DistributedIterator):
-    """Iterates over a `ReplicaDataset`: the next batches, each on the device of its replica.
+    """Iterator over a `ReplicaDataset`, whose batches are on the devices of their replicas.
 
     Args:
       iterator: of `tf.data`, over tensors or `PerReplica` values.
@@ -100,7 +100,7 @@ class ReplicaIterator(DistributedIterator):
 
 
 class ReplicaIteratorSpec(DistributedIteratorSpec):
-    """What a function that has a `ReplicaIterator` as its argument knows of it."""
+    """The `tf.TypeSpec` of a `ReplicaIterator`."""
 
     @property
     def value_type(self) -> type:
@@ -118,7 +118,7 @@ class ReplicaIteratorSpec(DistributedIteratorSpec):
 
 
 class ReplicaDataset(DistributedDataset):
-    """A distributed dataset whose batches are the replicas' parts of the global batches.
+    """A distributed dataset that yields the replicas' shards of the global batches.
 
     `shard_dataset` and `equal_steps` have given the datasets of all workers the same number of
     steps; so no iterator asks the others before each step whether they are done, as stock's do.
@@ -161,7 +161,7 @@ class ReplicaDataset(DistributedDataset):
         return self._iterator(self._dataset.apply(fetched))
 
     def _check_same_steps(self) -> None:
-        """Checks that all workers begin to go through data of as many steps."""
+        """Checks that all workers start to iterate over data of as many steps."""
         one = self._dataset.one_epoch if isinstance(self._dataset, Epochs) else self._dataset
         steps = int(one.cardinality()) if tf.executing_eagerly() else tf.data.UNKNOWN_CARDINALITY
         texts = {
@@ -180,7 +180,7 @@ class ReplicaDataset(DistributedDataset):
         )
 
     def _round_robin_iterator(self, dataset: tf.data.Dataset) -> DistributedIterator:
-        """Returns an iterator of TensorFlow's, which deals the replicas' batches out in turn."""
+        """Returns TensorFlow's iterator over all replicas' batches, which it assigns in turn."""
         one_by_one = dataset.flat_map(lambda *batch: _one_by_one(element_of(dataset, batch)))
         dealt = DistributedDataset(
             self._input_workers,
@@ -214,7 +214,7 @@ class ReplicaDataset(DistributedDataset):
 
 
 class ReplicaDatasetSpec(DistributedDatasetSpec):
-    """What a function that has a `ReplicaDataset` as its argument knows of it."""
+    """The `tf.TypeSpec` of a `ReplicaDataset`."""
 
     @property
     def value_type(self) -> type:
@@ -226,7 +226,7 @@ class ReplicaDatasetSpec(DistributedDatasetSpec):
 
 
 def check_options(options: tf.distribute.InputOptions | None, per_replica: bool) -> None:
-    """Checks how a dataset is to be distributed, as stock tf.distribute does.
+    """Checks the options of a distributed dataset, as stock tf.distribute does.
 
     Args:
       options: the options; None is the default ones.
@@ -264,7 +264,7 @@ def per_replica_datasets(
     strategy: tf.distribute.Strategy,
     options: tf.distribute.InputOptions,
 ) -> Any:
-    """Returns a distributed dataset of one worker whose replicas have a dataset each.
+    """Returns a distributed dataset in which each replica of one worker has a dataset of its own.
 
     Args:
       dataset_fn: makes one for a `tf.distribute.InputContext`.
@@ -281,7 +281,7 @@ def per_replica_datasets(
 
 
 def _one_by_one(element: Any) -> tf.data.Dataset:
-    """Returns the batches of the replicas, one after the other."""
+    """Returns a dataset of the replicas' batches, one after the other."""
     count = len(tf.nest.flatten(element)[0].values)
     parts = [
         tf.data.Dataset.from_tensors(tf.nest.map_structure(lambda v, n=n: v.values[n], element))
@@ -291,7 +291,7 @@ def _one_by_one(element: Any) -> tf.data.Dataset:
 
 
 def _on_device(value: Any, device: str) -> Any:
-    """Returns a value on a device; text stays on the host, where alone it can be."""
+    """Returns a value placed on a device; strings stay on the host."""
 
     def placed(tensor: tf.Tensor) -> tf.Tensor:
         return tensor if tensor.dtype == tf.string else tf.identity(tensor)
@@ -301,6 +301,6 @@ def _on_device(value: Any, device: str) -> Any:
 
 
 def _is_dense(spec: Any) -> bool:
-    """Whether a component is of numbers in tensors, for all replicas."""
+    """Returns whether a component is a dense tensor of numbers, for all replicas."""
     specs = replica_specs(spec)
     return all(isinstance(one, tf.TensorSpec) and one.dtype != tf.string for one in specs)

@@ -1,4 +1,4 @@
-"""Many files, read side by side on every worker, as shuffled batches that are ready in time."""
+"""Parallel reading of many files, as shuffled and prefetched batches."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def read_files(
     uneven: str = "empty",
     steps: int | None = None,
 ) -> tf.data.Dataset:
-    """Returns batches of the rows of many files, each worker's own part, for `fit`.
+    """Returns a dataset of this worker's batches, from the rows of many files.
 
     All workers call it alike. Each worker opens several of its files at once, takes rows from them
     in turn, shuffles them, and makes batches ahead of training:
@@ -100,7 +100,7 @@ def read_files(
 
 
 def names_of(files: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> list[str]:
-    """Returns the names of files that names and patterns stand for, in order, each once.
+    """Returns the files that names and patterns match, sorted, each once.
 
     Raises:
       ValueError: if one stands for no file.
@@ -146,7 +146,7 @@ def rows_of(
 
 
 def batches_of(rows: tf.data.Dataset, size: int, uneven: str, steps: int) -> tf.data.Dataset:
-    """Returns `steps` batches of a worker's rows, the last ones empty where there are too few.
+    """Returns `steps` batches of a worker's rows; the last ones are empty if rows run out.
 
     >>> rows = tf.data.Dataset.range(3)
     >>> [batch.numpy().tolist() for batch in batches_of(rows, 2, "empty", 3)]
@@ -162,7 +162,7 @@ def batches_of(rows: tf.data.Dataset, size: int, uneven: str, steps: int) -> tf.
 
 
 def _steps(rows: tf.data.Dataset, size: int, uneven: str, collectives: Collectives) -> int:
-    """Returns how many batches of `size` rows all workers take."""
+    """Returns the number of steps: of batches of `size` rows on every worker."""
     count = rows.reduce(tf.constant(0, tf.int64), lambda total, *row: total + 1)
     counts = collectives.all_gather(-(-count[tf.newaxis] // size)).numpy().tolist()
     if uneven == "cut" and not min(counts):
@@ -174,7 +174,7 @@ def _steps(rows: tf.data.Dataset, size: int, uneven: str, collectives: Collectiv
 
 
 def shard_unit(names: Sequence[str], shard: str, collectives: Collectives) -> str:
-    """Returns what is shared out, "files" or "rows"."""
+    """Returns the unit of sharding, "files" or "rows"."""
     if shard == "rows" or collectives.size <= len(names):
         return "rows" if shard == "rows" else "files"
     listed = ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
@@ -194,7 +194,7 @@ def shard_unit(names: Sequence[str], shard: str, collectives: Collectives) -> st
 
 
 def _rows_a_step(batch_size: int, collectives: Collectives) -> int:
-    """Returns this worker's part of a batch; the first workers have one row more than others."""
+    """Returns this worker's batch size; the first workers have one row more than the others."""
     if batch_size < collectives.size:
         raise ValueError(
             f"A batch has a row for each of {collectives.size} workers. Received: batch_size="

@@ -1,4 +1,4 @@
-"""Each worker's part of a dataset: rows shared out evenly, the same number of steps for all."""
+"""Sharding of datasets over workers: even batches, and the same number of steps for all."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _sharded: weakref.WeakKeyDictionary[tf.data.Dataset, _Maker | None] = weakref.We
 
 
 class Epochs:
-    """A dataset whose iterators, one an epoch, share one run of it.
+    """A dataset whose iterators, one for each epoch, continue one run of it.
 
     Keras shuffles arrays inside a function with a fixed seed wherever a global seed is set. Each
     new run would then go through the rows in the same order; one run that goes on does not. An
@@ -57,7 +57,7 @@ class Epochs:
         return iter(self._steps)
 
     def _begin(self) -> None:
-        """Begins a new run."""
+        """Starts a new run."""
         end = tf.data.Dataset.from_tensors((False, empty_element(self.element_spec)))
         marked = self.one_epoch.map(
             lambda *batch: (True, element_of(self.one_epoch, batch))
@@ -75,7 +75,7 @@ class Epochs:
         self._run, self._inside = run, inside
 
     def _is_at_start(self) -> bool:
-        """Whether the run is where an epoch begins."""
+        """Returns whether the run is at the start of an epoch."""
         if self._run is None:
             return False
         # Who knows the number of steps takes the last batch, and not the mark behind it.
@@ -85,7 +85,7 @@ class Epochs:
 
 
 def may_prefetch(dataset: tf.data.Dataset | Epochs) -> bool:
-    """Returns whether batches may be made before they are asked for."""
+    """Returns whether batches may be prefetched."""
     if isinstance(dataset, Epochs) or _unwrapped(dataset) in _sharded:
         return False
     return dataset.options().experimental_optimization.inject_prefetch is not False
@@ -109,7 +109,7 @@ def mark_sharded(dataset: tf.data.Dataset, whole: _Maker | None = None) -> tf.da
 
 
 def unsharded(dataset: tf.data.Dataset) -> tf.data.Dataset | None:
-    """Returns the dataset of all workers' rows; None if what is known is this worker's alone."""
+    """Returns the dataset of all workers' rows; None if only this worker's are known."""
     while (dataset := _unwrapped(dataset)) in _sharded:
         whole = _sharded[dataset]
         if whole is None:
@@ -120,7 +120,7 @@ def unsharded(dataset: tf.data.Dataset) -> tf.data.Dataset | None:
 
 
 def _unwrapped(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Returns what is marked behind options, such as tf_keras's `predict` sets; else `dataset`."""
+    """Returns the sharded dataset behind options, as tf_keras's `predict` sets, or `dataset`."""
     behind = dataset
     while behind not in _sharded and isinstance(behind, OptionsDataset):
         (behind,) = dataset_inputs(behind)
@@ -130,7 +130,7 @@ def _unwrapped(dataset: tf.data.Dataset) -> tf.data.Dataset:
 def shard_dataset(
     dataset: tf.data.Dataset, collectives: Collectives, replicas: int = 1, in_step: bool = True
 ) -> tf.data.Dataset | Epochs:
-    """Returns this worker's part of a dataset of global batches.
+    """Returns this worker's shard of a dataset of global batches.
 
     `AutoShardPolicy` AUTO and DATA cut each batch by rows: of n rows the first n mod N of N
     replicas take one more than the others, the first replicas of all workers before the second
@@ -185,14 +185,14 @@ def shard_dataset(
 
 
 def _is_per_replica(spec: Any) -> bool:
-    """Whether elements have a batch for each replica."""
+    """Returns whether elements have a batch for each replica."""
     return any(isinstance(leaf, PerReplicaSpec) for leaf in tf.nest.flatten(spec))
 
 
 def equal_steps(
     dataset: tf.data.Dataset, collectives: Collectives, replicas: int = 1
 ) -> tf.data.Dataset:
-    """Returns a worker's own batches, followed by empty ones until the last worker is done.
+    """Pads a worker's own batches with empty ones, up to the steps of the longest worker.
 
     Where a worker has several replicas, each takes the next batch in turn.
 
@@ -222,7 +222,7 @@ def equal_steps(
 
 
 def shard_batches(dataset: tf.data.Dataset, rank: int, size: int, replicas: int) -> tf.data.Dataset:
-    """Returns the parts that one of `size` workers takes of each batch, one for each replica."""
+    """Returns the rows of each batch that one of `size` workers takes, for each of its replicas."""
     if size * replicas == 1:
         return dataset
     _check_batched(dataset.element_spec)
@@ -230,7 +230,7 @@ def shard_batches(dataset: tf.data.Dataset, rank: int, size: int, replicas: int)
 
 
 def _shard_batches(dataset: tf.data.Dataset, parts: range, size: int) -> tf.data.Dataset:
-    """Cuts each batch to the rows of some of `size` replicas."""
+    """Slices each batch to the rows of some of `size` replicas."""
 
     def mine(*batch: Any) -> Any:
         return _per_replica(
@@ -241,7 +241,7 @@ def _shard_batches(dataset: tf.data.Dataset, parts: range, size: int) -> tf.data
 
 
 def _grouped_by_replica(dataset: tf.data.Dataset, replicas: int) -> tf.data.Dataset:
-    """Makes one element of each so many batches, with empty ones at the end where needed."""
+    """Groups batches into elements of one for each replica, padded with empty ones at the end."""
     count = dataset.cardinality()
     empty = tf.data.Dataset.from_tensors(empty_batch(dataset.element_spec))
     windows = dataset.concatenate(empty.repeat(replicas - 1)).window(replicas, drop_remainder=True)
@@ -258,14 +258,14 @@ def _grouped_by_replica(dataset: tf.data.Dataset, replicas: int) -> tf.data.Data
 
 
 def _per_replica(parts: list[Any]) -> Any:
-    """Returns a value for one replica as it is, and one value of those for several."""
+    """Returns the `PerReplica` value of several replicas; that of one replica as it is."""
     if len(parts) == 1:
         return parts[0]
     return tf.nest.map_structure(lambda *values: PerReplica(values), *parts)
 
 
 def _split_batches(dataset: tf.data.Dataset, size: int) -> tf.data.Dataset:
-    """Makes of each batch `size` smaller ones, one after the other."""
+    """Splits each batch into `size` smaller ones, one after the other."""
 
     def parts(*batch: Any) -> tf.data.Dataset:
         indices = tf.data.Dataset.range(size)
@@ -280,7 +280,7 @@ def _split_batches(dataset: tf.data.Dataset, size: int) -> tf.data.Dataset:
 
 
 def _rows_of_part(batch: Any, index: int | tf.Tensor, size: int) -> Any:
-    """Returns part `index` of `size` of a batch; of n rows the first n mod size parts get more."""
+    """Returns part `index` of an even partition of a batch's rows into `size` parts."""
     leaves = tf.nest.flatten(batch)
     rows = number_of_rows(leaves[0])
     start, stop = part_bounds(rows, tf.cast(index, tf.int64), size, tf.minimum)
@@ -303,7 +303,7 @@ def _slice(value: Any, start: tf.Tensor, stop: tf.Tensor) -> Any:
 
 
 def number_of_rows(value: Any) -> tf.Tensor:
-    """Returns the first dimension of a tensor, a ragged or a sparse one, an int64 scalar."""
+    """Returns the number of rows of a dense, ragged or sparse tensor, an int64 scalar."""
     if isinstance(value, tf.SparseTensor):
         return value.dense_shape[0]
     if isinstance(value, tf.RaggedTensor):
@@ -323,7 +323,7 @@ def empty_element(spec: Any) -> Any:
 
 
 def element_of(dataset: tf.data.Dataset, batch: tuple) -> Any:
-    """Returns an element of a dataset, from the arguments of a function that its `map` calls.
+    """Returns an element of a dataset, from the arguments that `map` passes to a function.
 
     >>> triplets = tf.data.Dataset.from_tensors(((1, 2, 3),))
     >>> triplets.map(lambda *batch: element_of(triplets, batch)).element_spec == (
@@ -353,7 +353,7 @@ def _check_batched(spec: Any) -> None:
 def _until_all_are_done(
     dataset: tf.data.Dataset, empty: tf.data.Dataset, collectives: Collectives
 ) -> tf.data.Dataset:
-    """Goes on with empty batches until no worker has rows; asks the others before each step."""
+    """Pads with empty batches until no worker has rows; asks the others before each step."""
     flagged = dataset.map(lambda *batch: (1, element_of(dataset, batch)))
     endless = flagged.concatenate(empty.map(lambda *batch: (0, element_of(empty, batch))))
     stream = collectives.new_stream()
@@ -362,7 +362,7 @@ def _until_all_are_done(
 
 
 def _no_prefetch_options() -> tf.data.Options:
-    """Returns options under which no step is made before it is asked for."""
+    """Returns options under which no batch is prefetched."""
     options = tf.data.Options()
     options.experimental_optimization.inject_prefetch = False
     options.experimental_optimization.map_parallelization = False

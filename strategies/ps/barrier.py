@@ -1,4 +1,4 @@
-"""A barrier on a server: each worker brings something, and all take what came of it."""
+"""A barrier on a server, at which the workers also exchange values."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Combine = Callable[[Sequence[tf.Tensor]], list[list[tf.Tensor]]]
 
 
 class Barrier:
-    """A point of a program that workers pass together, any number of times.
+    """A barrier that workers pass together any number of times, with a value of each.
 
     Whoever comes last makes the results. A worker that has ended is not waited for, and brings
     nothing: so those that remain go on. That it has ended is noticed at once by who comes after,
@@ -74,13 +74,13 @@ class Barrier:
             self._receive = tf.nest.flatten(self._outputs[rank].dequeue())
 
     def __call__(self, value: Any) -> tuple[list[np.ndarray], np.ndarray]:
-        """Returns what came of it for this worker, and for each worker whether it was here."""
+        """Waits for all workers; returns this worker's results and which workers were present."""
         fetches = [self._receive, self._deposit]
         (*results, present), _ = self._server.run(fetches, {self._feed: value}, self._release)
         return results, present
 
     def _release_if_complete(self) -> list[tf.Tensor]:
-        """Makes the results, if nobody is waited for."""
+        """Combines the values and releases all workers, if none is missing."""
         present = tf.stack([queue.size() > 0 for queue in self._inputs])
         ready = tf.reduce_all(present | tf.equal(self._states.read_value(), LEFT)) & tf.reduce_any(
             present

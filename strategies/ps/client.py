@@ -1,4 +1,4 @@
-"""A worker's connection to the parameter servers: what runs there, and what comes back.
+"""A worker's connections to the parameter servers.
 
 Each server is TensorFlow's own. A worker has a session with each: it adds operations to the
 session's graph and runs them, all of them on the server. A call is one message there and one
@@ -32,11 +32,11 @@ _T = TypeVar("_T")
 
 
 class ServerLost(RuntimeError):
-    """A parameter server does not answer any more."""
+    """Raised when a parameter server no longer answers."""
 
 
 class Server:
-    """One parameter server, as a worker sees it.
+    """A worker's connection to one parameter server.
 
     Args:
       number: of the task.
@@ -61,7 +61,7 @@ class Server:
             self.mutex = tf.raw_ops.MutexV2(shared_name="changes")
 
     def new_connection(self) -> Server:
-        """Returns another connection to it, for what is large and made of many functions.
+        """Opens another connection, for graphs that are large and have many functions.
 
         TensorFlow sends and copies all functions of a graph whenever something new is run, and
         more often where it is optimized: so what is added to one is not in the other's way.
@@ -71,12 +71,12 @@ class Server:
 
     @contextlib.contextmanager
     def building(self) -> Iterator[None]:
-        """Operations that are made in the block are added to what the server can run."""
+        """Adds the operations created in the block to this server's graph."""
         with self._lock, self.graph.as_default(), tf.device(_CPU), _calling(self._options):
             yield
 
     def once(self, key: Any, build: Callable[[], _T]) -> _T:
-        """Returns what `build` adds to what the server can run; built when first asked for."""
+        """Returns what `build` adds to the graph; it is called once for each key."""
         with self._lock:
             if key not in self._built:
                 with self.building():
@@ -84,7 +84,7 @@ class Server:
             return self._built[key]
 
     def run(self, fetches: Any, feeds: dict[Any, Any] | None = None, meanwhile: Any = None) -> Any:
-        """Runs operations on the server and returns what they give, as NumPy arrays.
+        """Runs operations on the server and returns their results, as NumPy arrays.
 
         Says every ten seconds that it waits, as long as the server is there.
 
@@ -136,13 +136,13 @@ class Server:
         )
 
     def sessions(self) -> list[tf.compat.v1.Session]:
-        """Returns what is to be closed: its session, and those of its other connections."""
+        """Returns all sessions with the server: of this connection, and of those it opened."""
         return [self._session, *(other for each in self._connections for other in each.sessions())]
 
     def locked(
         self, body: Callable[[], Sequence[tf.Tensor]], mutex: tf.Tensor | None = None
     ) -> tuple[tf.Operation, list[Any]]:
-        """Adds what `body` does, as one change that no other comes between.
+        """Adds what `body` does to the graph, as one atomic operation.
 
         All that it needs is sent before it begins, so that no lock is held by a worker that died.
 
@@ -177,7 +177,7 @@ class Server:
 
 @contextlib.contextmanager
 def _calling(options: FunctionCallOptions | None) -> Iterator[None]:
-    """In the block, this thread's calls of functions have these options; None leaves them."""
+    """Sets the options of this thread's function calls in the block; None leaves them."""
     before = context().function_call_options
     context().function_call_options = options or before
     try:
@@ -187,7 +187,7 @@ def _calling(options: FunctionCallOptions | None) -> Iterator[None]:
 
 
 def close(sessions: Iterable[tf.compat.v1.Session]) -> None:
-    """Ends sessions; waits no longer than a little for all of them, for servers may be gone."""
+    """Closes sessions; waits only briefly, for their servers may be gone."""
     # TensorFlow would do so when Python ends, and wait for a server that is gone.
     threads = [threading.Thread(target=session.close, daemon=True) for session in sessions]
     for thread in threads:
@@ -216,14 +216,14 @@ class Servers:
         self.present = [True] * size
 
     def is_leader_of(self, server: int) -> bool:
-        """Whether it is this worker that does for a server what one of them does for all."""
+        """Returns whether this worker acts for a server on behalf of all workers."""
         return self.rank == leader(server, self.present)
 
     def __len__(self) -> int:
         return len(self.servers)
 
     def each(self, action: Callable[[Server], _T]) -> list[_T]:
-        """Does something with all servers at the same time; returns the results by number."""
+        """Calls a function with each server, in parallel; returns the results by number."""
         if len(self.servers) == 1:
             return [action(self.servers[0])]
         answers: queue.SimpleQueue = queue.SimpleQueue()
@@ -242,7 +242,7 @@ class Servers:
 
 
 def leader(number: int, present: Sequence[bool]) -> int:
-    """Returns the rank of who does the part of a number, of those workers that are here.
+    """Returns the rank of the worker that leads in a numbered task, of those present.
 
     >>> leader(4, [True, True, True]), leader(4, [True, False, True])
     (1, 2)
@@ -261,7 +261,7 @@ def _put_answer(
 
 
 def is_gone(address: Address) -> bool:
-    """Whether the host of a server is there and the server is not."""
+    """Returns whether a server is gone, though its host answers."""
     try:
         with socket.create_connection((address.host, address.port), _ANSWER_SECONDS):
             return False
@@ -272,7 +272,7 @@ def is_gone(address: Address) -> bool:
 
 
 def connect_servers(cluster: ClusterSpec, task: Task, timeout: float) -> Servers:
-    """Returns the servers of a cluster, when all of them answer.
+    """Waits for the servers of a cluster and connects to them.
 
     Args:
       cluster: its tasks.

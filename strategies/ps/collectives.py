@@ -1,4 +1,4 @@
-"""Collectives by way of the parameter servers, for workers that know the servers alone.
+"""Collectives through the parameter servers, for workers that are connected to these only.
 
 What workers give each other, they bring to barriers on the servers. Sums are made there, by rank,
 so that they are the same bits on every worker and in every run; each server sums its part. A
@@ -46,7 +46,7 @@ class ServerCollectives(AllToAllViaAllGather):
         self._ordered_caller = OrderedCaller()
 
     def new_stream(self) -> ServerCollectives:
-        """Returns collectives whose operations have an order of their own; see `Collectives`."""
+        """Returns collectives whose operations are ordered independently; see `Collectives`."""
         stream = f"{self._stream}.{next(self._stream_numbers)}"
         # Kept, for what tf.data holds is a variable's handle, and not the variable.
         self._child_streams.append(ServerCollectives(self._servers, stream, self._connections))
@@ -129,7 +129,7 @@ class ServerCollectives(AllToAllViaAllGather):
         )
 
     def _record_present(self, present: np.ndarray) -> None:
-        """Takes note of who was there."""
+        """Records which workers took part."""
         if self._stream != "0":
             return
         for rank in np.flatnonzero(np.array(self._servers.present) & ~present):

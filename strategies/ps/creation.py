@@ -1,4 +1,4 @@
-"""What a new variable is, told from what it is made with."""
+"""The kind of a new variable, derived from its arguments."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CPU = "/device:CPU:0"
 
 
 def initial_value(kwargs: dict[str, Any]) -> np.ndarray:
-    """Returns the initial value that this worker's script asks for."""
+    """Returns the initial value of a new variable, as this worker's script gives it."""
     with tf.init_scope(), tf.device(_CPU):
         value = kwargs["initial_value"]
         value = value() if callable(value) else value
@@ -27,7 +27,7 @@ def initial_value(kwargs: dict[str, Any]) -> np.ndarray:
 
 
 def variable_kind(kwargs: dict[str, Any], is_geo: bool, in_step: bool) -> str:
-    """Returns what a new variable is: "weight", "counter", "state" or "local".
+    """Returns the kind of a new variable: "weight", "counter", "state" or "local".
 
     Args:
       kwargs: what it is made with.
@@ -50,12 +50,12 @@ def variable_kind(kwargs: dict[str, Any], is_geo: bool, in_step: bool) -> str:
 
 
 def _is_whole_number(value: np.ndarray) -> bool:
-    """Whether a value is one integer."""
+    """Returns whether a value is a scalar integer."""
     return value.shape == () and value.dtype.kind in "iu"
 
 
 def is_assignment(fn: Callable) -> bool:
-    """Whether a function gives a variable another value, and adds nothing to it."""
+    """Returns whether an update assigns a value to a variable, in contrast to adding to it."""
     return "assign" in getattr(fn, "__code__", is_assignment.__code__).co_names
 
 

@@ -1,4 +1,4 @@
-"""The inside of the parameter-server strategy: what is shared, and when it is sent."""
+"""Implementation of the parameter-server strategy: shared variables and their updates."""
 
 from __future__ import annotations
 
@@ -50,17 +50,17 @@ _CPU = "/device:CPU:0"
 
 
 class UpdateMode(Protocol):
-    """When a worker's changes are sent, and what it goes on with: a mode."""
+    """An update mode: when a worker's updates are sent, and which values it goes on with."""
 
     def step(self, program: StepProgram, push: Push) -> list[np.ndarray] | None:
-        """Takes a step's changes; returns the values to go on with, None for the present ones."""
+        """Takes a step's updates; returns the values to go on with, None for the present ones."""
 
     def drain(self) -> None:
-        """Returns when all changes have been sent."""
+        """Waits until all updates have been sent."""
 
 
 class LocalTraining(Protocol):
-    """How workers that have optimizers of their own exchange what they have learned."""
+    """Exchange of progress between workers that have optimizers of their own."""
 
     def step(
         self,
@@ -69,11 +69,11 @@ class LocalTraining(Protocol):
             [Sequence[VariableUpdate]], Iterable[tuple[SharedVariable, tf.Tensor]]
         ],
     ) -> None:
-        """Counts a step that has changed variables, and exchanges them if it is time."""
+        """Counts a step that has updated variables, and exchanges them when it is due."""
 
 
 class ServerExtended(ReplicatedExtended):
-    """What a worker does: a mirrored strategy of its own replicas, whose variables are shared.
+    """A mirrored strategy of one worker's replicas, whose variables are on the servers.
 
     Args:
       strategy: the strategy that this is the inside of.
@@ -128,7 +128,7 @@ class ServerExtended(ReplicatedExtended):
         )  # fmt: skip
 
     def between_workers(self) -> Collectives:
-        """Returns the collectives among all workers, after what this one has to send."""
+        """Sends this worker's updates; returns the collectives among all workers."""
         self.update_mode.drain()
         return self.workers
 
@@ -244,7 +244,7 @@ class ServerExtended(ReplicatedExtended):
         return var
 
     def _assign(self, var: SharedVariable, fn: Callable, value: Any, kwargs: dict[str, Any]) -> Any:
-        """What `assign` and the like come to, outside of an update."""
+        """Assigns to a variable outside of an optimizer's update."""
         in_replica = self._is_stepping() and not tf.distribute.in_cross_replica_context()
         if in_replica and self._is_updated_on_servers(var):
             if not self._use_merge_call():
@@ -254,7 +254,7 @@ class ServerExtended(ReplicatedExtended):
         return var.update_copy(fn, value, **kwargs)
 
     def _is_updated_on_servers(self, var: Any) -> bool:
-        """Whether the servers change a variable; else the worker does, and they follow."""
+        """Returns whether the servers update a variable; if not, the worker does and they follow."""
         if isinstance(var, SlotVariable):
             raise ValueError(
                 "An optimizer's state changes on the parameter servers, together with its "
@@ -284,7 +284,7 @@ class ServerExtended(ReplicatedExtended):
         self._updates.append(update_call(var, fn, args))
 
     def _count(self, counter: CounterVariable, delta: Any) -> Any:
-        """Adds to a counter; an optimizer does so last, and its changes are sent with that."""
+        """Adds to a counter; an optimizer does so last, so the recorded updates are sent, too."""
         if self._use_merge_call() and not tf.distribute.in_cross_replica_context():
             context = tf.distribute.get_replica_context()
             return context.merge_call(lambda _, value: self._count(counter, value), args=(delta,))
@@ -306,7 +306,7 @@ class ServerExtended(ReplicatedExtended):
         self._recorded_in = graph
 
     def _flush(self) -> None:
-        """Sends what has been recorded."""
+        """Sends the recorded updates."""
         touched = list(self._touched.values())
         self._touched = {}
         updates, counts = self._updates, self._counts
@@ -338,7 +338,7 @@ class ServerExtended(ReplicatedExtended):
     def _send(
         self, updates: Sequence[VariableUpdate], counts: Sequence[tuple[CounterVariable, tf.Tensor]]
     ) -> tuple[tf.Tensor, NewValues]:
-        """Sends changes; returns whether there are new values, and these."""
+        """Sends updates; returns whether there are new values, and these."""
         counters = [counter for counter, _ in counts]
         key = (*(c.key for c in updates), *(counter.remote.name for counter in counters))
         if key not in self._programs:
@@ -360,7 +360,7 @@ class ServerExtended(ReplicatedExtended):
         return tf.ensure_shape(fresh, []), NewValues(program, vectors)
 
     def refresh(self) -> None:
-        """Gives this worker's copies the servers' present values, each server's at one moment.
+        """Updates this worker's copies to the servers' present values, each server's at one moment.
 
         In "geo" a worker's copies are its own, and stay.
         """
@@ -378,7 +378,7 @@ class ServerExtended(ReplicatedExtended):
                 variable.base.assign(value)
 
     def _write_through(self, var: SharedVariable) -> None:
-        """Gives the servers the value that this worker's copy was given."""
+        """Writes the value of this worker's copy to the servers."""
         if not tf.executing_eagerly():
             return
         self.update_mode.drain()

@@ -1,4 +1,4 @@
-"""Which rows of a dataset a worker takes: its part to train on, all of them to evaluate."""
+"""Input of parameter-server training: a shard to train on, all rows to evaluate."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from strategies.data.sharding import shard_batches, unsharded
 
 
 class ServerDataset(ReplicaDataset):
-    """A worker's part of a dataset; in Keras's `evaluate` and `predict` what all workers need.
+    """A worker's shard of a dataset; in Keras's `evaluate` and `predict`, all rows.
 
     Workers that go step by step share the rows out among those that are there, and put together
     what came of them. Others cannot wait for one another, so each takes all rows.
@@ -50,7 +50,7 @@ class ServerDataset(ReplicaDataset):
         return self._strategy.extended
 
     def _evaluation_batches(self, method: str) -> tf.data.Dataset | None:
-        """Returns this worker's batches of what all workers evaluate, None for its part."""
+        """Returns this worker's batches to evaluate; None for its shard."""
         workers = self._extended.workers
         present = [workers.rank]
         if self._extended.in_step:
@@ -79,7 +79,7 @@ class ServerDataset(ReplicaDataset):
 
 
 def _check_all_present(method: str, present: list[int], size: int) -> None:
-    """Raises if a method needs workers that have ended."""
+    """Checks that no worker has ended, for methods that need all of them."""
     if method == "predict":
         ended = sorted(set(range(size)) - set(present))
         raise RuntimeError(

@@ -1,4 +1,4 @@
-"""Which workers are there, as a server knows it."""
+"""The state of each worker, as a server knows it."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ SAME_SCRIPT = (
 
 
 def worker_states(workers: int) -> ResourceVariable:
-    """Returns each worker's state, in a graph of what runs on a server."""
+    """Creates the variable of the workers' states, in the graph of a server."""
     with tf.name_scope("membership/"):
         return ResourceVariable(tf.zeros([workers], tf.int32), name="states", trainable=False)
 
 
 class Membership:
-    """Tells a server where a worker is, and asks it about the others.
+    """Sets the state of a worker on a server, and reads those of the others.
 
     Args:
       target: of a session with the server.
@@ -46,18 +46,18 @@ class Membership:
         self.session = tf.compat.v1.Session(target, graph=self._graph)
 
     def initialize(self) -> None:
-        """Says that no worker has come yet."""
+        """Initializes the states: no worker has come yet."""
         self.session.run(self._initialize)
 
     def is_initialized(self) -> bool:
-        """Whether the server has said so."""
+        """Returns whether the server has initialized the states."""
         return bool(self.session.run(self._is_initialized))
 
     def set_state(self, worker: int, state: int) -> None:
-        """Says where a worker is."""
+        """Sets the state of a worker."""
         self.session.run(self._set_state, {self._worker: worker, self._state: state})
 
     def workers(self, state: int) -> list[int]:
-        """Returns the workers of a state, by rank."""
+        """Returns the ranks of the workers in a state."""
         found = self.session.run(self._present).tolist()
         return [worker for worker, theirs in enumerate(found) if theirs == state]

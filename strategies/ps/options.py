@@ -1,4 +1,4 @@
-"""How training with parameter servers works: one object."""
+"""Options of training with parameter servers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _OF_MODE = {
 
 @dataclass(frozen=True)
 class ParameterServerOptions:
-    """How workers train with parameter servers; valid once built.
+    """Options of training with parameter servers, validated on construction.
 
     >>> ParameterServerOptions("geo", geo_steps=20).geo_steps
     20

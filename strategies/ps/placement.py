@@ -1,4 +1,4 @@
-"""Which server holds which rows of which variable."""
+"""Placement of variables, and of their slices, on servers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MIN_SLICE_SIZE = 8192
 
 @dataclass(frozen=True)
 class Slice:
-    """Some rows of a variable, and the server that holds them.
+    """A slice of a variable: consecutive rows, and the server that holds them.
 
     Attributes:
       server: its number.
@@ -30,7 +30,7 @@ class Slice:
 
 
 class Placement:
-    """Gives each variable its servers.
+    """Assigns variables to servers.
 
     >>> placement = Placement(2, min_slice_size=8)
     >>> placement.place("bias", (4,))
@@ -80,7 +80,7 @@ class Placement:
         self._next = 0
 
     def place(self, path: str, shape: Sequence[int]) -> tuple[Slice, ...]:
-        """Returns a variable's slices, in the order of their rows.
+        """Assigns the slices of a variable to servers; returns them in the order of their rows.
 
         Raises:
           ValueError: if the user's function names no server.
@@ -113,7 +113,7 @@ class Placement:
 
 
 def report(placed: Sequence[tuple[str, Sequence[int], int, Sequence[Slice]]], servers: int) -> str:
-    """Returns a table of what is where, and how even the load is.
+    """Returns a table of the placement and of the servers' load.
 
     >>> slices = Placement(2, min_slice_size=8).place("kernel", (5, 4))
     >>> print(report([("kernel", (5, 4), 4, slices)], 2))

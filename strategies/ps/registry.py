@@ -1,4 +1,4 @@
-"""What the servers hold of each variable."""
+"""The registry of all variables on the servers."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ class RemoteVariable:
     io_parts: list[ResourceVariable] = field(default_factory=list)
 
     def slices_on(self, server: int) -> list[int]:
-        """Returns the numbers of the slices on a server."""
+        """Returns the numbers of the slices that a server holds."""
         return [number for number, part in enumerate(self.slices) if part.server == server]
 
     def rows(self, value: Any, number: int) -> Any:
-        """Returns the rows of a value of the variable's shape that are in a slice."""
+        """Returns the rows of a slice, from a value of the variable's shape."""
         part = self.slices[number]
         return value[part.start : part.stop] if self.shape else value
 
@@ -62,7 +62,7 @@ class RemoteVariable:
 
 
 class VariableRegistry:
-    """All variables on the servers, by the order of their making, which all workers share.
+    """All variables on the servers, in the order of their creation, the same on all workers.
 
     Args:
       servers: what holds them.
@@ -81,7 +81,7 @@ class VariableRegistry:
         self._names = itertools.count()
 
     def new_name(self, what: str) -> str:
-        """Returns a name for what is no variable, the same on all workers."""
+        """Returns a new name for something other than a variable, the same on all workers."""
         return f"{what}/{next(self._names)}"
 
     def add(
@@ -94,7 +94,7 @@ class VariableRegistry:
         is_counter: bool = False,
         path: str | None = None,
     ) -> RemoteVariable:
-        """Puts a variable on the servers.
+        """Creates a variable on the servers.
 
         The first worker gives its initial value; the others wait for that. What is there already,
         for this worker came late or again, stays as it is.
@@ -177,7 +177,7 @@ class VariableRegistry:
         return all(self._servers.each(ask))
 
     def write(self, variable: RemoteVariable, value: Any) -> None:
-        """Gives a variable another value, on all of its servers."""
+        """Assigns a value to a variable, on all of its servers."""
         value = np.asarray(value)
 
         def assign(server: Server) -> None:
@@ -245,7 +245,7 @@ class VariableRegistry:
         return np.concatenate([found[n, number] for number in range(len(variable.slices))])
 
     def report(self) -> str:
-        """Returns what is where, and how even the load is."""
+        """Returns a table of the placement and of the servers' load."""
         placed = [
             (one.path, one.shape, one.dtype.size, one.slices)
             for one in self.variables

@@ -1,4 +1,4 @@
-"""A table's rows on the servers: what stands for them in a worker, and what changes them there.
+"""Tables on the servers: their variables in a worker, and the updates of their rows.
 
 A row's name in a worker is `row * servers + server`: which row it is of which server. Names of
 the rows in view travel with their gradient; a server puts its own in view, and runs what the
@@ -24,7 +24,7 @@ SlotMaker = Callable[[str, np.ndarray], Sequence[SparseVariable]]
 
 
 class RemoteRowVariable(SparseVariable):
-    """A table's variable in a worker, or a slot variable: while a server changes, that server's.
+    """A table's variable or slot variable in a worker; during an update, that of a server.
 
     Args:
       parts: what each server has.
@@ -52,18 +52,18 @@ class RemoteRowVariable(SparseVariable):
 
     @property
     def servers(self) -> int:
-        """How many servers there are."""
+        """The number of servers."""
         return len(self._parts)
 
     @property
     def view(self) -> ActiveRows:
-        """The rows to be seen: on a server its own, else names of rows."""
+        """The rows in view: in a server's update its own, else global row numbers."""
         server = current_server()
         return self._rows_in_view if server is None else self._parts[server].view
 
     @property
     def table(self) -> GrowableArray:
-        """All rows of the server that changes."""
+        """All rows of the server that is updated."""
         server = current_server()
         if server is None:
             raise ValueError(
@@ -74,7 +74,7 @@ class RemoteRowVariable(SparseVariable):
         return self._parts[server].table
 
     def value(self, no_copy: bool = False) -> tf.Tensor:
-        """Returns the rows in view; of none the row that stands for the table."""
+        """Returns the rows in view; outside of updates, the row that stands for the table."""
         return self.token() if current_server() is None else super().value(no_copy)
 
     def _new_slot(self, name: str, key: str, row: np.ndarray) -> SparseVariable:
@@ -83,7 +83,7 @@ class RemoteRowVariable(SparseVariable):
 
 
 class RowUpdate(VariableUpdate):
-    """A change of the rows in view."""
+    """An update of the rows in view."""
 
     variable: RemoteRowVariable  # type: ignore[assignment]
 
@@ -98,7 +98,7 @@ class RowUpdate(VariableUpdate):
         ]
 
     def transfer(self, leaf: Any) -> str:
-        """Returns how an argument travels: "view", one row for each in view, "whole" or "fixed"."""
+        """Returns how an argument is sent: "view", one row for each in view, "whole" or "fixed"."""
         if isinstance(leaf, tf.IndexedSlices):
             return "view"
         if not isinstance(leaf, tf.Tensor):
@@ -107,11 +107,11 @@ class RowUpdate(VariableUpdate):
 
     @property
     def arguments(self) -> int:
-        """How many pairs of values and rows travel."""
+        """The number of pairs of values and rows that are sent."""
         return len(self._in_view)
 
     def pieces(self, server: int) -> Iterator[tf.Tensor]:
-        """Yields what a server gets: for each argument in view the values and their rows."""
+        """Yields what is sent to a server: for each argument in view, the values and their rows."""
         mine = self._owners == server
         for value in self._in_view:
             yield tf.boolean_mask(value, mine)
@@ -129,7 +129,7 @@ class RowUpdate(VariableUpdate):
         pieces: Sequence[tuple[tf.Tensor, tf.Tensor]],
         wholes: dict[int, Any],
     ) -> None:
-        """Makes the change on a server.
+        """Applies the update on a server.
 
         Args:
           view: of that server.
@@ -153,13 +153,13 @@ class RowUpdate(VariableUpdate):
 
 
 def update_call(variable: Any, fn: Callable, args: Any) -> VariableUpdate:
-    """Returns a call of a function that changes a variable."""
+    """Returns the update of a variable that a call of a function makes."""
     cls = RowUpdate if isinstance(variable, RemoteRowVariable) else VariableUpdate
     return cls(variable, fn, args)
 
 
 def _dense(leaf: Any) -> tf.Tensor:
-    """Returns an argument in the order of the view."""
+    """Returns an argument as a dense tensor, in the order of the rows in view."""
     if isinstance(leaf, tf.IndexedSlices):
         return leaf.values if is_marked_reduced(leaf) else tf.convert_to_tensor(leaf)
     return leaf

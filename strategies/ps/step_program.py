@@ -1,4 +1,4 @@
-"""The changes that one training step makes, as what a worker sends and what a server does.
+"""The updates of one training step, compiled into one operation on each server.
 
 An optimizer changes variables one by one, each by a function of its own. Here the functions are
 kept, with what they are called with, until the step is complete; then each server gets one
@@ -26,7 +26,7 @@ from strategies.ps.variables import CounterVariable, ServerView, SharedVariable,
 
 @dataclass
 class _ServerProgram:
-    """A program on one server: where its arguments go, what it does, and what it gives."""
+    """A program on one server: its placeholders, operations and results."""
 
     packs: list[tf.Tensor]
     sparse: list[tuple[tf.Tensor, tf.Tensor]]
@@ -40,7 +40,7 @@ class _ServerProgram:
 
 
 class StepProgram:
-    """All changes of a step, ready on the servers.
+    """All updates of a step, as one operation on each server.
 
     Args:
       servers: that make them.
@@ -84,7 +84,7 @@ class StepProgram:
     def packed(
         self, updates: Sequence[VariableUpdate], counts: Sequence[tf.Tensor]
     ) -> list[tf.Tensor]:
-        """Returns the tensors of a step, as `push_from` takes their values."""
+        """Returns the tensors of a step, whose values `push_from` takes."""
         tensors: list[tf.Tensor] = []
         for server in self._servers.servers:
             for dtype in self._dtypes:
@@ -104,7 +104,7 @@ class StepProgram:
         return tensors + [tf.cast(count, tf.int64) for count in counts]
 
     def push_from(self, arrays: Sequence[np.ndarray]) -> Push:
-        """Returns the push that the values of `packed` are."""
+        """Returns the push that is made of the values of `packed`."""
         rest = iter(arrays)
         packs, sparse = [], []
         for program in self._server_programs:
@@ -114,7 +114,7 @@ class StepProgram:
         return Push(packs, sparse, wholes, list(rest))
 
     def feeds(self, push: Push, server: int) -> dict[tf.Tensor, np.ndarray]:
-        """Returns what a server is given."""
+        """Returns the values of a server's placeholders."""
         program = self._server_programs[server]
         feeds = dict(zip(program.packs, push.packs[server], strict=True))
         for placeholders, parts in zip(program.sparse, push.sparse[server], strict=True):
@@ -129,11 +129,11 @@ class StepProgram:
     # What servers do.
 
     def push(self, push: Push, server: Server) -> None:
-        """Makes the changes on a server."""
+        """Applies the updates on a server."""
         server.run(self._server_programs[server.number].push, self.feeds(push, server.number))
 
     def push_and_pull(self, push: Push, server: Server) -> list[np.ndarray]:
-        """Makes the changes on a server and returns the new values, a vector for each dtype."""
+        """Applies the updates on a server and returns the new values, a vector for each dtype."""
         return server.run(
             self._server_programs[server.number].push_and_pull, self.feeds(push, server.number)
         )
@@ -146,11 +146,11 @@ class StepProgram:
 
     @property
     def dtypes(self) -> list[tf.DType]:
-        """Of what all servers give back, one after the other."""
+        """The dtypes of what all servers return, one after the other."""
         return [*self._pulled_dtypes, tf.int64] * len(self._servers)
 
     def unpacked(self, vectors: Sequence[tf.Tensor]) -> list[tuple[SharedVariable, tf.Tensor]]:
-        """Returns each variable's new value, counters' too."""
+        """Returns the new value of each variable and counter."""
         each = len(self._pulled_dtypes) + 1
         found: dict[tuple[str, int], tf.Tensor] = {}
         for server in self._servers.servers:
@@ -181,7 +181,7 @@ class StepProgram:
     def _segments(
         self, updates: Sequence[VariableUpdate], server: Server, kind: str
     ) -> Iterator[tuple[VariableUpdate, int, int]]:
-        """Yields the change, argument and slice of each piece for a server, in order."""
+        """Yields the update, argument and slice of each piece for a server, in order."""
         for update in updates:
             for number in update.variable.remote.slices_on(server.number):
                 for leaf, value in enumerate(update.leaves):
@@ -284,7 +284,7 @@ class StepProgram:
     def _local_placeholder(
         self, variable: Any, server: Server, program: _ServerProgram
     ) -> tf.Tensor:
-        """Returns a placeholder for a variable of the worker's own."""
+        """Returns the placeholder of one of the worker's own variables."""
         known = [id(one) for one in self._locals]
         if id(variable) not in known:
             self._locals.append(variable)
@@ -315,7 +315,7 @@ class StepProgram:
 def _rows_in_slice(
     slices: tf.IndexedSlices, remote: RemoteVariable, number: int
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the values that are for one slice, and their rows in it."""
+    """Returns the values that belong to one slice, and their rows in it."""
     part = remote.slices[number]
     indices = tf.cast(slices.indices, tf.int64)
     mine = (indices >= part.start) & (indices < part.stop)
@@ -323,7 +323,7 @@ def _rows_in_slice(
 
 
 class NewValues:
-    """The new values, made tensors of where they are used: in a branch, if need be."""
+    """The new values, which become tensors of the graph that iterates over them."""
 
     def __init__(self, program: StepProgram, vectors: Sequence[tf.Tensor]):
         self._program = program

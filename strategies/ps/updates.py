@@ -1,4 +1,4 @@
-"""One change of a variable on the servers, and whether it may be made slice by slice."""
+"""Updates of variables on the servers, and checks that they can be made slice by slice."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SUPPORTED = [name for name in ELEMENTWISE if name != _NOT_PER_VARIABLE]
 
 @dataclass(eq=False)
 class VariableUpdate:
-    """One call of a function that changes a variable.
+    """One call of a function that updates a variable.
 
     Attributes:
       variable: the variable.
@@ -37,14 +37,14 @@ class VariableUpdate:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """What tells it from another change; of the same changes servers do the same."""
+        """Identifies the update: servers do the same for two updates of one key."""
         cells = tuple(id(cell.cell_contents) for cell in self.fn.__closure__ or ())
         code = getattr(self.fn, "__code__", self.fn)
         leaves = tuple((self.transfer(leaf), _spec(leaf)) for leaf in self.leaves)
         return self.variable.remote.name, code, cells, self.fn.__defaults__, leaves
 
     def transfer(self, leaf: Any) -> str:
-        """Returns how an argument travels: "rows", "sparse", "whole" or, not at all, "fixed"."""
+        """Returns how an argument is sent: "rows", "sparse", "whole" or, not at all, "fixed"."""
         if isinstance(leaf, tf.IndexedSlices):
             return "sparse"
         if not isinstance(leaf, tf.Tensor):
@@ -54,7 +54,7 @@ class VariableUpdate:
 
 
 def _as_tensor(leaf: Any) -> Any:
-    """Returns the tensor that a variable or NumPy array is; all else as it is."""
+    """Converts variables and NumPy arrays to tensors; leaves everything else as it is."""
     if isinstance(leaf, tf.IndexedSlices) or leaf is None or isinstance(leaf, (str, bool)):
         return leaf
     if isinstance(leaf, (int, float)):
@@ -69,7 +69,7 @@ def _spec(leaf: Any) -> Any:
 
 
 def check_applicable(updates: Sequence[VariableUpdate]) -> None:
-    """Checks that changes may be made slice by slice.
+    """Checks that updates can be made slice by slice.
 
     Raises:
       ValueError: if not.

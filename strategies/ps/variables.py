@@ -1,4 +1,4 @@
-"""The variables that a worker sees: those of a mirrored strategy, in step with the servers.
+"""The variables of a worker: mirrored ones that are kept in step with the servers.
 
 A weight is an ordinary variable of the worker's, the copy that the model computes with; what
 trains changes the servers' one, and the copy follows. An optimizer's state is on the servers
@@ -19,7 +19,7 @@ from strategies.variables.active_shard import ActiveShard
 
 
 class ServerView:
-    """What variables are while one slice of one variable changes on its server.
+    """What variables stand for while one slice of one variable is updated on its server.
 
     Args:
       server: where it is.
@@ -41,7 +41,7 @@ class ServerView:
         self.local = local
 
     def part(self, remote: RemoteVariable) -> ResourceVariable:
-        """Returns what stands for a variable.
+        """Returns the part of a variable that is in view.
 
         Raises:
           ValueError: if the change may not touch it.
@@ -69,7 +69,7 @@ def current_server() -> int | None:
 
 
 class LocalVariable(MirroredVariable):
-    """A variable that no server has, such as a learning rate: in a view, the worker's value."""
+    """A variable of the worker's own, such as a learning rate; servers are sent its value."""
 
     def _get(self) -> Any:
         view = active_view.current
@@ -82,7 +82,7 @@ class LocalVariable(MirroredVariable):
 
 
 class _RemoteMirroredVariable(MirroredVariable):
-    """A variable that servers hold.
+    """A variable on the servers.
 
     Attributes:
       held: what they hold.
@@ -133,12 +133,12 @@ class SharedVariable(_RemoteMirroredVariable):
         return self.distribute_strategy.extended._assign(self, update_fn, value, kwargs)
 
     def update_copy(self, update_fn: Callable, value: Any, **kwargs: Any) -> Any:
-        """Changes the worker's copy alone."""
+        """Updates only the worker's copy."""
         return MirroredVariable._update(self, update_fn, value, **kwargs)
 
 
 class CounterVariable(SharedVariable):
-    """A whole number that all workers count up, and no count of which is lost."""
+    """An integer that all workers count up; no count is lost."""
 
     def assign_add(
         self, delta: Any, use_locking: bool = False, name: Any = None, read_value: bool = True
@@ -152,7 +152,7 @@ class CounterVariable(SharedVariable):
     def assign(
         self, value: Any, use_locking: bool = False, name: Any = None, read_value: bool = True
     ) -> Any:
-        """Gives it another value; in a step that counts for the difference, as Keras 3 means it."""
+        """Assigns a value; in a step, adds the difference, as Keras 3's optimizers mean it."""
         extended = self.distribute_strategy.extended
         if active_view.current is None and extended._is_stepping():
             return extended._count(self, tf.cast(value, self.dtype) - self.values[0].read_value())
@@ -160,7 +160,7 @@ class CounterVariable(SharedVariable):
 
 
 class SlotVariable(_RemoteMirroredVariable):
-    """A part of an optimizer's state, beside its variable on the servers and nowhere else."""
+    """A slot variable of an optimizer, which is on the servers only, beside its variable."""
 
     registry: VariableRegistry
 
@@ -190,7 +190,7 @@ class SlotVariable(_RemoteMirroredVariable):
 
     @property
     def values(self) -> tuple[SlotVariable]:
-        """What holds it: the servers."""
+        """The components: this variable stands for those on the servers."""
         return (self,)
 
 
@@ -205,7 +205,7 @@ def local_copy(variable: SharedVariable) -> tf.Tensor:
 
 
 def assign_copy(variable: SharedVariable, value: tf.Tensor) -> None:
-    """Gives a worker's copy another value, on all of its replicas."""
+    """Assigns a value to a worker's copy, on all of its replicas."""
     for copy in variable.values:
         with tf.device(copy.device):
             copy.assign(value, read_value=False)

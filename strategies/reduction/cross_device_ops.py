@@ -55,7 +55,7 @@ class ReplicaCrossDeviceOps(tf.distribute.CrossDeviceOps):
 
     @property
     def collectives(self) -> Collectives:
-        """What moves the values."""
+        """The collectives among the workers."""
         return self._collectives
 
     @property
@@ -144,7 +144,7 @@ class ReplicaCrossDeviceOps(tf.distribute.CrossDeviceOps):
         return results
 
     def _densified(self, column: Sequence[tf.IndexedSlices]) -> list[tf.Tensor]:
-        """Returns the tensors whose sums over all workers make a table; none for large ones."""
+        """Returns a sparse gradient as dense tensors to reduce; an empty list for large tables."""
         joined = sparse.concatenated(column)
         is_small = sparse.num_elements(joined) <= self._options.dense_below
         return sparse.densified(joined) if self._options.sum_rows and is_small else []
@@ -152,7 +152,7 @@ class ReplicaCrossDeviceOps(tf.distribute.CrossDeviceOps):
     def _rows(
         self, mine: tf.IndexedSlices, summed: Sequence[tf.Tensor], divisor: int | None
     ) -> tf.IndexedSlices:
-        """Returns the rows that any worker touched, from a summed table or from all workers."""
+        """Returns the rows that any worker touched, from a reduced table or gathered."""
         if summed:
             table, counts = summed
             result = sparse.touched_rows(table, counts, like=mine)
@@ -167,7 +167,7 @@ class ReplicaCrossDeviceOps(tf.distribute.CrossDeviceOps):
         return tf.IndexedSlices(result.values / divisor, result.indices, result.dense_shape)
 
     def _all_reduce_buckets(self, values: Sequence[tf.Tensor], exactly: bool) -> list[tf.Tensor]:
-        """Returns the sums over all workers, moved in buckets."""
+        """Returns the sums over all workers, reduced in buckets."""
         half = self._options.compression == "fp16" and not exactly
         sent = [tf.cast(v, tf.float16) if half and v.dtype == tf.float32 else v for v in values]
         sums: list[tf.Tensor] = [None] * len(sent)
@@ -236,7 +236,7 @@ class ReplicaCrossDeviceOps(tf.distribute.CrossDeviceOps):
         value_destination_pairs: Iterable[tuple[Any, Any]],
         options: Any = None,
     ) -> list[Any]:
-        """Returns the sums or means over all replicas, moved together."""
+        """Returns the sums or means over all replicas, reduced together."""
         del options
         columns = [_components(value) for value, _ in value_destination_pairs]
         results: list[Any] = [None] * len(columns)
@@ -250,7 +250,7 @@ class ReplicaCrossDeviceOps(tf.distribute.CrossDeviceOps):
         return results
 
     def broadcast(self, tensor: Any, destinations: Any) -> Any:
-        """Returns the tensor: from the first replica of this worker to its others.
+        """Broadcasts a tensor from the first replica of this worker to its others.
 
         So it is in stock tf.distribute, where a variable with ONLY_FIRST_REPLICA (a counter of
         steps) does not leave the worker. Optimizers write one in every step.
@@ -282,7 +282,7 @@ class ReplicaCrossDeviceOps(tf.distribute.CrossDeviceOps):
         return tf.nest.pack_sequence_as(value, self.all_reduce(reduce_op, [values]))
 
     def _mirrored(self, value: tf.Tensor | tf.IndexedSlices) -> Any:
-        """Returns the value on each of this worker's devices."""
+        """Copies a value to each of this worker's devices."""
         if isinstance(value, DistributedValues):
             return value
         if len(self._devices) == 1:
@@ -297,7 +297,7 @@ class ReplicaCrossDeviceOps(tf.distribute.CrossDeviceOps):
 def _finite_where_counted(
     values: Sequence[tf.Tensor | tf.IndexedSlices], weight: tf.Tensor | None
 ) -> Sequence[tf.Tensor | tf.IndexedSlices]:
-    """Replaces what is not a number by 0 where the weight is 0."""
+    """Replaces NaN and infinity by 0 where the weight is 0."""
     if not values or weight is None or tf.get_static_value(weight):
         return values
 
@@ -311,7 +311,7 @@ def _finite_where_counted(
 
 
 def buckets(sizes: Sequence[int], limit: int) -> list[list[int]]:
-    """Returns positions in groups of at most `limit` bytes or one position, the last ones first.
+    """Groups positions into buckets of at most `limit` bytes or one position, the last first.
 
     >>> buckets([10, 10, 30, 5], 20)
     [[3], [2], [1, 0]]
@@ -350,7 +350,7 @@ def _check_no_xla(collectives: Collectives) -> None:
 
 
 def _bytes_of(value: tf.Tensor) -> int:
-    """Returns a tensor's bytes; 0 where its shape is not known when the graph is made."""
+    """Returns the number of bytes of a tensor; 0 if its static shape is unknown."""
     return (value.shape.num_elements() or 0) * value.dtype.size
 
 

@@ -1,4 +1,4 @@
-"""How gradients are reduced: one object for all strategies."""
+"""Options of the reduction of gradients, for all strategies."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MODES = ("all_reduce", "reduce")
 
 @dataclass(frozen=True)
 class ReductionOptions:
-    """How the values of replicas are reduced; valid once built.
+    """Options of the reduction of gradients, validated on construction.
 
     >>> ReductionOptions(compression="fp16").compression
     'fp16'
@@ -66,7 +66,7 @@ class ReductionOptions:
 
 
 def packed(reduction: ReductionOptions | None, options: CommunicationOptions) -> ReductionOptions:
-    """Returns how gradients are reduced, in packs of `bytes_per_pack` where that is given.
+    """Returns the reduction options, with buckets of `bytes_per_pack` if that is given.
 
     >>> packed(None, CommunicationOptions(bytes_per_pack=100)).bucket_bytes
     100

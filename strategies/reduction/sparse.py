@@ -1,4 +1,4 @@
-"""Gradients of rows (`tf.IndexedSlices`), and how they are made small or dense to be sent."""
+"""Sparse gradients (`tf.IndexedSlices`): deduplicated, or made dense, to be reduced."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _rebuilders: dict[int, tuple[tf.Tensor, Callable]] = {}
 
 
 def as_tensors(slices: tf.IndexedSlices) -> tf.IndexedSlices:
-    """Returns the same gradient, of tensors where it was made of Python or NumPy values.
+    """Returns the same gradient, with tensors in place of Python or NumPy values.
 
     >>> as_tensors(tf.IndexedSlices(tf.ones([1, 2]), [3], (5, 2))).dense_shape.numpy().tolist()
     [5, 2]
@@ -28,7 +28,7 @@ def as_tensors(slices: tf.IndexedSlices) -> tf.IndexedSlices:
 
 
 def concatenated(slices: Sequence[tf.IndexedSlices]) -> tf.IndexedSlices:
-    """Returns all rows of several gradients of one table: their sum."""
+    """Returns the rows of several gradients of one table, concatenated: their sum."""
     if len(slices) == 1:
         return slices[0]
     values = tf.concat([one.values for one in slices], 0)
@@ -49,13 +49,13 @@ def unique(slices: tf.IndexedSlices) -> tf.IndexedSlices:
 
 
 def num_elements(slices: tf.IndexedSlices) -> float:
-    """Returns how many elements the table has; infinity where that is not known in time."""
+    """Returns the number of elements of the table; infinity if its static shape is unknown."""
     shape = None if slices.dense_shape is None else tf.get_static_value(slices.dense_shape)
     return math.inf if shape is None else float(math.prod(shape.tolist()))
 
 
 def densified(slices: tf.IndexedSlices) -> list[tf.Tensor]:
-    """Returns the whole table's gradient, and how often each row was touched."""
+    """Returns the dense gradient of the table, and how often each row was touched."""
     counts = tf.ones_like(slices.indices, slices.values.dtype)
     rows = slices.dense_shape[0]
     return [
@@ -75,7 +75,7 @@ def mark_reduced(
     rows: tf.Tensor,
     rebuild: Callable[[tf.Tensor, tf.Tensor], tf.IndexedSlices],
 ) -> None:
-    """Marks a gradient as one whose rows this worker alone has, summed over all workers.
+    """Marks a gradient as reduced over all workers already; its rows are this worker's own.
 
     Args:
       indices: of the gradient.
@@ -89,7 +89,7 @@ def mark_reduced(
 
 
 def is_marked_reduced(slices: object) -> bool:
-    """Returns whether a gradient is one that `mark_reduced` marked."""
+    """Returns whether `mark_reduced` has marked a gradient."""
     return (
         isinstance(slices, tf.IndexedSlices)
         and _reduced_indices.get(id(slices.indices)) is slices.indices
@@ -97,7 +97,7 @@ def is_marked_reduced(slices: object) -> bool:
 
 
 def local_sum(column: Sequence[tf.IndexedSlices]) -> tf.IndexedSlices:
-    """Returns the sum over replicas of gradients that `mark_reduced` marked."""
+    """Returns the sum over this worker's replicas of gradients that `mark_reduced` has marked."""
     if len(column) == 1:
         return column[0]
     _, rebuild = _rebuilders[id(column[0].indices)]

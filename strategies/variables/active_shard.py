@@ -1,4 +1,4 @@
-"""The shard of a variable that an update runs on, and that its variables answer as meanwhile."""
+"""The shard of a variable that an update is running on."""
 
 from __future__ import annotations
 

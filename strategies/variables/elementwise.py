@@ -1,4 +1,4 @@
-"""Which optimizers treat each element by itself, so that a part of a variable can be updated."""
+"""Optimizers that update each element by itself, and so can update a part of a variable."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def is_elementwise(optimizer: Any) -> bool:
 
 
 def check_trains_rows(optimizer: Any) -> None:
-    """Checks that an optimizer is right on the touched rows of an embedding alone.
+    """Checks that an optimizer can train the touched rows of an embedding alone.
 
     Raises:
       ValueError: if it is not; it names the optimizer or its option.

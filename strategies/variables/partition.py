@@ -1,4 +1,4 @@
-"""Variables in parts: each is whole to its readers, and one of its parts to an update.
+"""Partitioned variables: whole to their readers, one of their parts to an update.
 
 Optimizer state that is split over workers, and variables that are split over servers, have to
 look whole to Keras, which builds, saves and restores them by the shape of the model's variable.
@@ -25,7 +25,7 @@ from strategies.variables.active_shard import ActiveShard
 
 @dataclass(frozen=True)
 class PartitionSpec:
-    """How tensors of one shape are cut into parts: by whole rows, by elements if rows are few.
+    """An even partition of tensors of one shape: by whole rows, or by elements if rows are few.
 
     The first parts have one row or element more than the last ones where it does not come out
     even.
@@ -48,7 +48,7 @@ class PartitionSpec:
 
     @property
     def by_rows(self) -> bool:
-        """Whether a part has the rank of the whole."""
+        """Whether parts are whole rows, and so have the rank of the whole."""
         return len(self.shape) > 0 and self.shape[0] >= self.count
 
     @property
@@ -59,7 +59,7 @@ class PartitionSpec:
         return tuple(stop - start for start, stop in bounds)
 
     def offset_of(self, number: int) -> int:
-        """Returns the first row or element of a part."""
+        """Returns the index of the first row or element of a part."""
         return sum(self.sizes[:number])
 
     def shape_of(self, number: int) -> tuple[int, ...]:
@@ -82,7 +82,7 @@ class PartitionSpec:
         return value[begin : begin + size]
 
     def whole(self, joined: tf.Tensor) -> tf.Tensor:
-        """Returns the tensor whose parts, joined along the first axis, are given."""
+        """Returns the whole tensor, given its parts joined along the first axis."""
         return tf.reshape(joined, self.shape)
 
 
@@ -116,12 +116,12 @@ class Partition:
         return self._active.current
 
     def viewing(self, number: int) -> AbstractContextManager[None]:
-        """Lets the variables of this partition answer as one of their parts, in the block."""
+        """Makes the variables of this partition answer as one of their parts, in the block."""
         return self._active.activate(number)
 
 
 class _Readable(tf.Variable):
-    """A variable made of other variables: it is what `value` returns."""
+    """Base class of variables that are made of other variables, through `value` and `assign`."""
 
     def __init__(self, name: str, dtype: tf.DType):
         self._given_name = name if ":" in name else f"{name}:0"
@@ -179,7 +179,7 @@ class _Readable(tf.Variable):
 
     @property
     def name(self) -> str:
-        """As of the variable that it stands for."""
+        """The name of the variable that it stands for."""
         return self._given_name
 
     @property
@@ -192,7 +192,7 @@ class _Readable(tf.Variable):
 
 
 class PartitionedVariable(_Readable):
-    """A variable of which this process holds some parts; optimizer state, for one.
+    """A variable of which this process holds some parts, such as optimizer state.
 
     Args:
       parts: this process's, in the order of the split's numbers.
@@ -214,13 +214,13 @@ class PartitionedVariable(_Readable):
 
     @property
     def shape(self) -> tf.TensorShape:
-        """Of the part in view, or the whole."""
+        """The shape of the part in view, or of the whole."""
         number, spec = self._partition.in_view, self._partition.spec
         return tf.TensorShape(spec.shape if number is None else spec.shape_of(number))
 
     @property
     def device(self) -> str:
-        """Of this process's first part."""
+        """The device of this process's first part."""
         return self.parts[0].device
 
     def value(self) -> tf.Tensor:
@@ -234,7 +234,7 @@ class PartitionedVariable(_Readable):
 
     @contextlib.contextmanager
     def cached_whole(self) -> Iterator[None]:
-        """Lets this process read the whole by itself, as it was when all workers entered."""
+        """Caches the whole, so that this process can read it in the block without the others."""
         self._cached = self.value()
         try:
             yield
@@ -242,7 +242,7 @@ class PartitionedVariable(_Readable):
             self._cached = None
 
     def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
-        """Writes the part in view, or all parts that are held here from the whole."""
+        """Writes the part in view, or the parts that this process holds of the whole."""
         value = tf.convert_to_tensor(value, self.dtype)
         number, partition = self._partition.in_view, self._partition
         if number is not None:
@@ -260,7 +260,7 @@ class PartitionedVariable(_Readable):
 
 
 class PartView(_Readable):
-    """One part of a whole variable while an update runs; it is written afterwards.
+    """One part of a whole variable during an update, which is written back afterwards.
 
     Args:
       variable: the whole, of one replica.
@@ -279,12 +279,12 @@ class PartView(_Readable):
 
     @property
     def shape(self) -> tf.TensorShape:
-        """The part's."""
+        """The shape of the part."""
         return tf.TensorShape(self._spec.shape_of(self._number))
 
     @property
     def device(self) -> str:
-        """Of the whole."""
+        """The device of the whole."""
         return self._variable.device
 
     def value(self) -> tf.Tensor:
@@ -294,6 +294,6 @@ class PartView(_Readable):
         return self._written
 
     def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
-        """Keeps the value, for the whole to be written from all workers' parts."""
+        """Stores the value, until the whole is written from the parts of all workers."""
         self._written = tf.convert_to_tensor(value, self.dtype)
         return self

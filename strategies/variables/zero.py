@@ -1,4 +1,4 @@
-"""Optimizer state that is split over the replicas: mode "reduce".
+"""Optimizer state sharded over the replicas (ZeRO stage 1): mode "reduce".
 
 Fluid calls it ReduceStrategy.Reduce, DeepSpeed ZeRO stage 1 (arXiv 1910.02054): each replica
 updates one part of each variable and holds that part's optimizer state alone; the parts of the
@@ -23,7 +23,7 @@ from strategies.variables.partition import Partition, PartitionedVariable, Parti
 
 
 class ShardedOptimizerState:
-    """The split optimizer state of one strategy.
+    """The sharded optimizer state of one strategy.
 
     Args:
       collectives: the workers.
@@ -44,7 +44,7 @@ class ShardedOptimizerState:
     def new_state(
         self, next_creator: Callable, first_value: Callable[[Any, Any], tf.Tensor], kwargs: Mapping
     ) -> PartitionedVariable | None:
-        """Returns a new variable of an optimizer's state in parts, None if it is not to be split.
+        """Creates a sharded slot variable; returns None if it is not to be sharded.
 
         Args:
           next_creator: makes a variable on the device in scope.
@@ -68,7 +68,7 @@ class ShardedOptimizerState:
         return PartitionedVariable(parts, partition, kwargs["name"])
 
     def can_update(self, variable: Any) -> bool:
-        """Returns whether a variable is in parts, or its optimizer's state is."""
+        """Returns whether a variable or its optimizer state is sharded."""
         return isinstance(variable, PartitionedVariable) or unique_id(variable) in self._partitions
 
     def update(self, variable: Any, update: Callable, args: Sequence[Any], kwargs: Mapping) -> None:
@@ -111,7 +111,7 @@ class ShardedOptimizerState:
         args: Sequence[Any],
         kwargs: Mapping,
     ) -> None:
-        """Updates a variable on one replica, by whose own function this is called; see `update`.
+        """Updates a variable on one replica, called by that replica's own function; see `update`.
 
         Args:
           variable: one that `can_update` knows.
@@ -143,7 +143,7 @@ class ShardedOptimizerState:
     def _part(
         self, variable: Any, replica: int, update: Callable, args: Sequence[Any], kwargs: Mapping
     ) -> tf.Tensor:
-        """Returns one replica's part of a variable, updated."""
+        """Updates one replica's part of a variable, and returns it."""
         partition = self._partitions[unique_id(variable)]
         number = partition.numbers[replica]
         part = PartView(variable.values[replica], partition.spec, number, unique_id(variable))
@@ -183,7 +183,7 @@ class ShardedOptimizerState:
         return self._collectives.all_gather(parts[0] if len(parts) == 1 else tf.concat(parts, 0))
 
     def _written(self) -> Sequence[int]:
-        """Returns the parts that an assignment writes: in a replica's function its own."""
+        """Returns the parts that an assignment writes: in a replica's function, its own."""
         context = tf.distribute.get_replica_context()
         if len(self._devices) == 1 or context is None or not tf.distribute.has_strategy():
             return self._numbers
@@ -191,7 +191,7 @@ class ShardedOptimizerState:
 
 
 def _part_of(value: Any, spec: PartitionSpec, number: int) -> Any:
-    """Returns a part that does not keep the whole in memory, as a slice would."""
+    """Returns a copy of a part, which does not keep the whole in memory as a slice would."""
     part = spec.part(value, number)
     return part if isinstance(part, tf.IndexedSlices) else tf.raw_ops.DeepCopy(x=part)
 

@@ -1,4 +1,4 @@
-"""What all workers call, they call together: told apart before it is exchanged."""
+"""Checks that all workers make the same call, before they exchange anything."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _BYTES = 256
 
 
 def agree(collectives: Collectives, operation: str, detail: str = "") -> None:
-    """Returns when all workers are in the same operation, with the same details.
+    """Checks that all workers are in the same operation, with the same details; waits for all.
 
     It costs one small exchange. In a function's graph, where each worker has its own, it does
     nothing.
@@ -46,7 +46,7 @@ def agree(collectives: Collectives, operation: str, detail: str = "") -> None:
 
 
 def spec_text(spec: Any) -> str:
-    """Returns the dtypes and ranks of a dataset's components.
+    """Returns a text of the dtypes and ranks of a dataset's components.
 
     >>> spec_text((tf.TensorSpec([None, 3]), tf.TensorSpec([None], tf.int64)))
     'float32 of rank 2, int64 of rank 1'

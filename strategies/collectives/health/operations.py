@@ -1,4 +1,4 @@
-"""Collectives that keep account of what this worker waits in, for a watchdog to read."""
+"""Collectives that record what this worker waits in, for a watchdog to read."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from strategies.collectives.base import Collectives
 
 
 class OperationTracker:
-    """The collective operations of this process: how many were begun, and which have not ended.
+    """Records the collective operations of this process: those begun, and those not ended.
 
     Those that run eagerly are counted here. Those inside of functions count themselves, in two
     variables, for Python does not see them run.
@@ -30,7 +30,7 @@ class OperationTracker:
 
     @contextlib.contextmanager
     def track_eager(self, kind: str) -> Iterator[None]:
-        """Takes account of an operation while the block runs it."""
+        """Records an eager operation for as long as the block runs."""
         self._count += 1
         thread = threading.get_ident()
         self._eager[thread] = (self._count, kind)
@@ -40,14 +40,14 @@ class OperationTracker:
             self._eager.pop(thread, None)
 
     def add_counters(self) -> tuple[ResourceVariable, ResourceVariable]:
-        """Returns the counts of operations that functions begin and end, of one sequence."""
+        """Creates the counters of a stream's operations that functions have begun and ended."""
         with tf.init_scope(), tf.device("/device:CPU:0"):
             counters = tuple(ResourceVariable(0, dtype=tf.int64, trainable=False) for _ in range(2))
         self._graphs.append(counters)  # type: ignore[arg-type]
         return counters  # type: ignore[return-value]
 
     def waiting(self) -> tuple[str, str, float]:
-        """Returns what this worker is in: "eager", "function" or "", which, and for how long."""
+        """Returns what this worker waits in: "eager", "function" or ""; its name; for how long."""
         counts = [[int(c.numpy()) for c in counters] for counters in list(self._graphs)]
         eager = sorted(self._eager.values())
         seen = (tuple(eager), tuple(map(tuple, counts)))
@@ -62,7 +62,7 @@ class OperationTracker:
 
 
 class WatchedCollectives:
-    """Collectives whose operations are taken account of; see `Collectives`.
+    """Collectives whose operations are recorded by an `OperationTracker`; see `Collectives`.
 
     Args:
       collectives: that do the work.
@@ -78,7 +78,7 @@ class WatchedCollectives:
         self._child_streams: list[WatchedCollectives] = []
 
     def new_stream(self) -> WatchedCollectives:
-        """Returns collectives whose operations have an order of their own; see `Collectives`."""
+        """Returns collectives whose operations are ordered independently; see `Collectives`."""
         # Kept, for what tf.data holds is a variable's handle, and not the variable.
         stream = WatchedCollectives(self._collectives.new_stream(), self._operations)
         self._child_streams.append(stream)

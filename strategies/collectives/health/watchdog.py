@@ -1,4 +1,4 @@
-"""Says who waits for whom, and ends a job whose workers are in different operations.
+"""Reports which worker waits for which, and ends a job whose workers are in different operations.
 
 Each worker tells a store, which the first one serves, what it is in. A wait may be long for a good
 reason: a function is traced, a first worker validates or saves by itself. So a worker that waits
@@ -50,7 +50,7 @@ _watchdog: Watchdog | None = None
 
 @dataclasses.dataclass(frozen=True)
 class State:
-    """What a worker is in.
+    """What a worker is doing, as it tells the others.
 
     Attributes:
       kind: of the collective operation that it waits in: "eager", "function", "" for none.
@@ -67,11 +67,11 @@ class State:
     ended: bool = False
 
     def may_match(self, other: State) -> bool:
-        """Returns whether two workers wait in what may be the same operation."""
+        """Returns whether two workers may wait in the same operation."""
         return bool(self.kind) and (self.kind, self.operation) == (other.kind, other.operation)
 
     def describe(self, seconds: float) -> str:
-        """Returns where the worker is, in words."""
+        """Returns a description of what the worker does."""
         if self.ended:
             return "has ended"
         doing = "waits" if self.waited >= seconds else "is"
@@ -79,7 +79,7 @@ class State:
 
 
 def is_deadlocked(mine: State, theirs: State, seconds: float) -> bool:
-    """Returns whether no time will bring two workers together.
+    """Returns whether two workers wait for each other forever.
 
     A wait inside of a function may be a step that still computes, on both: that is no proof.
 
@@ -99,7 +99,7 @@ def is_deadlocked(mine: State, theirs: State, seconds: float) -> bool:
 def watch(
     collectives: Collectives, cluster: ClusterSpec, task: Task, seconds: float
 ) -> WatchedCollectives:
-    """Returns collectives whose waits are watched; the same ones if called again.
+    """Starts to watch the waits of collectives; returns those to use, the same ones each time.
 
     Args:
       collectives: among the workers of `cluster`, which all call this.
@@ -121,7 +121,7 @@ def watch(
 
 
 def watch_seconds(environ: Mapping[str, str] = os.environ) -> float:
-    """Returns how long a wait may be before it is told of.
+    """Returns the number of seconds after which a wait is reported.
 
     >>> watch_seconds({"KERAS_STRATEGIES_WATCH_SECONDS": "5"})
     5.0
@@ -143,7 +143,7 @@ def watch_seconds(environ: Mapping[str, str] = os.environ) -> float:
 
 
 class Watchdog:
-    """A thread that tells the others what this worker is in, and looks at them while it waits.
+    """A thread that publishes what this worker does, and checks its peers while it waits.
 
     Args:
       store: of all workers' states.
@@ -177,11 +177,11 @@ class Watchdog:
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
     def start(self) -> None:
-        """Begins to watch."""
+        """Starts the thread."""
         self._thread.start()
 
     def leave(self) -> None:
-        """Tells the others that this worker has ended, and gives those that wait time to see it.
+        """Announces that this worker has ended, and waits until the others have seen it.
 
         Returns at once where all others have ended, or this one ends with an error.
         """
@@ -199,7 +199,7 @@ class Watchdog:
                 time.sleep(0.1)
 
     def check_peers(self, mine: State) -> None:
-        """Looks at the others, from a worker that waits; says so, or ends the process."""
+        """Checks the other workers while this one waits; logs a warning, or ends the process."""
         states = {other: self._state_of(other) for other in self._others}
         known = {other: state for other, state in states.items() if state is not None}
         lost = [
@@ -255,7 +255,7 @@ def _end_process(message: str) -> None:
 
 
 def _place(thread: int) -> str:
-    """Returns the line of the user's program that a thread is in, and the call of Keras's."""
+    """Returns the line of the user's program that a thread is in, and the running call of Keras."""
     frame = sys._current_frames().get(thread)
     call = running_call(frame) if frame is not None else ""
     own = [
@@ -270,7 +270,7 @@ def _place(thread: int) -> str:
 
 
 def _shared_store(collectives: Collectives, cluster: ClusterSpec, task: Task) -> Store:
-    """Returns the store that the first worker serves, at a port that it finds free."""
+    """Returns the store that the first worker serves, on a free port."""
     first = cluster.training_tasks[0]
     host = cluster.addresses[first].host
     port = 0

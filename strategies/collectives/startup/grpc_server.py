@@ -1,4 +1,4 @@
-"""TensorFlow's server, by which this process is one of the workers of a cluster."""
+"""TensorFlow's gRPC server, which makes this process a worker of a cluster."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _joined: tuple[ClusterSpec, Task] | None = None
 
 
 def join(cluster: ClusterSpec, task: Task, timeout: float) -> None:
-    """Waits for all workers and starts TensorFlow's server; does nothing the second time.
+    """Waits for all workers and starts TensorFlow's server; called again, does nothing.
 
     Args:
       cluster: the workers.
@@ -58,7 +58,7 @@ def join(cluster: ClusterSpec, task: Task, timeout: float) -> None:
 
 
 def device_of(task: Task) -> str:
-    """Returns TensorFlow's name for a task.
+    """Returns the device name of a task.
 
     >>> device_of(Task("worker", 1))
     '/job:worker/replica:0/task:1'
@@ -67,7 +67,7 @@ def device_of(task: Task) -> str:
 
 
 def _leave(size: int, watch: LivenessWatch) -> None:
-    """Waits a little for the other workers before the process ends.
+    """Waits briefly for the other workers before the process ends.
 
     What this worker sent last may still be on its way out of the process.
     """
@@ -103,7 +103,7 @@ def _configure(cluster: ClusterSpec, task: Task) -> None:
 
 
 def _start_barrier(cluster: ClusterSpec, task: Task, timeout: float) -> None:
-    """Waits for all workers in a store at the first one's address, and closes it again."""
+    """Waits for all workers, through a store that the first one serves for that time."""
     first = cluster.training_tasks[0]
     if task != first:
         wait_for_all(cluster, task, timeout, "tensorflow")
@@ -142,7 +142,7 @@ def _serve_tensorflow(cluster: ClusterSpec, task: Task) -> None:
 
 
 def _wait_for_servers(cluster: ClusterSpec, task: Task, start: float, timeout: float) -> None:
-    """Returns when every worker's server answers; names those that do not."""
+    """Waits until the server of every worker answers; names those that do not."""
     missing = [other for other in cluster.training_tasks if other != task]
 
     def all_answer() -> bool:

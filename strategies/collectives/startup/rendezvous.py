@@ -1,4 +1,4 @@
-"""The wait for all workers at the start: named, and never endless.
+"""The rendezvous of all workers at the start, with a timeout that names those missing.
 
 The first worker serves a small store over HTTP (Horovod's rendezvous server, or `StoreServer`);
 each worker leaves its name there and looks for the names of all others.
@@ -27,7 +27,7 @@ _DEPARTURES = "keras_strategies_parting"
 def wait_for_all(
     cluster: ClusterSpec, task: Task, timeout: float, communication: str = "horovod"
 ) -> None:
-    """Returns when every worker is here; names those that are not every 5 seconds.
+    """Waits for all workers; logs those that are missing every 5 seconds.
 
     Args:
       cluster: what this task was told of the cluster.
@@ -77,7 +77,7 @@ def wait_for_all(
 
 
 def leave(cluster: ClusterSpec, task: Task, wait_for_others: bool = False) -> None:
-    """Says that this task has met all others and will not ask any more.
+    """Announces that this task has met all others and no longer needs the store.
 
     Args:
       cluster: the workers.
@@ -112,7 +112,7 @@ class Store:
         return status == HTTPStatus.OK
 
     def get(self, task: Task) -> bytes | None:
-        """Returns a task's entry, None if there is none."""
+        """Returns a task's entry; None if there is none."""
         status, body = self._request("GET", task)
         return body if status == HTTPStatus.OK else None
 
@@ -123,7 +123,7 @@ class Store:
 def serve(
     server_class: type[socketserver.BaseServer], address: Address, task: Task, *arguments: object
 ) -> socketserver.BaseServer:
-    """Starts a server at `address`, in a thread of its own.
+    """Starts a server at an address, in a thread of its own.
 
     Args:
       server_class: what is started.

@@ -1,4 +1,4 @@
-"""The wait for other tasks: it names those that are missing, and ends."""
+"""Waiting for other tasks, with a timeout that names those missing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def wait_until(
     start: float | None = None,
     poll_seconds: float = 0.1,
 ) -> None:
-    """Returns as soon as a condition holds; logs every 5 seconds who is missing.
+    """Waits until a condition holds; logs what is missing every 5 seconds.
 
     Args:
       is_done: the condition, asked again and again.

@@ -1,4 +1,4 @@
-"""Training where nobody waits: changes leave behind the worker's back."""
+"""Asynchronous training: updates are sent in the background."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from strategies.ps.step_program import StepProgram
 
 
 class Async:
-    """Sends a worker's changes from a thread of its own, while the worker computes on.
+    """Sends a worker's updates from a background thread, while the worker computes on.
 
     Steps wait in a queue; where the servers fall behind, it fills up and the worker waits. The
     thread takes what is there, up to `max_merge` steps at once, sends their sum as one change,
@@ -44,7 +44,7 @@ class Async:
         self._thread: threading.Thread | None = None
 
     def step(self, program: StepProgram, push: Push) -> list[np.ndarray] | None:
-        """Leaves a step's changes to the thread; returns what was pulled since the last step."""
+        """Queues the updates of a step; returns the values pulled since the last step."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._send, name="send", daemon=True)
             self._thread.start()
@@ -55,7 +55,7 @@ class Async:
             return self._newest.pop(program, None)
 
     def drain(self) -> None:
-        """Returns when all steps have been sent."""
+        """Waits until all steps have been sent."""
         self._queue.join()
         self._raise()
 

@@ -1,4 +1,4 @@
-"""Training on each worker's own, with what it learned added to the servers every few steps."""
+"""GEO-SGD: local training, with the progress added to the servers every few steps."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from strategies.ps.variables import SharedVariable, add, assign_copy, local_copy
 
 
 class Geo:
-    """GEO-SGD: of N workers each adds 1/N of its progress to the servers' values.
+    """GEO-SGD: each of N workers adds 1/N of its progress to the servers' values.
 
     A worker trains its copy W with an optimizer of its own, and remembers the value W' that it
     last had in common with the servers. At an exchange it sends delta = (W - W') / N, which the
@@ -43,7 +43,7 @@ class Geo:
             [Sequence[VariableUpdate]], Iterable[tuple[SharedVariable, tf.Tensor]]
         ],
     ) -> None:
-        """Counts a step, and exchanges the variables if it is time.
+        """Counts a step, and exchanges the variables when it is due.
 
         Args:
           variables: that the step has changed.

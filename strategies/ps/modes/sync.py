@@ -1,4 +1,4 @@
-"""Synchronous training: one change a step, of all workers' gradients."""
+"""Synchronous training: one update a step, from the gradients of all workers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from strategies.ps.step_program import StepProgram
 
 
 class Sync:
-    """Makes each server's changes once a step; all workers go on from what came of them.
+    """Applies one update a step on each server; all workers go on with the new values.
 
     Gradients come here reduced, the same on all workers, so one worker sends them: of N workers
     the k-th one to the servers k, k + N, ... Where that one has ended, the next one does.
@@ -28,12 +28,12 @@ class Sync:
         self._present = {server.number: [True] * servers.size for server in servers.servers}
 
     def step(self, program: StepProgram, push: Push) -> list[np.ndarray]:
-        """Sends a step's changes and returns the variables' new values."""
+        """Sends the updates of a step and returns the variables' new values."""
         changed = self._servers.each(lambda server: self._at(server, program, push))
         return [vector for vectors in changed for vector in vectors]
 
     def drain(self) -> None:
-        """Does nothing: no step is on its way."""
+        """Does nothing: no updates are pending."""
 
     def _at(self, server: Server, program: StepProgram, push: Push) -> list[np.ndarray]:
         changed = None
@@ -48,7 +48,7 @@ class Sync:
                 return program.pull(server) if changed is None else changed
 
     def _barrier(self, server: Server) -> Barrier:
-        """Returns what all pass when a server has changed."""
+        """Returns the barrier that all workers pass when a server has been updated."""
         name, servers = "changed", self._servers
         return server.once(
             name,
