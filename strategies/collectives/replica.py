@@ -19,7 +19,7 @@ class ReplicaCollectives(AllToAllViaAllGather):
     """Collectives among all replicas of all workers, for one replica; see `Collectives`.
 
     Args:
-      here: among the replicas of this process.
+      local: among the replicas of this process.
       workers: among the workers; the first replica of each calls them.
     """
 

@@ -13,25 +13,25 @@ from strategies.ps.client import Server
 from strategies.ps.membership import LEFT, worker_states
 
 _CAPACITY = 1 << 20
-# For each worker what it takes, of what all brought.
+# Makes the results of each worker, from the values of all.
 Combine = Callable[[Sequence[tf.Tensor]], list[list[tf.Tensor]]]
 
 
 class Barrier:
     """A barrier that workers pass together any number of times, with a value of each.
 
-    Whoever comes last makes the results. A worker that has ended is not waited for, and brings
-    nothing: so those that remain go on. That it has ended is noticed at once by who comes after,
-    and within a second by who waits already.
+    The last worker to come makes the results. One that has ended is not waited for, and gives no
+    value, so that those that remain go on. Workers that come later notice at once that it has
+    ended, and those that wait already within a second.
 
     Args:
-      server: where it is.
+      server: holds the barrier.
       name: of the barrier, the same on all workers.
       rank: of this worker.
-      size: how many workers there are.
-      dtype: of what they bring.
-      nothing: stands for what a worker brings that has left.
-      combine: gives each worker's results, from what all brought.
+      size: the number of workers.
+      dtype: of their values.
+      missing_value: stands for the value of a worker that has ended.
+      combine: makes the results of each worker, from the values of all.
       dtypes: of a worker's results.
     """
 

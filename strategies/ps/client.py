@@ -206,7 +206,7 @@ class Servers:
       size: how many workers there are.
 
     Attributes:
-      here: for each worker whether it was there when all last met.
+      present: for each worker whether it took part in the last operation of all.
     """
 
     def __init__(self, servers: Sequence[Server], rank: int, size: int):

@@ -30,16 +30,18 @@ class ServerCollectives(AllToAllViaAllGather):
     Args:
       servers: of the job.
       stream: tells what has an order of its own from the rest; "0" is that of the steps.
-      connections: one to the servers, by number, for nothing else.
+      connections: to the servers, by number, for collectives only; None opens them.
     """
 
-    def __init__(self, servers: Servers, stream: str = "0", connections: Sequence[Server] = ()):
+    def __init__(
+        self, servers: Servers, stream: str = "0", connections: Sequence[Server] | None = None
+    ):
         self.rank = servers.rank
         self.size = servers.size
         self._servers = servers
-        self._connections = tuple(connections) or tuple(
-            server.new_connection() for server in servers.servers
-        )
+        if connections is None:
+            connections = [server.new_connection() for server in servers.servers]
+        self._connections = tuple(connections)
         self._stream = stream
         self._stream_numbers = itertools.count()
         self._child_streams: list[ServerCollectives] = []

@@ -254,7 +254,7 @@ class ServerExtended(ReplicatedExtended):
         return var.update_copy(fn, value, **kwargs)
 
     def _is_updated_on_servers(self, var: Any) -> bool:
-        """Returns whether the servers update a variable; if not, the worker does and they follow."""
+        """Returns whether the servers update a variable; if not, they follow the worker."""
         if isinstance(var, SlotVariable):
             raise ValueError(
                 "An optimizer's state changes on the parameter servers, together with its "

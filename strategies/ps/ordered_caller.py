@@ -26,11 +26,11 @@ class OrderedCaller:
     ) -> list[tf.Tensor]:
         """Returns the results of a function of arrays, called after those before it."""
 
-        def in_turn(turn: np.ndarray, *arrays: np.ndarray) -> list[Any]:
-            return [*function(*arrays), turn + 1]
+        def in_order(ticket: np.ndarray, *arrays: np.ndarray) -> list[Any]:
+            return [*function(*arrays), ticket + 1]
 
         with tf.device(_CPU):
-            turn = self._ticket.read_value()
-            *results, turn = tf.numpy_function(in_turn, [turn, *tensors], [*dtypes, tf.int64])
-            self._ticket.assign(tf.ensure_shape(turn, []), read_value=False)
+            ticket = self._ticket.read_value()
+            *results, ticket = tf.numpy_function(in_order, [ticket, *tensors], [*dtypes, tf.int64])
+            self._ticket.assign(tf.ensure_shape(ticket, []), read_value=False)
         return results

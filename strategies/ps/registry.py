@@ -17,7 +17,7 @@ from strategies.collectives.startup.waiting import wait_until
 from strategies.ps.client import Server, Servers
 from strategies.ps.placement import Placement, Slice, report
 
-# What TensorFlow takes in no name.
+# Characters that TensorFlow allows in no name.
 _NOT_IN_NAMES = r"[^A-Za-z0-9_.\\/>-]"
 _POLL_SECONDS = 0.02
 
@@ -33,7 +33,7 @@ class RemoteVariable:
       dtype: the variable's.
       slices: its rows on the servers; for a counter one slice, which each server has a copy of.
       parts: for each slice the TensorFlow variable in its server's graph.
-      again: the same variables in the graph of what is done to each by itself.
+      io_parts: the same variables in the graph that reads and writes each by itself.
       is_counter: whether each server counts for itself, all alike.
     """
 
@@ -72,7 +72,7 @@ class VariableRegistry:
 
     def __init__(self, servers: Servers, placement: Placement, timeout: float):
         self._servers = servers
-        # What is done to one variable does not send the functions that change all of them.
+        # So that reading and writing one variable does not send the functions that update all.
         self._io_connections = [server.new_connection() for server in servers.servers]
         self._placement = placement
         self._timeout = timeout

@@ -1,8 +1,8 @@
 """Tables on the servers: their variables in a worker, and the updates of their rows.
 
-A row's name in a worker is `row * servers + server`: which row it is of which server. Names of
-the rows in view travel with their gradient; a server puts its own in view, and runs what the
-optimizer does to the variable on them.
+In a worker a row has a global number, `row * servers + server`, from its number on its server. The
+numbers of the rows in view are sent with their gradient; a server puts its own in view, and runs
+the optimizer's update on them.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The updates of one training step, compiled into one operation on each server.
 
-An optimizer changes variables one by one, each by a function of its own. Here the functions are
-kept, with what they are called with, until the step is complete; then each server gets one
-function that makes all of its part of the changes at once. What was computed for a variable is
-cut as the variable is, and goes to a server in one piece for each dtype.
+An optimizer updates variables one by one, each by a function of its own. The functions and their
+arguments are recorded until the step is complete; then each server gets one function that makes
+its part of all updates at once. Gradients are sliced as their variables are, and sent to a server
+as one vector for each dtype.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class StepProgram:
 
     Args:
       servers: that make them.
-      changes: in their order.
+      updates: in their order.
       counters: that are counted up with them.
       pushes: of which worker each server has seen how many steps.
       wire: the dtype that float32 travels as, to the servers.

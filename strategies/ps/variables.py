@@ -1,8 +1,8 @@
 """The variables of a worker: mirrored ones that are kept in step with the servers.
 
-A weight is an ordinary variable of the worker's, the copy that the model computes with; what
-trains changes the servers' one, and the copy follows. An optimizer's state is on the servers
-alone. While a change is made there, all of them answer as what that server holds: a *view*.
+A weight is an ordinary variable of the worker's, the copy that the model computes with; training
+updates the servers' variable, and the copy follows. An optimizer's state is on the servers only.
+During an update all of them answer as what that server holds: a *view*.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class ServerView:
 
     Args:
       server: where it is.
-      held: the variable.
+      remote: the variable.
       number: of the slice.
       local: gives a placeholder for a variable that no server has.
     """
@@ -31,7 +31,7 @@ class ServerView:
     def __init__(
         self,
         server: Server,
-        remote: RemoteVariable | None,
+        remote: RemoteVariable,
         number: int,
         local: Callable[[Any], tf.Tensor],
     ):
@@ -44,17 +44,16 @@ class ServerView:
         """Returns the part of a variable that is in view.
 
         Raises:
-          ValueError: if the change may not touch it.
+          ValueError: if the update may not touch it.
         """
         if remote.is_counter:
             return remote.parts[self.server.number]
-        if self._remote is not None and remote.slices == self._remote.slices:
+        if remote.slices == self._remote.slices:
             return remote.parts[self._number]
-        changed = "none" if self._remote is None else self._remote.path
         raise ValueError(
             "A change on a parameter server reads and writes one variable, and what was made "
-            f"beside it. Received: a change of {changed!r} that uses {remote.path!r}. Take an "
-            "optimizer that treats each variable for itself, such as Adam."
+            f"beside it. Received: a change of {self._remote.path!r} that uses {remote.path!r}. "
+            "Take an optimizer that treats each variable for itself, such as Adam."
         )
 
 
@@ -85,7 +84,7 @@ class _RemoteMirroredVariable(MirroredVariable):
     """A variable on the servers.
 
     Attributes:
-      held: what they hold.
+      remote: the variable there.
     """
 
     remote: RemoteVariable

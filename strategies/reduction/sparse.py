@@ -80,7 +80,7 @@ def mark_reduced(
     Args:
       indices: of the gradient.
       rows: the rows that it is of.
-      show: makes a gradient of values and rows, for the sum over replicas of this worker.
+      rebuild: makes a gradient of values and rows, for the sum over replicas of this worker.
     """
     key = id(indices)
     _reduced_indices[key] = indices

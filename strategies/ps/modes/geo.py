@@ -47,7 +47,7 @@ class Geo:
 
         Args:
           variables: that the step has changed.
-          exchange: makes changes on the servers, and returns the new values.
+          push_and_pull: applies updates on the servers, and returns the new values.
         """
 
         def exchange_deltas() -> tf.Tensor:
