@@ -68,7 +68,7 @@ def from_tf_config(
       ValueError: if a value has no meaning.
     """
     _check_known(settings)
-    reduction, servers = _told_apart(options)
+    reduction, servers = _split_options(options)
     of_servers = {name: settings[name] for name in settings if name in _OF_SERVERS}
     of_workers = {name: settings[name] for name in settings if name in _OF_WORKERS}
     given_servers = {**({} if servers is None else {"options": servers}), **of_servers}
@@ -85,14 +85,14 @@ def from_tf_config(
     if unused and (config is None or config.task in config.cluster.training_tasks[:1]):
         given = "is a ps task" if strategy is ParameterServerStrategy else "is no ps task"
         logging.warning(
-            "There %s, and %s has no use for %s.", given, strategy.__name__, _listed(unused)
+            "There %s, and %s has no use for %s.", given, strategy.__name__, _formatted(unused)
         )
     return strategy(
         cluster_resolver, num_replicas=num_replicas, start_timeout=start_timeout, **used
     )
 
 
-def _told_apart(
+def _split_options(
     options: Any,
 ) -> tuple[ReductionOptions | None, ParameterServerOptions | None]:
     """Splits options into those for workers without servers and those for workers with servers."""
@@ -126,5 +126,5 @@ def _check_known(settings: Mapping[str, Any]) -> None:
         )
 
 
-def _listed(arguments: Mapping[str, Any]) -> str:
+def _formatted(arguments: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={value!r}" for name, value in arguments.items())

@@ -55,11 +55,11 @@ def writing(path: str | os.PathLike[str], strategy: tf.distribute.Strategy) -> I
     above = parent if first else tempfile.gettempdir()
     own = os.path.join(above, f".{base}.{uuid.uuid4().hex}")
     try:
-        _on_all(collectives, lambda: tf.io.gfile.makedirs(own))
+        _run_on_all(collectives, lambda: tf.io.gfile.makedirs(own))
         # All workers are here, and what they sent to parameter servers has arrived.
         refresh(strategy)
         yield os.path.join(own, base)
-        _on_all(collectives, lambda: _move(own, parent, path) if first else None)
+        _run_on_all(collectives, lambda: _move(own, parent, path) if first else None)
     finally:
         with contextlib.suppress(tf.errors.NotFoundError):
             tf.io.gfile.rmtree(own)
@@ -91,7 +91,7 @@ def own_path(path: str | os.PathLike[str], strategy: tf.distribute.Strategy) -> 
     return os.path.join(directory, os.path.basename(os.fspath(path).rstrip("/")))
 
 
-def _on_all(collectives: Collectives, action: Callable[[], None]) -> None:
+def _run_on_all(collectives: Collectives, action: Callable[[], None]) -> None:
     """Runs an action on all workers; raises on all of them if it fails on one."""
     error = None
     try:

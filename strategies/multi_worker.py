@@ -83,12 +83,16 @@ class MultiWorkerMirroredStrategy(MirroredReduction, tf.distribute.MultiWorkerMi
         options: ReductionOptions | None = None,
         start_timeout: float | None = None,
     ):
-        wishes = checked(communication_options)
-        options = packed(options, wishes)
+        communication_options = checked(communication_options)
+        options = packed(options, communication_options)
         config = TFConfig.from_env() if cluster_resolver is None else config_of(cluster_resolver)
         devices = local_devices(num_replicas, gpus_of(config))
         collectives = start(
-            config, chosen(communication), wishes, start_timeout_seconds(start_timeout), devices[0]
+            config,
+            chosen(communication),
+            communication_options,
+            start_timeout_seconds(start_timeout),
+            devices[0],
         )
         _check_replicas(collectives, len(devices))
         # Not stock's constructor, which starts a server of TensorFlow's on the same port. The

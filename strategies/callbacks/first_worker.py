@@ -86,22 +86,22 @@ class _OnFirstWorker:
         self._model: Any = None
         names = _names(callback)
         in_tf_keras = any(cls.__module__.startswith("tf_keras.") for cls in type(callback).__mro__)
-        self._acts_everywhere = in_tf_keras and bool(names & set(_TF_KERAS_ON_ALL))
+        self._runs_on_all_workers = in_tf_keras and bool(names & set(_TF_KERAS_ON_ALL))
         self._on_all = {hook for name in names for hook in _ON_ALL.get(name, ())}
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._callback, name)
         if name == "set_model":
             # TensorBoard's writes files.
-            needed = self._acts_everywhere or self._on_all or self._collectives.rank == 0
+            needed = self._runs_on_all_workers or self._on_all or self._collectives.rank == 0
             return functools.partial(self._set_model, found if needed else _nothing)
         if not name.startswith("on_"):
             return found
         if name in ("on_train_begin", "on_train_end"):
-            return self._with_all(name, found)
-        if self._acts_everywhere or is_default_hook(found):
+            return self._with_barrier(name, found)
+        if self._runs_on_all_workers or is_default_hook(found):
             return found
-        return self._alone(name, found) if self._takes_part(name) else _nothing
+        return self._on_first_worker_only(name, found) if self._takes_part(name) else _nothing
 
     def _set_model(self, hook: Callable, model: Any) -> None:
         self._model = model
@@ -116,19 +116,19 @@ class _OnFirstWorker:
         variables = map(tensorflow_variable, optimizer_variables(self._model))
         return [variable for variable in variables if isinstance(variable, PartitionedVariable)]
 
-    def _with_all(self, name: str, hook: Callable) -> Callable:
+    def _with_barrier(self, name: str, hook: Callable) -> Callable:
         def together(*args: Any, **kwargs: Any) -> None:
-            if self._acts_everywhere or name in self._on_all:
+            if self._runs_on_all_workers or name in self._on_all:
                 hook(*args, **kwargs)
             elif self._collectives.rank == 0:
-                self._alone(name, hook)(*args, **kwargs)
+                self._on_first_worker_only(name, hook)(*args, **kwargs)
             if name in self._on_all:
                 self._check_same_start()
             barrier(self._strategy)
 
         return together
 
-    def _alone(self, name: str, hook: Callable) -> Callable:
+    def _on_first_worker_only(self, name: str, hook: Callable) -> Callable:
         def alone(*args: Any, **kwargs: Any) -> None:
             with contextlib.ExitStack() as stack:
                 for variable in self._state() if name == "on_epoch_end" else ():

@@ -87,7 +87,7 @@ def read_files(
     collectives = collectives_of(strategy)
     shard = shard_unit(names, shard, collectives)
     rows = rows_of(names, collectives, reader, readers, shuffle, seed, shard)
-    size = _rows_a_step(batch_size, collectives)
+    size = _local_batch_size(batch_size, collectives)
     if steps is None:
         ordered = rows_of(names, collectives, reader, readers, shard=shard)
         steps = _steps(ordered, size, uneven, collectives)
@@ -193,7 +193,7 @@ def shard_unit(names: Sequence[str], shard: str, collectives: Collectives) -> st
     return "rows"
 
 
-def _rows_a_step(batch_size: int, collectives: Collectives) -> int:
+def _local_batch_size(batch_size: int, collectives: Collectives) -> int:
     """Returns this worker's batch size; the first workers have one row more than the others."""
     if batch_size < collectives.size:
         raise ValueError(

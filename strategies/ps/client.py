@@ -157,21 +157,21 @@ class Server:
         mutex = self.mutex if mutex is None else mutex
 
         @tf.function(autograph=False)
-        def inside() -> list[tf.Tensor]:
+        def call_body() -> list[tf.Tensor]:
             return [*body(), tf.constant(0)]
 
         @tf.function(autograph=False)
-        def alone() -> list[tf.Tensor]:
+        def call_under_lock() -> list[tf.Tensor]:
             lock = tf.raw_ops.MutexLock(mutex=mutex)
             with tf.control_dependencies([lock]):
-                results = inside()
+                results = call_body()
             # The call's operation, not its results: these may be there before its last change.
             with tf.control_dependencies([results[0].op]):
                 tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
             return results
 
         with self.building():
-            *results, done = alone()
+            *results, done = call_under_lock()
         return done.op, results
 
 

@@ -36,7 +36,7 @@ def merged(pushes: Sequence[Push]) -> Push:
         for server in zip(*(push.packs for push in pushes), strict=True)
     ]
     sparse = [
-        [_joined(parts) for parts in zip(*server, strict=True)]
+        [_concatenated(parts) for parts in zip(*server, strict=True)]
         for server in zip(*(push.sparse for push in pushes), strict=True)
     ]
     counts = [_sum(counts) for counts in zip(*(push.counts for push in pushes), strict=True)]
@@ -47,6 +47,6 @@ def _sum(arrays: Sequence[np.ndarray]) -> np.ndarray:
     return np.sum(np.stack(arrays), axis=0, dtype=arrays[0].dtype)
 
 
-def _joined(parts: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
+def _concatenated(parts: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
     values, rows = zip(*parts, strict=True)
     return np.concatenate(values), np.concatenate(rows)

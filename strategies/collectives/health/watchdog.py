@@ -206,7 +206,7 @@ class Watchdog:
             other for other, state in known.items() if is_deadlocked(mine, state, self._seconds)
         ]
         if lost:
-            self._end(self._text(mine, {other: known[other] for other in lost}))
+            self._end(self._report(mine, {other: known[other] for other in lost}))
         elif mine.waited >= self._seconds and mine.waited - self._warned >= self._seconds:
             self._warned = mine.waited
             late = {
@@ -214,9 +214,9 @@ class Watchdog:
                 for o, s in known.items()
                 if (s.kind, s.operation) != (mine.kind, mine.operation)
             }
-            logging.warning("%s", self._text(mine, late or known))
+            logging.warning("%s", self._report(mine, late or known))
 
-    def _text(self, mine: State, others: Mapping[Task, State]) -> str:
+    def _report(self, mine: State, others: Mapping[Task, State]) -> str:
         named = [f"{o} {s.describe(self._seconds)}" for o, s in list(others.items())[:_NAMED]]
         more = f" and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
         return (

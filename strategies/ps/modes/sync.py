@@ -29,13 +29,13 @@ class Sync:
 
     def step(self, program: StepProgram, push: Push) -> list[np.ndarray]:
         """Sends the updates of a step and returns the variables' new values."""
-        changed = self._servers.each(lambda server: self._at(server, program, push))
+        changed = self._servers.each(lambda server: self._update(server, program, push))
         return [vector for vectors in changed for vector in vectors]
 
     def drain(self) -> None:
         """Does nothing: no updates are pending."""
 
-    def _at(self, server: Server, program: StepProgram, push: Push) -> list[np.ndarray]:
+    def _update(self, server: Server, program: StepProgram, push: Push) -> list[np.ndarray]:
         changed = None
         while True:
             sender = leader(server.number, self._present[server.number])
