@@ -43,23 +43,23 @@ class ParameterServerStrategy(MirroredReduction, tf.distribute.MultiWorkerMirror
     """Training on all workers of TF_CONFIG, with the variables on parameter servers.
 
     Every worker runs the same script: `fit`, `evaluate` and `predict` of Keras 3 and tf_keras, or
-    a loop of your own. It computes with a copy of the variables, sends what came of a batch to the
-    servers, which change the variables with the optimizer of `compile`, and brings the new values
-    back. `tf-config run --workers 3 --ps 2 train.py` starts servers and workers;
+    a loop of your own. It computes gradients with a copy of the variables, pushes them to the
+    servers, which update the variables with the optimizer of `compile`, and pulls the new values.
+    `tf-config run --workers 3 --ps 2 train.py` starts servers and workers;
     `strategies.from_tf_config()` makes this strategy where TF_CONFIG has a ps task.
 
-    What is waited for is the mode:
+    The mode says what is waited for:
 
-    * "sync": all workers take each step together, and the servers make one change of it. N
+    * "sync": all workers take each step together, and the servers make one update of it. N
       workers follow one process at the same global batch. Nothing is stale. A worker that ends
       before the others counts as one that has no more rows; one that is killed is waited for.
-    * "async": nobody waits. Changes leave from a queue, behind the worker's back; a worker lacks at
-      most `send_queue_size` of its own steps that are under way, and `pull_every - 1` sent since
+    * "async": no worker waits. Updates are queued and sent in the background; a worker lacks at
+      most `send_queue_size` of its own steps that are on their way, and `pull_every - 1` sent since
       the last pull. How many of the others' it lacks has no bound. Adam over few rows a step
       bears little of this: on the click logs of examples/ an AUC of 0.768, 0.765 and 0.755 came
       of queues of 1, 2 and 4 steps, with 0.766 of one process.
-    * "half_async": a worker waits until its own change is made, and goes on from what came of
-      it. It lacks none of its own steps, and of the others' those made while it computed.
+    * "half_async": a worker waits until its own update is made, and goes on with the new values.
+      It lacks none of its own steps, and of the others' those made while it computed.
     * "geo": each worker has an optimizer of its own, and every `geo_steps` steps adds 1/N of its
       progress to the servers' values. It lacks the others' last `geo_steps` steps or more.
 
@@ -91,7 +91,7 @@ class ParameterServerStrategy(MirroredReduction, tf.distribute.MultiWorkerMirror
     Args:
       cluster_resolver: says what the cluster is and which task this process is, in place of
         TF_CONFIG.
-      mode: "sync", "async", "half_async" or "geo"; "async" unless said.
+      mode: "sync", "async", "half_async" or "geo"; "async" by default.
       options: `ParameterServerOptions`: the mode, where variables go, what is waited for.
       num_replicas: how many replicas each worker has: on GPUs of its own, or logical CPUs. What
         they compute is summed in the worker, and sent once.

@@ -57,7 +57,7 @@ class Server:
         self._built: dict[Any, Any] = {}
         self._connections: list[Server] = []
         with self.building():
-            # Every change of this server's variables is made under it.
+            # All updates of this server's variables are made under it.
             self.mutex = tf.raw_ops.MutexV2(shared_name="changes")
 
     def new_connection(self) -> Server:
@@ -144,11 +144,11 @@ class Server:
     ) -> tuple[tf.Operation, list[Any]]:
         """Adds what `body` does to the graph, as one atomic operation.
 
-        All that it needs is sent before it begins, so that no lock is held by a worker that died.
+        Its arguments are sent before it begins, so that no lock is held by a worker that died.
 
         Args:
           body: makes operations and returns tensors.
-          mutex: another one than that of all changes of variables.
+          mutex: None is that of all updates of variables.
 
         Returns:
           The operation, and its results.

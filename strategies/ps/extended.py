@@ -83,7 +83,7 @@ class ServerExtended(ReplicatedExtended):
       resolver: what the strategy's property `cluster_resolver` returns.
       servers: that hold the variables.
       registry: what they hold.
-      update_mode: when changes are sent, and what the worker goes on with.
+      update_mode: when updates are sent, and what the worker goes on with.
       in_step: whether all workers make the same steps together.
       geo: set where workers have optimizers of their own.
       wire: the dtype that float32 travels as, to the servers.
@@ -133,7 +133,7 @@ class ServerExtended(ReplicatedExtended):
         return self.workers
 
     def _use_merge_call(self) -> bool:
-        # Replicas that are not merged would each send the change.
+        # Replicas that are not merged would each send the update.
         return len(self._devices) > 1
 
     def _weights_of_replicas(self) -> list[tf.Tensor] | None:
@@ -199,14 +199,14 @@ class ServerExtended(ReplicatedExtended):
         slot.remote, slot.registry = remote, self.registry
         return slot
 
-    # What a step changes.
+    # The updates of a step.
 
     def _is_stepping(self) -> bool:
         return self._running > 0
 
     def _call_for_each_replica(self, fn: Callable, args: Any, kwargs: Any) -> Any:
         if isinstance(fn, tf.types.experimental.PolymorphicFunction):
-            # It comes back with the Python function, inside of the one that records the changes.
+            # It comes back with the Python function, inside of the one that records the updates.
             return super()._call_for_each_replica(fn, args, kwargs)
         self._running += 1
         try:

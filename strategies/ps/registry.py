@@ -203,8 +203,8 @@ class VariableRegistry:
                 part.assign(feed, read_value=False)
             return []
 
-        change, _ = server.locked(assign)
-        return feeds, change
+        assignment, _ = server.locked(assign)
+        return feeds, assignment
 
     def read(self, variables: Sequence[RemoteVariable]) -> list[np.ndarray]:
         """Returns the present values of variables, each server's at one moment."""

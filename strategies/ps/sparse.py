@@ -47,7 +47,7 @@ class RemoteRowVariable(SparseVariable):
         super().__init__(ActiveRows(), row, trainable, name, strategy)
         self._parts = tuple(parts)
         self._make_slot = make_slot
-        # Of the optimizer's changes; it has no slices that a worker has copies of.
+        # What the optimizer updates; it has no slices that a worker has copies of.
         self.remote = RemoteVariable(f"rows/{name}", name, (), self.dtype, ())
 
     @property

@@ -16,9 +16,9 @@ class Async:
     """Sends a worker's updates from a background thread, while the worker computes on.
 
     Steps wait in a queue; where the servers fall behind, it fills up and the worker waits. The
-    thread takes what is there, up to `max_merge` steps at once, sends their sum as one change,
-    and after every `pull_every` steps sent it brings back the variables' present values, which
-    the worker takes up at its next step.
+    thread takes up to `max_merge` steps at once from it and sends their sum as one update. After
+    every `pull_every` steps sent it pulls the variables' present values, which the worker goes on
+    with from its next step.
 
     Staleness: what a worker computes with lacks at most `send_queue_size` of its own steps that
     wait or are on their way, and `pull_every - 1` that were sent after the last pull. How many of
@@ -26,7 +26,7 @@ class Async:
 
     Args:
       servers: of the job.
-      max_merge: how many steps may make one change.
+      max_merge: how many steps may be merged into one update.
       send_queue_size: how many steps may wait or be on their way.
       pull_every: steps between two pulls.
     """
