@@ -18,6 +18,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 import tensorflow as tf
 from absl import logging
@@ -38,7 +39,7 @@ _LEAVING_SECONDS = 12.0
 _SCOPE = "keras_strategies_operations"
 _NAMED = 3  # workers in a message
 _NOT_THE_USERS = (
-    os.path.dirname(os.path.dirname(__file__)),
+    str(Path(__file__).parents[2]),  # this package
     os.path.dirname(os.__file__),  # Python's own, with site-packages inside
     "<",
 )
