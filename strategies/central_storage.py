@@ -1,4 +1,4 @@
-"""Synchronous training on the devices of one process, with the variables in one place."""
+"""Synchronous training on the devices of one process, with the variables on one device."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from strategies._keras import is_unsynchronized_state
 from strategies._tensorflow import (
     MirroredVariable,
     UpdateContext,
@@ -15,7 +16,7 @@ from strategies._tensorflow import (
     update_regroup,
 )
 from strategies.collectives import LocalCollectives
-from strategies.core.extended import ReplicatedExtended, is_unsynchronized_state
+from strategies.core.extended import ReplicatedExtended
 from strategies.mirrored import MirroredReduction, local_devices
 from strategies.reduction import ReductionOptions
 from strategies.variables.sparse_variable import SparseVariable
@@ -77,7 +78,7 @@ class CentralStorageStrategy(MirroredReduction, tf.distribute.MirroredStrategy):
 
 
 class CentralVariable(MirroredVariable):
-    """One variable for all replicas, which they write together."""
+    """A variable that all replicas share and update together."""
 
     def _update_replica(self, update_fn: Callable, value: Any, **kwargs: Any) -> Any:
         if self.aggregation != tf.VariableAggregation.NONE:
@@ -87,7 +88,7 @@ class CentralVariable(MirroredVariable):
 
 
 class CentralExtended(ReplicatedExtended):
-    """What the strategy does: that of the mirrored ones, with one variable for all replicas.
+    """Implementation of `CentralStorageStrategy`: a mirrored one with one copy of each variable.
 
     Args:
       strategy: the strategy that this is the inside of.
@@ -145,7 +146,7 @@ class CentralExtended(ReplicatedExtended):
 
 
 def _is_one_for_all(kwargs: dict[str, Any]) -> bool:
-    """Whether all replicas write a variable together; else each would write it once more."""
+    """Returns whether all replicas share a variable; if not, each keeps a copy of its own."""
     if kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ:
         return False
     is_written_apart = (

@@ -1,4 +1,4 @@
-"""The strategy that fits TF_CONFIG."""
+"""Creation of the strategy that TF_CONFIG asks for."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def from_tf_config(
     start_timeout: float | None = None,
     **settings: Any,
 ) -> tf.distribute.Strategy:
-    """Returns the strategy that fits TF_CONFIG: with parameter servers, or mirrored on its workers.
+    """Creates the strategy that TF_CONFIG asks for: with parameter servers, or mirrored.
 
     Without TF_CONFIG that is one worker, so one script serves a laptop and a cluster.
 
@@ -68,7 +68,7 @@ def from_tf_config(
       ValueError: if a value has no meaning.
     """
     _check_known(settings)
-    reduction, servers = _told_apart(options)
+    reduction, servers = _split_options(options)
     of_servers = {name: settings[name] for name in settings if name in _OF_SERVERS}
     of_workers = {name: settings[name] for name in settings if name in _OF_WORKERS}
     given_servers = {**({} if servers is None else {"options": servers}), **of_servers}
@@ -85,17 +85,17 @@ def from_tf_config(
     if unused and (config is None or config.task in config.cluster.training_tasks[:1]):
         given = "is a ps task" if strategy is ParameterServerStrategy else "is no ps task"
         logging.warning(
-            "There %s, and %s has no use for %s.", given, strategy.__name__, _listed(unused)
+            "There %s, and %s has no use for %s.", given, strategy.__name__, _formatted(unused)
         )
     return strategy(
         cluster_resolver, num_replicas=num_replicas, start_timeout=start_timeout, **used
     )
 
 
-def _told_apart(
+def _split_options(
     options: Any,
 ) -> tuple[ReductionOptions | None, ParameterServerOptions | None]:
-    """Returns the options for workers without servers, and those for workers with servers."""
+    """Splits options into those for workers without servers and those for workers with servers."""
     if options is None:
         return None, None
     given = list(options) if isinstance(options, Sequence) else [options]
@@ -126,5 +126,5 @@ def _check_known(settings: Mapping[str, Any]) -> None:
         )
 
 
-def _listed(arguments: Mapping[str, Any]) -> str:
+def _formatted(arguments: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={value!r}" for name, value in arguments.items())

@@ -15,7 +15,7 @@ from strategies.reduction import ReductionOptions
 
 
 class MirroredReduction(tf.distribute.Strategy):
-    """What both mirrored strategies do with values of all replicas."""
+    """Reduction and printing, as both mirrored strategies do them."""
 
     def reduce(self, reduce_op: Any, value: Any, axis: int | None = None) -> Any:
         """Returns the sum or mean of `value` over all replicas, and along `axis` if it is given.
@@ -56,22 +56,22 @@ class MirroredReduction(tf.distribute.Strategy):
         return super().reduce(reduce_op, value, axis)
 
     def _have_one_shape(self, shapes: set[tuple]) -> bool:
-        """Whether all replicas' values have the same shape; in a graph this worker's alone."""
+        """Returns whether all replicas' values have one shape; in a graph, only this worker's."""
         if shapes == {()} or not tf.executing_eagerly():
             return len(shapes) == 1
         # The workers' parts of a batch may differ, and one that reduced alone would wait forever.
         mine = zlib.crc32(repr(sorted(shapes)).encode())
-        everyone = self.extended._collectives.all_gather(tf.constant([mine], tf.int64))
-        return len(shapes) == 1 and len(set(everyone.numpy().tolist())) == 1
+        all_shapes = self.extended._collectives.all_gather(tf.constant([mine], tf.int64))
+        return len(shapes) == 1 and len(set(all_shapes.numpy().tolist())) == 1
 
     def print(self, *values: Any) -> None:
-        """Prints `values` as `print` does, on the first worker alone."""
+        """Prints `values` as `print` does, on the first worker only."""
         if self.extended.should_save_summary:
             print(*values, flush=True)
 
 
 class MirroredStrategy(MirroredReduction, tf.distribute.MirroredStrategy):
-    """Trains one model on all devices of this process: same variables, gradients summed.
+    """Synchronous training on all devices of this process, with mirrored variables.
 
     It is used as `tf.distribute.MirroredStrategy` is, with Keras 3 and tf_keras. Without GPUs its
     replicas are logical CPUs, as many as are asked for (Fluid's CPU_NUM):
@@ -117,7 +117,7 @@ class MirroredStrategy(MirroredReduction, tf.distribute.MirroredStrategy):
 
 
 def local_devices(count: int | None, gpus: range) -> list[str]:
-    """Returns the devices of so many replicas, one if None: GPUs, or logical CPUs.
+    """Returns the devices of the replicas of this process: GPUs, or logical CPUs.
 
     Args:
       count: how many.

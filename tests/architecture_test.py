@@ -15,6 +15,8 @@ FILES = sorted([*ROOT.glob("tf_config/**/*.py"), *ROOT.glob("strategies/**/*.py"
 # From the bottom up: a file imports from its own layer or a lower one.
 LAYERS = [
     "tf_config",
+    "strategies.checks",
+    "strategies.partitioning",
     "strategies._tensorflow",
     "strategies._keras",
     "strategies.collectives.base",

@@ -1,4 +1,4 @@
-"""Callbacks that act once, on the first worker, while all train."""
+"""Callbacks that run on the first worker only, while all workers train."""
 
 from __future__ import annotations
 
@@ -9,6 +9,13 @@ from typing import Any
 
 import tensorflow as tf
 
+from strategies._keras import (
+    default_hook,
+    initial_epoch,
+    is_default_hook,
+    optimizer_variables,
+    tensorflow_variable,
+)
 from strategies.collectives.single_worker import single_worker_scope
 from strategies.collectives.workers import barrier, collectives_of
 from strategies.equality import verify_equal
@@ -32,7 +39,7 @@ _ON_ALL = {"BackupAndRestore": ("on_train_begin",)}
 
 
 def on_first_worker(callback: Any, strategy: tf.distribute.Strategy) -> Any:
-    """Returns a callback that acts on the first worker, for callbacks that write.
+    """Restricts a callback that writes files to the first worker.
 
         callbacks = [
             keras.callbacks.EarlyStopping("val_loss"),
@@ -70,7 +77,7 @@ def on_first_worker(callback: Any, strategy: tf.distribute.Strategy) -> Any:
 
 
 class _OnFirstWorker:
-    """A callback whose hooks run on the first worker. The rest is the callback's own."""
+    """A callback whose hooks run on the first worker; its other attributes are the callback's."""
 
     def __init__(self, callback: Any, strategy: tf.distribute.Strategy):
         self._callback = callback
@@ -79,22 +86,22 @@ class _OnFirstWorker:
         self._model: Any = None
         names = _names(callback)
         in_tf_keras = any(cls.__module__.startswith("tf_keras.") for cls in type(callback).__mro__)
-        self._acts_everywhere = in_tf_keras and bool(names & set(_TF_KERAS_ON_ALL))
+        self._runs_on_all_workers = in_tf_keras and bool(names & set(_TF_KERAS_ON_ALL))
         self._on_all = {hook for name in names for hook in _ON_ALL.get(name, ())}
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._callback, name)
         if name == "set_model":
             # TensorBoard's writes files.
-            needed = self._acts_everywhere or self._on_all or self._collectives.rank == 0
+            needed = self._runs_on_all_workers or self._on_all or self._collectives.rank == 0
             return functools.partial(self._set_model, found if needed else _nothing)
         if not name.startswith("on_"):
             return found
         if name in ("on_train_begin", "on_train_end"):
-            return self._with_all(name, found)
-        if self._acts_everywhere or getattr(found, "_is_default", False):
+            return self._with_barrier(name, found)
+        if self._runs_on_all_workers or is_default_hook(found):
             return found
-        return self._alone(name, found) if self._takes_part(name) else _nothing
+        return self._on_first_worker_only(name, found) if self._takes_part(name) else _nothing
 
     def _set_model(self, hook: Callable, model: Any) -> None:
         self._model = model
@@ -105,30 +112,27 @@ class _OnFirstWorker:
         return self._collectives.rank == 0 or (name == "on_epoch_end" and bool(self._state()))
 
     def _state(self) -> list[PartitionedVariable]:
-        """Returns the optimizer's state that is in parts."""
-        optimizer = getattr(self._model, "optimizer", None)
-        variables = getattr(optimizer, "variables", ())
-        variables = variables() if callable(variables) else variables
-        held = [getattr(variable, "_value", variable) for variable in variables]
-        return [variable for variable in held if isinstance(variable, PartitionedVariable)]
+        """Returns the optimizer's variables that are partitioned over the workers."""
+        variables = map(tensorflow_variable, optimizer_variables(self._model))
+        return [variable for variable in variables if isinstance(variable, PartitionedVariable)]
 
-    def _with_all(self, name: str, hook: Callable) -> Callable:
+    def _with_barrier(self, name: str, hook: Callable) -> Callable:
         def together(*args: Any, **kwargs: Any) -> None:
-            if self._acts_everywhere or name in self._on_all:
+            if self._runs_on_all_workers or name in self._on_all:
                 hook(*args, **kwargs)
             elif self._collectives.rank == 0:
-                self._alone(name, hook)(*args, **kwargs)
+                self._on_first_worker_only(name, hook)(*args, **kwargs)
             if name in self._on_all:
                 self._check_same_start()
             barrier(self._strategy)
 
         return together
 
-    def _alone(self, name: str, hook: Callable) -> Callable:
+    def _on_first_worker_only(self, name: str, hook: Callable) -> Callable:
         def alone(*args: Any, **kwargs: Any) -> None:
             with contextlib.ExitStack() as stack:
                 for variable in self._state() if name == "on_epoch_end" else ():
-                    stack.enter_context(variable.kept())
+                    stack.enter_context(variable.cached_whole())
                 if self._collectives.rank > 0:
                     return
                 stack.enter_context(single_worker_scope())
@@ -155,7 +159,7 @@ class _OnFirstWorker:
         return stop, float(rate.numpy()) if hasattr(rate, "numpy") else rate
 
     def _check_same_start(self) -> None:
-        epoch = getattr(self._callback.model, "_initial_epoch", None) or 0
+        epoch = initial_epoch(self._callback.model)
         epochs = self._collectives.all_gather(tf.constant([epoch])).numpy().tolist()
         if len(set(epochs)) > 1:
             raise ValueError(
@@ -165,15 +169,13 @@ class _OnFirstWorker:
         verify_equal(self._strategy, self._callback.model.variables)
 
 
+@default_hook  # Keras need not wait for it
 def _nothing(*args: Any, **kwargs: Any) -> None:
     """Stands for a hook on the other workers."""
 
 
-_nothing._is_default = True  # type: ignore[attr-defined]  # Keras need not wait for it
-
-
 def _names(callback: Any) -> set[str]:
-    """Returns the names of a callback's classes, as far as Keras or this package made them."""
+    """Returns the names of a callback's classes that Keras or this package defines."""
     makers = ("keras", "tf_keras", "strategies")
     return {
         cls.__name__ for cls in type(callback).__mro__ if cls.__module__.split(".")[0] in makers

@@ -19,51 +19,53 @@ class ReplicaCollectives(AllToAllViaAllGather):
     """Collectives among all replicas of all workers, for one replica; see `Collectives`.
 
     Args:
-      here: among the replicas of this process.
+      local: among the replicas of this process.
       workers: among the workers; the first replica of each calls them.
     """
 
-    def __init__(self, here: Collectives, workers: Collectives):
-        self._here = here
+    def __init__(self, local: Collectives, workers: Collectives):
+        self._local = local
         self._workers = workers
-        self.rank = workers.rank * here.size + here.rank
-        self.size = workers.size * here.size
+        self.rank = workers.rank * local.size + local.rank
+        self.size = workers.size * local.size
 
     @classmethod
-    def of_all(cls, devices: Sequence[str], workers: Collectives) -> list[ReplicaCollectives]:
+    def for_all_replicas(
+        cls, devices: Sequence[str], workers: Collectives
+    ) -> list[ReplicaCollectives]:
         """Returns the collectives of each replica of this process.
 
         Args:
           devices: the replicas'.
           workers: among the workers.
         """
-        here = TensorFlowCollectives.inside(devices, workers.rank)
-        return [cls(one, workers) for one in here]
+        local = TensorFlowCollectives.within_process(devices, workers.rank)
+        return [cls(one, workers) for one in local]
 
-    def apart(self) -> ReplicaCollectives:
-        """Returns these: replicas read no datasets of their own."""
+    def new_stream(self) -> ReplicaCollectives:
+        """Returns itself: replicas do not read datasets of their own."""
         return self
 
     def all_reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Returns the sums over all replicas; see `Collectives`."""
-        sums = self._here.all_reduce(tensors)
+        sums = self._local.all_reduce(tensors)
         if self._workers.size == 1:
             return sums
         # To add zeros to the first replica's result changes no bit.
-        first = self._here.rank == 0
+        first = self._local.rank == 0
         total = self._workers.all_reduce(sums) if first else [tf.zeros_like(s) for s in sums]
-        return self._here.all_reduce(total)
+        return self._local.all_reduce(total)
 
     def all_gather(self, tensor: tf.Tensor) -> tf.Tensor:
         """Returns the replicas' tensors joined along axis 0, by rank; see `Collectives`."""
-        joined = self._here.all_gather(tensor)
+        joined = self._local.all_gather(tensor)
         if self._workers.size == 1:
             return joined
-        first = self._here.rank == 0
-        return self._here.all_gather(self._workers.all_gather(joined) if first else joined[:0])
+        first = self._local.rank == 0
+        return self._local.all_gather(self._workers.all_gather(joined) if first else joined[:0])
 
     def broadcast(self, tensor: tf.Tensor) -> tf.Tensor:
         """Returns the first replica's tensor; see `Collectives`."""
-        if self._workers.size > 1 and self._here.rank == 0:
+        if self._workers.size > 1 and self._local.rank == 0:
             tensor = self._workers.broadcast(tensor)
-        return self._here.broadcast(tensor)
+        return self._local.broadcast(tensor)

@@ -1,4 +1,4 @@
-"""What a job's workers exchange values through: Horovod, or TensorFlow's own collectives."""
+"""Selection of the collectives of a job: Horovod, or TensorFlow's own."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from absl import logging
 
 from strategies._tensorflow import CommunicationOptions
 from strategies.collectives import Collectives, LocalCollectives
-from strategies.collectives.health.watchdog import watch_seconds, watched
+from strategies.collectives.health.watchdog import watch, watch_seconds
 from tf_config import ClusterConfigError, TFConfig
 
 VARIABLE = "KERAS_STRATEGIES_COMMUNICATION"
@@ -26,7 +26,7 @@ def start(
     timeout: float,
     device: str,
 ) -> Collectives:
-    """Returns the collectives among the workers of `config`, all of them here.
+    """Waits for all workers and returns the collectives among them.
 
     Args:
       config: the cluster and this task; None is one worker.
@@ -66,16 +66,16 @@ def start(
         started: Collectives = TensorFlowCollectives.start(
             config.cluster, config.task, timeout, device, options
         )
-        return watched(started, config.cluster, config.task, seconds)
+        return watch(started, config.cluster, config.task, seconds)
     from strategies.collectives import horovod
 
     _check_for_horovod(options, horovod.has_nccl())
     started = horovod.HorovodCollectives.start(config.cluster, config.task, timeout)
-    return watched(started, config.cluster, config.task, seconds)
+    return watch(started, config.cluster, config.task, seconds)
 
 
 def chosen(communication: str | None, environ: Mapping[str, str] = os.environ) -> str:
-    """Returns what is asked for: by the argument, else by the environment, else "auto".
+    """Returns the communication chosen by the argument, else the environment, else "auto".
 
     >>> chosen(None, {"KERAS_STRATEGIES_COMMUNICATION": "tensorflow"})
     'tensorflow'
@@ -93,7 +93,7 @@ def chosen(communication: str | None, environ: Mapping[str, str] = os.environ) -
 
 
 def checked(options: Any) -> CommunicationOptions:
-    """Returns `tf.distribute.experimental.CommunicationOptions`, the default ones for None.
+    """Returns valid `tf.distribute.experimental.CommunicationOptions`; the default for None.
 
     Raises:
       ValueError: if it is anything else.
@@ -110,7 +110,7 @@ def checked(options: Any) -> CommunicationOptions:
 
 
 def _available() -> tuple[str, str]:
-    """Returns what can be used here, and why it is taken."""
+    """Returns the communication that is available here, and the reason for it."""
     from strategies.collectives import horovod
 
     try:
@@ -121,7 +121,7 @@ def _available() -> tuple[str, str]:
 
 
 def _check_for_horovod(options: CommunicationOptions, has_nccl: bool) -> None:
-    """Checks that Horovod does what the options say.
+    """Checks that Horovod supports the communication options.
 
     Raises:
       ValueError: if it does not.

@@ -1,4 +1,4 @@
-"""What one worker does by itself, while the others do something else."""
+"""A scope for what one worker does by itself, such as saving a model."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ _depth = 0
 
 @contextlib.contextmanager
 def single_worker_scope() -> Iterator[None]:
-    """Lets this worker do without the others in the block, as far as that can be.
+    """Runs the block without the other workers, as far as possible.
 
     New variables have its own initial values: Keras makes some where it saves a model. What needs
     the others raises, for it would not end.
 
-    >>> with alone():
-    ...     is_alone()
+    >>> with single_worker_scope():
+    ...     in_single_worker_scope()
     True
     """
     global _depth
@@ -28,5 +28,5 @@ def single_worker_scope() -> Iterator[None]:
 
 
 def in_single_worker_scope() -> bool:
-    """Returns whether the other workers take no part in what this one does."""
+    """Returns whether a `single_worker_scope` is active."""
     return _depth > 0

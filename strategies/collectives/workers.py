@@ -1,15 +1,16 @@
-"""The workers of a strategy: what moves between them, and the wait for all."""
+"""The workers of a strategy: their collectives, and a barrier."""
 
 from __future__ import annotations
 
 import tensorflow as tf
 
+from strategies._tensorflow import has_several_workers
 from strategies.collectives.base import Collectives, LocalCollectives
 from strategies.collectives.health.agreement import agree
 
 
 def barrier(strategy: tf.distribute.Strategy) -> None:
-    """Returns when all workers have called it.
+    """Waits until all workers have called it.
 
     >>> barrier(tf.distribute.get_strategy())
 
@@ -21,13 +22,13 @@ def barrier(strategy: tf.distribute.Strategy) -> None:
 
 
 def refresh(strategy: tf.distribute.Strategy) -> None:
-    """Gives a worker the parameter servers' present values, where there are any."""
+    """Updates this worker's variables from the parameter servers, where there are any."""
     if hasattr(strategy.extended, "refresh"):
         strategy.extended.refresh()
 
 
 def collectives_of(strategy: tf.distribute.Strategy) -> Collectives:
-    """Returns the collectives among the workers of a strategy of this package, or of one process.
+    """Returns the collectives among the workers of a strategy.
 
     Raises:
       ValueError: if it is another one with several workers.
@@ -35,7 +36,7 @@ def collectives_of(strategy: tf.distribute.Strategy) -> Collectives:
     extended = strategy.extended
     if hasattr(extended, "between_workers"):
         return extended.between_workers()
-    if extended._in_multi_worker_mode():
+    if has_several_workers(strategy):
         raise ValueError(
             "Workers are known to the strategies of this package. Received: "
             f"{type(strategy).__module__}.{type(strategy).__name__} with several workers. "

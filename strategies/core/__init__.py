@@ -1,1 +1,1 @@
-"""What all strategies have in common."""
+"""The common base of all strategies."""

@@ -1,32 +1,39 @@
-"""The insides of the mirrored strategies: variables, replicas, reduction and input."""
+"""Implementation of the mirrored strategies: variables, replicas, reduction and input."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from strategies._keras import LOSS_SCALE, check_overflow_can_be_agreed, overflow_agreed
+from strategies._keras import (
+    LOSS_SCALE,
+    SEED_STATE,
+    check_overflow_can_be_agreed,
+    is_unsynchronized_state,
+    overflow_agreed,
+)
 from strategies._tensorflow import (
     CheckpointInitialValue,
     CollectiveAllReduceExtended,
     WhileBodyFuncGraph,
     autograph_artifact,
     canonicalize,
+    function_of,
     select_replica,
 )
 from strategies.collectives import Collectives
 from strategies.collectives.health.agreement import agree
 from strategies.collectives.replica import ReplicaCollectives
 from strategies.collectives.single_worker import in_single_worker_scope
-from strategies.core.random_seeds import KERAS_SEED, own_seed, seed_states
-from strategies.core.scope import check_step, check_updated, mixing_explained
-from strategies.data.distributed_dataset import ReplicaDataset, check_options, of_each_replica
-from strategies.data.sharding import equal_steps, number_of_rows, share
+from strategies.core.random_seeds import seed_state_creator, worker_seed_scope
+from strategies.core.scope import check_step, check_updated, explain_mixed_strategies
+from strategies.data.distributed_dataset import ReplicaDataset, check_options, per_replica_datasets
+from strategies.data.sharding import equal_steps, number_of_rows, shard_dataset
 from strategies.reduction import ReductionOptions, ReplicaCrossDeviceOps
 from strategies.variables.sparse_variable import SparseVariable, table_asked_for
 from strategies.variables.zero import ShardedOptimizerState
@@ -34,7 +41,7 @@ from tf_config.sidecar import MADE, USED, report
 
 
 class ReplicatedExtended(CollectiveAllReduceExtended):
-    """What a mirrored strategy does: stock's, with other collectives, input and initial values.
+    """Extends the stock mirrored strategy by other collectives, input and initial values.
 
     Each worker is one process with one replica or more, each on a device of its own. Values are
     summed inside the process first, and then over the workers.
@@ -66,11 +73,11 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
             collectives, self._devices, options, self._weights_of_replicas, local
         )
         self._options = options
-        self._apart: list[ReplicaCrossDeviceOps] = []
+        self._unmerged_ops: list[ReplicaCrossDeviceOps] = []
         self._host_cross_device_ops = self._cross_device_ops
-        self._split_state: ShardedOptimizerState | None = None
+        self._sharded_state: ShardedOptimizerState | None = None
         if options.mode == "reduce":
-            self._split_state = ShardedOptimizerState(
+            self._sharded_state = ShardedOptimizerState(
                 collectives, self._devices, options.split_above
             )
         self._communication_options = tf.distribute.experimental.CommunicationOptions()
@@ -98,7 +105,7 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         return self._collectives
 
     def refresh(self) -> None:
-        """Takes over what others hold of the variables; here nobody does."""
+        """Updates this worker's variables from servers; here there are none."""
 
     def _scope(self, strategy: tf.distribute.Strategy) -> Any:
         # The launcher warns of workers that have met, and then trained without the strategy.
@@ -113,7 +120,7 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         return len(self._devices) > 1 and not self._is_inside_branch()
 
     def _is_inside_branch(self) -> bool:
-        """Whether a replica is in a graph inside of its function's: of tf.cond, or a function.
+        """Returns whether a replica is in a graph nested in its function's, as of `tf.cond`.
 
         In a loop of each replica's own TensorFlow's operations would not find each other: there
         merge_call says that it cannot be.
@@ -128,26 +135,26 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
             graph = getattr(graph, "outer_graph", own)
         return True
 
-    def _of_replica(self, replica: int) -> ReplicaCrossDeviceOps:
-        """Returns what reduces one replica's values, where replicas are not merged."""
+    def _ops_of_replica(self, replica: int) -> ReplicaCrossDeviceOps:
+        """Returns the cross-device operations of one replica, for replicas that are not merged."""
         if len(self._devices) == 1:
             return self._cross_device_ops
-        if not self._apart:
-            every = ReplicaCollectives.of_all(self._devices, self._collectives)
-            self._apart = [
+        if not self._unmerged_ops:
+            every = ReplicaCollectives.for_all_replicas(self._devices, self._collectives)
+            self._unmerged_ops = [
                 ReplicaCrossDeviceOps(collectives, [device], self._options)
                 for collectives, device in zip(every, self._devices, strict=True)
             ]
-        return self._apart[replica]
+        return self._unmerged_ops[replica]
 
     def _call_for_each_replica(self, fn: Callable, args: Any, kwargs: Any) -> Any:
         if isinstance(fn, tf.types.experimental.PolymorphicFunction):
-            return self._of_all_replicas(fn)(*args, **kwargs)
-        with own_seed(self._id_in_cluster), self._weighing(args, kwargs):
+            return self._lifted_to_all_replicas(fn)(*args, **kwargs)
+        with worker_seed_scope(self._id_in_cluster), self._row_weights_scope(args, kwargs):
             return super()._call_for_each_replica(fn, args, kwargs)
 
-    def _of_all_replicas(self, fn: Any) -> Any:
-        """Returns the `tf.function` in whose graph all replicas call what `fn` was made of."""
+    def _lifted_to_all_replicas(self, fn: Any) -> Any:
+        """Returns a `tf.function` in which all replicas call the Python function of `fn`."""
         if fn not in self._lifted:
             function = fn.python_function
 
@@ -155,12 +162,12 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
                 return self._call_for_each_replica(function, args, kwargs)
 
             # AutoGraph is to convert what the replicas call, and not what calls them.
-            self._lifted[fn] = fn._clone(python_function=autograph_artifact(call_in_all))
+            self._lifted[fn] = function_of(fn, autograph_artifact(call_in_all))
         return self._lifted[fn]
 
     @contextlib.contextmanager
-    def _weighing(self, args: Any, kwargs: Any) -> Iterator[None]:
-        """In the block, the weights of the rows that the replicas have as arguments are known."""
+    def _row_weights_scope(self, args: Any, kwargs: Any) -> Iterator[None]:
+        """Sets, in the block, the weights of the replicas' inputs."""
         if self._row_weights:  # a step's part, such as Keras's update of weights
             yield
             return
@@ -174,13 +181,13 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
             self._row_weights = {}
 
     def local_replica(self) -> int:
-        """Returns the number of the replica that calls this, of those of this worker."""
+        """Returns the number of the calling replica among those of this worker."""
         context = tf.distribute.get_replica_context()
         in_group = tf.get_static_value(context.replica_id_in_sync_group)
         return self._get_local_replica_id(int(in_group))
 
     def _weights_of_replicas(self) -> list[tf.Tensor] | None:
-        """Returns what each replica's rows count for, None outside of a replica's function."""
+        """Returns the weights of the replicas' inputs; None outside of a replica's function."""
         weights = [self._row_weights.get(replica) for replica in range(len(self._devices))]
         return None if any(weight is None for weight in weights) else weights
 
@@ -200,7 +207,7 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         values = tf.nest.flatten(value)
         weight = self._row_weights.get(replica)
         weights = None if weight is None else [weight]
-        reduced = self._of_replica(replica).all_reduce(reduce_op, [values], weights)
+        reduced = self._ops_of_replica(replica).all_reduce(reduce_op, [values], weights)
         return tf.nest.pack_sequence_as(value, reduced)
 
     def call_for_each_replica(self, fn: Callable, args: Any = (), kwargs: Any = None) -> Any:
@@ -212,7 +219,7 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         strategy = self._container_strategy()
         check_step(fn, strategy, is_summed=self._num_workers > 1)
         agreed = overflow_agreed if self._num_replicas_in_sync > 1 else contextlib.nullcontext
-        with mixing_explained(fn, strategy), agreed(strategy):
+        with explain_mixed_strategies(fn, strategy), agreed(strategy):
             return super().call_for_each_replica(fn, args, kwargs)
 
     def update(
@@ -227,7 +234,7 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         return super().update(var, fn, args, kwargs, group)
 
     def colocate_vars_with(self, colocate_with_variable: Any) -> Any:
-        """Creates variables beside another one, as an optimizer's state beside a weight.
+        """Creates variables beside another one, such as slot variables beside a weight.
 
         Raises:
           ValueError: if the variable was created outside of the strategy's scope.
@@ -240,12 +247,12 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
             super()._validate_colocate_with_variable(colocate_with_variable)
 
     def _update_rows(self, var: SparseVariable, fn: Callable, args: Any, kwargs: Any) -> Any:
-        """Updates a table of this worker's, which all of its replicas have but once."""
-        args, kwargs = tf.nest.map_structure(self._first, (tuple(args), dict(kwargs or {})))
+        """Updates a table of this worker, of which its replicas share one copy."""
+        args, kwargs = tf.nest.map_structure(self._first_local, (tuple(args), dict(kwargs or {})))
         with tf.device(self._worker_device):
             return fn(var, *args, **kwargs)
 
-    def _first(self, value: Any) -> Any:
+    def _first_local(self, value: Any) -> Any:
         return self._local_results(value)[0]
 
     def _create_variable(self, next_creator: Callable, **kwargs: Any) -> Any:
@@ -256,8 +263,8 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         if isinstance(beside, SparseVariable):
             return beside.make_slot(kwargs["name"], kwargs["initial_value"], kwargs.get("dtype"))
         first = tf.VariableAggregation.ONLY_FIRST_REPLICA
-        if kwargs.get("name") == KERAS_SEED:
-            next_creator = seed_states(self._id_in_cluster * len(self._devices))
+        if kwargs.get("name") == SEED_STATE:
+            next_creator = seed_state_creator(self._id_in_cluster * len(self._devices))
         elif kwargs.get("name") == LOSS_SCALE:
             if self._num_replicas_in_sync > 1:
                 check_overflow_can_be_agreed()
@@ -266,8 +273,10 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         elif kwargs.get("aggregation") == first and len(self._devices) == 1:
             # The only replica is the first one; said so, it may write inside tf.cond as well.
             kwargs["aggregation"] = tf.VariableAggregation.NONE
-        if self._split_state is not None:
-            variable = self._split_state.new_state(next_creator, self._first_value, kwargs)
+        if self._sharded_state is not None:
+            variable = self._sharded_state.new_state(
+                next_creator, self._broadcast_initial_value, kwargs
+            )
             if variable is not None:
                 return variable
         return super()._create_variable(next_creator, **kwargs)
@@ -282,12 +291,12 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
 
         def initial_value() -> tf.Tensor:
             with tf.device(device):
-                return self._first_value(kwargs["initial_value"], kwargs.get("dtype"))
+                return self._broadcast_initial_value(kwargs["initial_value"], kwargs.get("dtype"))
 
         return initial_value
 
-    def _first_value(self, value: Any, dtype: Any = None) -> tf.Tensor:
-        """Returns the first worker's initial value of a variable."""
+    def _broadcast_initial_value(self, value: Any, dtype: Any = None) -> tf.Tensor:
+        """Broadcasts the first worker's initial value of a variable."""
         value = value() if callable(value) else value
         if isinstance(value, CheckpointInitialValue):
             value = value.wrapped_value
@@ -298,9 +307,9 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         if isinstance(var, SparseVariable):
             result = self._update_rows(var, fn, args, kwargs)
             return tf.group(result) if group and result is not None else result
-        if self._split_state is None or not self._split_state.can_update(var):
+        if self._sharded_state is None or not self._sharded_state.can_update(var):
             return super()._update(var, fn, args, kwargs, group)
-        return self._split_state.update(var, fn, args, kwargs)
+        return self._sharded_state.update(var, fn, args, kwargs)
 
     def _replica_ctx_update(
         self, var: Any, fn: Callable, args: Any, kwargs: Any, group: bool
@@ -309,26 +318,26 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
             # Inside a branch each replica comes here; what they have in common is updated once.
             is_first = self.local_replica() == 0
             return self._update_rows(var, fn, args, kwargs) if is_first else None
-        by_parts = self._split_state is not None and self._split_state.can_update(var)
-        if self._split_state is None or not by_parts or self._use_merge_call():
+        by_parts = self._sharded_state is not None and self._sharded_state.can_update(var)
+        if self._sharded_state is None or not by_parts or self._use_merge_call():
             return super()._replica_ctx_update(var, fn, args, kwargs, group)
         replica = self.local_replica()
-        collectives = self._of_replica(replica).collectives
-        return self._split_state.update_in_replica(var, replica, collectives, fn, args, kwargs)
+        collectives = self._ops_of_replica(replica).collectives
+        return self._sharded_state.update_in_replica(var, replica, collectives, fn, args, kwargs)
 
     def _experimental_distribute_dataset(
         self, dataset: tf.data.Dataset, options: Any
     ) -> ReplicaDataset:
         check_options(options, per_replica=False)
         agree(self._collectives, "distribution of a dataset")
-        shared = share(dataset, self._collectives, len(self._devices))
+        shared = shard_dataset(dataset, self._collectives, len(self._devices))
         return ReplicaDataset(shared, self._container_strategy(), options)
 
     def _distribute_datasets_from_function(self, dataset_fn: Callable, options: Any) -> Any:
         check_options(options, per_replica=self._num_workers == 1)
         each = tf.distribute.InputReplicationMode.PER_REPLICA
         if options is not None and options.experimental_replication_mode == each:
-            return of_each_replica(dataset_fn, self._container_strategy(), options)
+            return per_replica_datasets(dataset_fn, self._container_strategy(), options)
         dataset = dataset_fn(self._make_input_context())
         agree(self._collectives, "distribution of a dataset")
         shared = equal_steps(dataset, self._collectives, len(self._devices))
@@ -340,33 +349,10 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
 
 
 def _row_weight(inputs: Any) -> tf.Tensor:
-    """Returns 1 if a replica's inputs have rows, 0 if they are an empty batch."""
+    """Returns the weight of a replica's inputs: 1 if they have rows, 0 for an empty batch."""
     for leaf in tf.nest.flatten(inputs):
         if isinstance(leaf, (tf.Tensor, tf.RaggedTensor, tf.SparseTensor)) and leaf.shape.rank:
             if leaf.shape[0] is None:
                 return tf.cast(number_of_rows(leaf) > 0, tf.float32)
             return tf.constant(1.0 if leaf.shape[0] else 0.0)
     return tf.constant(1.0)
-
-
-def is_unsynchronized_state(kwargs: Mapping[str, Any]) -> bool:
-    """Whether a variable is a layer's own state that nothing else keeps the same on all workers.
-
-    Slot variables are not: they are made beside a variable, and updated from reduced gradients.
-    """
-    return (
-        kwargs.get("aggregation") in (None, tf.VariableAggregation.NONE)
-        and kwargs.get("synchronization")
-        in (None, tf.VariableSynchronization.AUTO, tf.VariableSynchronization.ON_WRITE)
-        and kwargs.get("trainable") is False
-        and "colocate_with" not in kwargs
-        and _initial_dtype(kwargs).is_floating
-    )
-
-
-def _initial_dtype(kwargs: Mapping[str, Any]) -> tf.DType:
-    if kwargs.get("dtype") is not None:
-        return tf.as_dtype(kwargs["dtype"])
-    value = kwargs["initial_value"]
-    # What is only known once made is taken for an integer, which nothing averages.
-    return tf.int64 if callable(value) else tf.convert_to_tensor(value).dtype

@@ -1,17 +1,17 @@
-"""Random numbers: each replica draws its own, from a state that is the same on all of them."""
+"""Random seeds: each replica draws its own numbers, from a state that is the same on all."""
 
 from __future__ import annotations
 
 import contextlib
+import secrets
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
+from absl import logging
 
 from strategies._tensorflow import ResourceVariable, global_seed
 
-# How Keras 3 names the state of its SeedGenerator: a seed, and how often it was drawn from.
-KERAS_SEED = "seed_generator_state"
 # Above all counts of draws there will ever be; the bits from here on say which replica draws.
 _REPLICA_BIT = 40
 _APART = 1000003  # a prime: the seeds of several workers are far from those that users choose
@@ -49,7 +49,7 @@ class SeedState(ResourceVariable):
         return value + tf.constant([0, self._offset], value.dtype) if _in_replica() else value
 
     def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
-        """Writes a state, without the replica's number."""
+        """Assigns a state, without the replica's number."""
         if _in_replica():
             value = tf.convert_to_tensor(value, self.dtype)
             mask = tf.constant([-1, (1 << _REPLICA_BIT) - 1], self.dtype)
@@ -57,8 +57,8 @@ class SeedState(ResourceVariable):
         return super().assign(value, *args, **kwargs)
 
 
-def seed_states(first: int) -> Callable[..., SeedState]:
-    """Returns what makes one worker's copies, in the order of its replicas.
+def seed_state_creator(first: int) -> Callable[..., SeedState]:
+    """Returns a variable creator that makes one worker's copies, in the order of its replicas.
 
     Args:
       first: the number of its first replica.
@@ -73,9 +73,23 @@ def seed_states(first: int) -> Callable[..., SeedState]:
     return create
 
 
+def share_seed(shared: Callable[[int], int]) -> None:
+    """Sets a random global seed that is the same on all workers, unless the user has set one.
+
+    Workers shuffle and cut the same batches, so what is random there has to be alike.
+
+    Args:
+      shared: returns the first worker's number on all workers, given each worker's own.
+    """
+    seed = shared(secrets.randbelow(2**31))
+    if global_seed() is None:
+        tf.random.set_seed(seed)
+        logging.info("All workers use the random seed %d.", seed)
+
+
 @contextlib.contextmanager
-def own_seed(rank: int) -> Iterator[None]:
-    """Lets random operations that are made in a graph meanwhile have a seed of this worker's own.
+def worker_seed_scope(rank: int) -> Iterator[None]:
+    """Gives random operations created in a graph, in the block, a seed of this worker's own.
 
     They are those of tf_keras's layers, and `tf.random.uniform` and its like. All workers have the
     same global seed, for what is done once for all of them: the order of the data.

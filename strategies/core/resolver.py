@@ -1,4 +1,4 @@
-"""TensorFlow's cluster resolvers: the same as TF_CONFIG, from elsewhere."""
+"""Conversion between TensorFlow's cluster resolvers and TF_CONFIG."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SimpleResolver = tf.distribute.cluster_resolver.SimpleClusterResolver
 
 
 def config_of(resolver: Any) -> TFConfig | None:
-    """Returns what a cluster resolver says, checked as TF_CONFIG is; None if it has no cluster.
+    """Returns the TFConfig of a cluster resolver, validated; None if it has no cluster.
 
     >>> config_of(_SimpleResolver(tf.train.ClusterSpec({"worker": ["a:1"]}), task_type="worker",
     ...                           task_id=0)).task
@@ -47,7 +47,7 @@ def config_of(resolver: Any) -> TFConfig | None:
 
 
 def resolver_of(config: TFConfig | None) -> tf.distribute.cluster_resolver.ClusterResolver:
-    """Returns a cluster resolver that says what `config` does; None is no cluster."""
+    """Returns the cluster resolver of a TFConfig; None is an empty cluster."""
     if config is None:
         return _SimpleResolver(tf.train.ClusterSpec({}))
     return _SimpleResolver(

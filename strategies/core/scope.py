@@ -1,4 +1,4 @@
-"""Whether what trains under a strategy was made in its scope."""
+"""Checks that what trains under a strategy was created in its scope."""
 
 from __future__ import annotations
 
@@ -8,12 +8,21 @@ from typing import Any
 
 import tensorflow as tf
 
-from strategies._keras import metrics_of, model_of, trained_variables
+from strategies._keras import (
+    metrics_of,
+    model_of,
+    optimizer_variables,
+    tensorflow_variable,
+    trained_variables,
+)
 from strategies._tensorflow import ResourceVariable
 from strategies.variables.sparse_variable import SparseVariable
 
 # TensorFlow's words for an optimizer of another strategy, or of none.
-_MIXED = ("Must not nest tf.distribute.Strategy", "Mixing different tf.distribute.Strategy")
+_NESTED_MESSAGES = (
+    "Must not nest tf.distribute.Strategy",
+    "Mixing different tf.distribute.Strategy",
+)
 _NAMED = 3  # variables in a message
 
 
@@ -23,12 +32,9 @@ def is_outside(variable: Any) -> bool:
     >>> is_outside(tf.Variable(1.0))
     True
     """
-    held = variable
-    for wrapper in ("value", "_variable"):  # Keras 3's own, and tf_keras's that casts
-        inner = getattr(held, wrapper, None)
-        held = inner if isinstance(inner, tf.Variable) else held
-    is_plain = isinstance(held, ResourceVariable) and not isinstance(held, SparseVariable)
-    return is_plain and not hasattr(held, "_distributed_container")
+    inner = tensorflow_variable(variable)
+    is_plain = isinstance(inner, ResourceVariable) and not isinstance(inner, SparseVariable)
+    return is_plain and not hasattr(inner, "_distributed_container")
 
 
 def check_updated(variable: Any, strategy: tf.distribute.Strategy) -> None:
@@ -42,7 +48,7 @@ def check_updated(variable: Any, strategy: tf.distribute.Strategy) -> None:
 
 
 def check_step(fn: Callable, strategy: tf.distribute.Strategy, is_summed: bool) -> None:
-    """Checks the model whose step a function is: what it trains, and what it measures with.
+    """Checks that the model of a step was created in the scope: its variables and metrics.
 
     Args:
       fn: given to `strategy.run`; one that is no step of a Keras model is passed over.
@@ -65,8 +71,8 @@ def check_step(fn: Callable, strategy: tf.distribute.Strategy, is_summed: bool) 
 
 
 @contextlib.contextmanager
-def mixing_explained(fn: Callable, strategy: tf.distribute.Strategy) -> Iterator[None]:
-    """Turns TensorFlow's errors about two strategies in one step into ours.
+def explain_mixed_strategies(fn: Callable, strategy: tf.distribute.Strategy) -> Iterator[None]:
+    """Replaces TensorFlow's errors about two strategies in one step by one that explains.
 
     Raises:
       ValueError: if an optimizer or a model of the step was created outside of the scope.
@@ -74,16 +80,11 @@ def mixing_explained(fn: Callable, strategy: tf.distribute.Strategy) -> Iterator
     try:
         yield
     except RuntimeError as error:
-        if not any(words in str(error) for words in _MIXED):
+        if not any(words in str(error) for words in _NESTED_MESSAGES):
             raise
         model, _ = model_of(fn)
-        variables = [] if model is None else _of_optimizer(model)
+        variables = [] if model is None else optimizer_variables(model)
         raise _created_outside(list(filter(is_outside, variables)), strategy) from error
-
-
-def _of_optimizer(model: Any) -> list[Any]:
-    variables = getattr(getattr(model, "optimizer", None), "variables", ())
-    return list(variables() if callable(variables) else variables)
 
 
 def _created_outside(variables: Iterable[Any], strategy: tf.distribute.Strategy) -> ValueError:

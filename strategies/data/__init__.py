@@ -1,1 +1,1 @@
-"""Datasets: each worker's and each replica's part of them."""
+"""Input: each worker's and each replica's shard of a dataset."""

@@ -16,19 +16,19 @@ from strategies._tensorflow import (
     DistributedIteratorSpec,
     InputWorkers,
     PerReplica,
-    PerReplicaSpec,
     canonicalize,
     distributed_spec,
     get_distributed_datasets_from_function,
+    replica_specs,
 )
 from strategies.collectives.health.agreement import agree, spec_text
-from strategies.data.sharding import Epochs, element_of, may_be_made_early
+from strategies.data.sharding import Epochs, element_of, may_prefetch
 
 _Replication = tf.distribute.InputReplicationMode
 
 
 class ReplicaIterator(DistributedIterator):
-    """Iterates over a `ReplicaDataset`: the next batches, each on the device of its replica.
+    """Iterator over a `ReplicaDataset`, whose batches are on the devices of their replicas.
 
     Args:
       iterator: of `tf.data`, over tensors or `PerReplica` values.
@@ -100,7 +100,7 @@ class ReplicaIterator(DistributedIterator):
 
 
 class ReplicaIteratorSpec(DistributedIteratorSpec):
-    """What a function that has a `ReplicaIterator` as its argument knows of it."""
+    """The `tf.TypeSpec` of a `ReplicaIterator`."""
 
     @property
     def value_type(self) -> type:
@@ -118,10 +118,10 @@ class ReplicaIteratorSpec(DistributedIteratorSpec):
 
 
 class ReplicaDataset(DistributedDataset):
-    """A distributed dataset whose batches are the replicas' parts of the global batches.
+    """A distributed dataset that yields the replicas' shards of the global batches.
 
-    The datasets of all workers have the same number of steps, which `share` and `equal_steps` see
-    to; so no iterator asks the others before each step whether they are done, as stock's do.
+    `shard_dataset` and `equal_steps` have given the datasets of all workers the same number of
+    steps; so no iterator asks the others before each step whether they are done, as stock's do.
 
     Each replica's batch is on the replica's device. GPUs have the next one of numbers already,
     unless no step may be made before it is asked for.
@@ -150,18 +150,18 @@ class ReplicaDataset(DistributedDataset):
         self._dataset = dataset
 
     def __iter__(self) -> DistributedIterator:
-        self._agree()
-        if isinstance(self._dataset, Epochs) or not self._is_fetched_ahead(self._dataset):
+        self._check_same_steps()
+        if isinstance(self._dataset, Epochs) or not self._can_prefetch(self._dataset):
             return self._iterator(self._dataset)
         devices = self._input_workers.compute_devices_for_worker(0)
         if len(devices) > 1:
-            return self._dealt_out(self._dataset)
+            return self._round_robin_iterator(self._dataset)
         size = 1 if self._options is None else self._options.experimental_per_replica_buffer_size
         fetched = tf.data.experimental.prefetch_to_device(devices[0], size)
         return self._iterator(self._dataset.apply(fetched))
 
-    def _agree(self) -> None:
-        """Checks that all workers begin to go through data of as many steps."""
+    def _check_same_steps(self) -> None:
+        """Checks that all workers start to iterate over data of as many steps."""
         one = self._dataset.one_epoch if isinstance(self._dataset, Epochs) else self._dataset
         steps = int(one.cardinality()) if tf.executing_eagerly() else tf.data.UNKNOWN_CARDINALITY
         texts = {
@@ -179,25 +179,25 @@ class ReplicaDataset(DistributedDataset):
             iterator, self._input_workers, self.element_spec, self._strategy, self._options
         )
 
-    def _dealt_out(self, dataset: tf.data.Dataset) -> DistributedIterator:
-        """Returns an iterator of TensorFlow's, which deals the replicas' batches out in turn."""
-        in_turn = dataset.flat_map(lambda *batch: _in_turn(element_of(dataset, batch)))
+    def _round_robin_iterator(self, dataset: tf.data.Dataset) -> DistributedIterator:
+        """Returns TensorFlow's iterator over all replicas' batches, which it assigns in turn."""
+        one_by_one = dataset.flat_map(lambda *batch: _one_by_one(element_of(dataset, batch)))
         dealt = DistributedDataset(
             self._input_workers,
             self._strategy,
-            components=[in_turn],
-            element_spec=distributed_spec(self._strategy, in_turn.element_spec),
+            components=[one_by_one],
+            element_spec=distributed_spec(self._strategy, one_by_one.element_spec),
             enable_get_next_as_optional=False,
             options=self._options,
         )
         return iter(dealt)
 
-    def _is_fetched_ahead(self, dataset: tf.data.Dataset) -> bool:
+    def _can_prefetch(self, dataset: tf.data.Dataset) -> bool:
         devices = self._input_workers.compute_devices_for_worker(0)
         return (
             # Logical CPUs share the host's memory.
             all("CPU" not in device for device in devices)
-            and may_be_made_early(dataset)
+            and may_prefetch(dataset)
             and all(_is_dense(spec) for spec in tf.nest.flatten(dataset.element_spec))
         )
 
@@ -214,7 +214,7 @@ class ReplicaDataset(DistributedDataset):
 
 
 class ReplicaDatasetSpec(DistributedDatasetSpec):
-    """What a function that has a `ReplicaDataset` as its argument knows of it."""
+    """The `tf.TypeSpec` of a `ReplicaDataset`."""
 
     @property
     def value_type(self) -> type:
@@ -226,7 +226,7 @@ class ReplicaDatasetSpec(DistributedDatasetSpec):
 
 
 def check_options(options: tf.distribute.InputOptions | None, per_replica: bool) -> None:
-    """Checks how a dataset is to be distributed, as stock tf.distribute does.
+    """Checks the options of a distributed dataset, as stock tf.distribute does.
 
     Args:
       options: the options; None is the default ones.
@@ -259,12 +259,12 @@ def check_options(options: tf.distribute.InputOptions | None, per_replica: bool)
         )
 
 
-def of_each_replica(
+def per_replica_datasets(
     dataset_fn: Callable[[tf.distribute.InputContext], tf.data.Dataset],
     strategy: tf.distribute.Strategy,
     options: tf.distribute.InputOptions,
 ) -> Any:
-    """Returns a distributed dataset of one worker whose replicas have a dataset each.
+    """Returns a distributed dataset in which each replica of one worker has a dataset of its own.
 
     Args:
       dataset_fn: makes one for a `tf.distribute.InputContext`.
@@ -280,8 +280,8 @@ def of_each_replica(
     return get_distributed_datasets_from_function(dataset_fn, workers, contexts, strategy, options)
 
 
-def _in_turn(element: Any) -> tf.data.Dataset:
-    """Returns the batches of the replicas, one after the other."""
+def _one_by_one(element: Any) -> tf.data.Dataset:
+    """Returns a dataset of the replicas' batches, one after the other."""
     count = len(tf.nest.flatten(element)[0].values)
     parts = [
         tf.data.Dataset.from_tensors(tf.nest.map_structure(lambda v, n=n: v.values[n], element))
@@ -291,7 +291,7 @@ def _in_turn(element: Any) -> tf.data.Dataset:
 
 
 def _on_device(value: Any, device: str) -> Any:
-    """Returns a value on a device; text stays on the host, where alone it can be."""
+    """Returns a value placed on a device; strings stay on the host."""
 
     def placed(tensor: tf.Tensor) -> tf.Tensor:
         return tensor if tensor.dtype == tf.string else tf.identity(tensor)
@@ -301,6 +301,6 @@ def _on_device(value: Any, device: str) -> Any:
 
 
 def _is_dense(spec: Any) -> bool:
-    """Whether a component is of numbers in tensors, for all replicas."""
-    specs = spec._value_specs if isinstance(spec, PerReplicaSpec) else [spec]
+    """Returns whether a component is a dense tensor of numbers, for all replicas."""
+    specs = replica_specs(spec)
     return all(isinstance(one, tf.TensorSpec) and one.dtype != tf.string for one in specs)

@@ -1,4 +1,4 @@
-"""Many files, read side by side on every worker, as shuffled batches that are ready in time."""
+"""Parallel reading of many files, as shuffled and prefetched batches."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 from absl import logging
 
+from strategies.checks import check_whole_number
 from strategies.collectives import Collectives, LocalCollectives
 from strategies.collectives.workers import collectives_of
-from strategies.data.sharding import empty_element, ready
+from strategies.data.sharding import empty_element, mark_sharded
+from strategies.partitioning import part_bounds
 
 _SHARDS = ("auto", "files", "rows")
 _UNEVEN = ("empty", "resample", "cut")
@@ -30,7 +32,7 @@ def read_files(
     uneven: str = "empty",
     steps: int | None = None,
 ) -> tf.data.Dataset:
-    """Returns batches of the rows of many files, each worker's own part, for `fit`.
+    """Returns a dataset of this worker's batches, from the rows of many files.
 
     All workers call it alike. Each worker opens several of its files at once, takes rows from them
     in turn, shuffles them, and makes batches ahead of training:
@@ -83,9 +85,9 @@ def read_files(
     _check(batch_size, readers, shuffle, shard, uneven, steps)
     names = names_of(files)
     collectives = collectives_of(strategy)
-    shard = shard_of(names, shard, collectives)
+    shard = shard_unit(names, shard, collectives)
     rows = rows_of(names, collectives, reader, readers, shuffle, seed, shard)
-    size = _rows_a_step(batch_size, collectives)
+    size = _local_batch_size(batch_size, collectives)
     if steps is None:
         ordered = rows_of(names, collectives, reader, readers, shard=shard)
         steps = _steps(ordered, size, uneven, collectives)
@@ -94,11 +96,11 @@ def read_files(
         rows = rows_of(names, LocalCollectives(), reader, readers)
         return batches_of(rows, batch_size, "empty", steps)
 
-    return ready(batches_of(rows, size, uneven, steps), whole)
+    return mark_sharded(batches_of(rows, size, uneven, steps), whole)
 
 
 def names_of(files: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> list[str]:
-    """Returns the names of files that names and patterns stand for, in order, each once.
+    """Returns the files that names and patterns match, sorted, each once.
 
     Raises:
       ValueError: if one stands for no file.
@@ -144,7 +146,7 @@ def rows_of(
 
 
 def batches_of(rows: tf.data.Dataset, size: int, uneven: str, steps: int) -> tf.data.Dataset:
-    """Returns `steps` batches of a worker's rows, the last ones empty where there are too few.
+    """Returns `steps` batches of a worker's rows; the last ones are empty if rows run out.
 
     >>> rows = tf.data.Dataset.range(3)
     >>> [batch.numpy().tolist() for batch in batches_of(rows, 2, "empty", 3)]
@@ -160,7 +162,7 @@ def batches_of(rows: tf.data.Dataset, size: int, uneven: str, steps: int) -> tf.
 
 
 def _steps(rows: tf.data.Dataset, size: int, uneven: str, collectives: Collectives) -> int:
-    """Returns how many batches of `size` rows all workers take."""
+    """Returns the number of steps: of batches of `size` rows on every worker."""
     count = rows.reduce(tf.constant(0, tf.int64), lambda total, *row: total + 1)
     counts = collectives.all_gather(-(-count[tf.newaxis] // size)).numpy().tolist()
     if uneven == "cut" and not min(counts):
@@ -171,8 +173,8 @@ def _steps(rows: tf.data.Dataset, size: int, uneven: str, collectives: Collectiv
     return min(counts) if uneven == "cut" else max(counts)
 
 
-def shard_of(names: Sequence[str], shard: str, collectives: Collectives) -> str:
-    """Returns what is shared out, "files" or "rows"."""
+def shard_unit(names: Sequence[str], shard: str, collectives: Collectives) -> str:
+    """Returns the unit of sharding, "files" or "rows"."""
     if shard == "rows" or collectives.size <= len(names):
         return "rows" if shard == "rows" else "files"
     listed = ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
@@ -191,15 +193,15 @@ def shard_of(names: Sequence[str], shard: str, collectives: Collectives) -> str:
     return "rows"
 
 
-def _rows_a_step(batch_size: int, collectives: Collectives) -> int:
-    """Returns this worker's part of a batch; the first workers have one row more than others."""
+def _local_batch_size(batch_size: int, collectives: Collectives) -> int:
+    """Returns this worker's batch size; the first workers have one row more than the others."""
     if batch_size < collectives.size:
         raise ValueError(
             f"A batch has a row for each of {collectives.size} workers. Received: batch_size="
             f"{batch_size}. It is that of all workers together: make it larger."
         )
-    each, more = divmod(batch_size, collectives.size)
-    return each + (collectives.rank < more)
+    start, stop = part_bounds(batch_size, collectives.rank, collectives.size)
+    return stop - start
 
 
 def _check(
@@ -209,8 +211,7 @@ def _check(
     if steps is not None:
         numbers["steps"] = (steps, 1)
     for name, (value, least) in numbers.items():
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise ValueError(f"{name} is a whole number from {least}. Received: {value!r}.")
+        check_whole_number(name, value, least)
     for name, chosen, known in (("shard", shard, _SHARDS), ("uneven", uneven, _UNEVEN)):
         if chosen not in known:
             raise ValueError(

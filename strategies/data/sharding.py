@@ -1,4 +1,4 @@
-"""Each worker's part of a dataset: rows shared out evenly, the same number of steps for all."""
+"""Sharding of datasets over workers: even batches, and the same number of steps for all."""
 
 from __future__ import annotations
 
@@ -13,18 +13,21 @@ from strategies._tensorflow import (
     PerReplica,
     PerReplicaSpec,
     auto_shard_dataset,
+    dataset_inputs,
     empty_batch,
+    replica_specs,
 )
 from strategies.collectives import Collectives, LocalCollectives
+from strategies.partitioning import part_bounds
 
 _Policy = tf.data.experimental.AutoShardPolicy
 _Maker = Callable[[], tf.data.Dataset]
 # Datasets of a worker's own steps, and what makes the dataset that they are parts of.
-_ready: weakref.WeakKeyDictionary[tf.data.Dataset, _Maker | None] = weakref.WeakKeyDictionary()
+_sharded: weakref.WeakKeyDictionary[tf.data.Dataset, _Maker | None] = weakref.WeakKeyDictionary()
 
 
 class Epochs:
-    """A dataset whose iterators, one an epoch, share one run of it.
+    """A dataset whose iterators, one for each epoch, continue one run of it.
 
     Keras shuffles arrays inside a function with a fixed seed wherever a global seed is set. Each
     new run would then go through the rows in the same order; one run that goes on does not. An
@@ -54,7 +57,7 @@ class Epochs:
         return iter(self._steps)
 
     def _begin(self) -> None:
-        """Begins a new run."""
+        """Starts a new run."""
         end = tf.data.Dataset.from_tensors((False, empty_element(self.element_spec)))
         marked = self.one_epoch.map(
             lambda *batch: (True, element_of(self.one_epoch, batch))
@@ -68,11 +71,11 @@ class Epochs:
             return more, batch
 
         steps = tf.data.Dataset.counter().map(take).take_while(lambda more, _: more)
-        self._steps = steps.map(lambda _, batch: batch).with_options(_nothing_ahead())
+        self._steps = steps.map(lambda _, batch: batch).with_options(_no_prefetch_options())
         self._run, self._inside = run, inside
 
     def _is_at_start(self) -> bool:
-        """Whether the run is where an epoch begins."""
+        """Returns whether the run is at the start of an epoch."""
         if self._run is None:
             return False
         # Who knows the number of steps takes the last batch, and not the mark behind it.
@@ -81,17 +84,18 @@ class Epochs:
         return not self._inside.numpy()
 
 
-def may_be_made_early(dataset: tf.data.Dataset | Epochs) -> bool:
-    """Returns whether batches may be made before they are asked for."""
-    if isinstance(dataset, Epochs) or _as_marked(dataset) in _ready:
+def may_prefetch(dataset: tf.data.Dataset | Epochs) -> bool:
+    """Returns whether batches may be prefetched."""
+    if isinstance(dataset, Epochs) or _unwrapped(dataset) in _sharded:
         return False
     return dataset.options().experimental_optimization.inject_prefetch is not False
 
 
-def ready(dataset: tf.data.Dataset, whole: _Maker | None = None) -> tf.data.Dataset:
-    """Returns a dataset of a worker's own steps, as many on all workers, that `share` keeps whole.
+def mark_sharded(dataset: tf.data.Dataset, whole: _Maker | None = None) -> tf.data.Dataset:
+    """Marks a dataset as one of a worker's own steps, as many on all workers, and returns it.
 
-    What is made of it, by `map` for example, is any worker's own data to `share`: policy OFF.
+    `shard_dataset` leaves it whole. What is made of it, by `map` for example, is any worker's own
+    data to `shard_dataset`: policy OFF.
 
     Args:
       dataset: the steps.
@@ -100,14 +104,14 @@ def ready(dataset: tf.data.Dataset, whole: _Maker | None = None) -> tf.data.Data
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = _Policy.OFF
     dataset = dataset.with_options(options)
-    _ready[dataset] = whole
+    _sharded[dataset] = whole
     return dataset
 
 
-def whole_of(dataset: tf.data.Dataset) -> tf.data.Dataset | None:
-    """Returns the dataset of all workers' rows; None if what is known is this worker's alone."""
-    while (dataset := _as_marked(dataset)) in _ready:
-        whole = _ready[dataset]
+def unsharded(dataset: tf.data.Dataset) -> tf.data.Dataset | None:
+    """Returns the dataset of all workers' rows; None if only this worker's are known."""
+    while (dataset := _unwrapped(dataset)) in _sharded:
+        whole = _sharded[dataset]
         if whole is None:
             return None
         dataset = whole()
@@ -115,18 +119,18 @@ def whole_of(dataset: tf.data.Dataset) -> tf.data.Dataset | None:
     return None if policy == _Policy.OFF else dataset
 
 
-def _as_marked(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Returns what is `ready` behind options, such as tf_keras's `predict` sets; else `dataset`."""
+def _unwrapped(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Returns the sharded dataset behind options, as tf_keras's `predict` sets, or `dataset`."""
     behind = dataset
-    while behind not in _ready and isinstance(behind, OptionsDataset):
-        (behind,) = behind._inputs()
-    return behind if behind in _ready else dataset
+    while behind not in _sharded and isinstance(behind, OptionsDataset):
+        (behind,) = dataset_inputs(behind)
+    return behind if behind in _sharded else dataset
 
 
-def share(
+def shard_dataset(
     dataset: tf.data.Dataset, collectives: Collectives, replicas: int = 1, in_step: bool = True
 ) -> tf.data.Dataset | Epochs:
-    """Returns this worker's part of a dataset of global batches.
+    """Returns this worker's shard of a dataset of global batches.
 
     `AutoShardPolicy` AUTO and DATA cut each batch by rows: of n rows the first n mod N of N
     replicas take one more than the others, the first replicas of all workers before the second
@@ -138,10 +142,10 @@ def share(
 
     Where a worker has several replicas, an element has a batch for each of them.
 
-    Workers that run out early go on with empty batches. What is `ready` is only cut for the
-    replicas of a worker. With DATA none does, for the policy says
+    Workers that run out early go on with empty batches. With DATA none does, for the policy says
     that the data are the same everywhere (Keras says so of arrays), and nobody asks. If they are
     shuffled by a function (external state that is to be ignored), the epochs are those of `Epochs`.
+    A dataset of `mark_sharded` is only cut for the replicas of a worker.
 
     Args:
       dataset: batches whose components all have the same number of rows: tensors,
@@ -156,15 +160,15 @@ def share(
     others = collectives if in_step else LocalCollectives()
     if collectives.size * replicas == 1:
         return dataset
-    dataset = _as_marked(dataset)
-    if dataset in _ready:
-        if replicas == 1 or _is_cut(dataset.element_spec):
+    dataset = _unwrapped(dataset)
+    if dataset in _sharded:
+        if replicas == 1 or _is_per_replica(dataset.element_spec):
             return dataset
-        return _cut_batches(dataset, range(replicas), replicas)
+        return _shard_batches(dataset, range(replicas), replicas)
     policy = dataset.options().experimental_distribute.auto_shard_policy
     _check_batched(dataset.element_spec)
     if policy in (_Policy.AUTO, _Policy.DATA):
-        mine = cut(dataset, collectives.rank, collectives.size, replicas)
+        mine = shard_batches(dataset, collectives.rank, collectives.size, replicas)
         if policy == _Policy.DATA:
             # So Keras marks what it shuffles.
             state = dataset.options().experimental_external_state_policy
@@ -180,15 +184,15 @@ def share(
     return equal_steps(mine, others)
 
 
-def _is_cut(spec: Any) -> bool:
-    """Whether elements have a batch for each replica."""
+def _is_per_replica(spec: Any) -> bool:
+    """Returns whether elements have a batch for each replica."""
     return any(isinstance(leaf, PerReplicaSpec) for leaf in tf.nest.flatten(spec))
 
 
 def equal_steps(
     dataset: tf.data.Dataset, collectives: Collectives, replicas: int = 1
 ) -> tf.data.Dataset:
-    """Returns a worker's own batches, followed by empty ones until the last worker is done.
+    """Pads a worker's own batches with empty ones, up to the steps of the longest worker.
 
     Where a worker has several replicas, each takes the next batch in turn.
 
@@ -196,7 +200,7 @@ def equal_steps(
       ValueError: if some workers' datasets are infinite and others' are not.
     """
     if replicas > 1:
-        dataset = _in_groups(dataset, replicas)
+        dataset = _grouped_by_replica(dataset, replicas)
     if collectives.size == 1:
         return dataset
     mine = int(dataset.cardinality())
@@ -217,25 +221,27 @@ def equal_steps(
     return _until_all_are_done(dataset, empty, collectives)
 
 
-def cut(dataset: tf.data.Dataset, rank: int, size: int, replicas: int) -> tf.data.Dataset:
-    """Returns the parts that one of `size` workers takes of each batch, one for each replica."""
+def shard_batches(dataset: tf.data.Dataset, rank: int, size: int, replicas: int) -> tf.data.Dataset:
+    """Returns the rows of each batch that one of `size` workers takes, for each of its replicas."""
     if size * replicas == 1:
         return dataset
     _check_batched(dataset.element_spec)
-    return _cut_batches(dataset, range(rank, size * replicas, size), size * replicas)
+    return _shard_batches(dataset, range(rank, size * replicas, size), size * replicas)
 
 
-def _cut_batches(dataset: tf.data.Dataset, parts: range, size: int) -> tf.data.Dataset:
-    """Cuts each batch to the rows of some of `size` replicas."""
+def _shard_batches(dataset: tf.data.Dataset, parts: range, size: int) -> tf.data.Dataset:
+    """Slices each batch to the rows of some of `size` replicas."""
 
     def mine(*batch: Any) -> Any:
-        return _together([_part(element_of(dataset, batch), index, size) for index in parts])
+        return _per_replica(
+            [_rows_of_part(element_of(dataset, batch), index, size) for index in parts]
+        )
 
     return dataset.map(mine, num_parallel_calls=tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)
 
 
-def _in_groups(dataset: tf.data.Dataset, replicas: int) -> tf.data.Dataset:
-    """Makes one element of each so many batches, with empty ones at the end where needed."""
+def _grouped_by_replica(dataset: tf.data.Dataset, replicas: int) -> tf.data.Dataset:
+    """Groups batches into elements of one for each replica, padded with empty ones at the end."""
     count = dataset.cardinality()
     empty = tf.data.Dataset.from_tensors(empty_batch(dataset.element_spec))
     windows = dataset.concatenate(empty.repeat(replicas - 1)).window(replicas, drop_remainder=True)
@@ -243,7 +249,7 @@ def _in_groups(dataset: tf.data.Dataset, replicas: int) -> tf.data.Dataset:
     def together(*window: Any) -> Any:
         batches = tf.data.Dataset.zip(element_of(windows, window))
         parts = [batches.skip(n).take(1).get_single_element() for n in range(replicas)]
-        return _together(parts)
+        return _per_replica(parts)
 
     groups = windows.map(together)
     if count < 0:
@@ -251,19 +257,19 @@ def _in_groups(dataset: tf.data.Dataset, replicas: int) -> tf.data.Dataset:
     return groups.apply(tf.data.experimental.assert_cardinality(-(-count // replicas)))
 
 
-def _together(parts: list[Any]) -> Any:
-    """Returns a value for one replica as it is, and one value of those for several."""
+def _per_replica(parts: list[Any]) -> Any:
+    """Returns the `PerReplica` value of several replicas; that of one replica as it is."""
     if len(parts) == 1:
         return parts[0]
     return tf.nest.map_structure(lambda *values: PerReplica(values), *parts)
 
 
 def _split_batches(dataset: tf.data.Dataset, size: int) -> tf.data.Dataset:
-    """Makes of each batch `size` smaller ones, one after the other."""
+    """Splits each batch into `size` smaller ones, one after the other."""
 
     def parts(*batch: Any) -> tf.data.Dataset:
         indices = tf.data.Dataset.range(size)
-        return indices.map(lambda index: _part(element_of(dataset, batch), index, size))
+        return indices.map(lambda index: _rows_of_part(element_of(dataset, batch), index, size))
 
     count = dataset.cardinality()
     split = dataset.flat_map(parts)
@@ -273,13 +279,11 @@ def _split_batches(dataset: tf.data.Dataset, size: int) -> tf.data.Dataset:
     return split.apply(tf.data.experimental.assert_cardinality(count if infinite else count * size))
 
 
-def _part(batch: Any, index: int | tf.Tensor, size: int) -> Any:
-    """Returns part `index` of `size` of a batch; of n rows the first n mod size parts get more."""
+def _rows_of_part(batch: Any, index: int | tf.Tensor, size: int) -> Any:
+    """Returns part `index` of an even partition of a batch's rows into `size` parts."""
     leaves = tf.nest.flatten(batch)
     rows = number_of_rows(leaves[0])
-    index, each, more = tf.cast(index, tf.int64), rows // size, rows % size
-    start = index * each + tf.minimum(index, more)
-    stop = start + each + tf.cast(index < more, tf.int64)
+    start, stop = part_bounds(rows, tf.cast(index, tf.int64), size, tf.minimum)
     checks = [
         tf.debugging.assert_equal(
             number_of_rows(leaf), rows, "All components of a batch have the same number of rows."
@@ -299,7 +303,7 @@ def _slice(value: Any, start: tf.Tensor, stop: tf.Tensor) -> Any:
 
 
 def number_of_rows(value: Any) -> tf.Tensor:
-    """Returns the first dimension of a tensor, a ragged or a sparse one, an int64 scalar."""
+    """Returns the number of rows of a dense, ragged or sparse tensor, an int64 scalar."""
     if isinstance(value, tf.SparseTensor):
         return value.dense_shape[0]
     if isinstance(value, tf.RaggedTensor):
@@ -312,14 +316,14 @@ def empty_element(spec: Any) -> Any:
 
     def empty(one: Any) -> Any:
         if isinstance(one, PerReplicaSpec):
-            return PerReplica([empty_batch(part) for part in one._value_specs])
+            return PerReplica([empty_batch(part) for part in replica_specs(one)])
         return empty_batch(one)
 
     return tf.nest.map_structure(empty, spec)
 
 
 def element_of(dataset: tf.data.Dataset, batch: tuple) -> Any:
-    """Returns an element of a dataset, from the arguments of a function that its `map` calls.
+    """Returns an element of a dataset, from the arguments that `map` passes to a function.
 
     >>> triplets = tf.data.Dataset.from_tensors(((1, 2, 3),))
     >>> triplets.map(lambda *batch: element_of(triplets, batch)).element_spec == (
@@ -349,16 +353,16 @@ def _check_batched(spec: Any) -> None:
 def _until_all_are_done(
     dataset: tf.data.Dataset, empty: tf.data.Dataset, collectives: Collectives
 ) -> tf.data.Dataset:
-    """Goes on with empty batches until no worker has rows; asks the others before each step."""
+    """Pads with empty batches until no worker has rows; asks the others before each step."""
     flagged = dataset.map(lambda *batch: (1, element_of(dataset, batch)))
     endless = flagged.concatenate(empty.map(lambda *batch: (0, element_of(empty, batch))))
-    apart = collectives.apart()
-    steps = endless.take_while(lambda has, _: apart.all_reduce([has])[0] > 0)
-    return steps.map(lambda _, batch: batch).with_options(_nothing_ahead())
+    stream = collectives.new_stream()
+    steps = endless.take_while(lambda has, _: stream.all_reduce([has])[0] > 0)
+    return steps.map(lambda _, batch: batch).with_options(_no_prefetch_options())
 
 
-def _nothing_ahead() -> tf.data.Options:
-    """Returns options under which no step is made before it is asked for."""
+def _no_prefetch_options() -> tf.data.Options:
+    """Returns options under which no batch is prefetched."""
     options = tf.data.Options()
     options.experimental_optimization.inject_prefetch = False
     options.experimental_optimization.map_parallelization = False

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from strategies.checks import check_whole_number
+
 COMBINERS = (None, "sum", "mean", "sqrtn")
 UNSEEN = ("initial", "zeros")
 OVERFLOW = ("error", "share")
@@ -36,9 +38,9 @@ class Admission:
     memory: int | None = None
 
     def __post_init__(self) -> None:
-        _check_whole("count", self.count, 1)
+        check_whole_number("count", self.count, 1)
         if self.memory is not None:
-            _check_whole("memory", self.memory, 1024)
+            check_whole_number("memory", self.memory, 1024)
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ class Eviction:
             )
         for name, value in (("age", self.age), ("count", self.count)):
             if value is not None:
-                _check_whole(name, value, 1)
+                check_whole_number(name, value, 1)
         if self.count is not None and self.count > MOST_TOUCHES:
             raise ValueError(
                 f"How often a row was trained on is counted up to {MOST_TOUCHES}. Received: "
@@ -114,9 +116,9 @@ class TableConfig:
         return self.placement == "replicated"
 
     def __post_init__(self) -> None:
-        _check_whole("output_dim", self.output_dim, 1)
+        check_whole_number("output_dim", self.output_dim, 1)
         if self.input_dim is not None:
-            _check_whole("input_dim", self.input_dim, 1)
+            check_whole_number("input_dim", self.input_dim, 1)
         _check_type("admission", self.admission, Admission, "Admission(count=3)")
         _check_type("eviction", self.eviction, Eviction, "Eviction(age=1000)")
         if self.overflow not in OVERFLOW:
@@ -194,11 +196,6 @@ class FeatureConfig:
                 f"A combiner is one of {', '.join(map(repr, COMBINERS))}. "
                 f"Received: {self.combiner!r}."
             )
-
-
-def _check_whole(name: str, value: Any, least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ValueError(f"{name} is a whole number from {least}. Received: {value!r}.")
 
 
 def _check_type(name: str, value: Any, kind: type, example: str) -> None:

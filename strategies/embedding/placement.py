@@ -79,7 +79,7 @@ def on_servers(wanted: TableSpecs, strategy: tf.distribute.Strategy) -> Tables:
     """
     check_on_servers(wanted)
     extended = strategy.extended
-    name = extended.on_servers.new_name("embedding")
+    name = extended.registry.new_name("embedding")
     homes = [
         RemoteTableShard(extended, server, wanted, name) for server in extended.servers.servers
     ]

@@ -9,7 +9,8 @@ import numpy as np
 import tensorflow as tf
 
 from strategies._tensorflow import PerReplica
-from strategies.data.sharding import Epochs, ready, share
+from strategies.checks import check_whole_number
+from strategies.data.sharding import Epochs, mark_sharded, shard_dataset
 from strategies.embedding.layer import EmbeddingLayer
 from strategies.embedding.lookup.lookup import keys_of
 from strategies.embedding.lookup.prefetch_queue import PrefetchQueue
@@ -67,7 +68,7 @@ def prefetch_rows(
     if not isinstance(extended, ServerExtended) or extended.in_step:
         return dataset
     replicas = len(extended.worker_devices)
-    mine = share(dataset, extended.workers, replicas, in_step=False)
+    mine = shard_dataset(dataset, extended.workers, replicas, in_step=False)
     if isinstance(mine, Epochs):
         raise ValueError(
             "Rows are asked for in the order of a dataset. Received: one that ignores external "
@@ -84,7 +85,7 @@ def prefetch_rows(
             same = tf.nest.map_structure(tf.identity, batch, expand_composites=True)
         return same[0] if len(same) == 1 else same
 
-    return ready(mine.map(ask).prefetch(steps), lambda: dataset)
+    return mark_sharded(mine.map(ask).prefetch(steps), lambda: dataset)
 
 
 def _asked(
@@ -125,5 +126,4 @@ def _check(dataset: Any, layer: Any, steps: Any) -> None:
             "The rows are those of a DistributedEmbedding. Received: "
             f"{type(layer).__name__}. Pass the layer that looks up."
         )
-    if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
-        raise ValueError(f"steps is a whole number from 1. Received: {steps!r}.")
+    check_whole_number("steps", steps, 1)

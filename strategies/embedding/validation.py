@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from strategies.checks import check_whole_number
 from strategies.core.extended import ReplicatedExtended
 from strategies.embedding.config import COMBINERS, UNSEEN, FeatureConfig, TableConfig
 from strategies.embedding.inputs import Bags
@@ -158,8 +159,7 @@ def check_settings(combiner: Any, unseen: Any, seed: Any) -> None:
         )
     if unseen not in UNSEEN:
         raise ValueError(f"unseen is one of {', '.join(map(repr, UNSEEN))}. Received: {unseen!r}.")
-    if not isinstance(seed, int) or isinstance(seed, bool):
-        raise ValueError(f"seed is a whole number. Received: {seed!r}.")
+    check_whole_number("seed", seed)
 
 
 def check_optimizer(table: TableConfig, dtype: str) -> None:

@@ -1,1 +1,1 @@
-"""The parameter-server plane: variables that live on servers, and how workers change them."""
+"""Parameter servers, as a worker uses them: variables on servers, and their updates."""

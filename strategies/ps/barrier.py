@@ -1,4 +1,4 @@
-"""A barrier on a server: each worker brings something, and all take what came of it."""
+"""A barrier on a server, at which the workers also exchange values."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ import numpy as np
 import tensorflow as tf
 
 from strategies.ps.client import Server
-from strategies.ps.membership import LEFT, states
+from strategies.ps.membership import LEFT, worker_states
 
 _CAPACITY = 1 << 20
-# For each worker what it takes, of what all brought.
+# Makes the results of each worker, from the values of all.
 Combine = Callable[[Sequence[tf.Tensor]], list[list[tf.Tensor]]]
 
 
 class Barrier:
-    """A point of a program that workers pass together, any number of times.
+    """A barrier that workers pass together any number of times, with a value of each.
 
-    Whoever comes last makes the results. A worker that has ended is not waited for, and brings
-    nothing: so those that remain go on. That it has ended is noticed at once by who comes after,
-    and within a second by who waits already.
+    The last worker to come makes the results. One that has ended is not waited for, and gives no
+    value, so that those that remain go on. Workers that come later notice at once that it has
+    ended, and those that wait already within a second.
 
     Args:
-      server: where it is.
+      server: holds the barrier.
       name: of the barrier, the same on all workers.
       rank: of this worker.
-      size: how many workers there are.
-      dtype: of what they bring.
-      nothing: stands for what a worker brings that has left.
-      combine: gives each worker's results, from what all brought.
+      size: the number of workers.
+      dtype: of their values.
+      missing_value: stands for the value of a worker that has ended.
+      combine: makes the results of each worker, from the values of all.
       dtypes: of a worker's results.
     """
 
@@ -42,61 +42,61 @@ class Barrier:
         rank: int,
         size: int,
         dtype: tf.DType,
-        nothing: float | str,
+        missing_value: float | str,
         combine: Combine,
         dtypes: Sequence[tf.DType],
     ):
         self._server = server
-        self._nothing = functools.partial(tf.constant, nothing, dtype)
+        self._missing_value = functools.partial(tf.constant, missing_value, dtype)
         self._combine = combine
         with server.building():
             # One in a graph, for it is known by its name.
-            self._states = server.once("presence", lambda: states(size))
+            self._states = server.once("membership", lambda: worker_states(size))
             self._mutex = tf.raw_ops.MutexV2(shared_name=f"{name}/mutex")
-            self._brought = [
-                tf.queue.FIFOQueue(_CAPACITY, [dtype], shared_name=f"{name}/brought/{other}")
+            self._inputs = [
+                tf.queue.FIFOQueue(_CAPACITY, [dtype], shared_name=f"{name}/inputs/{other}")
                 for other in range(size)
             ]
-            self._taken = [
+            self._outputs = [
                 tf.queue.FIFOQueue(
-                    _CAPACITY, [*dtypes, tf.bool], shared_name=f"{name}/taken/{other}"
+                    _CAPACITY, [*dtypes, tf.bool], shared_name=f"{name}/outputs/{other}"
                 )
                 for other in range(size)
             ]
             self._feed = tf.compat.v1.placeholder(dtype)
 
-            def bring() -> list[tf.Tensor]:
-                with tf.control_dependencies([self._brought[rank].enqueue(self._feed)]):
-                    return self._finish()
+            def deposit() -> list[tf.Tensor]:
+                with tf.control_dependencies([self._inputs[rank].enqueue(self._feed)]):
+                    return self._release_if_complete()
 
-            self._bring, _ = server.locked(bring, self._mutex)
-            self._look, _ = server.locked(self._finish, self._mutex)
-            self._take = tf.nest.flatten(self._taken[rank].dequeue())
+            self._deposit, _ = server.locked(deposit, self._mutex)
+            self._release, _ = server.locked(self._release_if_complete, self._mutex)
+            self._receive = tf.nest.flatten(self._outputs[rank].dequeue())
 
-    def __call__(self, mine: Any) -> tuple[list[np.ndarray], np.ndarray]:
-        """Returns what came of it for this worker, and for each worker whether it was here."""
-        fetches = [self._take, self._bring]
-        (*results, here), _ = self._server.run(fetches, {self._feed: mine}, self._look)
-        return results, here
+    def __call__(self, value: Any) -> tuple[list[np.ndarray], np.ndarray]:
+        """Waits for all workers; returns this worker's results and which workers were present."""
+        fetches = [self._receive, self._deposit]
+        (*results, present), _ = self._server.run(fetches, {self._feed: value}, self._release)
+        return results, present
 
-    def _finish(self) -> list[tf.Tensor]:
-        """Makes the results, if nobody is waited for."""
-        here = tf.stack([queue.size() > 0 for queue in self._brought])
-        ready = tf.reduce_all(here | tf.equal(self._states.read_value(), LEFT)) & tf.reduce_any(
-            here
+    def _release_if_complete(self) -> list[tf.Tensor]:
+        """Combines the values and releases all workers, if none is missing."""
+        present = tf.stack([queue.size() > 0 for queue in self._inputs])
+        ready = tf.reduce_all(present | tf.equal(self._states.read_value(), LEFT)) & tf.reduce_any(
+            present
         )
 
-        def give() -> bool:
-            brought = [
-                tf.cond(here[rank], queue.dequeue, self._nothing)
-                for rank, queue in enumerate(self._brought)
+        def release() -> bool:
+            inputs = [
+                tf.cond(present[rank], queue.dequeue, self._missing_value)
+                for rank, queue in enumerate(self._inputs)
             ]
-            results = self._combine(brought)
-            given = [
-                queue.enqueue([*mine, here])
-                for queue, mine in zip(self._taken, results, strict=True)
+            results = self._combine(inputs)
+            enqueued = [
+                queue.enqueue([*result, present])
+                for queue, result in zip(self._outputs, results, strict=True)
             ]
-            with tf.control_dependencies(given):
+            with tf.control_dependencies(enqueued):
                 return tf.constant(True)
 
-        return [tf.cond(ready, give, lambda: tf.constant(False))]
+        return [tf.cond(ready, release, lambda: tf.constant(False))]

@@ -1,4 +1,4 @@
-"""A worker's connection to the parameter servers: what runs there, and what comes back.
+"""A worker's connections to the parameter servers.
 
 Each server is TensorFlow's own. A worker has a session with each: it adds operations to the
 session's graph and runs them, all of them on the server. A call is one message there and one
@@ -19,25 +19,24 @@ import tensorflow as tf
 from absl import logging
 
 from strategies._tensorflow import FunctionCallOptions, context
+from strategies.collectives.startup.waiting import wait_until
 from tf_config import Address, ClusterSpec, Task
 from tf_config.connect import connect
 
 _CPU = "/device:CPU:0"
-_NAME_EVERY_SECONDS = 5.0
-_POLL_SECONDS = 0.1
 _ANSWER_SECONDS = 2.0
-_LOOK_EVERY_SECONDS = 1.0
-_SAY_EVERY_SECONDS = 10.0
+_CHECK_EVERY_SECONDS = 1.0
+_LOG_EVERY_SECONDS = 10.0
 _V1 = tf.compat.v1
 _T = TypeVar("_T")
 
 
 class ServerLost(RuntimeError):
-    """A parameter server does not answer any more."""
+    """Raised when a parameter server no longer answers."""
 
 
 class Server:
-    """One parameter server, as a worker sees it.
+    """A worker's connection to one parameter server.
 
     Args:
       number: of the task.
@@ -56,28 +55,28 @@ class Server:
         self._options = None if is_optimized else FunctionCallOptions(config_proto=config)
         self._lock = threading.RLock()
         self._built: dict[Any, Any] = {}
-        self._apart: list[Server] = []
+        self._connections: list[Server] = []
         with self.building():
-            # Every change of this server's variables is made under it.
+            # All updates of this server's variables are made under it.
             self.mutex = tf.raw_ops.MutexV2(shared_name="changes")
 
-    def apart(self) -> Server:
-        """Returns another connection to it, for what is large and made of many functions.
+    def new_connection(self) -> Server:
+        """Opens another connection, for graphs that are large and have many functions.
 
         TensorFlow sends and copies all functions of a graph whenever something new is run, and
         more often where it is optimized: so what is added to one is not in the other's way.
         """
-        self._apart.append(Server(self.number, self.address, is_optimized=False))
-        return self._apart[-1]
+        self._connections.append(Server(self.number, self.address, is_optimized=False))
+        return self._connections[-1]
 
     @contextlib.contextmanager
     def building(self) -> Iterator[None]:
-        """Operations that are made in the block are added to what the server can run."""
+        """Adds the operations created in the block to this server's graph."""
         with self._lock, self.graph.as_default(), tf.device(_CPU), _calling(self._options):
             yield
 
     def once(self, key: Any, build: Callable[[], _T]) -> _T:
-        """Returns what `build` adds to what the server can run; built when first asked for."""
+        """Returns what `build` adds to the graph; it is called once for each key."""
         with self._lock:
             if key not in self._built:
                 with self.building():
@@ -85,7 +84,7 @@ class Server:
             return self._built[key]
 
     def run(self, fetches: Any, feeds: dict[Any, Any] | None = None, meanwhile: Any = None) -> Any:
-        """Runs operations on the server and returns what they give, as NumPy arrays.
+        """Runs operations on the server and returns their results, as NumPy arrays.
 
         Says every ten seconds that it waits, as long as the server is there.
 
@@ -101,15 +100,15 @@ class Server:
         answer: queue.SimpleQueue = queue.SimpleQueue()
         call = threading.Thread(target=self._call, args=(answer, fetches, feeds), daemon=True)
         call.start()
-        start = named = time.monotonic()
+        start = logged = time.monotonic()
         while True:
             try:
-                result, error = answer.get(timeout=_LOOK_EVERY_SECONDS)
+                result, error = answer.get(timeout=_CHECK_EVERY_SECONDS)
                 break
             except queue.Empty:
                 now = time.monotonic()
-                if now - named >= _SAY_EVERY_SECONDS:
-                    named = now
+                if now - logged >= _LOG_EVERY_SECONDS:
+                    logged = now
                     logging.warning(
                         "Waiting for ps %d (%s), or for another worker there: %.0f s.",
                         self.number, self.address, now - start,
@@ -137,19 +136,19 @@ class Server:
         )
 
     def sessions(self) -> list[tf.compat.v1.Session]:
-        """Returns what is to be closed: its session, and those of its other connections."""
-        return [self._session, *(other for each in self._apart for other in each.sessions())]
+        """Returns all sessions with the server: of this connection, and of those it opened."""
+        return [self._session, *(other for each in self._connections for other in each.sessions())]
 
     def locked(
         self, body: Callable[[], Sequence[tf.Tensor]], mutex: tf.Tensor | None = None
     ) -> tuple[tf.Operation, list[Any]]:
-        """Adds what `body` does, as one change that no other comes between.
+        """Adds what `body` does to the graph, as one atomic operation.
 
-        All that it needs is sent before it begins, so that no lock is held by a worker that died.
+        Its arguments are sent before it begins, so that no lock is held by a worker that died.
 
         Args:
           body: makes operations and returns tensors.
-          mutex: another one than that of all changes of variables.
+          mutex: None is that of all updates of variables.
 
         Returns:
           The operation, and its results.
@@ -158,27 +157,27 @@ class Server:
         mutex = self.mutex if mutex is None else mutex
 
         @tf.function(autograph=False)
-        def inside() -> list[tf.Tensor]:
+        def call_body() -> list[tf.Tensor]:
             return [*body(), tf.constant(0)]
 
         @tf.function(autograph=False)
-        def alone() -> list[tf.Tensor]:
+        def call_under_lock() -> list[tf.Tensor]:
             lock = tf.raw_ops.MutexLock(mutex=mutex)
             with tf.control_dependencies([lock]):
-                results = inside()
+                results = call_body()
             # The call's operation, not its results: these may be there before its last change.
             with tf.control_dependencies([results[0].op]):
                 tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
             return results
 
         with self.building():
-            *results, done = alone()
+            *results, done = call_under_lock()
         return done.op, results
 
 
 @contextlib.contextmanager
 def _calling(options: FunctionCallOptions | None) -> Iterator[None]:
-    """In the block, this thread's calls of functions have these options; None leaves them."""
+    """Sets the options of this thread's function calls in the block; None leaves them."""
     before = context().function_call_options
     context().function_call_options = options or before
     try:
@@ -188,7 +187,7 @@ def _calling(options: FunctionCallOptions | None) -> Iterator[None]:
 
 
 def close(sessions: Iterable[tf.compat.v1.Session]) -> None:
-    """Ends sessions; waits no longer than a little for all of them, for servers may be gone."""
+    """Closes sessions; waits only briefly, for their servers may be gone."""
     # TensorFlow would do so when Python ends, and wait for a server that is gone.
     threads = [threading.Thread(target=session.close, daemon=True) for session in sessions]
     for thread in threads:
@@ -207,30 +206,32 @@ class Servers:
       size: how many workers there are.
 
     Attributes:
-      here: for each worker whether it was there when all last met.
+      present: for each worker whether it took part in the last operation of all.
     """
 
     def __init__(self, servers: Sequence[Server], rank: int, size: int):
         self.servers = tuple(servers)
         self.rank = rank
         self.size = size
-        self.here = [True] * size
+        self.present = [True] * size
 
-    def acts_for(self, server: int) -> bool:
-        """Whether it is this worker that does for a server what one of them does for all."""
-        return self.rank == acting(server, self.here)
+    def is_leader_of(self, server: int) -> bool:
+        """Returns whether this worker acts for a server on behalf of all workers."""
+        return self.rank == leader(server, self.present)
 
     def __len__(self) -> int:
         return len(self.servers)
 
     def each(self, action: Callable[[Server], _T]) -> list[_T]:
-        """Does something with all servers at the same time; returns the results by number."""
+        """Calls a function with each server, in parallel; returns the results by number."""
         if len(self.servers) == 1:
             return [action(self.servers[0])]
         answers: queue.SimpleQueue = queue.SimpleQueue()
         # Not a pool of threads, which is closed when a script has ended and the rest is sent.
         for server in self.servers:
-            threading.Thread(target=_answer, args=(answers, action, server), daemon=True).start()
+            threading.Thread(
+                target=_put_answer, args=(answers, action, server), daemon=True
+            ).start()
         results: dict[int, _T] = {}
         for _ in self.servers:
             number, result, error = answers.get()
@@ -240,17 +241,19 @@ class Servers:
         return [results[server.number] for server in self.servers]
 
 
-def acting(number: int, here: Sequence[bool]) -> int:
-    """Returns the rank of who does the part of a number, of those workers that are here.
+def leader(number: int, present: Sequence[bool]) -> int:
+    """Returns the rank of the worker that leads in a numbered task, of those present.
 
-    >>> acting(4, [True, True, True]), acting(4, [True, False, True])
+    >>> leader(4, [True, True, True]), leader(4, [True, False, True])
     (1, 2)
     """
-    ranks = [(number + step) % len(here) for step in range(len(here))]
-    return next(rank for rank in ranks if here[rank])
+    ranks = [(number + step) % len(present) for step in range(len(present))]
+    return next(rank for rank in ranks if present[rank])
 
 
-def _answer(answers: queue.SimpleQueue, action: Callable[[Server], Any], server: Server) -> None:
+def _put_answer(
+    answers: queue.SimpleQueue, action: Callable[[Server], Any], server: Server
+) -> None:
     try:
         answers.put((server.number, action(server), None))
     except BaseException as error:
@@ -258,7 +261,7 @@ def _answer(answers: queue.SimpleQueue, action: Callable[[Server], Any], server:
 
 
 def is_gone(address: Address) -> bool:
-    """Whether the host of a server is there and the server is not."""
+    """Returns whether a server is gone, though its host answers."""
     try:
         with socket.create_connection((address.host, address.port), _ANSWER_SECONDS):
             return False
@@ -268,8 +271,8 @@ def is_gone(address: Address) -> bool:
         return False
 
 
-def join(cluster: ClusterSpec, task: Task, timeout: float) -> Servers:
-    """Returns the servers of a cluster, when all of them answer.
+def connect_servers(cluster: ClusterSpec, task: Task, timeout: float) -> Servers:
+    """Waits for the servers of a cluster and connects to them.
 
     Args:
       cluster: its tasks.
@@ -279,28 +282,28 @@ def join(cluster: ClusterSpec, task: Task, timeout: float) -> Servers:
     Raises:
       TimeoutError: if a server does not answer in time; the message names it.
     """
-    _wait(cluster, task, timeout)
+    _wait_for_servers(cluster, task, timeout)
     servers = [Server(server.index, cluster.addresses[server]) for server in cluster.tasks("ps")]
     tasks = cluster.training_tasks
     return Servers(servers, tasks.index(task), len(tasks))
 
 
-def _wait(cluster: ClusterSpec, task: Task, timeout: float) -> None:
+def _wait_for_servers(cluster: ClusterSpec, task: Task, timeout: float) -> None:
     missing = list(cluster.tasks("ps"))
-    start = named = time.monotonic()
-    while missing:
+
+    def all_answer() -> bool:
         answers = connect([cluster.addresses[server] for server in missing], _ANSWER_SECONDS)
-        missing = [s for s in missing if answers[cluster.addresses[s]].state != "taken"]
-        now = time.monotonic()
-        names = ", ".join(f"{server} ({cluster.addresses[server]})" for server in missing)
-        if missing and now - start >= timeout:
-            raise TimeoutError(
-                f"All parameter servers answer within {timeout:g} s of the start. Received at "
-                f"{task}: no answer from {names}. Start 'python -m strategies.serve' as each of "
-                "them, as 'tf-config run' does, and see that its address is open."
-            )
-        if missing and now - named >= _NAME_EVERY_SECONDS:
-            named = now
-            logging.warning("%s waits for %s: %.0f s of %g s.", task, names, now - start, timeout)
-        if missing:
-            time.sleep(_POLL_SECONDS)
+        missing[:] = [s for s in missing if answers[cluster.addresses[s]].state != "taken"]
+        return not missing
+
+    wait_until(
+        all_answer,
+        lambda: ", ".join(f"{server} ({cluster.addresses[server]})" for server in missing),
+        lambda names: (
+            f"All parameter servers answer within {timeout:g} s of the start. Received at "
+            f"{task}: no answer from {names}. Start 'python -m strategies.serve' as each of "
+            "them, as 'tf-config run' does, and see that its address is open."
+        ),
+        timeout,
+        waiter=task,
+    )

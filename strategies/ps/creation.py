@@ -1,4 +1,4 @@
-"""What a new variable is, told from what it is made with."""
+"""The kind of a new variable, derived from its arguments."""
 
 from __future__ import annotations
 
@@ -8,16 +8,14 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from strategies._keras import is_iterations, is_unsynchronized_state
 from strategies._tensorflow import CheckpointInitialValue
-from strategies.core.extended import is_unsynchronized_state
-from strategies.ps.registry import RemoteVariable
-from strategies.ps.variables import SharedVariable
 
 _CPU = "/device:CPU:0"
 
 
-def first_value(kwargs: dict[str, Any]) -> np.ndarray:
-    """Returns the initial value that this worker's script asks for."""
+def initial_value(kwargs: dict[str, Any]) -> np.ndarray:
+    """Returns the initial value of a new variable, as this worker's script gives it."""
     with tf.init_scope(), tf.device(_CPU):
         value = kwargs["initial_value"]
         value = value() if callable(value) else value
@@ -28,8 +26,8 @@ def first_value(kwargs: dict[str, Any]) -> np.ndarray:
         return value.numpy() if value.dtype != tf.string else np.array(value.numpy(), object)
 
 
-def kind_of(kwargs: dict[str, Any], is_geo: bool, in_step: bool) -> str:
-    """Returns what a new variable is: "weight", "counter", "state" or "local".
+def variable_kind(kwargs: dict[str, Any], is_geo: bool, in_step: bool) -> str:
+    """Returns the kind of a new variable: "weight", "counter", "state" or "local".
 
     Args:
       kwargs: what it is made with.
@@ -38,49 +36,38 @@ def kind_of(kwargs: dict[str, Any], is_geo: bool, in_step: bool) -> str:
     """
     if "colocate_with" in kwargs:
         return "local"
-    first = kwargs.get("aggregation") == tf.VariableAggregation.ONLY_FIRST_REPLICA
-    # tf_keras says no more of an optimizer's iterations than their name, and gives none to the
-    # counters of a model, which are the worker's own.
-    named = kwargs.get("name") is not None
-    if kwargs.get("name") == "iteration" or named and first:
-        is_counter = not is_geo and _is_whole_number(first_value(kwargs))
+    if is_iterations(kwargs):
+        is_counter = not is_geo and _is_whole_number(initial_value(kwargs))
         return "counter" if is_counter else "local"
-    if first:
+    if kwargs.get("aggregation") == tf.VariableAggregation.ONLY_FIRST_REPLICA:
         return "local"
     if kwargs.get("trainable") is not False:
-        return "weight" if first_value(kwargs).dtype.kind not in "OSU" else "local"
+        return "weight" if initial_value(kwargs).dtype.kind not in "OSU" else "local"
     if in_step or not is_unsynchronized_state(kwargs):
         return "local"
     # A single number is a setting, such as tf_keras's learning rate.
-    return "state" if first_value(kwargs).shape else "local"
+    return "state" if initial_value(kwargs).shape else "local"
 
 
 def _is_whole_number(value: np.ndarray) -> bool:
-    """Whether a value is one integer."""
+    """Returns whether a value is a scalar integer."""
     return value.shape == () and value.dtype.kind in "iu"
 
 
-def contain(held: RemoteVariable, shared: SharedVariable) -> None:
-    """Lets an optimizer find the variable that a part of it on a server is of."""
-    for part in held.parts:
-        part.handle._distributed_container = lambda: shared
+def is_assignment(fn: Callable) -> bool:
+    """Returns whether an update assigns a value to a variable, in contrast to adding to it."""
+    return "assign" in getattr(fn, "__code__", is_assignment.__code__).co_names
 
 
-def assigns(fn: Callable) -> bool:
-    """Whether a function gives a variable another value, and adds nothing to it."""
-    return "assign" in getattr(fn, "__code__", assigns.__code__).co_names
-
-
-def aggregated(variable: Any) -> Any:
-    """Returns a variable of which it is said what several replicas' values make.
+def check_aggregation(variable: Any) -> None:
+    """Checks that a variable says how the values of several replicas are aggregated.
 
     Raises:
-      ValueError: if it is not.
+      ValueError: if it does not.
     """
     if variable.aggregation == tf.VariableAggregation.NONE:
         raise ValueError(
             "Several replicas of a worker send one change. Received: a new value of each for "
-            f"{variable.held.path!r}. Make the variable with an aggregation, such as "
+            f"{variable.remote.path!r}. Make the variable with an aggregation, such as "
             "tf.VariableAggregation.SUM."
         )
-    return variable

@@ -1,4 +1,4 @@
-"""The inside of the parameter-server strategy: what is shared, and when it is sent."""
+"""Implementation of the parameter-server strategy: shared variables and their updates."""
 
 from __future__ import annotations
 
@@ -14,28 +14,34 @@ from strategies._tensorflow import (
     ResourceVariable,
     UninitializedVariable,
     select_replica,
+    set_container,
 )
 from strategies.collectives import Collectives, LocalCollectives
 from strategies.core.extended import ReplicatedExtended
 from strategies.data.distributed_dataset import ReplicaDataset, check_options
-from strategies.data.sharding import equal_steps, share
-from strategies.ps.changes import Change
+from strategies.data.sharding import equal_steps, shard_dataset
 from strategies.ps.client import Servers
-from strategies.ps.creation import aggregated, assigns, contain, first_value, kind_of
+from strategies.ps.creation import (
+    check_aggregation,
+    initial_value,
+    is_assignment,
+    variable_kind,
+)
 from strategies.ps.input import ServerDataset
 from strategies.ps.ordered_caller import OrderedCaller
 from strategies.ps.push import Push
 from strategies.ps.registry import RemoteVariable, VariableRegistry
-from strategies.ps.sparse import RemoteRowVariable, change_of
-from strategies.ps.step_program import StepProgram, Unpacked
+from strategies.ps.sparse import RemoteRowVariable, update_call
+from strategies.ps.step_program import NewValues, StepProgram
+from strategies.ps.updates import VariableUpdate
 from strategies.ps.variables import (
     CounterVariable,
     LocalVariable,
     SharedVariable,
     SlotVariable,
     add,
-    copy_of,
-    take_up,
+    assign_copy,
+    local_copy,
 )
 from strategies.reduction import ReductionOptions
 from strategies.variables.sparse_variable import table_asked_for
@@ -44,28 +50,30 @@ _CPU = "/device:CPU:0"
 
 
 class UpdateMode(Protocol):
-    """When a worker's changes are sent, and what it goes on with: a mode."""
+    """An update mode: when a worker's updates are sent, and which values it goes on with."""
 
     def step(self, program: StepProgram, push: Push) -> list[np.ndarray] | None:
-        """Takes a step's changes; returns the values to go on with, None for the present ones."""
+        """Takes a step's updates; returns the values to go on with, None for the present ones."""
 
     def drain(self) -> None:
-        """Returns when all changes have been sent."""
+        """Waits until all updates have been sent."""
 
 
 class LocalTraining(Protocol):
-    """How workers that have optimizers of their own exchange what they have learned."""
+    """Exchange of progress between workers that have optimizers of their own."""
 
     def step(
         self,
         variables: Sequence[SharedVariable],
-        exchange: Callable[[Sequence[Change]], Iterable[tuple[SharedVariable, tf.Tensor]]],
+        push_and_pull: Callable[
+            [Sequence[VariableUpdate]], Iterable[tuple[SharedVariable, tf.Tensor]]
+        ],
     ) -> None:
-        """Counts a step that has changed variables, and exchanges them if it is time."""
+        """Counts a step that has updated variables, and exchanges them when it is due."""
 
 
 class ServerExtended(ReplicatedExtended):
-    """What a worker does: a mirrored strategy of its own replicas, whose variables are shared.
+    """A mirrored strategy of one worker's replicas, whose variables are on the servers.
 
     Args:
       strategy: the strategy that this is the inside of.
@@ -74,8 +82,8 @@ class ServerExtended(ReplicatedExtended):
       options: how values are reduced over its replicas.
       resolver: what the strategy's property `cluster_resolver` returns.
       servers: that hold the variables.
-      values: what they hold.
-      exchange: the mode.
+      registry: what they hold.
+      update_mode: when updates are sent, and what the worker goes on with.
       in_step: whether all workers make the same steps together.
       geo: set where workers have optimizers of their own.
       wire: the dtype that float32 travels as, to the servers.
@@ -89,43 +97,43 @@ class ServerExtended(ReplicatedExtended):
         options: ReductionOptions,
         resolver: tf.distribute.cluster_resolver.ClusterResolver | None,
         servers: Servers,
-        values: VariableRegistry,
-        exchange: UpdateMode,
+        registry: VariableRegistry,
+        update_mode: UpdateMode,
         in_step: bool,
         geo: LocalTraining | None = None,
         wire: tf.DType = tf.float32,
     ):
-        among = workers if in_step else LocalCollectives()
-        super().__init__(strategy, among, devices, options, resolver)
+        collectives = workers if in_step else LocalCollectives()
+        super().__init__(strategy, collectives, devices, options, resolver)
         self._is_chief = workers.rank == 0
         self.workers = workers
         self.servers = servers
-        self.on_servers = values
-        self.exchange = exchange
+        self.registry = registry
+        self.update_mode = update_mode
         self.in_step = in_step
         self._geo = geo
         self._wire = wire
         # What goes to the servers and asks them does so in the order of the program.
-        self.turn = OrderedCaller()
+        self.ordered_caller = OrderedCaller()
         self._running = 0
-        self._changes: list[Change] = []
+        self._updates: list[VariableUpdate] = []
         self._counts: list[tuple[CounterVariable, tf.Tensor]] = []
         self._touched: dict[int, SharedVariable] = {}
         self._recorded_in: Any = None
         self._programs: dict[Any, StepProgram] = {}
         self._shared_variables: list[weakref.ref[SharedVariable]] = []
-        self.pushes: RemoteVariable = values.add(
+        self.pushes: RemoteVariable = registry.add(
             "steps by worker", (servers.size,), tf.int64,
             lambda: np.zeros(servers.size, np.int64), is_counter=True,
         )  # fmt: skip
 
     def between_workers(self) -> Collectives:
-        """Returns the collectives among all workers, after what this one has to send."""
-        self.exchange.drain()
+        """Sends this worker's updates; returns the collectives among all workers."""
+        self.update_mode.drain()
         return self.workers
 
     def _use_merge_call(self) -> bool:
-        # Replicas that are not merged would each send the change.
+        # Replicas that are not merged would each send the update.
         return len(self._devices) > 1
 
     def _weights_of_replicas(self) -> list[tf.Tensor] | None:
@@ -145,58 +153,60 @@ class ServerExtended(ReplicatedExtended):
             return super()._create_variable(next_creator, **kwargs)
         if isinstance(beside, SharedVariable) and self._geo is None:
             with tf.init_scope():
-                return self._slot(beside, kwargs)
+                return self._create_slot(beside, kwargs)
         if beside is not None and not isinstance(beside, tf.Variable):
             return super()._create_variable(next_creator, **kwargs)
-        kind = kind_of(kwargs, self._geo is not None, self.in_step)
+        kind = variable_kind(kwargs, self._geo is not None, self.in_step)
         if kind == "local":
             made = super()._create_variable(next_creator, **kwargs)
             return LocalVariable(made.distribute_strategy, made.values, made.aggregation)
         with tf.init_scope():
-            return self._shared(kind, next_creator, kwargs)
+            return self._create_shared(kind, next_creator, kwargs)
 
-    def _shared(self, kind: str, next_creator: Callable, kwargs: dict[str, Any]) -> Any:
-        first = first_value(kwargs)
+    def _create_shared(self, kind: str, next_creator: Callable, kwargs: dict[str, Any]) -> Any:
+        initial = initial_value(kwargs)
         name = kwargs.get("name") or "variable"
-        held = self.on_servers.add(
-            name, first.shape, tf.as_dtype(first.dtype), lambda: first,
+        remote = self.registry.add(
+            name, initial.shape, tf.as_dtype(initial.dtype), lambda: initial,
             is_counter=kind == "counter", path=path_of(name),
         )  # fmt: skip
-        present = self.on_servers.read([held])[0]
-        kwargs = {**kwargs, "initial_value": tf.constant(present, held.dtype)}
+        present = self.registry.read([remote])[0]
+        kwargs = {**kwargs, "initial_value": tf.constant(present, remote.dtype)}
         made = super()._create_variable(next_creator, **kwargs)
         cls = CounterVariable if kind == "counter" else SharedVariable
         shared = cls(made.distribute_strategy, made.values, made.aggregation)
-        shared.held, shared.kind, shared.base = held, kind, None
+        shared.remote, shared.kind, shared.base = remote, kind, None
         if kind == "state" or self._geo is not None:
             with tf.device(_CPU):
-                shared.base = ResourceVariable(present, trainable=False, dtype=held.dtype)
-        contain(held, shared)
+                shared.base = ResourceVariable(present, trainable=False, dtype=remote.dtype)
+        # An optimizer finds the variable that a part of it on a server is of.
+        for part in remote.parts:
+            set_container(part, shared)
         self._shared_variables.append(weakref.ref(shared))
         return shared
 
-    def _slot(self, beside: SharedVariable, kwargs: dict[str, Any]) -> SlotVariable:
-        first = first_value(kwargs)
-        held = self.on_servers.add(
-            kwargs.get("name") or "slot", first.shape, tf.as_dtype(first.dtype), lambda: first,
-            beside=beside.held,
+    def _create_slot(self, beside: SharedVariable, kwargs: dict[str, Any]) -> SlotVariable:
+        initial = initial_value(kwargs)
+        remote = self.registry.add(
+            kwargs.get("name") or "slot", initial.shape, tf.as_dtype(initial.dtype),
+            lambda: initial, beside=beside.remote,
         )  # fmt: skip
         with tf.device(_CPU):
             stand_in = UninitializedVariable(
-                trainable=False, shape=first.shape, dtype=held.dtype, name=kwargs.get("name")
+                trainable=False, shape=initial.shape, dtype=remote.dtype, name=kwargs.get("name")
             )
         slot = SlotVariable(self._container_strategy(), [stand_in], tf.VariableAggregation.NONE)
-        slot.held, slot.values_on_servers = held, self.on_servers
+        slot.remote, slot.registry = remote, self.registry
         return slot
 
-    # What a step changes.
+    # The updates of a step.
 
     def _is_stepping(self) -> bool:
         return self._running > 0
 
     def _call_for_each_replica(self, fn: Callable, args: Any, kwargs: Any) -> Any:
         if isinstance(fn, tf.types.experimental.PolymorphicFunction):
-            # It comes back with the Python function, inside of the one that records the changes.
+            # It comes back with the Python function, inside of the one that records the updates.
             return super()._call_for_each_replica(fn, args, kwargs)
         self._running += 1
         try:
@@ -205,13 +215,13 @@ class ServerExtended(ReplicatedExtended):
                 self._flush()
             return result
         except BaseException:
-            self._changes, self._counts, self._touched = [], [], {}
+            self._updates, self._counts, self._touched = [], [], {}
             raise
         finally:
             self._running -= 1
 
     def _update(self, var: Any, fn: Callable, args: Any, kwargs: Any, group: bool) -> Any:
-        if not self._is_sent(var):
+        if not self._is_updated_on_servers(var):
             result = super()._update(var, fn, args, kwargs, group)
             if isinstance(var, SharedVariable) and not self._is_stepping():
                 self._write_through(var)
@@ -228,27 +238,27 @@ class ServerExtended(ReplicatedExtended):
     def _replica_ctx_update(
         self, var: Any, fn: Callable, args: Any = (), kwargs: Any = None, group: bool = True
     ) -> Any:
-        if self._use_merge_call() or not self._is_sent(var):
+        if self._use_merge_call() or not self._is_updated_on_servers(var):
             return super()._replica_ctx_update(var, fn, args, kwargs, group)
         self._record(var, fn, (tuple(args), dict(kwargs or {})))
         return var
 
-    def _change(self, var: SharedVariable, fn: Callable, value: Any, kwargs: dict[str, Any]) -> Any:
-        """What `assign` and the like come to, outside of an update."""
+    def _assign(self, var: SharedVariable, fn: Callable, value: Any, kwargs: dict[str, Any]) -> Any:
+        """Assigns to a variable outside of an optimizer's update."""
         in_replica = self._is_stepping() and not tf.distribute.in_cross_replica_context()
-        if in_replica and self._is_sent(var):
+        if in_replica and self._is_updated_on_servers(var):
             if not self._use_merge_call():
                 self._record(var, fn, ((value,), {}))
                 return var
-            var = aggregated(var)
+            check_aggregation(var)
         return var.update_copy(fn, value, **kwargs)
 
-    def _is_sent(self, var: Any) -> bool:
-        """Whether the servers change a variable; else the worker does, and they follow."""
+    def _is_updated_on_servers(self, var: Any) -> bool:
+        """Returns whether the servers update a variable; if not, they follow the worker."""
         if isinstance(var, SlotVariable):
             raise ValueError(
                 "An optimizer's state changes on the parameter servers, together with its "
-                f"variable. Received: a change of {var.held.path!r} alone. Leave out what keeps "
+                f"variable. Received: a change of {var.remote.path!r} alone. Leave out what keeps "
                 "gradients between steps (gradient_accumulation_steps), or take mode='geo', "
                 "where workers have optimizers of their own."
             )
@@ -263,18 +273,18 @@ class ServerExtended(ReplicatedExtended):
         return False
 
     def _record(self, var: Any, fn: Callable, args: Any) -> None:
-        if any(change.variable is var for change in self._changes) and assigns(fn):
+        if any(update.variable is var for update in self._updates) and is_assignment(fn):
             raise ValueError(
                 "A variable that the servers have been told to change is known here when the step "
-                f"is complete. Received: a new value for {var.held.path!r} in the same step, as a "
-                "weight's constraint gives it. Leave the constraint out, or take mode='geo', "
+                f"is complete. Received: a new value for {var.remote.path!r} in the same step, as "
+                "a weight's constraint gives it. Leave the constraint out, or take mode='geo', "
                 "where workers have optimizers of their own."
             )
         self._enter_graph()
-        self._changes.append(change_of(var, fn, args))
+        self._updates.append(update_call(var, fn, args))
 
     def _count(self, counter: CounterVariable, delta: Any) -> Any:
-        """Adds to a counter; an optimizer does so last, and its changes are sent with that."""
+        """Adds to a counter; an optimizer does so last, so the recorded updates are sent, too."""
         if self._use_merge_call() and not tf.distribute.in_cross_replica_context():
             context = tf.distribute.get_replica_context()
             return context.merge_call(lambda _, value: self._count(counter, value), args=(delta,))
@@ -286,8 +296,8 @@ class ServerExtended(ReplicatedExtended):
 
     def _enter_graph(self) -> None:
         graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
-        if self._changes and graph is not self._recorded_in:
-            self._changes = []
+        if self._updates and graph is not self._recorded_in:
+            self._updates = []
             raise ValueError(
                 "All changes of a step are sent together. Received: an optimizer that makes them "
                 "under a condition, as gradient_accumulation_steps does. Leave that out, or take "
@@ -296,84 +306,84 @@ class ServerExtended(ReplicatedExtended):
         self._recorded_in = graph
 
     def _flush(self) -> None:
-        """Sends what has been recorded."""
+        """Sends the recorded updates."""
         touched = list(self._touched.values())
         self._touched = {}
-        changes, counts = self._changes, self._counts
-        if not (changes or counts or touched):
+        updates, counts = self._updates, self._counts
+        if not (updates or counts or touched):
             return
         self._enter_graph()
-        self._changes, self._counts = [], []
+        self._updates, self._counts = [], []
         if self._geo is not None:
-            if changes:  # of rows, which no worker has a copy of
-                self._sent(changes, [])
+            if updates:  # of rows, which no worker has a copy of
+                self._send(updates, [])
             if touched:
-                self._geo.step(touched, lambda changes: self._sent(changes, [])[1])
+                self._geo.step(touched, lambda updates: self._send(updates, [])[1])
             return
         for state in touched:
-            now = copy_of(state)
-            changes.append(Change(state, add, ((now - state.base,), {})))
+            now = local_copy(state)
+            updates.append(VariableUpdate(state, add, ((now - state.base,), {})))
             state.base.assign(now, read_value=False)
-        fresh, values = self._sent(changes, counts)
+        fresh, new_values = self._send(updates, counts)
 
-        def take() -> tf.Tensor:
-            for variable, value in values:
-                take_up(variable, value)
+        def assign_copies() -> tf.Tensor:
+            for variable, value in new_values:
+                assign_copy(variable, value)
                 if variable.base is not None:
                     variable.base.assign(value, read_value=False)
             return tf.constant(True)
 
-        tf.cond(fresh, take, lambda: tf.constant(False))
+        tf.cond(fresh, assign_copies, lambda: tf.constant(False))
 
-    def _sent(
-        self, changes: Sequence[Change], counts: Sequence[tuple[CounterVariable, tf.Tensor]]
-    ) -> tuple[tf.Tensor, Unpacked]:
-        """Sends changes; returns whether there are new values, and these."""
+    def _send(
+        self, updates: Sequence[VariableUpdate], counts: Sequence[tuple[CounterVariable, tf.Tensor]]
+    ) -> tuple[tf.Tensor, NewValues]:
+        """Sends updates; returns whether there are new values, and these."""
         counters = [counter for counter, _ in counts]
-        key = (*(c.key for c in changes), *(counter.held.name for counter in counters))
+        key = (*(c.key for c in updates), *(counter.remote.name for counter in counters))
         if key not in self._programs:
             self._programs[key] = StepProgram(
-                self.servers, changes, counters, self.pushes, self._wire
+                self.servers, updates, counters, self.pushes, self._wire
             )
         program = self._programs[key]
         dtypes = [dtype.as_numpy_dtype for dtype in program.dtypes]
 
         def deliver(*arrays: np.ndarray) -> list[Any]:
-            vectors = self.exchange.step(program, program.received(arrays))
+            vectors = self.update_mode.step(program, program.push_from(arrays))
             if vectors is None:
                 return [False, *(np.zeros([0], dtype) for dtype in dtypes)]
             return [True, *vectors]
 
         with tf.device(_CPU):
-            tensors = program.sent(changes, [count for _, count in counts])
-            fresh, *vectors = self.turn.call(deliver, tensors, [tf.bool, *program.dtypes])
-        return tf.ensure_shape(fresh, []), Unpacked(program, vectors)
+            tensors = program.packed(updates, [count for _, count in counts])
+            fresh, *vectors = self.ordered_caller.call(deliver, tensors, [tf.bool, *program.dtypes])
+        return tf.ensure_shape(fresh, []), NewValues(program, vectors)
 
     def refresh(self) -> None:
-        """Gives this worker's copies the servers' present values, each server's at one moment.
+        """Updates this worker's copies to the servers' present values, each server's at one moment.
 
         In "geo" a worker's copies are its own, and stay.
         """
-        self.exchange.drain()
+        self.update_mode.drain()
         if self._geo is not None:
             return
         variables = [
             v for v in (reference() for reference in self._shared_variables) if v is not None
         ]
-        present = self.on_servers.read([variable.held for variable in variables])
+        present = self.registry.read([variable.remote for variable in variables])
         for variable, value in zip(variables, present, strict=True):
             value = tf.constant(value, variable.dtype)
-            take_up(variable, value)
+            assign_copy(variable, value)
             if variable.base is not None:
                 variable.base.assign(value)
 
     def _write_through(self, var: SharedVariable) -> None:
-        """Gives the servers the value that this worker's copy was given."""
+        """Writes the value of this worker's copy to the servers."""
         if not tf.executing_eagerly():
             return
-        self.exchange.drain()
-        value = copy_of(var)
-        self.on_servers.write(var.held, value.numpy())
+        self.update_mode.drain()
+        value = local_copy(var)
+        self.registry.write(var.remote, value.numpy())
         if var.base is not None:
             var.base.assign(value)
 
@@ -391,7 +401,7 @@ class ServerExtended(ReplicatedExtended):
             part = super()._experimental_distribute_dataset(dataset, options)
         else:
             check_options(options, per_replica=False)
-            shared = share(dataset, self.workers, len(self._devices), in_step=False)
+            shared = shard_dataset(dataset, self.workers, len(self._devices), in_step=False)
             part = ReplicaDataset(shared, self._container_strategy(), options)
         return ServerDataset(part, self._container_strategy(), source=dataset)
 

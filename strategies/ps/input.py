@@ -1,4 +1,4 @@
-"""Which rows of a dataset a worker takes: its part to train on, all of them to evaluate."""
+"""Input of parameter-server training: a shard to train on, all rows to evaluate."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from absl import logging
 
 from strategies._keras import running_method
 from strategies.data.distributed_dataset import ReplicaDataset
-from strategies.data.sharding import cut, whole_of
+from strategies.data.sharding import shard_batches, unsharded
 
 
 class ServerDataset(ReplicaDataset):
-    """A worker's part of a dataset; in Keras's `evaluate` and `predict` what all workers need.
+    """A worker's shard of a dataset; in Keras's `evaluate` and `predict`, all rows.
 
     Workers that go step by step share the rows out among those that are there, and put together
     what came of them. Others cannot wait for one another, so each takes all rows.
@@ -34,13 +34,13 @@ class ServerDataset(ReplicaDataset):
         super().__init__(part._dataset, strategy, part._options)
         self._part = part
         self._source = source
-        self._is_said = False
+        self._is_warned = False
 
     def __iter__(self) -> Iterator:
         method = running_method() if tf.executing_eagerly() else None
         if method not in ("evaluate", "predict") or self._extended.workers.size == 1:
             return iter(self._part)
-        whole = self._evaluated(method)
+        whole = self._evaluation_batches(method)
         if whole is None:
             return iter(self._part)
         return iter(ReplicaDataset(whole, self._strategy, self._options))
@@ -49,39 +49,39 @@ class ServerDataset(ReplicaDataset):
     def _extended(self) -> Any:
         return self._strategy.extended
 
-    def _evaluated(self, method: str) -> tf.data.Dataset | None:
-        """Returns this worker's batches of what all workers evaluate, None for its part."""
+    def _evaluation_batches(self, method: str) -> tf.data.Dataset | None:
+        """Returns this worker's batches to evaluate; None for its shard."""
         workers = self._extended.workers
-        here = [workers.rank]
+        present = [workers.rank]
         if self._extended.in_step:
-            here = workers.all_gather(tf.constant(here)).numpy().tolist()
-            if len(here) == workers.size:
+            present = workers.all_gather(tf.constant(present)).numpy().tolist()
+            if len(present) == workers.size:
                 return None
-            _check_all_are_here(method, here, workers.size)
+            _check_all_present(method, present, workers.size)
         else:
             self._extended.refresh()
-        whole = None if self._source is None else whole_of(self._source)
+        whole = None if self._source is None else unsharded(self._source)
         if whole is None:
-            self._say(method)
+            self._warn_of_own_rows(method)
             return None
         replicas = len(self._extended.worker_devices)
-        return cut(whole, here.index(workers.rank), len(here), replicas)
+        return shard_batches(whole, present.index(workers.rank), len(present), replicas)
 
-    def _say(self, method: str) -> None:
-        if not self._is_said:
+    def _warn_of_own_rows(self, method: str) -> None:
+        if not self._is_warned:
             logging.warning(
                 "%s is of worker %d's rows alone, for so is its dataset: AutoShardPolicy.OFF, a "
                 "function for each worker, or what was made of a worker's part. Pass all rows, as "
                 "arrays or a tf.data.Dataset of another policy, to evaluate all of them.",
                 method, self._extended.workers.rank,
             )  # fmt: skip
-        self._is_said = True
+        self._is_warned = True
 
 
-def _check_all_are_here(method: str, here: list[int], size: int) -> None:
-    """Raises if a method needs workers that have ended."""
+def _check_all_present(method: str, present: list[int], size: int) -> None:
+    """Checks that no worker has ended, for methods that need all of them."""
     if method == "predict":
-        ended = sorted(set(range(size)) - set(here))
+        ended = sorted(set(range(size)) - set(present))
         raise RuntimeError(
             "In mode='sync' predict puts the rows of all workers together. Received: of "
             f"{size} workers, rank {', '.join(map(str, ended))} has ended. Call predict on all "

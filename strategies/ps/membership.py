@@ -1,4 +1,4 @@
-"""Which workers are there, as a server knows it."""
+"""The state of each worker, as a server knows it."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ import tensorflow as tf
 from strategies._tensorflow import ResourceVariable
 
 # States of a worker. One that was killed is still there; one that comes again is there again.
-AWAITED, HERE, LEFT = 0, 1, 2
+AWAITED, PRESENT, LEFT = 0, 1, 2
 SAME_SCRIPT = (
     "Workers and a chief run the same script, each with its own TF_CONFIG; one that starts "
     "tf.distribute.Server in place of it does not train: leave that branch out."
 )
 
 
-def states(workers: int) -> ResourceVariable:
-    """Returns each worker's state, in a graph of what runs on a server."""
-    with tf.name_scope("presence/"):
+def worker_states(workers: int) -> ResourceVariable:
+    """Creates the variable of the workers' states, in the graph of a server."""
+    with tf.name_scope("membership/"):
         return ResourceVariable(tf.zeros([workers], tf.int32), name="states", trainable=False)
 
 
 class Membership:
-    """Tells a server where a worker is, and asks it about the others.
+    """Sets the state of a worker on a server, and reads those of the others.
 
     Args:
       target: of a session with the server.
@@ -34,30 +34,30 @@ class Membership:
     def __init__(self, target: str, workers: int):
         self._graph = tf.Graph()
         with self._graph.as_default(), tf.device("/device:CPU:0"):
-            self._states = states(workers)
-            self._begin = self._states.initializer
-            self._is_begun = self._states.is_initialized()
+            self._states = worker_states(workers)
+            self._initialize = self._states.initializer
+            self._is_initialized = self._states.is_initialized()
             self._present = self._states.read_value()
-            self._who = tf.compat.v1.placeholder(tf.int32, [])
-            self._what = tf.compat.v1.placeholder(tf.int32, [])
-            self._tell = self._states.scatter_update(
-                tf.IndexedSlices([self._what], [self._who]), name="tell"
+            self._worker = tf.compat.v1.placeholder(tf.int32, [])
+            self._state = tf.compat.v1.placeholder(tf.int32, [])
+            self._set_state = self._states.scatter_update(
+                tf.IndexedSlices([self._state], [self._worker]), name="set_state"
             ).op
         self.session = tf.compat.v1.Session(target, graph=self._graph)
 
-    def begin(self) -> None:
-        """Says that no worker has come yet."""
-        self.session.run(self._begin)
+    def initialize(self) -> None:
+        """Initializes the states: no worker has come yet."""
+        self.session.run(self._initialize)
 
-    def is_begun(self) -> bool:
-        """Whether the server has said so."""
-        return bool(self.session.run(self._is_begun))
+    def is_initialized(self) -> bool:
+        """Returns whether the server has initialized the states."""
+        return bool(self.session.run(self._is_initialized))
 
-    def tell(self, worker: int, state: int) -> None:
-        """Says where a worker is."""
-        self.session.run(self._tell, {self._who: worker, self._what: state})
+    def set_state(self, worker: int, state: int) -> None:
+        """Sets the state of a worker."""
+        self.session.run(self._set_state, {self._worker: worker, self._state: state})
 
     def workers(self, state: int) -> list[int]:
-        """Returns the workers of a state, by rank."""
+        """Returns the ranks of the workers in a state."""
         found = self.session.run(self._present).tolist()
         return [worker for worker, theirs in enumerate(found) if theirs == state]

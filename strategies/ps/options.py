@@ -1,9 +1,10 @@
-"""How training with parameter servers works: one object."""
+"""Options of training with parameter servers."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from strategies.checks import check_whole_number
 from strategies.ps.placement import MIN_SLICE_SIZE, Chooser, Placement
 
 _MODES = ("sync", "async", "half_async", "geo")
@@ -18,7 +19,7 @@ _OF_MODE = {
 
 @dataclass(frozen=True)
 class ParameterServerOptions:
-    """How workers train with parameter servers; valid once built.
+    """Options of training with parameter servers, validated on construction.
 
     >>> ParameterServerOptions("geo", geo_steps=20).geo_steps
     20
@@ -30,11 +31,11 @@ class ParameterServerOptions:
         of one. Slices of one variable go to the servers behind it.
       min_slice_size: a variable of n elements has up to n // min_slice_size slices, at most one
         a server. None cuts none, for optimizers that need all of a variable at once.
-      max_merge: in "async", how many steps may make one change, of their sum; 1 unless said.
-      send_queue_size: in "async", how many steps may wait to be sent or be on their way; 1, or
-        twice `max_merge`, unless said. 1 is enough to send behind the next step's back.
-      pull_every: in "async", steps sent between two pulls of the servers' values; 1 unless said.
-      geo_steps: in "geo", steps between two exchanges; 100 unless said.
+      max_merge: in "async", how many steps may be merged into one update, their sum; 1 by default.
+      send_queue_size: in "async", how many steps may wait to be sent or be on their way; by
+        default 1, or twice `max_merge`. 1 is enough to send while the next step is computed.
+      pull_every: in "async", steps sent between two pulls of the servers' values; 1 by default.
+      geo_steps: in "geo", steps between two exchanges; 100 by default.
       compression: "fp16" sends gradients to the servers as float16; None as they are.
 
     Raises:
@@ -62,8 +63,7 @@ class ParameterServerOptions:
             value = getattr(self, name)
             if value is None:
                 continue
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ValueError(f"{name} is a whole number from 1. Received: {value!r}.")
+            check_whole_number(name, value, least=1)
             if self.mode != mode:
                 raise ValueError(
                     f"{name} is a setting of mode={mode!r}. Received: {name}={value} "

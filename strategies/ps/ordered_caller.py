@@ -1,4 +1,4 @@
-"""Python that TensorFlow calls in the order in which a program names it."""
+"""Calls of Python functions from graphs, in program order."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _CPU = "/device:CPU:0"
 
 
 class OrderedCaller:
-    """Puts calls of Python functions in order, across steps as well."""
+    """Calls Python functions in program order, across steps as well."""
 
     def __init__(self) -> None:
         with tf.init_scope(), tf.device(_CPU):
@@ -24,13 +24,13 @@ class OrderedCaller:
     def call(
         self, function: Callable, tensors: Sequence[tf.Tensor], dtypes: Sequence[tf.DType]
     ) -> list[tf.Tensor]:
-        """Returns what a function of arrays gives, called when it is its turn."""
+        """Returns the results of a function of arrays, called after those before it."""
 
-        def in_turn(turn: np.ndarray, *arrays: np.ndarray) -> list[Any]:
-            return [*function(*arrays), turn + 1]
+        def in_order(ticket: np.ndarray, *arrays: np.ndarray) -> list[Any]:
+            return [*function(*arrays), ticket + 1]
 
         with tf.device(_CPU):
-            turn = self._ticket.read_value()
-            *results, turn = tf.numpy_function(in_turn, [turn, *tensors], [*dtypes, tf.int64])
-            self._ticket.assign(tf.ensure_shape(turn, []), read_value=False)
+            ticket = self._ticket.read_value()
+            *results, ticket = tf.numpy_function(in_order, [ticket, *tensors], [*dtypes, tf.int64])
+            self._ticket.assign(tf.ensure_shape(ticket, []), read_value=False)
         return results

@@ -1,4 +1,4 @@
-"""Which server holds which rows of which variable."""
+"""Placement of variables, and of their slices, on servers."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from strategies.checks import check_whole_number
+from strategies.partitioning import part_bounds
+
 Chooser = Callable[[str, tuple[int, ...], int], int]
 MIN_SLICE_SIZE = 8192
 
 
 @dataclass(frozen=True)
 class Slice:
-    """Some rows of a variable, and the server that holds them.
+    """A slice of a variable: consecutive rows, and the server that holds them.
 
     Attributes:
       server: its number.
@@ -27,7 +30,7 @@ class Slice:
 
 
 class Placement:
-    """Gives each variable its servers.
+    """Assigns variables to servers.
 
     >>> placement = Placement(2, min_slice_size=8)
     >>> placement.place("bias", (4,))
@@ -67,11 +70,9 @@ class Placement:
                 "placement is 'round_robin', 'hash' or a function of a variable's path, its shape "
                 f"and the number of servers. Received: {method!r}."
             )
-        is_size = isinstance(min_slice_size, int) and not isinstance(min_slice_size, bool)
-        if min_slice_size is not None and not (is_size and min_slice_size > 0):
-            raise ValueError(
-                f"min_slice_size is a number of elements from 1. Received: {min_slice_size!r}. "
-                "None keeps all variables whole."
+        if min_slice_size is not None:
+            check_whole_number(
+                "min_slice_size", min_slice_size, 1, "None keeps all variables whole."
             )
         self._servers = servers
         self._method = method
@@ -79,7 +80,7 @@ class Placement:
         self._next = 0
 
     def place(self, path: str, shape: Sequence[int]) -> tuple[Slice, ...]:
-        """Returns a variable's slices, in the order of their rows.
+        """Assigns the slices of a variable to servers; returns them in the order of their rows.
 
         Raises:
           ValueError: if the user's function names no server.
@@ -90,10 +91,8 @@ class Placement:
         if self._min_slice_size is not None:
             count = max(1, min(self._servers, math.prod(shape) // self._min_slice_size, rows))
         first = self._first(path, shape, count)
-        each, more = divmod(rows, count)
-        bounds = [number * each + min(number, more) for number in range(count + 1)]
         return tuple(
-            Slice((first + number) % self._servers, bounds[number], bounds[number + 1])
+            Slice((first + number) % self._servers, *part_bounds(rows, number, count))
             for number in range(count)
         )
 
@@ -114,7 +113,7 @@ class Placement:
 
 
 def report(placed: Sequence[tuple[str, Sequence[int], int, Sequence[Slice]]], servers: int) -> str:
-    """Returns a table of what is where, and how even the load is.
+    """Returns a table of the placement and of the servers' load.
 
     >>> slices = Placement(2, min_slice_size=8).place("kernel", (5, 4))
     >>> print(report([("kernel", (5, 4), 4, slices)], 2))

@@ -1,4 +1,4 @@
-"""What a worker sends of a step, and the sum of several."""
+"""The content of a push to the servers, and sums of several."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 @dataclass
 class Push:
-    """What a worker sends of one step, or of several whose sum it is.
+    """What a worker sends for one step, or for the sum of several.
 
     Attributes:
       packs: for each server and dtype one vector.
@@ -28,7 +28,7 @@ class Push:
 
 
 def merged(pushes: Sequence[Push]) -> Push:
-    """Returns one push for several of the same program: sums, and the newest learning rate."""
+    """Returns the sum of several pushes of one program, with the newest learning rate."""
     if len(pushes) == 1:
         return pushes[0]
     packs = [
@@ -36,7 +36,7 @@ def merged(pushes: Sequence[Push]) -> Push:
         for server in zip(*(push.packs for push in pushes), strict=True)
     ]
     sparse = [
-        [_joined(parts) for parts in zip(*server, strict=True)]
+        [_concatenated(parts) for parts in zip(*server, strict=True)]
         for server in zip(*(push.sparse for push in pushes), strict=True)
     ]
     counts = [_sum(counts) for counts in zip(*(push.counts for push in pushes), strict=True)]
@@ -47,6 +47,6 @@ def _sum(arrays: Sequence[np.ndarray]) -> np.ndarray:
     return np.sum(np.stack(arrays), axis=0, dtype=arrays[0].dtype)
 
 
-def _joined(parts: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
+def _concatenated(parts: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
     values, rows = zip(*parts, strict=True)
     return np.concatenate(values), np.concatenate(rows)

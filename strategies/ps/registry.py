@@ -1,27 +1,25 @@
-"""What the servers hold of each variable."""
+"""The registry of all variables on the servers."""
 
 from __future__ import annotations
 
 import itertools
 import re
 import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from absl import logging
 
 from strategies._tensorflow import ResourceVariable
+from strategies.collectives.startup.waiting import wait_until
 from strategies.ps.client import Server, Servers
 from strategies.ps.placement import Placement, Slice, report
 
-# What TensorFlow takes in no name.
-_NO_NAME = r"[^A-Za-z0-9_.\\/>-]"
+# Characters that TensorFlow allows in no name.
+_NOT_IN_NAMES = r"[^A-Za-z0-9_.\\/>-]"
 _POLL_SECONDS = 0.02
-_NAME_EVERY_SECONDS = 5.0
 
 
 @dataclass(eq=False)
@@ -35,7 +33,7 @@ class RemoteVariable:
       dtype: the variable's.
       slices: its rows on the servers; for a counter one slice, which each server has a copy of.
       parts: for each slice the TensorFlow variable in its server's graph.
-      again: the same variables in the graph of what is done to each by itself.
+      io_parts: the same variables in the graph that reads and writes each by itself.
       is_counter: whether each server counts for itself, all alike.
     """
 
@@ -46,14 +44,14 @@ class RemoteVariable:
     slices: tuple[Slice, ...]
     is_counter: bool = False
     parts: list[ResourceVariable] = field(default_factory=list)
-    again: list[ResourceVariable] = field(default_factory=list)
+    io_parts: list[ResourceVariable] = field(default_factory=list)
 
-    def here(self, server: int) -> list[int]:
-        """Returns the numbers of the slices on a server."""
+    def slices_on(self, server: int) -> list[int]:
+        """Returns the numbers of the slices that a server holds."""
         return [number for number, part in enumerate(self.slices) if part.server == server]
 
     def rows(self, value: Any, number: int) -> Any:
-        """Returns the rows of a value of the variable's shape that are in a slice."""
+        """Returns the rows of a slice, from a value of the variable's shape."""
         part = self.slices[number]
         return value[part.start : part.stop] if self.shape else value
 
@@ -64,7 +62,7 @@ class RemoteVariable:
 
 
 class VariableRegistry:
-    """All variables on the servers, by the order of their making, which all workers share.
+    """All variables on the servers, in the order of their creation, the same on all workers.
 
     Args:
       servers: what holds them.
@@ -74,16 +72,16 @@ class VariableRegistry:
 
     def __init__(self, servers: Servers, placement: Placement, timeout: float):
         self._servers = servers
-        # What is done to one variable does not send the functions that change all of them.
-        self._apart = [server.apart() for server in servers.servers]
+        # So that reading and writing one variable does not send the functions that update all.
+        self._io_connections = [server.new_connection() for server in servers.servers]
         self._placement = placement
         self._timeout = timeout
         self._lock = threading.Lock()
-        self.held: list[RemoteVariable] = []
+        self.variables: list[RemoteVariable] = []
         self._names = itertools.count()
 
     def new_name(self, what: str) -> str:
-        """Returns a name for what is no variable, the same on all workers."""
+        """Returns a new name for something other than a variable, the same on all workers."""
         return f"{what}/{next(self._names)}"
 
     def add(
@@ -96,7 +94,7 @@ class VariableRegistry:
         is_counter: bool = False,
         path: str | None = None,
     ) -> RemoteVariable:
-        """Puts a variable on the servers.
+        """Creates a variable on the servers.
 
         The first worker gives its initial value; the others wait for that. What is there already,
         for this worker came late or again, stays as it is.
@@ -114,87 +112,90 @@ class VariableRegistry:
           TimeoutError: if the first worker gives no value in time.
         """
         with self._lock:
-            unique = f"{len(self.held)}/{re.sub(_NO_NAME, '_', name)}"
+            unique = f"{len(self.variables)}/{re.sub(_NOT_IN_NAMES, '_', name)}"
             if beside is not None:
                 slices = beside.slices
             elif is_counter:
                 slices = tuple(Slice(server.number, 0, 1) for server in self._servers.servers)
             else:
                 slices = self._placement.place(path or name, shape)
-            held = RemoteVariable(unique, path or name, tuple(shape), dtype, slices, is_counter)
-            self.held.append(held)
+            variable = RemoteVariable(unique, path or name, tuple(shape), dtype, slices, is_counter)
+            self.variables.append(variable)
         for number, part in enumerate(slices):
-            held.parts.append(self._part(held, number, self._servers.servers[part.server]))
-            held.again.append(self._part(held, number, self._apart[part.server]))
-        self._initialize(held, initial)
-        return held
+            variable.parts.append(
+                self._create_part(variable, number, self._servers.servers[part.server])
+            )
+            variable.io_parts.append(
+                self._create_part(variable, number, self._io_connections[part.server])
+            )
+        self._initialize(variable, initial)
+        return variable
 
-    def _part(self, held: RemoteVariable, number: int, server: Server) -> ResourceVariable:
-        shape = held.shape_of(number) if not held.is_counter else held.shape
+    def _create_part(
+        self, variable: RemoteVariable, number: int, server: Server
+    ) -> ResourceVariable:
+        shape = variable.shape_of(number) if not variable.is_counter else variable.shape
         with server.building():
             # The name in the graph is the name on the server.
             return ResourceVariable(
-                lambda: tf.zeros(shape, held.dtype),
-                name=f"held/{held.name}/{number}",
+                lambda: tf.zeros(shape, variable.dtype),
+                name=f"variables/{variable.name}/{number}",
                 trainable=False,
-                dtype=held.dtype,
+                dtype=variable.dtype,
             )
 
-    def _initialize(self, held: RemoteVariable, initial: Callable[[], Any]) -> None:
-        if self._is_there(held):
+    def _initialize(self, variable: RemoteVariable, initial: Callable[[], Any]) -> None:
+        if self._is_initialized(variable):
             return
         if self._servers.rank == 0:
-            self.write(held, np.asarray(initial()))
+            self.write(variable, np.asarray(initial()))
             return
-        start = named = time.monotonic()
-        while not self._is_there(held):
-            now = time.monotonic()
-            if now - start >= self._timeout:
-                raise TimeoutError(
-                    f"The first worker gives each variable its first value. Received: none for "
-                    f"{held.path!r} within {self._timeout:g} s. See that it runs, and that all "
-                    "workers make the same variables in the same order, under the same names."
-                )
-            if now - named >= _NAME_EVERY_SECONDS:
-                named = now
-                logging.warning(
-                    "Waiting for the first worker's %s: %.0f s.", held.path, now - start
-                )
-            time.sleep(_POLL_SECONDS)
+        wait_until(
+            lambda: self._is_initialized(variable),
+            lambda: f"the first worker's {variable.path}",
+            lambda _: (
+                "The first worker gives each variable its first value. Received: none for "
+                f"{variable.path!r} within {self._timeout:g} s. See that it runs, and that all "
+                "workers make the same variables in the same order, under the same names."
+            ),
+            self._timeout,
+            poll_seconds=_POLL_SECONDS,
+        )
 
-    def _is_there(self, held: RemoteVariable) -> bool:
+    def _is_initialized(self, variable: RemoteVariable) -> bool:
         def ask(server: Server) -> bool:
-            numbers = held.here(server.number)
+            numbers = variable.slices_on(server.number)
             if not numbers:
                 return True
-            apart = self._apart[server.number]
-            questions = apart.once(
-                ("question", held.name), lambda: [held.again[n].is_initialized() for n in numbers]
+            connection = self._io_connections[server.number]
+            questions = connection.once(
+                ("question", variable.name),
+                lambda: [variable.io_parts[n].is_initialized() for n in numbers],
             )
-            return all(apart.run(questions))
+            return all(connection.run(questions))
 
         return all(self._servers.each(ask))
 
-    def write(self, held: RemoteVariable, value: Any) -> None:
-        """Gives a variable another value, on all of its servers."""
+    def write(self, variable: RemoteVariable, value: Any) -> None:
+        """Assigns a value to a variable, on all of its servers."""
         value = np.asarray(value)
 
         def assign(server: Server) -> None:
-            numbers = held.here(server.number)
+            numbers = variable.slices_on(server.number)
             if numbers:
-                apart = self._apart[server.number]
-                feeds, changes = self._assignment(held, apart)
-                parts = [value if held.is_counter else held.rows(value, n) for n in numbers]
-                apart.run(changes, dict(zip(feeds, parts, strict=True)))
+                connection = self._io_connections[server.number]
+                feeds, assignment = self._assignment(variable, connection)
+                parts = [value if variable.is_counter else variable.rows(value, n) for n in numbers]
+                connection.run(assignment, dict(zip(feeds, parts, strict=True)))
 
         self._servers.each(assign)
 
-    def _assignment(self, held: RemoteVariable, server: Server) -> tuple[list[Any], Any]:
-        key = ("assignment", held.name)
-        return server.once(key, lambda: self._new_assignment(held, server))
+    def _assignment(self, variable: RemoteVariable, server: Server) -> tuple[list[Any], Any]:
+        key = ("assignment", variable.name)
+        return server.once(key, lambda: self._new_assignment(variable, server))
 
-    def _new_assignment(self, held: RemoteVariable, server: Server) -> tuple[list[Any], Any]:
-        parts = [held.again[number] for number in held.here(server.number)]
+    def _new_assignment(self, variable: RemoteVariable, server: Server) -> tuple[list[Any], Any]:
+        parts = [variable.io_parts[number] for number in variable.slices_on(server.number)]
         feeds = [tf.compat.v1.placeholder(part.dtype, part.shape) for part in parts]
 
         def assign() -> list[tf.Tensor]:
@@ -202,50 +203,52 @@ class VariableRegistry:
                 part.assign(feed, read_value=False)
             return []
 
-        change, _ = server.locked(assign)
-        return feeds, change
+        assignment, _ = server.locked(assign)
+        return feeds, assignment
 
-    def read(self, held: Sequence[RemoteVariable]) -> list[np.ndarray]:
+    def read(self, variables: Sequence[RemoteVariable]) -> list[np.ndarray]:
         """Returns the present values of variables, each server's at one moment."""
-        held = list(held)
+        variables = list(variables)
 
         def ask(server: Server) -> dict[tuple[int, int], np.ndarray]:
-            wanted = [
+            keys = [
                 (n, number)
-                for n, one in enumerate(held)
+                for n, one in enumerate(variables)
                 for number in (
-                    one.here(server.number)[:1] if one.is_counter else one.here(server.number)
+                    one.slices_on(server.number)[:1]
+                    if one.is_counter
+                    else one.slices_on(server.number)
                 )
             ]
-            if not wanted:
+            if not keys:
                 return {}
-            key = ("reading", *(held[n].name + f"/{number}" for n, number in wanted))
-            apart = self._apart[server.number]
-            _, results = apart.once(
+            key = ("reading", *(variables[n].name + f"/{number}" for n, number in keys))
+            connection = self._io_connections[server.number]
+            _, results = connection.once(
                 key,
-                lambda: apart.locked(
-                    lambda: [held[n].again[number].read_value() for n, number in wanted]
+                lambda: connection.locked(
+                    lambda: [variables[n].io_parts[number].read_value() for n, number in keys]
                 ),
             )
-            return dict(zip(wanted, apart.run(results), strict=True))
+            return dict(zip(keys, connection.run(results), strict=True))
 
         found: dict[tuple[int, int], np.ndarray] = {}
         for answers in self._servers.each(ask):
             found.update(answers)
-        return [self._joined(one, n, found) for n, one in enumerate(held)]
+        return [self._assembled(one, n, found) for n, one in enumerate(variables)]
 
-    def _joined(
-        self, held: RemoteVariable, n: int, found: dict[tuple[int, int], np.ndarray]
+    def _assembled(
+        self, variable: RemoteVariable, n: int, found: dict[tuple[int, int], np.ndarray]
     ) -> np.ndarray:
-        if held.is_counter or not held.shape:
+        if variable.is_counter or not variable.shape:
             return np.asarray(found[n, 0])
-        return np.concatenate([found[n, number] for number in range(len(held.slices))])
+        return np.concatenate([found[n, number] for number in range(len(variable.slices))])
 
     def report(self) -> str:
-        """Returns what is where, and how even the load is."""
+        """Returns a table of the placement and of the servers' load."""
         placed = [
             (one.path, one.shape, one.dtype.size, one.slices)
-            for one in self.held
+            for one in self.variables
             if not one.is_counter
         ]
         return report(placed, len(self._servers))

@@ -1,8 +1,8 @@
-"""A table's rows on the servers: what stands for them in a worker, and what changes them there.
+"""Tables on the servers: their variables in a worker, and the updates of their rows.
 
-A row's name in a worker is `row * servers + server`: which row it is of which server. Names of
-the rows in view travel with their gradient; a server puts its own in view, and runs what the
-optimizer does to the variable on them.
+In a worker a row has a global number, `row * servers + server`, from its number on its server. The
+numbers of the rows in view are sent with their gradient; a server puts its own in view, and runs
+the optimizer's update on them.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from strategies.ps.changes import Change
 from strategies.ps.registry import RemoteVariable
-from strategies.ps.variables import ServerView, current_server, viewing
+from strategies.ps.updates import VariableUpdate
+from strategies.ps.variables import ServerView, active_view, current_server
 from strategies.reduction.sparse import is_marked_reduced
 from strategies.variables.growable_array import GrowableArray
 from strategies.variables.sparse_variable import ActiveRows, SparseVariable
@@ -24,7 +24,7 @@ SlotMaker = Callable[[str, np.ndarray], Sequence[SparseVariable]]
 
 
 class RemoteRowVariable(SparseVariable):
-    """A table's variable in a worker, or a slot variable: while a server changes, that server's.
+    """A table's variable or slot variable in a worker; during an update, that of a server.
 
     Args:
       parts: what each server has.
@@ -47,23 +47,23 @@ class RemoteRowVariable(SparseVariable):
         super().__init__(ActiveRows(), row, trainable, name, strategy)
         self._parts = tuple(parts)
         self._make_slot = make_slot
-        # Of the optimizer's changes; it has no slices that a worker has copies of.
-        self.held = RemoteVariable(f"rows/{name}", name, (), self.dtype, ())
+        # What the optimizer updates; it has no slices that a worker has copies of.
+        self.remote = RemoteVariable(f"rows/{name}", name, (), self.dtype, ())
 
     @property
     def servers(self) -> int:
-        """How many servers there are."""
+        """The number of servers."""
         return len(self._parts)
 
     @property
     def view(self) -> ActiveRows:
-        """The rows to be seen: on a server its own, else names of rows."""
+        """The rows in view: in a server's update its own, else global row numbers."""
         server = current_server()
         return self._rows_in_view if server is None else self._parts[server].view
 
     @property
     def table(self) -> GrowableArray:
-        """All rows of the server that changes."""
+        """All rows of the server that is updated."""
         server = current_server()
         if server is None:
             raise ValueError(
@@ -74,7 +74,7 @@ class RemoteRowVariable(SparseVariable):
         return self._parts[server].table
 
     def value(self, no_copy: bool = False) -> tf.Tensor:
-        """Returns the rows in view; of none the row that stands for the table."""
+        """Returns the rows in view; outside of updates, the row that stands for the table."""
         return self.token() if current_server() is None else super().value(no_copy)
 
     def _new_slot(self, name: str, key: str, row: np.ndarray) -> SparseVariable:
@@ -82,23 +82,23 @@ class RemoteRowVariable(SparseVariable):
         return RemoteRowVariable(parts, row, False, name, self._distribute_strategy)
 
 
-class RowChange(Change):
-    """A change of the rows in view."""
+class RowUpdate(VariableUpdate):
+    """An update of the rows in view."""
 
     variable: RemoteRowVariable  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        names = self.variable.view.rows()
-        self._owners = names % self.variable.servers
-        self._rows = names // self.variable.servers
+        global_rows = self.variable.view.rows()
+        self._owners = global_rows % self.variable.servers
+        self._rows = global_rows // self.variable.servers
         # One of no width, where no argument has a part for each row: the rows are to be known.
-        self._in_view = [_dense(leaf) for leaf in self.leaves if self.kind(leaf) == "view"] or [
-            tf.zeros([tf.size(names), 0])
+        self._in_view = [_dense(leaf) for leaf in self.leaves if self.transfer(leaf) == "view"] or [
+            tf.zeros([tf.size(global_rows), 0])
         ]
 
-    def kind(self, leaf: Any) -> str:
-        """Returns how an argument travels: "view", one row for each in view, "whole" or "fixed"."""
+    def transfer(self, leaf: Any) -> str:
+        """Returns how an argument is sent: "view", one row for each in view, "whole" or "fixed"."""
         if isinstance(leaf, tf.IndexedSlices):
             return "view"
         if not isinstance(leaf, tf.Tensor):
@@ -107,56 +107,59 @@ class RowChange(Change):
 
     @property
     def arguments(self) -> int:
-        """How many pairs of values and rows travel."""
+        """The number of pairs of values and rows that are sent."""
         return len(self._in_view)
 
-    def sent(self, server: int) -> Iterator[tf.Tensor]:
-        """Yields what a server gets: for each argument in view the values and their rows."""
+    def pieces(self, server: int) -> Iterator[tf.Tensor]:
+        """Yields what is sent to a server: for each argument in view, the values and their rows."""
         mine = self._owners == server
         for value in self._in_view:
             yield tf.boolean_mask(value, mine)
             yield tf.boolean_mask(self._rows, mine)
 
-    def places(self) -> Iterator[tuple[tf.Tensor, tf.Tensor]]:
-        """Yields placeholders for what `sent` yields."""
+    def placeholders(self) -> Iterator[tuple[tf.Tensor, tf.Tensor]]:
+        """Yields placeholders for what `pieces` yields."""
         for value in self._in_view:
             values = tf.compat.v1.placeholder(value.dtype, [None, value.shape[1]])
             yield values, tf.compat.v1.placeholder(tf.int64, [None])
 
-    def make(
-        self, view: ServerView, sent: Sequence[tuple[tf.Tensor, tf.Tensor]], wholes: dict[int, Any]
+    def apply(
+        self,
+        view: ServerView,
+        pieces: Sequence[tuple[tf.Tensor, tf.Tensor]],
+        wholes: dict[int, Any],
     ) -> None:
-        """Makes the change on a server.
+        """Applies the update on a server.
 
         Args:
           view: of that server.
-          sent: what it got; of several steps a row may be named more than once.
+          pieces: what it got; of several steps a row may be named more than once.
           wholes: the arguments that are not in view, by their position.
         """
-        rows, positions = tf.unique(sent[0][1])
+        rows, positions = tf.unique(pieces[0][1])
         count = tf.size(rows)
-        sums = iter([tf.math.unsorted_segment_sum(v, positions, count) for v, _ in sent])
+        sums = iter([tf.math.unsorted_segment_sum(v, positions, count) for v, _ in pieces])
         leaves = []
         for position, leaf in enumerate(self.leaves):
-            if self.kind(leaf) == "view":
+            if self.transfer(leaf) == "view":
                 value = next(sums)
                 is_sparse = isinstance(leaf, tf.IndexedSlices)
                 leaf = _sparse(value) if is_sparse else value
             leaves.append(wholes.get(position, leaf))
         args, kwargs = tf.nest.pack_sequence_as(self.args, leaves)
-        with viewing(view):
+        with active_view.activate(view):
             self.variable.view.show(rows)
             self.fn(self.variable, *args, **kwargs)
 
 
-def change_of(variable: Any, fn: Callable, args: Any) -> Change:
-    """Returns a call of a function that changes a variable."""
-    kind = RowChange if isinstance(variable, RemoteRowVariable) else Change
-    return kind(variable, fn, args)
+def update_call(variable: Any, fn: Callable, args: Any) -> VariableUpdate:
+    """Returns the update of a variable that a call of a function makes."""
+    cls = RowUpdate if isinstance(variable, RemoteRowVariable) else VariableUpdate
+    return cls(variable, fn, args)
 
 
 def _dense(leaf: Any) -> tf.Tensor:
-    """Returns an argument in the order of the view."""
+    """Returns an argument as a dense tensor, in the order of the rows in view."""
     if isinstance(leaf, tf.IndexedSlices):
         return leaf.values if is_marked_reduced(leaf) else tf.convert_to_tensor(leaf)
     return leaf

@@ -1,15 +1,13 @@
-"""The variables that a worker sees: those of a mirrored strategy, in step with the servers.
+"""The variables of a worker: mirrored ones that are kept in step with the servers.
 
-A weight is an ordinary variable of the worker's, the copy that the model computes with; what
-trains changes the servers' one, and the copy follows. An optimizer's state is on the servers
-alone. While a change is made there, all of them answer as what that server holds: a *view*.
+A weight is an ordinary variable of the worker's, the copy that the model computes with; training
+updates the servers' variable, and the copy follows. An optimizer's state is on the servers only.
+During an update all of them answer as what that server holds: a *view*.
 """
 
 from __future__ import annotations
 
-import contextlib
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -17,14 +15,15 @@ import tensorflow as tf
 from strategies._tensorflow import VARIABLE_VALUE_KEY, MirroredVariable, ResourceVariable
 from strategies.ps.client import Server
 from strategies.ps.registry import RemoteVariable, VariableRegistry
+from strategies.variables.active_shard import ActiveShard
 
 
 class ServerView:
-    """What variables are while one slice of one variable changes on its server.
+    """What variables stand for while one slice of one variable is updated on its server.
 
     Args:
       server: where it is.
-      held: the variable.
+      remote: the variable.
       number: of the slice.
       local: gives a placeholder for a variable that no server has.
     """
@@ -32,102 +31,88 @@ class ServerView:
     def __init__(
         self,
         server: Server,
-        held: RemoteVariable | None,
+        remote: RemoteVariable,
         number: int,
         local: Callable[[Any], tf.Tensor],
     ):
         self.server = server
-        self._held = held
+        self._remote = remote
         self._number = number
         self.local = local
 
-    def part(self, held: RemoteVariable) -> ResourceVariable:
-        """Returns what stands for a variable.
+    def part(self, remote: RemoteVariable) -> ResourceVariable:
+        """Returns the part of a variable that is in view.
 
         Raises:
-          ValueError: if the change may not touch it.
+          ValueError: if the update may not touch it.
         """
-        if held.is_counter:
-            return held.parts[self.server.number]
-        if self._held is not None and held.slices == self._held.slices:
-            return held.parts[self._number]
-        changed = "none" if self._held is None else self._held.path
+        if remote.is_counter:
+            return remote.parts[self.server.number]
+        if remote.slices == self._remote.slices:
+            return remote.parts[self._number]
         raise ValueError(
             "A change on a parameter server reads and writes one variable, and what was made "
-            f"beside it. Received: a change of {changed!r} that uses {held.path!r}. Take an "
-            "optimizer that treats each variable for itself, such as Adam."
+            f"beside it. Received: a change of {self._remote.path!r} that uses {remote.path!r}. "
+            "Take an optimizer that treats each variable for itself, such as Adam."
         )
 
 
-_current = threading.local()
-
-
-@contextlib.contextmanager
-def viewing(view: ServerView) -> Iterator[None]:
-    """In the block, this thread's variables are those of the view."""
-    _current.view = view
-    try:
-        yield
-    finally:
-        _current.view = None
-
-
-def _view() -> ServerView | None:
-    return getattr(_current, "view", None)
+# While a thread updates a slice on its server, its variables are what that server holds.
+active_view: ActiveShard[ServerView] = ActiveShard()
 
 
 def current_server() -> int | None:
-    """Returns the number of the server that changes; None if this thread makes no change."""
-    view = _view()
+    """Returns the number of the server that is updated; None outside of updates."""
+    view = active_view.current
     return None if view is None else view.server.number
 
 
 class LocalVariable(MirroredVariable):
-    """A variable that no server has, such as a learning rate: in a view, the worker's value."""
+    """A variable of the worker's own, such as a learning rate; servers are sent its value."""
 
     def _get(self) -> Any:
-        view = _view()
+        view = active_view.current
         return super()._get() if view is None else view.local(self)
 
     def value(self) -> Any:
         """Returns the value."""
-        view = _view()
+        view = active_view.current
         return super().value() if view is None else view.local(self)
 
 
-class _OnServers(MirroredVariable):
-    """A variable that servers hold.
+class _RemoteMirroredVariable(MirroredVariable):
+    """A variable on the servers.
 
     Attributes:
-      held: what they hold.
+      remote: the variable there.
     """
 
-    held: RemoteVariable
+    remote: RemoteVariable
 
     def _get(self) -> Any:
-        view = _view()
-        return self._outside() if view is None else view.part(self.held)
+        view = active_view.current
+        return self._read_outside() if view is None else view.part(self.remote)
 
     def _get_on_device_or_primary(self) -> Any:
-        view = _view()
-        return self._outside_on_device() if view is None else view.part(self.held)
+        view = active_view.current
+        return self._read_outside_on_device() if view is None else view.part(self.remote)
 
     @property
     def handle(self) -> Any:
         """The resource."""
-        view = _view()
-        return super().handle if view is None else view.part(self.held).handle
+        view = active_view.current
+        return super().handle if view is None else view.part(self.remote).handle
 
     def _update(self, update_fn: Callable, value: Any, **kwargs: Any) -> Any:
-        view = _view()
+        view = active_view.current
         if view is None:
             return self._update_outside(update_fn, value, kwargs)
-        return update_fn(view.part(self.held), value, **kwargs)
+        return update_fn(view.part(self.remote), value, **kwargs)
 
-    def _outside(self) -> Any:
+    def _read_outside(self) -> Any:
         return super()._get()
 
-    def _outside_on_device(self) -> Any:
+    def _read_outside_on_device(self) -> Any:
         return super()._get_on_device_or_primary()
 
     def _update_outside(self, update_fn: Callable, value: Any, kwargs: dict[str, Any]) -> Any:
@@ -140,56 +125,56 @@ class _OnServers(MirroredVariable):
         return self.assign(restored_tensors[VARIABLE_VALUE_KEY])
 
 
-class SharedVariable(_OnServers):
+class SharedVariable(_RemoteMirroredVariable):
     """A weight or a counter: this worker's copy of what the servers hold."""
 
     def _update_outside(self, update_fn: Callable, value: Any, kwargs: dict[str, Any]) -> Any:
-        return self.distribute_strategy.extended._change(self, update_fn, value, kwargs)
+        return self.distribute_strategy.extended._assign(self, update_fn, value, kwargs)
 
     def update_copy(self, update_fn: Callable, value: Any, **kwargs: Any) -> Any:
-        """Changes the worker's copy alone."""
+        """Updates only the worker's copy."""
         return MirroredVariable._update(self, update_fn, value, **kwargs)
 
 
 class CounterVariable(SharedVariable):
-    """A whole number that all workers count up, and no count of which is lost."""
+    """An integer that all workers count up; no count is lost."""
 
     def assign_add(
         self, delta: Any, use_locking: bool = False, name: Any = None, read_value: bool = True
     ) -> Any:
         """Adds to it."""
         extended = self.distribute_strategy.extended
-        if _view() is None and extended._is_stepping():
+        if active_view.current is None and extended._is_stepping():
             return extended._count(self, delta)
         return super().assign_add(delta, use_locking, name, read_value)
 
     def assign(
         self, value: Any, use_locking: bool = False, name: Any = None, read_value: bool = True
     ) -> Any:
-        """Gives it another value; in a step that counts for the difference, as Keras 3 means it."""
+        """Assigns a value; in a step, adds the difference, as Keras 3's optimizers mean it."""
         extended = self.distribute_strategy.extended
-        if _view() is None and extended._is_stepping():
+        if active_view.current is None and extended._is_stepping():
             return extended._count(self, tf.cast(value, self.dtype) - self.values[0].read_value())
         return super().assign(value, use_locking, name, read_value)
 
 
-class SlotVariable(_OnServers):
-    """A part of an optimizer's state, beside its variable on the servers and nowhere else."""
+class SlotVariable(_RemoteMirroredVariable):
+    """A slot variable of an optimizer, which is on the servers only, beside its variable."""
 
-    values_on_servers: VariableRegistry
+    registry: VariableRegistry
 
-    def _outside(self) -> tf.Tensor:
+    def _read_outside(self) -> tf.Tensor:
         if not tf.executing_eagerly():
             raise NotImplementedError(
                 "An optimizer's state is on the parameter servers, and read there while a "
-                f"variable changes. Received: {self.held.path!r} read in a function. Leave out "
+                f"variable changes. Received: {self.remote.path!r} read in a function. Leave out "
                 "what reads it between the steps (use_ema, gradient_accumulation_steps), or take "
                 "mode='geo', where workers have optimizers of their own."
             )
-        return tf.constant(self.values_on_servers.read([self.held])[0], self.held.dtype)
+        return tf.constant(self.registry.read([self.remote])[0], self.remote.dtype)
 
-    def _outside_on_device(self) -> tf.Tensor:
-        return self._outside()
+    def _read_outside_on_device(self) -> tf.Tensor:
+        return self._read_outside()
 
     def value(self) -> Any:
         """Returns the value."""
@@ -197,14 +182,14 @@ class SlotVariable(_OnServers):
 
     def _update_outside(self, update_fn: Callable, value: Any, kwargs: dict[str, Any]) -> Any:
         kwargs.pop("read_value", None)
-        copy = ResourceVariable(self._outside(), trainable=False)
+        copy = ResourceVariable(self._read_outside(), trainable=False)
         update_fn(copy, value, **kwargs)
-        self.values_on_servers.write(self.held, copy.numpy())
+        self.registry.write(self.remote, copy.numpy())
         return self
 
     @property
     def values(self) -> tuple[SlotVariable]:
-        """What holds it: the servers."""
+        """The components: this variable stands for those on the servers."""
         return (self,)
 
 
@@ -213,13 +198,13 @@ def add(variable: ResourceVariable, delta: tf.Tensor) -> None:
     variable.assign_add(delta, read_value=False)
 
 
-def copy_of(variable: SharedVariable) -> tf.Tensor:
+def local_copy(variable: SharedVariable) -> tf.Tensor:
     """Returns the value of a worker's copy."""
     return variable.values[0].read_value()
 
 
-def take_up(variable: SharedVariable, value: tf.Tensor) -> None:
-    """Gives a worker's copy another value, on all of its replicas."""
+def assign_copy(variable: SharedVariable, value: tf.Tensor) -> None:
+    """Assigns a value to a worker's copy, on all of its replicas."""
     for copy in variable.values:
         with tf.device(copy.device):
             copy.assign(value, read_value=False)

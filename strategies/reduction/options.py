@@ -1,4 +1,4 @@
-"""How gradients are reduced: one object for all strategies."""
+"""Options of the reduction of gradients, for all strategies."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 
 from strategies._tensorflow import CommunicationOptions
+from strategies.checks import check_whole_number
 
 _COMPRESSIONS = (None, "fp16")
 _MODES = ("all_reduce", "reduce")
@@ -13,7 +14,7 @@ _MODES = ("all_reduce", "reduce")
 
 @dataclass(frozen=True)
 class ReductionOptions:
-    """How the values of replicas are reduced; valid once built.
+    """Options of the reduction of gradients, validated on construction.
 
     >>> ReductionOptions(compression="fp16").compression
     'fp16'
@@ -50,12 +51,7 @@ class ReductionOptions:
 
     def __post_init__(self) -> None:
         for name in ("bucket_bytes", "dense_below", "split_above"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-                raise ValueError(
-                    f"{name} is a whole number from 0. Received: {value!r}. "
-                    "Leave it out for the default."
-                )
+            check_whole_number(name, getattr(self, name), 0, "Leave it out for the default.")
         if self.compression not in _COMPRESSIONS:
             raise ValueError(
                 f"compression is one of {', '.join(map(repr, _COMPRESSIONS))}. Received: "
@@ -70,7 +66,7 @@ class ReductionOptions:
 
 
 def packed(reduction: ReductionOptions | None, options: CommunicationOptions) -> ReductionOptions:
-    """Returns how gradients are reduced, in packs of `bytes_per_pack` where that is given.
+    """Returns the reduction options, with buckets of `bytes_per_pack` if that is given.
 
     >>> packed(None, CommunicationOptions(bytes_per_pack=100)).bucket_bytes
     100

@@ -1,4 +1,4 @@
-"""Gradients of rows (`tf.IndexedSlices`), and how they are made small or dense for a journey."""
+"""Sparse gradients (`tf.IndexedSlices`): deduplicated, or made dense, to be reduced."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 # By the identity of a gradient's indices, which what scales or clips it leaves as they are.
-_here: weakref.WeakValueDictionary[int, tf.Tensor] = weakref.WeakValueDictionary()
-_shown: dict[int, tuple[tf.Tensor, Callable]] = {}
+_reduced_indices: weakref.WeakValueDictionary[int, tf.Tensor] = weakref.WeakValueDictionary()
+_rebuilders: dict[int, tuple[tf.Tensor, Callable]] = {}
 
 
-def of_tensors(slices: tf.IndexedSlices) -> tf.IndexedSlices:
-    """Returns the same gradient, of tensors where it was made of Python or NumPy values.
+def as_tensors(slices: tf.IndexedSlices) -> tf.IndexedSlices:
+    """Returns the same gradient, with tensors in place of Python or NumPy values.
 
-    >>> of_tensors(tf.IndexedSlices(tf.ones([1, 2]), [3], (5, 2))).dense_shape.numpy().tolist()
+    >>> as_tensors(tf.IndexedSlices(tf.ones([1, 2]), [3], (5, 2))).dense_shape.numpy().tolist()
     [5, 2]
     """
     shape = slices.dense_shape
@@ -27,8 +27,8 @@ def of_tensors(slices: tf.IndexedSlices) -> tf.IndexedSlices:
     )
 
 
-def joined(slices: Sequence[tf.IndexedSlices]) -> tf.IndexedSlices:
-    """Returns all rows of several gradients of one table: their sum."""
+def concatenated(slices: Sequence[tf.IndexedSlices]) -> tf.IndexedSlices:
+    """Returns the rows of several gradients of one table, concatenated: their sum."""
     if len(slices) == 1:
         return slices[0]
     values = tf.concat([one.values for one in slices], 0)
@@ -48,14 +48,14 @@ def unique(slices: tf.IndexedSlices) -> tf.IndexedSlices:
     return tf.IndexedSlices(values, indices, slices.dense_shape)
 
 
-def elements(slices: tf.IndexedSlices) -> float:
-    """Returns how many elements the table has; infinity where that is not known in time."""
+def num_elements(slices: tf.IndexedSlices) -> float:
+    """Returns the number of elements of the table; infinity if its static shape is unknown."""
     shape = None if slices.dense_shape is None else tf.get_static_value(slices.dense_shape)
     return math.inf if shape is None else float(math.prod(shape.tolist()))
 
 
-def spread(slices: tf.IndexedSlices) -> list[tf.Tensor]:
-    """Returns the whole table's gradient, and how often each row was touched."""
+def densified(slices: tf.IndexedSlices) -> list[tf.Tensor]:
+    """Returns the dense gradient of the table, and how often each row was touched."""
     counts = tf.ones_like(slices.indices, slices.values.dtype)
     rows = slices.dense_shape[0]
     return [
@@ -64,8 +64,8 @@ def spread(slices: tf.IndexedSlices) -> list[tf.Tensor]:
     ]
 
 
-def collected(table: tf.Tensor, counts: tf.Tensor, like: tf.IndexedSlices) -> tf.IndexedSlices:
-    """Returns the touched rows of what `spread` gave: an optimizer leaves the others alone."""
+def touched_rows(table: tf.Tensor, counts: tf.Tensor, like: tf.IndexedSlices) -> tf.IndexedSlices:
+    """Returns the touched rows of what `densified` gave: an optimizer leaves the others alone."""
     indices = tf.cast(tf.where(counts > 0)[:, 0], like.indices.dtype)
     return tf.IndexedSlices(tf.gather(table, indices), indices, like.dense_shape)
 
@@ -73,32 +73,35 @@ def collected(table: tf.Tensor, counts: tf.Tensor, like: tf.IndexedSlices) -> tf
 def mark_reduced(
     indices: tf.Tensor,
     rows: tf.Tensor,
-    show: Callable[[tf.Tensor, tf.Tensor], tf.IndexedSlices],
+    rebuild: Callable[[tf.Tensor, tf.Tensor], tf.IndexedSlices],
 ) -> None:
-    """Marks a gradient as one whose rows this worker alone has, summed over all workers.
+    """Marks a gradient as reduced over all workers already; its rows are this worker's own.
 
     Args:
       indices: of the gradient.
       rows: the rows that it is of.
-      show: makes a gradient of values and rows, for the sum over replicas of this worker.
+      rebuild: makes a gradient of values and rows, for the sum over replicas of this worker.
     """
     key = id(indices)
-    _here[key] = indices
-    _shown[key] = rows, show
-    weakref.finalize(indices, _shown.pop, key, None)
+    _reduced_indices[key] = indices
+    _rebuilders[key] = rows, rebuild
+    weakref.finalize(indices, _rebuilders.pop, key, None)
 
 
 def is_marked_reduced(slices: object) -> bool:
-    """Returns whether a gradient is one that `mark_reduced` marked."""
-    return isinstance(slices, tf.IndexedSlices) and _here.get(id(slices.indices)) is slices.indices
+    """Returns whether `mark_reduced` has marked a gradient."""
+    return (
+        isinstance(slices, tf.IndexedSlices)
+        and _reduced_indices.get(id(slices.indices)) is slices.indices
+    )
 
 
-def summed_here(column: Sequence[tf.IndexedSlices]) -> tf.IndexedSlices:
-    """Returns the sum over replicas of gradients that `mark_reduced` marked."""
+def local_sum(column: Sequence[tf.IndexedSlices]) -> tf.IndexedSlices:
+    """Returns the sum over this worker's replicas of gradients that `mark_reduced` has marked."""
     if len(column) == 1:
         return column[0]
-    _, show = _shown[id(column[0].indices)]
-    numbers = tf.concat([_shown[id(one.indices)][0] for one in column], 0)
+    _, rebuild = _rebuilders[id(column[0].indices)]
+    numbers = tf.concat([_rebuilders[id(one.indices)][0] for one in column], 0)
     values = tf.concat([one.values for one in column], 0)
     total = unique(tf.IndexedSlices(values, numbers))
-    return show(total.values, total.indices)
+    return rebuild(total.values, total.indices)

@@ -1,26 +1,10 @@
-"""Which optimizers treat each element by itself, so that a part of a variable can be updated."""
+"""Optimizers that update each element by itself, and so can update a part of a variable."""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
 from typing import Any
 
-import tensorflow as tf
-
-# Keras's and tf_keras's. The others look at a variable's norm, rows or columns.
-ELEMENTWISE = (
-    "Adadelta",
-    "Adagrad",
-    "Adam",
-    "AdamW",
-    "Adamax",
-    "Ftrl",
-    "Lion",
-    "Nadam",
-    "RMSprop",
-    "SGD",
-)
+from strategies._keras import ELEMENTWISE, WHOLE_STATE_OPTIONS, is_legacy, is_of_keras
 
 
 def is_elementwise(optimizer: Any) -> bool:
@@ -36,27 +20,11 @@ def is_elementwise(optimizer: Any) -> bool:
     said = getattr(cls, "elementwise", None)
     if said is not None:
         return bool(said)
-    of_keras = cls.__module__.split(".")[0] in ("keras", "tf_keras")
-    return of_keras and cls.__name__ in ELEMENTWISE
-
-
-def is_optimizer(value: Any) -> bool:
-    """Returns whether a value is an optimizer: Keras's, tf_keras's or its legacy ones.
-
-    >>> import keras
-    >>> is_optimizer(keras.optimizers.SGD()), is_optimizer(keras.layers.Dense(1))
-    (True, False)
-    """
-    return hasattr(type(value), "update_step") or is_legacy(value)
-
-
-def is_legacy(optimizer: Any) -> bool:
-    """Returns whether an optimizer is one of `tf_keras.optimizers.legacy`, or made as these are."""
-    return hasattr(type(optimizer), "_resource_apply_dense")
+    return is_of_keras(cls) and cls.__name__ in ELEMENTWISE
 
 
 def check_trains_rows(optimizer: Any) -> None:
-    """Checks that an optimizer is right on the touched rows of an embedding alone.
+    """Checks that an optimizer can train the touched rows of an embedding alone.
 
     Raises:
       ValueError: if it is not; it names the optimizer or its option.
@@ -76,7 +44,7 @@ def check_trains_rows(optimizer: Any) -> None:
             "layers by another one (keras.optimizers.MultiOptimizer, or the layer's "
             "optimizer=...); or say `elementwise = True` in the class of your own."
         )
-    for option in ("use_ema", "gradient_accumulation_steps"):
+    for option in WHOLE_STATE_OPTIONS:
         if getattr(optimizer, option, None):
             raise ValueError(
                 "An embedding's rows are updated when they are touched, by optimizers whose state "
@@ -84,15 +52,3 @@ def check_trains_rows(optimizer: Any) -> None:
                 f"{getattr(optimizer, option)!r}, which is of all rows in every step. Leave "
                 f"{option} out."
             )
-
-
-def optimizer_of(update: Callable) -> Any | None:
-    """Returns the optimizer whose step an update function is, None if it is another function.
-
-    Keras's optimizers pass a function of their own to `extended.update`, which knows them.
-    """
-    function = inspect.unwrap(tf.__internal__.decorator.unwrap(update)[1])
-    if not inspect.isfunction(function):
-        return None
-    found = inspect.getclosurevars(function).nonlocals.get("self")
-    return found if hasattr(found, "update_step") else None

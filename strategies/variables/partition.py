@@ -1,4 +1,4 @@
-"""Variables in parts: each is whole to its readers, and one of its parts to an update.
+"""Partitioned variables: whole to their readers, one of their parts to an update.
 
 Optimizer state that is split over workers, and variables that are split over servers, have to
 look whole to Keras, which builds, saves and restores them by the shape of the model's variable.
@@ -11,28 +11,31 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from strategies._tensorflow import VARIABLE_VALUE_KEY
+from strategies._tensorflow import VARIABLE_VALUE_KEY, unique_id
+from strategies.partitioning import part_bounds
+from strategies.variables.active_shard import ActiveShard
 
 
 @dataclass(frozen=True)
 class PartitionSpec:
-    """How tensors of one shape are cut into parts: by whole rows, by elements if rows are few.
+    """An even partition of tensors of one shape: by whole rows, or by elements if rows are few.
 
     The first parts have one row or element more than the last ones where it does not come out
     even.
 
-    >>> Cut((5, 3), 2).sizes, Cut((5, 3), 2).shape_of(1)
+    >>> PartitionSpec((5, 3), 2).sizes, PartitionSpec((5, 3), 2).shape_of(1)
     ((3, 2), (2, 3))
-    >>> Cut((3, 2, 2), 4).sizes, Cut((3, 2, 2), 4).shape_of(0)
+    >>> PartitionSpec((3, 2, 2), 4).sizes, PartitionSpec((3, 2, 2), 4).shape_of(0)
     ((3, 3, 3, 3), (3,))
-    >>> cut = Cut((5, 3), 2)
-    >>> cut.part(tf.reshape(tf.range(15), [5, 3]), 1).numpy().tolist()
+    >>> spec = PartitionSpec((5, 3), 2)
+    >>> spec.part(tf.reshape(tf.range(15), [5, 3]), 1).numpy().tolist()
     [[9, 10, 11], [12, 13, 14]]
 
     Attributes:
@@ -45,18 +48,18 @@ class PartitionSpec:
 
     @property
     def by_rows(self) -> bool:
-        """Whether a part has the rank of the whole."""
+        """Whether parts are whole rows, and so have the rank of the whole."""
         return len(self.shape) > 0 and self.shape[0] >= self.count
 
     @property
     def sizes(self) -> tuple[int, ...]:
         """The parts' first dimensions."""
         units = self.shape[0] if self.by_rows else math.prod(self.shape)
-        each, more = divmod(units, self.count)
-        return tuple(each + (number < more) for number in range(self.count))
+        bounds = (part_bounds(units, number, self.count) for number in range(self.count))
+        return tuple(stop - start for start, stop in bounds)
 
-    def begin_of(self, number: int) -> int:
-        """Returns the first row or element of a part."""
+    def offset_of(self, number: int) -> int:
+        """Returns the index of the first row or element of a part."""
         return sum(self.sizes[:number])
 
     def shape_of(self, number: int) -> tuple[int, ...]:
@@ -65,13 +68,13 @@ class PartitionSpec:
 
     def part(self, value: Any, number: int) -> Any:
         """Returns one part of a tensor, or of a gradient of rows (`tf.IndexedSlices`)."""
-        begin, size = self.begin_of(number), self.sizes[number]
+        begin, size = self.offset_of(number), self.sizes[number]
         if isinstance(value, tf.IndexedSlices) and self.by_rows:
             indices = value.indices - tf.cast(begin, value.indices.dtype)
-            mine = (indices >= 0) & (indices < tf.cast(size, indices.dtype))
+            sliced = (indices >= 0) & (indices < tf.cast(size, indices.dtype))
             return tf.IndexedSlices(
-                tf.boolean_mask(value.values, mine),
-                tf.boolean_mask(indices, mine),
+                tf.boolean_mask(value.values, sliced),
+                tf.boolean_mask(indices, sliced),
                 tf.constant(self.shape_of(number), indices.dtype),
             )
         value = tf.convert_to_tensor(value)
@@ -79,7 +82,7 @@ class PartitionSpec:
         return value[begin : begin + size]
 
     def whole(self, joined: tf.Tensor) -> tf.Tensor:
-        """Returns the tensor whose parts, joined along the first axis, are given."""
+        """Returns the whole tensor, given its parts joined along the first axis."""
         return tf.reshape(joined, self.shape)
 
 
@@ -87,7 +90,7 @@ class Partition:
     """The parts of one variable, and which of them is in view.
 
     Args:
-      cut: how the variable is cut.
+      spec: how the variable is cut.
       numbers: the parts that this process holds.
       join: returns all parts joined along their first axis, given this process's.
       written: returns which of `numbers` an assignment writes that is made with no part in view;
@@ -96,29 +99,29 @@ class Partition:
 
     def __init__(
         self,
-        cut: PartitionSpec,
+        spec: PartitionSpec,
         numbers: Sequence[int],
         join: Callable[[list[tf.Tensor]], tf.Tensor],
         written: Callable[[], Sequence[int]] | None = None,
     ):
-        self.cut = cut
+        self.spec = spec
         self.numbers = tuple(numbers)
         self.join = join
         self.written = written or (lambda: self.numbers)
-        self.in_view: int | None = None
+        self._active: ActiveShard[int] = ActiveShard()
 
-    @contextlib.contextmanager
-    def viewing(self, number: int) -> Iterator[None]:
-        """Lets the variables of this split answer as one of their parts."""
-        self.in_view = number
-        try:
-            yield
-        finally:
-            self.in_view = None
+    @property
+    def in_view(self) -> int | None:
+        """The number of the part in view; None for the whole."""
+        return self._active.current
+
+    def viewing(self, number: int) -> AbstractContextManager[None]:
+        """Makes the variables of this partition answer as one of their parts, in the block."""
+        return self._active.activate(number)
 
 
 class _Readable(tf.Variable):
-    """A variable made of other variables: it is what `value` returns."""
+    """Base class of variables that are made of other variables, through `value` and `assign`."""
 
     def __init__(self, name: str, dtype: tf.DType):
         self._given_name = name if ":" in name else f"{name}:0"
@@ -176,7 +179,7 @@ class _Readable(tf.Variable):
 
     @property
     def name(self) -> str:
-        """As of the variable that it stands for."""
+        """The name of the variable that it stands for."""
         return self._given_name
 
     @property
@@ -189,20 +192,20 @@ class _Readable(tf.Variable):
 
 
 class PartitionedVariable(_Readable):
-    """A variable of which this process holds some parts; optimizer state, for one.
+    """A variable of which this process holds some parts, such as optimizer state.
 
     Args:
       parts: this process's, in the order of the split's numbers.
-      split: how it is split.
+      partition: how it is split.
       name: as Keras asked for.
     """
 
-    def __init__(self, parts: Sequence[tf.Variable], split: Partition, name: str):
+    def __init__(self, parts: Sequence[tf.Variable], partition: Partition, name: str):
         super().__init__(name, parts[0].dtype)
-        self._parts = dict(zip(split.numbers, parts, strict=True))
-        self._split = split
-        self._unique_id = f"{parts[0]._unique_id}_split"
-        self._kept: tf.Tensor | None = None
+        self._parts = dict(zip(partition.numbers, parts, strict=True))
+        self._partition = partition
+        self._unique_id = f"{unique_id(parts[0])}_split"
+        self._cached: tf.Tensor | None = None
 
     @property
     def parts(self) -> tuple[tf.Variable, ...]:
@@ -211,42 +214,42 @@ class PartitionedVariable(_Readable):
 
     @property
     def shape(self) -> tf.TensorShape:
-        """Of the part in view, or the whole."""
-        number, cut = self._split.in_view, self._split.cut
-        return tf.TensorShape(cut.shape if number is None else cut.shape_of(number))
+        """The shape of the part in view, or of the whole."""
+        number, spec = self._partition.in_view, self._partition.spec
+        return tf.TensorShape(spec.shape if number is None else spec.shape_of(number))
 
     @property
     def device(self) -> str:
-        """Of this process's first part."""
+        """The device of this process's first part."""
         return self.parts[0].device
 
     def value(self) -> tf.Tensor:
         """Returns the part in view, or the whole: then all workers have to read it."""
-        number, split = self._split.in_view, self._split
+        number, partition = self._partition.in_view, self._partition
         if number is not None:
             return self._parts[number].value()
-        if self._kept is not None:
-            return self._kept
-        return split.cut.whole(split.join([part.value() for part in self.parts]))
+        if self._cached is not None:
+            return self._cached
+        return partition.spec.whole(partition.join([part.value() for part in self.parts]))
 
     @contextlib.contextmanager
-    def kept(self) -> Iterator[None]:
-        """Lets this process read the whole by itself, as it was when all workers entered."""
-        self._kept = self.value()
+    def cached_whole(self) -> Iterator[None]:
+        """Caches the whole, so that this process can read it in the block without the others."""
+        self._cached = self.value()
         try:
             yield
         finally:
-            self._kept = None
+            self._cached = None
 
     def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
-        """Writes the part in view, or all parts that are held here from the whole."""
+        """Writes the part in view, or the parts that this process holds of the whole."""
         value = tf.convert_to_tensor(value, self.dtype)
-        number, split = self._split.in_view, self._split
+        number, partition = self._partition.in_view, self._partition
         if number is not None:
             self._parts[number].assign(value)
         else:
-            for written in split.written():
-                self._parts[written].assign(split.cut.part(value, written))
+            for written in partition.written():
+                self._parts[written].assign(partition.spec.part(value, written))
         return self
 
     def _serialize_to_tensors(self) -> dict[str, tf.Tensor]:
@@ -257,40 +260,40 @@ class PartitionedVariable(_Readable):
 
 
 class PartView(_Readable):
-    """One part of a whole variable while an update runs; it is written afterwards.
+    """One part of a whole variable during an update, which is written back afterwards.
 
     Args:
       variable: the whole, of one replica.
-      cut: how it is cut.
+      spec: how it is cut.
       number: the part.
       key: the `_unique_id` by which an optimizer knows the variable.
     """
 
-    def __init__(self, variable: tf.Variable, cut: PartitionSpec, number: int, key: str):
+    def __init__(self, variable: tf.Variable, spec: PartitionSpec, number: int, key: str):
         super().__init__(variable.name, variable.dtype)
         self._variable = variable
-        self._cut = cut
+        self._spec = spec
         self._number = number
         self._unique_id = key
         self._written: tf.Tensor | None = None
 
     @property
     def shape(self) -> tf.TensorShape:
-        """The part's."""
-        return tf.TensorShape(self._cut.shape_of(self._number))
+        """The shape of the part."""
+        return tf.TensorShape(self._spec.shape_of(self._number))
 
     @property
     def device(self) -> str:
-        """Of the whole."""
+        """The device of the whole."""
         return self._variable.device
 
     def value(self) -> tf.Tensor:
         """Returns the part as the update has left it so far."""
         if self._written is None:
-            return self._cut.part(self._variable.value(), self._number)
+            return self._spec.part(self._variable.value(), self._number)
         return self._written
 
     def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
-        """Keeps the value, for the whole to be written from all workers' parts."""
+        """Stores the value, until the whole is written from the parts of all workers."""
         self._written = tf.convert_to_tensor(value, self.dtype)
         return self

@@ -30,9 +30,16 @@ from typing import Any, NoReturn, Protocol
 import numpy as np
 import tensorflow as tf
 
-from strategies._keras import innermost, is_updating, is_writing_h5
+from strategies._keras import (
+    ELEMENTWISE,
+    innermost,
+    is_legacy,
+    is_optimizer,
+    is_updating,
+    is_writing_h5,
+)
 from strategies._tensorflow import ResourceVariable
-from strategies.variables.elementwise import ELEMENTWISE, check_trains_rows, is_legacy, is_optimizer
+from strategies.variables.elementwise import check_trains_rows
 from strategies.variables.growable_array import HOST, GrowableArray
 
 _numbers = itertools.count()

@@ -1,4 +1,4 @@
-"""Optimizer state that is split over the replicas: mode "reduce".
+"""Optimizer state sharded over the replicas (ZeRO stage 1): mode "reduce".
 
 Fluid calls it ReduceStrategy.Reduce, DeepSpeed ZeRO stage 1 (arXiv 1910.02054): each replica
 updates one part of each variable and holds that part's optimizer state alone; the parts of the
@@ -14,19 +14,16 @@ from typing import Any
 
 import tensorflow as tf
 
-from strategies._tensorflow import UpdateContext, select_replica
+from strategies._keras import is_written_outside_updates, optimizer_of
+from strategies._tensorflow import UpdateContext, select_replica, unique_id
 from strategies.collectives import Collectives
 from strategies.collectives.single_worker import in_single_worker_scope
-from strategies.variables.elementwise import is_elementwise, optimizer_of
+from strategies.variables.elementwise import is_elementwise
 from strategies.variables.partition import Partition, PartitionedVariable, PartitionSpec, PartView
-
-# What Keras writes outside of an update: each replica's sum of its own gradients, and the moving
-# averages of variables, as Keras 3 and tf_keras name them.
-_WHOLE_NAMES = ("_gradient_accumulator", "_average"), ("average/",)
 
 
 class ShardedOptimizerState:
-    """The split optimizer state of one strategy.
+    """The sharded optimizer state of one strategy.
 
     Args:
       collectives: the workers.
@@ -42,12 +39,12 @@ class ShardedOptimizerState:
         self._count = count
         begin = collectives.rank * len(devices)
         self._numbers = range(begin, begin + len(devices))
-        self._splits: dict[str, Partition] = {}
+        self._partitions: dict[str, Partition] = {}
 
     def new_state(
         self, next_creator: Callable, first_value: Callable[[Any, Any], tf.Tensor], kwargs: Mapping
     ) -> PartitionedVariable | None:
-        """Returns a new variable of an optimizer's state in parts, None if it is not to be split.
+        """Creates a sharded slot variable; returns None if it is not to be sharded.
 
         Args:
           next_creator: makes a variable on the device in scope.
@@ -55,27 +52,24 @@ class ShardedOptimizerState:
           kwargs: of the variable that Keras asks for.
         """
         beside = kwargs.get("colocate_with")
-        ends, begins = _WHOLE_NAMES
-        if not self._is_split(beside) or kwargs["name"].endswith(ends):
-            return None
-        if kwargs["name"].startswith(begins):
+        if not self._is_sharded(beside) or is_written_outside_updates(kwargs["name"]):
             return None
         with tf.init_scope():
             value = first_value(kwargs["initial_value"], kwargs.get("dtype"))
         if value.shape != kwargs["colocate_with"].shape:
             return None
-        split = self._split_of(beside)
+        partition = self._partition_of(beside)
         options = {k: v for k, v in kwargs.items() if k not in ("colocate_with", "aggregation")}
         parts = []
-        for number, device in zip(split.numbers, self._devices, strict=True):
+        for number, device in zip(partition.numbers, self._devices, strict=True):
             with tf.device(device):
-                options["initial_value"] = _part_of(value, split.cut, number)
+                options["initial_value"] = _part_of(value, partition.spec, number)
                 parts.append(next_creator(**options))
-        return PartitionedVariable(parts, split, kwargs["name"])
+        return PartitionedVariable(parts, partition, kwargs["name"])
 
     def can_update(self, variable: Any) -> bool:
-        """Returns whether a variable is in parts, or its optimizer's state is."""
-        return isinstance(variable, PartitionedVariable) or _key(variable) in self._splits
+        """Returns whether a variable or its optimizer state is sharded."""
+        return isinstance(variable, PartitionedVariable) or unique_id(variable) in self._partitions
 
     def update(self, variable: Any, update: Callable, args: Sequence[Any], kwargs: Mapping) -> None:
         """Updates a variable on all replicas of this worker.
@@ -89,13 +83,13 @@ class ShardedOptimizerState:
           args: gradients and others; those of the variable's shape are cut as it is.
           kwargs: further arguments.
         """
-        if _is_step_of_elementwise(update, args, variable.shape):
-            split = self._splits[_key(variable)]
+        if _is_elementwise_step(update, args, variable.shape):
+            partition = self._partitions[unique_id(variable)]
             written = []
             for replica in range(len(self._devices)):
                 with UpdateContext(replica):
                     written.append(self._part(variable, replica, update, args, kwargs))
-            whole = split.cut.whole(split.join(written))
+            whole = partition.spec.whole(partition.join(written))
             for component in variable.values:
                 with tf.device(component.device):
                     component.assign(whole)
@@ -117,7 +111,7 @@ class ShardedOptimizerState:
         args: Sequence[Any],
         kwargs: Mapping,
     ) -> None:
-        """Updates a variable on one replica, by whose own function this is called; see `update`.
+        """Updates a variable on one replica, called by that replica's own function; see `update`.
 
         Args:
           variable: one that `can_update` knows.
@@ -127,12 +121,12 @@ class ShardedOptimizerState:
           args: gradients and others; those of the variable's shape are cut as it is.
           kwargs: further arguments.
         """
-        if _is_step_of_elementwise(update, args, variable.shape):
+        if _is_elementwise_step(update, args, variable.shape):
             part = self._part(variable, replica, update, args, kwargs)
             component = variable.values[replica]
             with tf.device(component.device):
-                cut = self._splits[_key(variable)].cut
-                component.assign(cut.whole(collectives.all_gather(part)))
+                spec = self._partitions[unique_id(variable)].spec
+                component.assign(spec.whole(collectives.all_gather(part)))
         elif len(self._devices) > 1 and optimizer_of(update) is not None:
             raise ValueError(
                 "With mode='reduce' and several replicas a process, an optimizer that runs inside "
@@ -149,17 +143,20 @@ class ShardedOptimizerState:
     def _part(
         self, variable: Any, replica: int, update: Callable, args: Sequence[Any], kwargs: Mapping
     ) -> tf.Tensor:
-        """Returns one replica's part of a variable, updated."""
-        split = self._splits[_key(variable)]
-        number = split.numbers[replica]
-        part = PartView(variable.values[replica], split.cut, number, _key(variable))
-        mine, named = select_replica(replica, (tuple(args), dict(kwargs)))
-        mine = [_part_of(v, split.cut, number) if _is_like(v, variable.shape) else v for v in mine]
-        with tf.device(part.device), split.viewing(number):
-            update(part, *mine, **named)
+        """Updates one replica's part of a variable, and returns it."""
+        partition = self._partitions[unique_id(variable)]
+        number = partition.numbers[replica]
+        part = PartView(variable.values[replica], partition.spec, number, unique_id(variable))
+        sliced, named = select_replica(replica, (tuple(args), dict(kwargs)))
+        sliced = [
+            _part_of(v, partition.spec, number) if _has_shape(v, variable.shape) else v
+            for v in sliced
+        ]
+        with tf.device(part.device), partition.viewing(number):
+            update(part, *sliced, **named)
             return part.value()
 
-    def _is_split(self, variable: Any) -> bool:
+    def _is_sharded(self, variable: Any) -> bool:
         return (
             self._count > 1
             and hasattr(variable, "values")
@@ -169,12 +166,12 @@ class ShardedOptimizerState:
             and math.prod(variable.shape) > max(self._above, self._count)
         )
 
-    def _split_of(self, variable: Any) -> Partition:
-        key = variable._unique_id
-        if key not in self._splits:
-            cut = PartitionSpec(tuple(variable.shape), self._count)
-            self._splits[key] = Partition(cut, self._numbers, self._join, self._written)
-        return self._splits[key]
+    def _partition_of(self, variable: Any) -> Partition:
+        key = unique_id(variable)
+        if key not in self._partitions:
+            spec = PartitionSpec(tuple(variable.shape), self._count)
+            self._partitions[key] = Partition(spec, self._numbers, self._join, self._written)
+        return self._partitions[key]
 
     def _join(self, parts: list[tf.Tensor]) -> tf.Tensor:
         if in_single_worker_scope():
@@ -186,30 +183,26 @@ class ShardedOptimizerState:
         return self._collectives.all_gather(parts[0] if len(parts) == 1 else tf.concat(parts, 0))
 
     def _written(self) -> Sequence[int]:
-        """Returns the parts that an assignment writes: in a replica's function its own."""
+        """Returns the parts that an assignment writes: in a replica's function, its own."""
         context = tf.distribute.get_replica_context()
         if len(self._devices) == 1 or context is None or not tf.distribute.has_strategy():
             return self._numbers
         return [int(tf.get_static_value(context.replica_id_in_sync_group))]
 
 
-def _part_of(value: Any, cut: PartitionSpec, number: int) -> Any:
-    """Returns a part that does not keep the whole in memory, as a slice would."""
-    part = cut.part(value, number)
+def _part_of(value: Any, spec: PartitionSpec, number: int) -> Any:
+    """Returns a copy of a part, which does not keep the whole in memory as a slice would."""
+    part = spec.part(value, number)
     return part if isinstance(part, tf.IndexedSlices) else tf.raw_ops.DeepCopy(x=part)
 
 
-def _is_like(value: Any, shape: tf.TensorShape) -> bool:
+def _has_shape(value: Any, shape: tf.TensorShape) -> bool:
     if isinstance(value, tf.IndexedSlices):
         return True
     return getattr(value, "shape", None) == shape
 
 
-def _is_step_of_elementwise(update: Callable, args: Sequence[Any], shape: tf.TensorShape) -> bool:
-    has_gradient = any(_is_like(value, shape) for value in select_replica(0, tuple(args)))
+def _is_elementwise_step(update: Callable, args: Sequence[Any], shape: tf.TensorShape) -> bool:
+    has_gradient = any(_has_shape(value, shape) for value in select_replica(0, tuple(args)))
     optimizer = optimizer_of(update) if has_gradient else None
     return optimizer is not None and is_elementwise(optimizer)
-
-
-def _key(variable: Any) -> str:
-    return getattr(variable, "_unique_id", "")

@@ -90,12 +90,12 @@ for length in (0, 1, 5):
     assert gathered.shape == [n * length]
 
 # A dataset asks the others while the step before is still exchanging.
-apart = workers.apart()
+stream = workers.new_stream()
 steps = 10 + n - 1
 
 
 def has_more(number):
-    return apart.all_reduce([tf.cast(number < 10 + rank, tf.int32)])[0] > 0
+    return stream.all_reduce([tf.cast(number < 10 + rank, tf.int32)])[0] > 0
 
 
 dataset = tf.data.Dataset.range(20).take_while(has_more)

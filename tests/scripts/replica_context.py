@@ -254,7 +254,7 @@ def check_input():
     batch = next(iter(strategy.experimental_distribute_dataset(dataset, on_host)))
     assert all(device.endswith("CPU:0") for device in devices_of(batch))
     # What GPUs take their batches from, which no GPU is needed for.
-    dealt = distributed._dealt_out(distributed._dataset) if replicas > 1 else None
+    dealt = distributed._round_robin_iterator(distributed._dataset) if replicas > 1 else None
     if dealt is not None:
         assert devices_of(next(dealt)) == list(extended.worker_devices)
 

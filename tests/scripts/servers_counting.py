@@ -48,7 +48,7 @@ def step():
 
 
 def on_servers(variable):
-    return extended.on_servers.read([variable.held])[0]
+    return extended.registry.read([variable.remote])[0]
 
 
 lag, held = 0, []
@@ -57,7 +57,7 @@ for number in range(1, steps + 1):
     now = int(mine.numpy()[rank])
     lag = max(lag, number + now)
     if number > steps - 12:
-        extended.exchange.drain()
+        extended.update_mode.drain()
         held.append(now)
 if mode != "geo":
     bounds = {"half_async": 0, "async": 0}
@@ -105,7 +105,7 @@ else:
     np.testing.assert_allclose(on_servers(thirds), -total * float(wire(1 / 3)), rtol=2e-5)
     assert int(on_servers(iteration)) == total
     np.testing.assert_array_equal(
-        extended.on_servers.read([extended.pushes])[0], np.full([size], steps)
+        extended.registry.read([extended.pushes])[0], np.full([size], steps)
     )
 strategies.barrier(strategy)
 

@@ -34,7 +34,7 @@ def trained(here):
 for ended in range(workers.rank + 1):
     trained(workers.size - ended)
     if ended:
-        assert strategy.extended.servers.here == [rank >= ended for rank in range(workers.size)]
+        assert strategy.extended.servers.present == [rank >= ended for rank in range(workers.size)]
 iterations = int(model.optimizer.iterations.numpy())
 assert iterations == STEPS * (workers.rank + 1), iterations
 if workers.rank == workers.size - 1:

@@ -135,7 +135,7 @@ if rank == 0 and not in_step:
     check(trained, one)
 if rank == 0:
     strategies.barrier(strategy)
-    assert servers.here == [True] + [False] * (size - 1), servers.here
+    assert servers.present == [True] + [False] * (size - 1), servers.present
     if not in_step:
         check(trained, one)
     else:

@@ -61,9 +61,9 @@ model.fit(
     verbose=0,
     shuffle=False,
 )
-strategy.extended.exchange.drain()
+strategy.extended.update_mode.drain()
 strategies.barrier(strategy)
 count = model.optimizer.iterations.value
 if mode in ("async", "half_async"):  # where a worker's copy may lack the others' last steps
-    (count,) = strategy.extended.on_servers.read([count.held])
+    (count,) = strategy.extended.registry.read([count.remote])
 print("iterations at the end:", int(np.asarray(count)), flush=True)

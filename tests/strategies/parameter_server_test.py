@@ -170,8 +170,8 @@ while not os.path.exists("stop"):
     open(f"worker{{me}}.new", "w").write(str(number))
     os.replace(f"worker{{me}}.new", f"worker{{me}}")
     time.sleep(0.02)
-extended.exchange.drain()
-print("did", number, "found", int(-extended.on_servers.read([weight.held])[0][0]))
+extended.update_mode.drain()
+print("did", number, "found", int(-extended.registry.read([weight.remote])[0][0]))
 """
 
 

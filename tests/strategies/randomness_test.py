@@ -49,6 +49,6 @@ def test_a_graph_has_its_seed_again_afterwards(monkeypatch, rank, is_own):
     monkeypatch.setattr(randomness, "global_seed", lambda: 5)
     with tf.Graph().as_default() as graph:
         graph.seed = 5
-        with randomness.own_seed(rank):
+        with randomness.worker_seed_scope(rank):
             assert (graph.seed != 5) == is_own
         assert graph.seed == 5

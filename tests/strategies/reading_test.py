@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 import strategies
 from strategies.data import read_files as reading
-from strategies.data.read_files import batches_of, names_of, rows_of, shard_of
-from strategies.data.sharding import ready, share, whole_of
+from strategies.data.read_files import batches_of, names_of, rows_of, shard_unit
+from strategies.data.sharding import mark_sharded, shard_dataset, unsharded
 
 
 class Worker:
@@ -162,20 +162,20 @@ def test_options_that_are_set_later_change_no_part():
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
     rows = tf.data.Dataset.range(4)
-    mine = ready(rows.batch(2), lambda: rows.batch(4)).with_options(options)
-    found = [batch.numpy().tolist() for batch in share(mine, Worker(0, 2))]
+    mine = mark_sharded(rows.batch(2), lambda: rows.batch(4)).with_options(options)
+    found = [batch.numpy().tolist() for batch in shard_dataset(mine, Worker(0, 2))]
     assert found == [[0, 1], [2, 3]]
-    assert [batch.numpy().tolist() for batch in whole_of(mine)] == [[0, 1, 2, 3]]
-    assert whole_of(ready(rows.batch(2))) is None
+    assert [batch.numpy().tolist() for batch in unsharded(mine)] == [[0, 1, 2, 3]]
+    assert unsharded(mark_sharded(rows.batch(2))) is None
 
 
 def test_a_batch_is_cut_for_several_replicas():
     rows = tf.data.Dataset.range(4)
-    shared = share(ready(batches_of(rows, 3, "empty", 2)), Worker(0, 2), 2)
+    shared = shard_dataset(mark_sharded(batches_of(rows, 3, "empty", 2)), Worker(0, 2), 2)
     batches = [[part.numpy().tolist() for part in batch.values] for batch in shared]
     assert batches == [[[0, 1], [2]], [[3], []]]
-    whole = ready(batches_of(rows, 3, "empty", 2))
-    assert share(whole, Worker(1, 2)) is whole
+    whole = mark_sharded(batches_of(rows, 3, "empty", 2))
+    assert shard_dataset(whole, Worker(1, 2)) is whole
 
 
 def test_the_first_workers_have_one_row_more(tmp_path, monkeypatch):
@@ -210,14 +210,14 @@ def test_fewer_files_than_workers_is_said_with_their_names(tmp_path, monkeypatch
     monkeypatch.setattr(
         "strategies.data.read_files.logging.warning", lambda text, *a: said.append(text % a)
     )
-    assert shard_of(names, "auto", Worker(1, 2)) == "rows"
+    assert shard_unit(names, "auto", Worker(1, 2)) == "rows"
     assert text(rows_of(names, Worker(1, 2), shard="rows")) == ["0:1", "0:3"]
     assert len(said) == 1 and f"reads all of {names[0]} and keeps each 2-th row" in said[0]
-    assert shard_of(names, "rows", Worker(1, 2)) == "rows"
-    assert shard_of(names, "auto", Worker(0, 1)) == "files"
+    assert shard_unit(names, "rows", Worker(1, 2)) == "rows"
+    assert shard_unit(names, "auto", Worker(0, 1)) == "files"
     assert len(said) == 1
     with pytest.raises(ValueError, match="1 for 2 workers: .*part-000.txt. Cut them into more"):
-        shard_of(names, "files", Worker(1, 2))
+        shard_unit(names, "files", Worker(1, 2))
 
 
 def test_names_and_patterns(tmp_path):

@@ -6,7 +6,7 @@ import time
 import numpy as np
 import pytest
 
-from strategies.parameter_server import exchange_of
+from strategies.parameter_server import update_mode_of
 from strategies.ps.options import ParameterServerOptions
 from strategies.ps.push import Push
 
@@ -44,17 +44,17 @@ def push(value):
     return Push([[np.array([value])]], [[]], [], [])
 
 
-def exchange(**settings):
-    return exchange_of(ParameterServerOptions("async", **settings), OneServer())
+def update_mode(**settings):
+    return update_mode_of(ParameterServerOptions("async", **settings), OneServer())
 
 
-def steps(exchange, program, numbers):
+def steps(update_mode, program, numbers):
     """Makes steps, each when the one before has been sent; returns what each goes on with."""
     found = []
     for number in numbers:
-        fresh = exchange.step(program, push(number))
+        fresh = update_mode.step(program, push(number))
         found.append(None if fresh is None else int(fresh[0][0]))
-        exchange.drain()
+        update_mode.drain()
     return found
 
 
@@ -68,7 +68,7 @@ def steps(exchange, program, numbers):
 def test_values_come_back_every_so_many_steps(settings, expected, pulls):
     program = StepProgram()
     program.open.set()
-    assert steps(exchange(**settings), program, range(7)) == expected
+    assert steps(update_mode(**settings), program, range(7)) == expected
     assert program.pulls == pulls
 
 
@@ -82,7 +82,7 @@ def test_values_come_back_every_so_many_steps(settings, expected, pulls):
 )
 def test_steps_that_wait_make_one_change_of_their_sum(settings, changes):
     program = StepProgram()
-    sending = exchange(**settings)
+    sending = update_mode(**settings)
     sending.step(program, push(1))
     assert program.began.wait(30)
     for value in range(2, 7):
@@ -98,7 +98,7 @@ def test_steps_that_wait_make_one_change_of_their_sum(settings, changes):
 )
 def test_so_many_steps_wait_to_be_sent_and_the_next_one_waits_for_them(settings, waiting):
     program = StepProgram()
-    sending = exchange(**settings)
+    sending = update_mode(**settings)
     made = []
 
     def train():

@@ -152,7 +152,7 @@ def test_a_first_worker_whose_own_name_is_not_known_yet_listens_all_the_same():
 def test_a_machines_name_that_gloo_cannot_use(monkeypatch, hosts, name, version, fine):
     monkeypatch.setattr(socket, "gethostname", lambda: name)
     spec = ClusterSpec.from_dict({"worker": [f"{h}:{n}" for n, h in enumerate(hosts, 1)]})
-    check = horovod_collectives._check_name_of_this_host
+    check = horovod_collectives._check_hostname
     if fine:
         check(spec, Task("worker", 0), version)
     else:

@@ -8,8 +8,8 @@ import tensorflow as tf
 
 from strategies.collectives.base import LocalCollectives
 from strategies.collectives.health.agreement import agree
-from strategies.collectives.health.operations import Operations, WatchedCollectives
-from strategies.collectives.health.watchdog import State, Watchdog, never_meet, watch_seconds
+from strategies.collectives.health.operations import OperationTracker, WatchedCollectives
+from strategies.collectives.health.watchdog import State, Watchdog, is_deadlocked, watch_seconds
 from strategies.collectives.startup.rendezvous import Store, serve
 from tf_config import Address, Task, local_cluster
 from tf_config.store import StoreHandler, StoreServer
@@ -56,7 +56,7 @@ def test_workers_in_two_operations_raise_and_name_them(other):
     ],
 )
 def test_only_a_wait_that_nothing_can_end_is_ended(mine, theirs, expected):
-    assert never_meet(mine, theirs, 30.0) is expected
+    assert is_deadlocked(mine, theirs, 30.0) is expected
 
 
 @pytest.fixture
@@ -69,30 +69,30 @@ def store():
 
 
 def watchdog(store, number, ends, seconds=30.0):
-    return Watchdog(store, TASKS, TASKS[number], Operations(), seconds, ends.append)
+    return Watchdog(store, TASKS, TASKS[number], OperationTracker(), seconds, ends.append)
 
 
 def test_who_waits_names_the_other_one_and_ends_where_it_has_ended(store, caplog):
     ends = []
     waiting, other = (watchdog(store, number, ends) for number in range(2))
-    other._tell(State(place="train.py, line 9 (time.sleep(100))"))
-    waiting.look(STEP)
-    waiting.look(STEP)
+    other._publish(State(place="train.py, line 9 (time.sleep(100))"))
+    waiting.check_peers(STEP)
+    waiting.check_peers(STEP)
     assert not ends
     (warning,) = caplog.messages
     assert "worker 0 has waited 40 s in fit(), train.py, line 3" in warning
     assert "worker 1 is in train.py, line 9 (time.sleep(100))" in warning
-    other._tell(SAVE)
-    waiting.look(STEP)
-    other._tell(State(ended=True))
-    waiting.look(STEP)
+    other._publish(SAVE)
+    waiting.check_peers(STEP)
+    other._publish(State(ended=True))
+    waiting.check_peers(STEP)
     assert "worker 1 waits in save, train.py, line 5. All workers call it" in ends[0]
     assert "worker 1 has ended. All workers call it" in ends[1]
 
 
 def test_who_ends_waits_until_the_others_have(store):
     first, second = (watchdog(store, number, []) for number in range(2))
-    second._tell(State())
+    second._publish(State())
     for one in (first, second):
         one.start()
     leaving = threading.Thread(target=first.leave)
@@ -117,7 +117,7 @@ def test_operations_are_seen_while_they_run():
             seen.append(operations.waiting()[:2])
             return tensor
 
-    operations = Operations()
+    operations = OperationTracker()
     collectives = WatchedCollectives(Slow(), operations)
     collectives.all_gather(tf.constant([1]))
     collectives.all_gather(tf.constant([1]))
@@ -128,8 +128,8 @@ def test_operations_are_seen_while_they_run():
 
 
 def test_a_wait_lasts_as_long_as_nothing_moves():
-    operations = Operations()
-    with operations.eager("broadcast"):
+    operations = OperationTracker()
+    with operations.track_eager("broadcast"):
         assert operations.waiting()[2] < 0.1
         time.sleep(0.2)
         assert operations.waiting()[2] >= 0.2

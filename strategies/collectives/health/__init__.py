@@ -1,1 +1,1 @@
-"""Whether the other workers live, and whether all are in the same operation."""
+"""Detection of workers that have ended, or that wait in different operations."""

@@ -1,4 +1,4 @@
-"""What all workers call, they call together: told apart before it is exchanged."""
+"""Checks that all workers make the same call, before they exchange anything."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from typing import Any
 
 import tensorflow as tf
 
+from strategies._tensorflow import replica_specs
 from strategies.collectives.base import Collectives
 
 _BYTES = 256
 
 
 def agree(collectives: Collectives, operation: str, detail: str = "") -> None:
-    """Returns when all workers are in the same operation, with the same details.
+    """Checks that all workers are in the same operation, with the same details; waits for all.
 
     It costs one small exchange. In a function's graph, where each worker has its own, it does
     nothing.
@@ -33,9 +34,9 @@ def agree(collectives: Collectives, operation: str, detail: str = "") -> None:
     mine = f"{operation}: {detail}" if detail else operation
     sent = mine.encode()[:_BYTES].ljust(_BYTES)
     received = collectives.all_gather(tf.constant([list(sent)], tf.uint8)).numpy()
-    everyone = [bytes(row).decode(errors="replace").strip() for row in received]
-    if len(set(everyone)) > 1:
-        by_worker = "; ".join(f"worker {rank}: {text}" for rank, text in enumerate(everyone))
+    calls = [bytes(row).decode(errors="replace").strip() for row in received]
+    if len(set(calls)) > 1:
+        by_worker = "; ".join(f"worker {rank}: {text}" for rank, text in enumerate(calls))
         raise ValueError(
             "All workers make the same calls in the same order, with as many rows and steps. "
             f"Received: {by_worker}. Give all workers the same data, or shard it by "
@@ -45,14 +46,14 @@ def agree(collectives: Collectives, operation: str, detail: str = "") -> None:
 
 
 def spec_text(spec: Any) -> str:
-    """Returns the dtypes and ranks of a dataset's components.
+    """Returns a text of the dtypes and ranks of a dataset's components.
 
     >>> spec_text((tf.TensorSpec([None, 3]), tf.TensorSpec([None], tf.int64)))
     'float32 of rank 2, int64 of rank 1'
     """
     texts = []
     for leaf in tf.nest.flatten(spec):
-        leaf = leaf._value_specs[0] if hasattr(leaf, "_value_specs") else leaf
+        leaf = replica_specs(leaf)[0]
         dtype = getattr(getattr(leaf, "dtype", None), "name", type(leaf).__name__)
         rank = getattr(getattr(leaf, "shape", None), "rank", None)
         texts.append(dtype if rank is None else f"{dtype} of rank {rank}")

@@ -1,4 +1,4 @@
-"""Collectives that keep account of what this worker waits in, for a watchdog to read."""
+"""Collectives that record what this worker waits in, for a watchdog to read."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from strategies._tensorflow import ResourceVariable
 from strategies.collectives.base import Collectives
 
 
-class Operations:
-    """The collective operations of this process: how many were begun, and which have not ended.
+class OperationTracker:
+    """Records the collective operations of this process: those begun, and those not ended.
 
     Those that run eagerly are counted here. Those inside of functions count themselves, in two
     variables, for Python does not see them run.
@@ -29,8 +29,8 @@ class Operations:
         self._since = time.monotonic()
 
     @contextlib.contextmanager
-    def eager(self, kind: str) -> Iterator[None]:
-        """Takes account of an operation while the block runs it."""
+    def track_eager(self, kind: str) -> Iterator[None]:
+        """Records an eager operation for as long as the block runs."""
         self._count += 1
         thread = threading.get_ident()
         self._eager[thread] = (self._count, kind)
@@ -40,14 +40,14 @@ class Operations:
             self._eager.pop(thread, None)
 
     def add_counters(self) -> tuple[ResourceVariable, ResourceVariable]:
-        """Returns the counts of operations that functions begin and end, of one sequence."""
+        """Creates the counters of a stream's operations that functions have begun and ended."""
         with tf.init_scope(), tf.device("/device:CPU:0"):
             counters = tuple(ResourceVariable(0, dtype=tf.int64, trainable=False) for _ in range(2))
         self._graphs.append(counters)  # type: ignore[arg-type]
         return counters  # type: ignore[return-value]
 
     def waiting(self) -> tuple[str, str, float]:
-        """Returns what this worker is in: "eager", "function" or "", which, and for how long."""
+        """Returns what this worker waits in: "eager", "function" or ""; its name; for how long."""
         counts = [[int(c.numpy()) for c in counters] for counters in list(self._graphs)]
         eager = sorted(self._eager.values())
         seen = (tuple(eager), tuple(map(tuple, counts)))
@@ -62,26 +62,27 @@ class Operations:
 
 
 class WatchedCollectives:
-    """Collectives whose operations are taken account of; see `Collectives`.
+    """Collectives whose operations are recorded by an `OperationTracker`; see `Collectives`.
 
     Args:
       collectives: that do the work.
       operations: the account.
     """
 
-    def __init__(self, collectives: Collectives, operations: Operations):
+    def __init__(self, collectives: Collectives, operations: OperationTracker):
         self.rank = collectives.rank
         self.size = collectives.size
         self._collectives = collectives
         self._operations = operations
         self._counters = operations.add_counters()
-        self._apart: list[WatchedCollectives] = []
+        self._child_streams: list[WatchedCollectives] = []
 
-    def apart(self) -> WatchedCollectives:
-        """Returns collectives whose operations have an order of their own; see `Collectives`."""
+    def new_stream(self) -> WatchedCollectives:
+        """Returns collectives whose operations are ordered independently; see `Collectives`."""
         # Kept, for what tf.data holds is a variable's handle, and not the variable.
-        self._apart.append(WatchedCollectives(self._collectives.apart(), self._operations))
-        return self._apart[-1]
+        stream = WatchedCollectives(self._collectives.new_stream(), self._operations)
+        self._child_streams.append(stream)
+        return stream
 
     def all_reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Returns the sums over all workers; see `Collectives`."""
@@ -101,7 +102,7 @@ class WatchedCollectives:
 
     def _run(self, kind: str, operation: Callable, *arguments: Any) -> Any:
         if tf.executing_eagerly():
-            with self._operations.eager(kind):
+            with self._operations.track_eager(kind):
                 return operation(*arguments)
         begun, ended = self._counters
         arguments = tf.nest.map_structure(tf.convert_to_tensor, arguments)

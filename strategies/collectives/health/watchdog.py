@@ -1,4 +1,4 @@
-"""Says who waits for whom, and ends a job whose workers are in different operations.
+"""Reports which worker waits for which, and ends a job whose workers are in different operations.
 
 Each worker tells a store, which the first one serves, what it is in. A wait may be long for a good
 reason: a function is traced, a first worker validates or saves by itself. So a worker that waits
@@ -18,13 +18,14 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 import tensorflow as tf
 from absl import logging
 
 from strategies._keras import running_call
 from strategies.collectives.base import Collectives
-from strategies.collectives.health.operations import Operations, WatchedCollectives
+from strategies.collectives.health.operations import OperationTracker, WatchedCollectives
 from strategies.collectives.startup.rendezvous import Store, serve
 from tf_config import Address, ClusterSpec, Task
 from tf_config.store import StoreHandler, StoreServer
@@ -32,13 +33,13 @@ from tf_config.store import StoreHandler, StoreServer
 WATCH_VARIABLE = "KERAS_STRATEGIES_WATCH_SECONDS"
 WATCH_SECONDS = 30.0
 _PAUSE_SECONDS = 1.0
-_TELL_SECONDS = 2.0
+_PUBLISH_SECONDS = 2.0
 _ENDED_SECONDS = 3.0
 _LEAVING_SECONDS = 12.0
-_BOARD = "keras_strategies_operations"
+_SCOPE = "keras_strategies_operations"
 _NAMED = 3  # workers in a message
 _NOT_THE_USERS = (
-    os.path.dirname(os.path.dirname(__file__)),
+    str(Path(__file__).parents[2]),  # this package
     os.path.dirname(os.__file__),  # Python's own, with site-packages inside
     "<",
 )
@@ -50,7 +51,7 @@ _watchdog: Watchdog | None = None
 
 @dataclasses.dataclass(frozen=True)
 class State:
-    """What a worker is in.
+    """What a worker is doing, as it tells the others.
 
     Attributes:
       kind: of the collective operation that it waits in: "eager", "function", "" for none.
@@ -66,40 +67,40 @@ class State:
     place: str = ""
     ended: bool = False
 
-    def is_beside(self, other: State) -> bool:
-        """Returns whether two workers wait in what may be the same operation."""
+    def may_match(self, other: State) -> bool:
+        """Returns whether two workers may wait in the same operation."""
         return bool(self.kind) and (self.kind, self.operation) == (other.kind, other.operation)
 
     def describe(self, seconds: float) -> str:
-        """Returns where the worker is, in words."""
+        """Returns a description of what the worker does."""
         if self.ended:
             return "has ended"
         doing = "waits" if self.waited >= seconds else "is"
         return f"{doing} in {self.place}" if self.place else doing
 
 
-def never_meet(mine: State, theirs: State, seconds: float) -> bool:
-    """Returns whether no time will bring two workers together.
+def is_deadlocked(mine: State, theirs: State, seconds: float) -> bool:
+    """Returns whether two workers wait for each other forever.
 
     A wait inside of a function may be a step that still computes, on both: that is no proof.
 
     >>> step, save = State("function", "", 40), State("eager", "all_gather number 7", 40)
-    >>> never_meet(step, save, 30), never_meet(step, step, 30), never_meet(step, State(), 30)
-    (True, False, False)
-    >>> never_meet(step, State(ended=True), 30)
+    >>> [is_deadlocked(step, theirs, 30) for theirs in (save, step, State())]
+    [True, False, False]
+    >>> is_deadlocked(step, State(ended=True), 30)
     True
     """
     if theirs.ended:
         return mine.waited >= _ENDED_SECONDS
     if min(mine.waited, theirs.waited) < seconds or "eager" not in (mine.kind, theirs.kind):
         return False
-    return not mine.is_beside(theirs)
+    return not mine.may_match(theirs)
 
 
-def watched(
+def watch(
     collectives: Collectives, cluster: ClusterSpec, task: Task, seconds: float
 ) -> WatchedCollectives:
-    """Returns collectives whose waits are watched; the same ones if called again.
+    """Starts to watch the waits of collectives; returns those to use, the same ones each time.
 
     Args:
       collectives: among the workers of `cluster`, which all call this.
@@ -109,7 +110,7 @@ def watched(
     """
     global _watchdog
     if _watchdog is None:
-        operations = Operations()
+        operations = OperationTracker()
         store = _shared_store(collectives, cluster, task)
         _watchdog = Watchdog(store, cluster.training_tasks, task, operations, seconds)
         _watchdog.start()
@@ -121,7 +122,7 @@ def watched(
 
 
 def watch_seconds(environ: Mapping[str, str] = os.environ) -> float:
-    """Returns how long a wait may be before it is told of.
+    """Returns the number of seconds after which a wait is reported.
 
     >>> watch_seconds({"KERAS_STRATEGIES_WATCH_SECONDS": "5"})
     5.0
@@ -143,7 +144,7 @@ def watch_seconds(environ: Mapping[str, str] = os.environ) -> float:
 
 
 class Watchdog:
-    """A thread that tells the others what this worker is in, and looks at them while it waits.
+    """A thread that publishes what this worker does, and checks its peers while it waits.
 
     Args:
       store: of all workers' states.
@@ -159,7 +160,7 @@ class Watchdog:
         store: Store,
         tasks: Sequence[Task],
         task: Task,
-        operations: Operations,
+        operations: OperationTracker,
         seconds: float,
         end: Callable[[str], None] | None = None,
     ):
@@ -170,24 +171,24 @@ class Watchdog:
         self._seconds = seconds
         self._end = end or _end_process
         # The more workers, the less often: the first one answers all of them.
-        self._tell_seconds = max(_TELL_SECONDS, len(tasks) / 10)
+        self._publish_seconds = max(_PUBLISH_SECONDS, len(tasks) / 10)
         self._main = threading.main_thread().ident or 0
         self._stopped = threading.Event()
         self._warned = 0.0
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
     def start(self) -> None:
-        """Begins to watch."""
+        """Starts the thread."""
         self._thread.start()
 
     def leave(self) -> None:
-        """Tells the others that this worker has ended, and gives those that wait time to see it.
+        """Announces that this worker has ended, and waits until the others have seen it.
 
         Returns at once where all others have ended, or this one ends with an error.
         """
         self._stopped.set()
         self._thread.join()
-        self._tell(State(ended=True))
+        self._publish(State(ended=True))
         if hasattr(sys, "last_value"):
             return
         missing, end = list(self._others), time.monotonic() + _LEAVING_SECONDS
@@ -198,13 +199,15 @@ class Watchdog:
             else:
                 time.sleep(0.1)
 
-    def look(self, mine: State) -> None:
-        """Looks at the others, from a worker that waits; says so, or ends the process."""
+    def check_peers(self, mine: State) -> None:
+        """Checks the other workers while this one waits; logs a warning, or ends the process."""
         states = {other: self._state_of(other) for other in self._others}
         known = {other: state for other, state in states.items() if state is not None}
-        lost = [other for other, state in known.items() if never_meet(mine, state, self._seconds)]
+        lost = [
+            other for other, state in known.items() if is_deadlocked(mine, state, self._seconds)
+        ]
         if lost:
-            self._end(self._text(mine, {other: known[other] for other in lost}))
+            self._end(self._report(mine, {other: known[other] for other in lost}))
         elif mine.waited >= self._seconds and mine.waited - self._warned >= self._seconds:
             self._warned = mine.waited
             late = {
@@ -212,9 +215,9 @@ class Watchdog:
                 for o, s in known.items()
                 if (s.kind, s.operation) != (mine.kind, mine.operation)
             }
-            logging.warning("%s", self._text(mine, late or known))
+            logging.warning("%s", self._report(mine, late or known))
 
-    def _text(self, mine: State, others: Mapping[Task, State]) -> str:
+    def _report(self, mine: State, others: Mapping[Task, State]) -> str:
         named = [f"{o} {s.describe(self._seconds)}" for o, s in list(others.items())[:_NAMED]]
         more = f" and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
         return (
@@ -223,20 +226,20 @@ class Watchdog:
         )
 
     def _watch(self) -> None:
-        told = 0.0
+        published = 0.0
         while not self._stopped.wait(_PAUSE_SECONDS):
             kind, operation, waited = self.operations.waiting()
             if not waited:
                 self._warned = 0.0
-            if time.monotonic() - told < self._tell_seconds:
+            if time.monotonic() - published < self._publish_seconds:
                 continue
-            told = time.monotonic()
+            published = time.monotonic()
             mine = State(kind, operation, waited, _place(self._main))
-            self._tell(mine)
+            self._publish(mine)
             if waited >= _ENDED_SECONDS:
-                self.look(mine)
+                self.check_peers(mine)
 
-    def _tell(self, state: State) -> None:
+    def _publish(self, state: State) -> None:
         self._store.put(self._task, json.dumps(dataclasses.asdict(state)).encode())
 
     def _state_of(self, task: Task) -> State | None:
@@ -253,7 +256,7 @@ def _end_process(message: str) -> None:
 
 
 def _place(thread: int) -> str:
-    """Returns the line of the user's program that a thread is in, and the call of Keras's."""
+    """Returns the line of the user's program that a thread is in, and the running call of Keras."""
     frame = sys._current_frames().get(thread)
     call = running_call(frame) if frame is not None else ""
     own = [
@@ -268,7 +271,7 @@ def _place(thread: int) -> str:
 
 
 def _shared_store(collectives: Collectives, cluster: ClusterSpec, task: Task) -> Store:
-    """Returns the store that the first worker serves, at a port that it finds free."""
+    """Returns the store that the first worker serves, on a free port."""
     first = cluster.training_tasks[0]
     host = cluster.addresses[first].host
     port = 0
@@ -278,4 +281,4 @@ def _shared_store(collectives: Collectives, cluster: ClusterSpec, task: Task) ->
             port = found.getsockname()[1]
         serve(StoreServer, Address(host, port), task, StoreHandler)
     port = int(collectives.broadcast(tf.constant(port)))
-    return Store(Address(host, port), _BOARD)
+    return Store(Address(host, port), _SCOPE)

@@ -1,1 +1,1 @@
-"""How workers meet at the start, and TensorFlow's server of each."""
+"""Startup of a job: the rendezvous of its workers, and TensorFlow's gRPC servers."""

@@ -1,4 +1,4 @@
-"""TensorFlow's server, by which this process is one of the workers of a cluster."""
+"""TensorFlow's gRPC server, which makes this process a worker of a cluster."""
 
 from __future__ import annotations
 
@@ -8,26 +8,25 @@ import sys
 import time
 
 import tensorflow as tf
-from absl import logging
 
 from strategies._tensorflow import context
 from strategies.collectives.startup.liveness import LivenessWatch
-from strategies.collectives.startup.rendezvous import NAME_EVERY_SECONDS, part, serve, wait_for_all
+from strategies.collectives.startup.rendezvous import leave, serve, wait_for_all
+from strategies.collectives.startup.waiting import wait_until
 from tf_config import ClusterConfigError, ClusterSpec, Task
 from tf_config.store import StoreHandler, StoreServer
 
 _ANSWER_SECONDS = 2.0
-_POLL_SECONDS = 0.1
-_LEAVING_SECONDS = 5.0
+_LEAVE_SECONDS = 5.0
 # The group of those that are about to end; all others have higher numbers.
-_LEAVING = 0
+_LEAVE_GROUP = 0
 
 # A process has one server of TensorFlow's.
 _joined: tuple[ClusterSpec, Task] | None = None
 
 
 def join(cluster: ClusterSpec, task: Task, timeout: float) -> None:
-    """Waits for all workers and starts TensorFlow's server; does nothing the second time.
+    """Waits for all workers and starts TensorFlow's server; called again, does nothing.
 
     Args:
       cluster: the workers.
@@ -49,7 +48,7 @@ def join(cluster: ClusterSpec, task: Task, timeout: float) -> None:
         )
     start = time.monotonic()
     _configure(cluster, task)
-    _meet(cluster, task, timeout)
+    _start_barrier(cluster, task, timeout)
     _serve_tensorflow(cluster, task)
     _wait_for_servers(cluster, task, start, timeout)
     _joined = (cluster, task)
@@ -59,7 +58,7 @@ def join(cluster: ClusterSpec, task: Task, timeout: float) -> None:
 
 
 def device_of(task: Task) -> str:
-    """Returns TensorFlow's name for a task.
+    """Returns the device name of a task.
 
     >>> device_of(Task("worker", 1))
     '/job:worker/replica:0/task:1'
@@ -68,7 +67,7 @@ def device_of(task: Task) -> str:
 
 
 def _leave(size: int, watch: LivenessWatch) -> None:
-    """Waits a little for the other workers before the process ends.
+    """Waits briefly for the other workers before the process ends.
 
     What this worker sent last may still be on its way out of the process.
     """
@@ -79,13 +78,13 @@ def _leave(size: int, watch: LivenessWatch) -> None:
         tf.raw_ops.CollectiveReduceV2(
             input=[0],
             group_size=size,
-            group_key=_LEAVING,
+            group_key=_LEAVE_GROUP,
             instance_key=1,
             ordering_token=[],
             merge_op="Add",
             final_op="Id",
             communication_hint="ring",
-            timeout_seconds=_LEAVING_SECONDS,
+            timeout_seconds=_LEAVE_SECONDS,
         )
 
 
@@ -103,17 +102,17 @@ def _configure(cluster: ClusterSpec, task: Task) -> None:
         ) from None
 
 
-def _meet(cluster: ClusterSpec, task: Task, timeout: float) -> None:
-    """Waits for all workers in a store at the first one's address, and closes it again."""
+def _start_barrier(cluster: ClusterSpec, task: Task, timeout: float) -> None:
+    """Waits for all workers, through a store that the first one serves for that time."""
     first = cluster.training_tasks[0]
     if task != first:
         wait_for_all(cluster, task, timeout, "tensorflow")
-        part(cluster, task)
+        leave(cluster, task)
         return
     store = serve(StoreServer, cluster.addresses[task], task, StoreHandler)
     try:
         wait_for_all(cluster, task, timeout, "tensorflow")
-        part(cluster, task, wait_for_others=True)
+        leave(cluster, task, wait_for_others=True)
     finally:
         # TensorFlow's server listens at the same address.
         store.shutdown()
@@ -143,26 +142,28 @@ def _serve_tensorflow(cluster: ClusterSpec, task: Task) -> None:
 
 
 def _wait_for_servers(cluster: ClusterSpec, task: Task, start: float, timeout: float) -> None:
-    """Returns when every worker's server answers; names those that do not."""
+    """Waits until the server of every worker answers; names those that do not."""
     missing = [other for other in cluster.training_tasks if other != task]
-    named = time.monotonic()
-    while missing:
-        missing = [other for other in missing if not _answers(other)]
-        now = time.monotonic()
-        names = ", ".join(f"{other} ({cluster.addresses[other]})" for other in missing)
-        if missing and now - start >= timeout:
-            raise TimeoutError(
-                f"All workers' servers answer within {timeout:g} s of the start. Received at "
-                f"{task}: no answer from {names}. See that each of them did not fail, and that "
-                "its address is open."
-            )
-        if missing and now - named >= NAME_EVERY_SECONDS:
-            named = now
-            logging.warning(
-                "%s waits for the server of %s: %.0f s of %g s.", task, names, now - start, timeout
-            )
-        if missing:
-            time.sleep(_POLL_SECONDS)
+
+    def all_answer() -> bool:
+        missing[:] = [other for other in missing if not _answers(other)]
+        return not missing
+
+    def names() -> str:
+        return ", ".join(f"{other} ({cluster.addresses[other]})" for other in missing)
+
+    wait_until(
+        all_answer,
+        lambda: f"the server of {names()}",
+        lambda _: (
+            f"All workers' servers answer within {timeout:g} s of the start. Received at "
+            f"{task}: no answer from {names()}. See that each of them did not fail, and that "
+            "its address is open."
+        ),
+        timeout,
+        waiter=task,
+        start=start,
+    )
 
 
 def _answers(task: Task) -> bool:

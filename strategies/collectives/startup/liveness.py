@@ -1,4 +1,4 @@
-"""Sees that the other workers live, so that nobody waits for one that is gone."""
+"""Liveness checks, so that no worker waits for one that has died."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _TRIES = 3
 
 
 class LivenessWatch:
-    """A thread that asks all workers in turn whether they are there.
+    """A thread that checks the liveness of all workers in turn.
 
     Where one is not, what waits for it ends with `tf.errors.UnavailableError`. A process that has
     ended refuses the connection: it is missed after two pauses. A host that falls silent is
@@ -31,11 +31,11 @@ class LivenessWatch:
         self._thread = threading.Thread(target=self._watch, name="watch", daemon=True)
 
     def start(self) -> None:
-        """Begins to ask."""
+        """Starts the thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Stops asking, so that nobody asks while Python shuts down."""
+        """Stops the thread, so that it checks nothing while Python shuts down."""
         self._stopped.set()
         self._thread.join()
 
@@ -50,7 +50,7 @@ class LivenessWatch:
                     return
 
     def _missing(self, device: str) -> str:
-        """Returns why a worker is taken for dead; an empty text if it lives."""
+        """Returns why a worker is considered dead; "" if it is alive."""
         for _ in range(_TRIES):
             try:
                 context().check_collective_ops_peer_health(

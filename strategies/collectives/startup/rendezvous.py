@@ -1,4 +1,4 @@
-"""The wait for all workers at the start: named, and never endless.
+"""The rendezvous of all workers at the start, with a timeout that names those missing.
 
 The first worker serves a small store over HTTP (Horovod's rendezvous server, or `StoreServer`);
 each worker leaves its name there and looks for the names of all others.
@@ -14,22 +14,20 @@ import threading
 import time
 from http import HTTPStatus
 
-from absl import logging
-
+from strategies.collectives.startup.waiting import wait_until
 from tf_config import Address, ClusterConfigError, ClusterSpec, Task
 from tf_config.store import ask
 
 _POLL_SECONDS = 0.1
-NAME_EVERY_SECONDS = 5.0
-_PARTING_SECONDS = 10.0
-_MEETING = "keras_strategies_meeting"
-_PARTING = "keras_strategies_parting"
+_LEAVE_SECONDS = 10.0
+_ARRIVALS = "keras_strategies_meeting"
+_DEPARTURES = "keras_strategies_parting"
 
 
 def wait_for_all(
     cluster: ClusterSpec, task: Task, timeout: float, communication: str = "horovod"
 ) -> None:
-    """Returns when every worker is here; names those that are not every 5 seconds.
+    """Waits for all workers; logs those that are missing every 5 seconds.
 
     Args:
       cluster: what this task was told of the cluster.
@@ -46,40 +44,40 @@ def wait_for_all(
     store = Store(cluster.addresses[tasks[0]])
     digest = hashlib.sha256(repr(cluster.to_dict()).encode()).hexdigest()
     mine = f"{digest} {communication}".encode()
-    start = time.monotonic()
-    named = start
-    announced = False
-    missing = [other for other in tasks if other != task]
-    while missing:
-        announced = announced or store.put(task, mine)
+    others = [other for other in tasks if other != task]
+    has_arrived = False
+
+    def all_arrived() -> bool:
+        nonlocal has_arrived
+        has_arrived = has_arrived or not others or store.put(task, mine)
         # One question at a time: with all at once, N workers would ask N * N.
-        while announced and missing and _is_here(store, missing[0], mine):
-            missing.pop(0)
-        now = time.monotonic()
-        over = now - start >= timeout
-        if missing and (over or now - named >= NAME_EVERY_SECONDS):
-            named = now
-            if announced:
-                missing = [other for other in missing if not _is_here(store, other, mine)]
-            # Where nobody answers, the first worker is not here, and only that is known.
-            absent = missing if announced else tasks[:1]
-            names = ", ".join(f"{other} ({cluster.addresses[other]})" for other in absent)
-            if over and missing:
-                raise TimeoutError(
-                    f"All workers meet at the start of training within {timeout:g} s. {task} "
-                    f"still waits for {names}. See that each of them was started with the same "
-                    "cluster and did not fail; a longer wait is set with '--start-timeout' or "
-                    "the argument start_timeout."
-                )
-            if missing:
-                elapsed = now - start
-                logging.warning("%s waits for %s: %.0f s of %g s.", task, names, elapsed, timeout)
-        if missing:
-            time.sleep(_POLL_SECONDS)
+        while has_arrived and others and _has_arrived(store, others[0], mine):
+            others.pop(0)
+        return not others
+
+    def missing() -> str:
+        if has_arrived:
+            others[:] = [other for other in others if not _has_arrived(store, other, mine)]
+        # Where nobody answers, the first worker is not here, and only that is known.
+        absent = others if has_arrived else tasks[:1]
+        return ", ".join(f"{other} ({cluster.addresses[other]})" for other in absent)
+
+    wait_until(
+        all_arrived,
+        missing,
+        lambda names: (
+            f"All workers meet at the start of training within {timeout:g} s. {task} "
+            f"still waits for {names}. See that each of them was started with the same "
+            "cluster and did not fail; a longer wait is set with '--start-timeout' or "
+            "the argument start_timeout."
+        ),
+        timeout,
+        waiter=task,
+    )
 
 
-def part(cluster: ClusterSpec, task: Task, wait_for_others: bool = False) -> None:
-    """Says that this task has met all others and will not ask any more.
+def leave(cluster: ClusterSpec, task: Task, wait_for_others: bool = False) -> None:
+    """Announces that this task has met all others and no longer needs the store.
 
     Args:
       cluster: the workers.
@@ -87,9 +85,9 @@ def part(cluster: ClusterSpec, task: Task, wait_for_others: bool = False) -> Non
       wait_for_others: whether to return only when all others have said so, or are late.
     """
     tasks = cluster.training_tasks
-    store = Store(cluster.addresses[tasks[0]], _PARTING)
+    store = Store(cluster.addresses[tasks[0]], _DEPARTURES)
     store.put(task, b"")
-    end = time.monotonic() + _PARTING_SECONDS
+    end = time.monotonic() + _LEAVE_SECONDS
     while wait_for_others and time.monotonic() < end:
         if all(store.get(other) is not None for other in tasks):
             return
@@ -104,7 +102,7 @@ class Store:
       scope: what the entries belong to.
     """
 
-    def __init__(self, address: Address, scope: str = _MEETING):
+    def __init__(self, address: Address, scope: str = _ARRIVALS):
         self._address = address
         self._scope = scope
 
@@ -114,7 +112,7 @@ class Store:
         return status == HTTPStatus.OK
 
     def get(self, task: Task) -> bytes | None:
-        """Returns a task's entry, None if there is none."""
+        """Returns a task's entry; None if there is none."""
         status, body = self._request("GET", task)
         return body if status == HTTPStatus.OK else None
 
@@ -125,7 +123,7 @@ class Store:
 def serve(
     server_class: type[socketserver.BaseServer], address: Address, task: Task, *arguments: object
 ) -> socketserver.BaseServer:
-    """Starts a server at `address`, in a thread of its own.
+    """Starts a server at an address, in a thread of its own.
 
     Args:
       server_class: what is started.
@@ -161,7 +159,7 @@ def serve(
     return server
 
 
-def _is_here(store: Store, task: Task, expected: bytes) -> bool:
+def _has_arrived(store: Store, task: Task, expected: bytes) -> bool:
     entry = store.get(task)
     if entry is not None and entry.split()[:1] == expected.split()[:1] and entry != expected:
         theirs, ours = entry.decode().split()[-1], expected.decode().split()[-1]

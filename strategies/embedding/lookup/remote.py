@@ -45,7 +45,7 @@ class RemoteTableShard(TableShard):
 
     def __init__(self, extended: ServerExtended, server: Server, wanted: TableSpecs, name: str):
         self._extended = extended
-        self._server = server.apart()
+        self._server = server.new_connection()
         self._in_step_with = server
         self._name = name
         self._slots: dict[tuple[int, str], GrowableArray] = {}
@@ -60,7 +60,7 @@ class RemoteTableShard(TableShard):
     @property
     def is_mine(self) -> bool:
         """Whether it is this worker that saves what is here, and restores it."""
-        return self._extended.servers.acts_for(self.number)
+        return self._extended.servers.is_leader_of(self.number)
 
     def _scope(self, what: str) -> str:
         return re.sub(r"[^A-Za-z0-9_./-]", "_", f"{self._name}/{what}/")
@@ -136,7 +136,7 @@ class RemoteTableShard(TableShard):
 
     def drain(self) -> None:
         """Waits until all that this worker changed has arrived."""
-        self._extended.exchange.drain()
+        self._extended.update_mode.drain()
 
     def meet(self) -> None:
         """Waits until no worker trains.
@@ -219,7 +219,9 @@ class ServerRouter:
 
         kinds = [tf.int64, tf.float32, tf.int64, tf.int64]
         arguments = [keys, shard_of(keys[:, 1], len(self._homes))]
-        rows, values, sizes, is_prefetched = self._extended.turn.call(find, arguments, kinds)
+        rows, values, sizes, is_prefetched = self._extended.ordered_caller.call(
+            find, arguments, kinds
+        )
         if adding:
             self.sent.prefetched(away * tf.ensure_shape(is_prefetched, []))
         if training and self._bounds:
@@ -275,7 +277,7 @@ class ServerRouter:
             return [np.zeros([1], np.int64)]
 
         arguments = [keys, shard_of(keys[:, 1], len(self._homes))]
-        (done,) = self._extended.turn.call(add, arguments, [tf.int64])
+        (done,) = self._extended.ordered_caller.call(add, arguments, [tf.int64])
         return self._workers.all_gather(tf.ensure_shape(done, [1]))
 
     def _find(

@@ -1,1 +1,1 @@
-"""When a worker's changes reach the servers: sync, async, half_async and geo."""
+"""Update modes: sync, async, half_async and geo."""

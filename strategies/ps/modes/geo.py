@@ -1,4 +1,4 @@
-"""Training on each worker's own, with what it learned added to the servers every few steps."""
+"""GEO-SGD: local training, with the progress added to the servers every few steps."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable, Sequence
 import tensorflow as tf
 
 from strategies._tensorflow import ResourceVariable
-from strategies.ps.changes import Change
-from strategies.ps.variables import SharedVariable, add, copy_of, take_up
+from strategies.ps.updates import VariableUpdate
+from strategies.ps.variables import SharedVariable, add, assign_copy, local_copy
 
 
 class Geo:
-    """GEO-SGD: of N workers each adds 1/N of its progress to the servers' values.
+    """GEO-SGD: each of N workers adds 1/N of its progress to the servers' values.
 
     A worker trains its copy W with an optimizer of its own, and remembers the value W' that it
     last had in common with the servers. At an exchange it sends delta = (W - W') / N, which the
@@ -39,26 +39,29 @@ class Geo:
     def step(
         self,
         variables: Sequence[SharedVariable],
-        exchange: Callable[[Sequence[Change]], Iterable[tuple[SharedVariable, tf.Tensor]]],
+        push_and_pull: Callable[
+            [Sequence[VariableUpdate]], Iterable[tuple[SharedVariable, tf.Tensor]]
+        ],
     ) -> None:
-        """Counts a step, and exchanges the variables if it is time.
+        """Counts a step, and exchanges the variables when it is due.
 
         Args:
           variables: that the step has changed.
-          exchange: makes changes on the servers, and returns the new values.
+          push_and_pull: applies updates on the servers, and returns the new values.
         """
 
-        def meet() -> tf.Tensor:
-            deltas = [(copy_of(v) - v.base) / self._size for v in variables]
-            changes = [
-                Change(v, add, ((delta,), {})) for v, delta in zip(variables, deltas, strict=True)
+        def exchange_deltas() -> tf.Tensor:
+            deltas = [(local_copy(v) - v.base) / self._size for v in variables]
+            updates = [
+                VariableUpdate(v, add, ((delta,), {}))
+                for v, delta in zip(variables, deltas, strict=True)
             ]
             for variable, delta in zip(variables, deltas, strict=True):
                 variable.base.assign_add(delta, read_value=False)
-            for variable, value in exchange(changes):
-                take_up(variable, copy_of(variable) + value - variable.base)
+            for variable, value in push_and_pull(updates):
+                assign_copy(variable, local_copy(variable) + value - variable.base)
                 variable.base.assign(value, read_value=False)
             return tf.constant(True)
 
         steps = self._steps.assign_add(1)
-        tf.cond(steps % self._every == 0, meet, lambda: tf.constant(False))
+        tf.cond(steps % self._every == 0, exchange_deltas, lambda: tf.constant(False))

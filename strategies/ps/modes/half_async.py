@@ -1,4 +1,4 @@
-"""Training where a worker waits for its own changes, and for nobody else's."""
+"""Half-asynchronous training: a worker waits for its own updates only."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from strategies.ps.step_program import StepProgram
 
 
 class HalfAsync:
-    """Makes a worker's changes in each of its steps, and goes on from what came of them.
+    """Applies a worker's updates in each of its steps, and goes on with the new values.
 
     Staleness: of a worker's own steps none is missing from what it computes with; of another
     worker's, those that were sent while it computed.
@@ -23,9 +23,9 @@ class HalfAsync:
         self._servers = servers
 
     def step(self, program: StepProgram, push: Push) -> list[np.ndarray]:
-        """Sends a step's changes and returns the variables' new values."""
+        """Sends the updates of a step and returns the variables' new values."""
         changed = self._servers.each(lambda server: program.push_and_pull(push, server))
         return [vector for vectors in changed for vector in vectors]
 
     def drain(self) -> None:
-        """Does nothing: no step is on its way."""
+        """Does nothing: no updates are pending."""

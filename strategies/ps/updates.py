@@ -1,4 +1,4 @@
-"""One change of a variable on the servers, and whether it may be made slice by slice."""
+"""Updates of variables on the servers, and checks that they can be made slice by slice."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ from typing import Any
 
 import tensorflow as tf
 
+from strategies._keras import ELEMENTWISE, optimizer_of
 from strategies.ps.variables import SharedVariable
-from strategies.variables.elementwise import ELEMENTWISE, is_elementwise, optimizer_of
+from strategies.variables.elementwise import is_elementwise
 
 # Its update reads what it writes for all variables together.
-_NOT_BY_VARIABLE = "Nadam"
-_TAKEN = [name for name in ELEMENTWISE if name != _NOT_BY_VARIABLE]
+_NOT_PER_VARIABLE = "Nadam"
+_SUPPORTED = [name for name in ELEMENTWISE if name != _NOT_PER_VARIABLE]
 
 
 @dataclass(eq=False)
-class Change:
-    """One call of a function that changes a variable.
+class VariableUpdate:
+    """One call of a function that updates a variable.
 
     Attributes:
       variable: the variable.
@@ -32,28 +33,28 @@ class Change:
     args: Any
 
     def __post_init__(self) -> None:
-        self.leaves = [_tensor(leaf) for leaf in tf.nest.flatten(self.args)]
+        self.leaves = [_as_tensor(leaf) for leaf in tf.nest.flatten(self.args)]
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """What tells it from another change; of the same changes servers do the same."""
+        """Identifies the update: servers do the same for two updates of one key."""
         cells = tuple(id(cell.cell_contents) for cell in self.fn.__closure__ or ())
         code = getattr(self.fn, "__code__", self.fn)
-        leaves = tuple((self.kind(leaf), _spec(leaf)) for leaf in self.leaves)
-        return self.variable.held.name, code, cells, self.fn.__defaults__, leaves
+        leaves = tuple((self.transfer(leaf), _spec(leaf)) for leaf in self.leaves)
+        return self.variable.remote.name, code, cells, self.fn.__defaults__, leaves
 
-    def kind(self, leaf: Any) -> str:
-        """Returns how an argument travels: "rows", "sparse", "whole" or, not at all, "fixed"."""
+    def transfer(self, leaf: Any) -> str:
+        """Returns how an argument is sent: "rows", "sparse", "whole" or, not at all, "fixed"."""
         if isinstance(leaf, tf.IndexedSlices):
             return "sparse"
         if not isinstance(leaf, tf.Tensor):
             return "fixed"
-        held = self.variable.held
-        return "rows" if held.shape and leaf.shape == held.shape else "whole"
+        remote = self.variable.remote
+        return "rows" if remote.shape and leaf.shape == remote.shape else "whole"
 
 
-def _tensor(leaf: Any) -> Any:
-    """Returns the tensor that a variable or NumPy array is; all else as it is."""
+def _as_tensor(leaf: Any) -> Any:
+    """Converts variables and NumPy arrays to tensors; leaves everything else as it is."""
     if isinstance(leaf, tf.IndexedSlices) or leaf is None or isinstance(leaf, (str, bool)):
         return leaf
     if isinstance(leaf, (int, float)):
@@ -67,27 +68,27 @@ def _spec(leaf: Any) -> Any:
     return (leaf.dtype, tuple(leaf.shape)) if isinstance(leaf, tf.Tensor) else leaf
 
 
-def check(changes: Sequence[Change]) -> None:
-    """Checks that changes may be made slice by slice.
+def check_applicable(updates: Sequence[VariableUpdate]) -> None:
+    """Checks that updates can be made slice by slice.
 
     Raises:
       ValueError: if not.
     """
-    for change in changes:
-        optimizer = optimizer_of(change.fn)
+    for update in updates:
+        optimizer = optimizer_of(update.fn)
         if optimizer is None:
             continue
         name = type(optimizer).__name__
-        if any(cls.__name__ == _NOT_BY_VARIABLE for cls in type(optimizer).__mro__):
+        if any(cls.__name__ == _NOT_PER_VARIABLE for cls in type(optimizer).__mro__):
             raise ValueError(
                 "Parameter servers update each variable for itself. Received: "
                 f"{name}, which keeps a product for all of them. Take Adam, or mode='geo', "
                 "where workers have optimizers of their own."
             )
-        if len(change.variable.held.slices) > 1 and not is_elementwise(optimizer):
+        if len(update.variable.remote.slices) > 1 and not is_elementwise(optimizer):
             raise ValueError(
                 "A variable that is cut over several servers has an optimizer that changes each "
-                f"element by itself, one of {', '.join(_TAKEN)}. Received: {name} for "
-                f"{change.variable.held.path!r}. Keep variables whole with min_slice_size=None, "
+                f"element by itself, one of {', '.join(_SUPPORTED)}. Received: {name} for "
+                f"{update.variable.remote.path!r}. Keep variables whole with min_slice_size=None, "
                 "or say `elementwise = True` in the optimizer's class if it is so."
             )

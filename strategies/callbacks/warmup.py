@@ -1,65 +1,18 @@
-"""Callbacks for training on several workers, with Keras 3 and tf_keras alike."""
+"""Gradual warm-up of the learning rate to that of all replicas."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
-from strategies.collectives.workers import collectives_of
-
-
-def _default(method: Callable) -> Callable:
-    """Marks a hook that does nothing; Keras runs training ahead of callbacks without others."""
-    method._is_default = True  # type: ignore[attr-defined]
-    return method
-
-
-class Callback:
-    """What both versions of Keras ask of a callback: hooks that do nothing.
-
-    Neither version's own class is one of the other's.
-    """
-
-    params: Mapping[str, Any] | None = None
-    model: Any = None
-
-    def set_params(self, params: Mapping[str, Any]) -> None:
-        """Keeps what Keras knows of this run: `epochs`, `steps` and `verbose`."""
-        self.params = params
-
-    def set_model(self, model: Any) -> None:
-        """Keeps the model."""
-        self.model = model
-
-    @_default
-    def _nothing(self, *args: Any, **kwargs: Any) -> None:
-        """Does nothing."""
-
-    on_batch_begin = on_batch_end = _nothing
-    on_epoch_begin = on_epoch_end = _nothing
-    on_train_begin = on_train_end = on_train_batch_begin = on_train_batch_end = _nothing
-    on_test_begin = on_test_end = on_test_batch_begin = on_test_batch_end = _nothing
-    on_predict_begin = on_predict_end = on_predict_batch_begin = on_predict_batch_end = _nothing
-
-    def _implements_train_batch_hooks(self) -> bool:
-        """Whether tf_keras calls the hooks of training batches."""
-        return not getattr(self.on_train_batch_begin, "_is_default", False) or not getattr(
-            self.on_train_batch_end, "_is_default", False
-        )
-
-    def _implements_test_batch_hooks(self) -> bool:
-        return False
-
-    def _implements_predict_batch_hooks(self) -> bool:
-        return False
+from strategies._keras import inner_optimizer
+from strategies.callbacks.base import Callback
 
 
 class LearningRateWarmup(Callback):
-    """Raises the learning rate from one replica's to that of all of them, step by step.
+    """Warms up the learning rate, from one replica's to that of all replicas.
 
     N replicas make batches N times as large, and fewer steps; N times the learning rate makes up
     for it, if it is not there from the first step (Goyal et al. 2017, arXiv 1706.02677). Step t
@@ -106,7 +59,7 @@ class LearningRateWarmup(Callback):
         self._over: bool | None = None
 
     def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
-        """Finds out the rate to begin with, and the number of steps.
+        """Determines the initial learning rate and the number of warm-up steps.
 
         Raises:
           ValueError: if the optimizer's learning rate is no plain number, the number of steps is
@@ -163,56 +116,7 @@ class LearningRateWarmup(Callback):
 
     @property
     def _optimizer(self) -> Any:
-        optimizer = self.model.optimizer
-        return getattr(optimizer, "inner_optimizer", optimizer)
-
-
-class Throughput(Callback):
-    """Measures training speed: samples a second of all workers, validation left out.
-
-    The logs of each epoch have it as "samples_per_second" (the first worker's clock, on all
-    workers), and the first worker prints it where `fit` is verbose. The first epoch includes the
-    time to build the graph.
-
-    Args:
-      samples: how many an epoch has, those of all workers together.
-      clock: returns seconds.
-    """
-
-    # Keras need not wait for it after each step: it has no hook for batches.
-    async_safe = True
-
-    def __init__(self, samples: int, clock: Callable[[], float] = time.perf_counter):
-        self._samples = samples
-        self._clock = clock
-        self._seconds = 0.0
-        self._since = 0.0
-
-    def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
-        """Starts the clock."""
-        self._seconds = 0.0
-        self._since = self._clock()
-
-    def on_test_begin(self, logs: Mapping[str, Any] | None = None) -> None:
-        """Stops the clock for validation."""
-        self._seconds += self._clock() - self._since
-
-    def on_test_end(self, logs: Mapping[str, Any] | None = None) -> None:
-        """Goes on."""
-        self._since = self._clock()
-
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Adds the speed to the logs."""
-        seconds = self._seconds + self._clock() - self._since
-        strategy = self.model.distribute_strategy
-        collectives = collectives_of(strategy)
-        mine = tf.constant(self._samples / seconds, tf.float64)
-        speed = float(collectives.broadcast(mine))
-        if logs is not None:
-            logs["samples_per_second"] = speed
-        if collectives.rank == 0 and (self.params or {}).get("verbose"):
-            replicas = strategy.num_replicas_in_sync
-            print(f"\nEpoch {epoch + 1}: {speed:.0f} samples/s on {replicas} replicas", flush=True)
+        return inner_optimizer(self.model.optimizer)
 
 
 def _plain_learning_rate(optimizer: Any) -> float:
