@@ -16,7 +16,7 @@ import tensorflow as tf
 from strategies.ps.changes import Change
 from strategies.ps.registry import RemoteVariable
 from strategies.ps.variables import ServerView, current_server, viewing
-from strategies.reduction.sparse import is_marked_reduced
+from strategies.reduction.sparse import is_marked_reduced, sum_by_index
 from strategies.variables.growable_array import GrowableArray
 from strategies.variables.sparse_variable import ActiveRows, SparseVariable
 
@@ -133,9 +133,8 @@ class RowChange(Change):
           sent: what it got; of several steps a row may be named more than once.
           wholes: the arguments that are not in view, by their position.
         """
-        rows, positions = tf.unique(sent[0][1])
-        count = tf.size(rows)
-        sums = iter([tf.math.unsorted_segment_sum(v, positions, count) for v, _ in sent])
+        rows, _, each = sum_by_index(sent[0][1], *(values for values, _ in sent))
+        sums = iter(each)
         leaves = []
         for position, leaf in enumerate(self.leaves):
             if self.kind(leaf) == "view":

@@ -115,7 +115,7 @@ class ReplicaCrossDeviceOps(tf.distribute.CrossDeviceOps):
                 results.append(here if self._collectives.size == 1 else summed[0])
         others = iter(results)
         return [
-            rows.summed_here(column) if is_kept else next(others)
+            rows.sum_replicas(column) if is_kept else next(others)
             for column, is_kept in zip(zip(*replicas, strict=True), kept, strict=True)
         ]
 
@@ -156,9 +156,7 @@ class ReplicaCrossDeviceOps(tf.distribute.CrossDeviceOps):
             result = rows.collected(table, counts, like=mine)
         else:
             mine = rows.unique(mine) if self._options.sum_rows else mine
-            values = self._collectives.all_gather(mine.values)
-            indices = self._collectives.all_gather(mine.indices)
-            result = tf.IndexedSlices(values, indices, mine.dense_shape)
+            result = rows.all_gather(mine, self._collectives)
             result = rows.unique(result) if self._options.sum_rows else result
         if divisor is None:
             return result
