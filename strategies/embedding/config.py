@@ -65,7 +65,7 @@ class Eviction:
     def __post_init__(self) -> None:
         if self.age is None and self.count is None:
             raise ValueError(
-                "Rows are taken away by age, by count, or both. Received: neither. Give one."
+                "Rows are evicted by age, by count, or both. Received: neither. Give one."
             )
         for name, value in (("age", self.age), ("count", self.count)):
             if value is not None:
@@ -86,15 +86,15 @@ class TableConfig:
       output_dim: width of a row.
       input_dim: number of ids that may have a row, on all workers together; None is any number.
       embeddings_initializer: a Keras initializer or its name, for the initial values of rows.
-      admission: when an id gets a row; None is at once.
+      admission: when an id gets a row; None is at its first occurrence.
       eviction: which rows `evict` removes; None is none.
-      overflow: what happens where there are `input_dim` ids and another one comes: "error" ends
-        training, "share" gives it a row that all such ids share.
+      overflow: handling of ids beyond `input_dim`: "error" ends training, "share" gives all of
+        them one row that they share.
       optimizer: a Keras optimizer or its name, which trains this table's rows in place of the
         model's; None is the model's.
       placement: "sharded" gives each row to one worker, or server. "replicated" gives all workers
-        a copy of every row, and ids and gradients go to all of them: for a table that is small
-        and used much, which has `input_dim`, and no `admission`, `eviction` or shared row.
+        a copy of every row, and ids and gradients go to all of them: for a small table that is
+        used much, which has `input_dim`, and no `admission`, `eviction` or shared row.
 
     Raises:
       ValueError: if a value is invalid.

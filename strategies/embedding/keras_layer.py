@@ -11,7 +11,7 @@ from strategies.embedding.layer import EmbeddingLayer
 
 @keras.saving.register_keras_serializable(package="strategies")
 class DistributedEmbedding(EmbeddingLayer, keras.layers.Layer):
-    """Maps ids to rows of numbers that are trained with the model: any int64, as many as come.
+    """Turns ids into dense vectors that are trained with the model: any int64, any number of them.
 
     It is used as `keras.layers.Embedding` is, and needs no size. Where training is distributed,
     each worker, or each parameter server, has its part of the rows, and the ids, rows and
@@ -45,10 +45,10 @@ class DistributedEmbedding(EmbeddingLayer, keras.layers.Layer):
         shape.
       features: in place of the arguments above: a dictionary of `FeatureConfig`; the layer is
         called with a dictionary of ids and returns one.
-      admission: when an id gets a row; None is at once.
+      admission: when an id gets a row; None is at its first occurrence.
       eviction: which rows `evict` removes.
-      overflow: what happens where there are `input_dim` ids and another one comes: "error" ends
-        training, "share" gives it a row that all such ids share.
+      overflow: handling of ids beyond `input_dim`: "error" ends training, "share" gives all of
+        them one row that they share.
       optimizer: trains the rows in place of the model's optimizer.
       placement: "sharded", or "replicated" for a small table that all workers have a copy of.
       mask_zero: whether id 0 is no id: masked without a combiner, left out with one.

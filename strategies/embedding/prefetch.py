@@ -27,20 +27,20 @@ def prefetch_rows(
 ) -> tf.data.Dataset:
     """Prefetches the rows of a dataset's batches from parameter servers, before their steps begin.
 
-    Without it a step begins with the wait for its rows. With it, a worker asks for those of the
-    next batch while it computes this one:
+    Without it a step begins by waiting for its rows. With it, a worker looks up those of the next
+    batch while it computes this one:
 
         layer = strategies.DistributedEmbedding(16)
         dataset = strategies.prefetch_rows(dataset, layer, lambda x, y: x["ids"])
         model.fit(dataset, epochs=3)
 
-    What it costs is staleness: rows lack the changes of `steps` more of the worker's own steps
+    The cost is staleness: rows lack the changes of `steps` more of the worker's own steps
     than in the mode without it. An id gets its row, and counts for `admission` and `eviction`,
-    when it is asked for; so the dataset is for training alone, and a batch that is asked for and
+    when it is prefetched; so the dataset is for training alone, and a batch that is prefetched and
     not trained on, where training ends before the dataset or `evict` or `set_rows` comes between,
     has counted.
 
-    Where workers go in step, which nothing stale agrees with, and where rows are in workers, the
+    Where workers go in step, which excludes stale rows, and where rows are in workers, the
     dataset is returned as it is. `layer.statistics()` says how many rows were `prefetched`.
 
     >>> from strategies.embedding.keras_layer import DistributedEmbedding
@@ -74,7 +74,7 @@ def prefetch_rows(
     own = share(dataset, extended.workers, replicas, in_step=False)
     if isinstance(own, Epochs):
         raise ValueError(
-            "Rows are asked for in the order of a dataset. Received: one that ignores external "
+            "Rows are prefetched in the order of a dataset. Received: one that ignores external "
             "state and is the same on all workers. Leave its options out."
         )
     queues = {group: PrefetchQueue((steps + 1) * replicas) for group in layer.specs.groups}

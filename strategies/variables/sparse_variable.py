@@ -238,7 +238,7 @@ class SparseVariable(ResourceVariable):
         return self._handle
 
     def numpy(self) -> np.ndarray:
-        """Returns one row: of a table's variable the token of a snapshot.
+        """Returns one row: for a table's variable, the token of a snapshot that it takes.
 
         Raises:
           ValueError: if it is a table's variable, and is written to a file without its rows.

@@ -55,7 +55,7 @@ def from_store(store: Mapping[str, Any]) -> dict[str, np.ndarray]:
 
 
 def serialized(api: Any, value: Any) -> dict[str, Any]:
-    """Returns what Keras makes an initializer or an optimizer from, as plain values.
+    """Returns the serialized configuration of an initializer or optimizer, as plain values.
 
     Keras numbers objects by their place in memory, where another one may be by then, and writes
     the number into what it returned before. That would make one table look like two.

@@ -370,7 +370,7 @@ def _restore_counts(shard: TableShard, table: Table, arrays: Mapping[str, np.nda
 
 
 def _columns_of(table: Table) -> dict[str, Column]:
-    """Returns what holds the values of each array of a table's rows, by name."""
+    """Returns the columns of a table's rows, by the names of their arrays."""
     store = table.store
     slots = {SLOT + name: slot for name, slot in store.slots().items()}
     for slot in slots.values():

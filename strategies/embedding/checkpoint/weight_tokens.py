@@ -73,7 +73,7 @@ class Token(np.ndarray):
           ValueError: always.
         """
         raise ValueError(
-            "What get_weights returns for an embedding stands for rows that this process keeps. "
+            "The array of an embedding in get_weights stands for rows that this process keeps. "
             f"Received: an attempt to pickle it. {_SAVED}."
         )
 

@@ -28,9 +28,8 @@ _OUTSIDE = (
 class Lookup:
     """Looks up in the tables of a group, for whose rows one variable stands.
 
-    A gradient is summed over all examples of all workers, as often as an id came. What a
-    replica's gradient counts for, Keras says by dividing the loss by the number of replicas; here
-    nothing is divided.
+    A gradient is summed over all examples of all workers, as often as an id came. Keras divides the
+    loss by the number of replicas; here nothing is divided.
 
     Args:
       variable: the variable that an optimizer sees.
@@ -177,11 +176,11 @@ def keys_of(ids: Sequence[tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
     """
     keys, positions, before = [], [], tf.constant(0)
     for number, each in enumerate(ids):
-        unique, places, counts = tf.unique_with_counts(each)
+        unique, indices, counts = tf.unique_with_counts(each)
         counts = tf.cast(counts, tf.int64)
         keys.append(tf.stack([tf.fill(tf.shape(unique), tf.constant(number, tf.int64)),
                               unique, counts], 1))  # fmt: skip
-        positions.append(places + before)
+        positions.append(indices + before)
         before += tf.size(unique)
     return tf.concat(keys, 0), tf.concat(positions, 0)
 

@@ -72,16 +72,12 @@ class PrefetchQueue:
         return request.result.result()
 
     def check(self) -> None:
-        """Raises ValueError if steps never look up what is submitted.
-
-        Raises:
-          ValueError: if the queue is full, and nothing of it was ever used.
-        """
+        """Raises ValueError if the queue is full and no step ever used a lookup of it."""
         if self._is_used or len(self._requests) < self._capacity:
             return
         raise ValueError(
-            "What prefetch_rows asks for is what the layer is called with: `ids` does to a batch "
-            f"what the model does before the layer. Received: the ids of {self._capacity} batches, "
+            "prefetch_rows looks up what the layer is called with: `ids` does to a batch what the "
+            f"model does before the layer. Received: the ids of {self._capacity} batches, "
             "and a step with others. Correct `ids`, or pass what prefetch_rows returns to fit as "
             "it is, without a map or batch behind it."
         )

@@ -11,7 +11,7 @@ from strategies._tensorflow import ResourceVariable
 from strategies.variables.growable_array import HOST
 from tf_config.capacity import KEY_BYTES
 
-# What is counted of each table, in this order.
+# The counts of each table, in this order.
 _TRAINING, ELSEWHERE, _GRADIENTS, PREFETCHED = range(4)
 
 

@@ -57,11 +57,11 @@ class ShardLookup:
         """Returns the rows of each table's keys, after inserting the admitted ones."""
         states, positions = [], []
         for table, part in zip(self._tables, parts, strict=True):
-            ids, counts, places = part[:, 1], part[:, 2], None
+            ids, counts, indices = part[:, 1], part[:, 2], None
             if not are_distinct:
-                ids, places, (counts,) = sum_by_index(ids, counts)
+                ids, indices, (counts,) = sum_by_index(ids, counts)
             states.append(table.look_up(ids, counts))
-            positions.append(places)
+            positions.append(indices)
         # Of all tables at once: what makes an array larger is a graph of its own each time.
         rows = tf.cond(
             tf.add_n([tf.size(state.missing) for state in states]) > 0,
@@ -71,8 +71,8 @@ class ShardLookup:
         rows = [table.share_row(each) for table, each in zip(self._tables, rows, strict=True)]
         self._touch(states, rows)
         return [
-            each if places is None else tf.gather(each, places)
-            for each, places in zip(rows, positions, strict=True)
+            each if indices is None else tf.gather(each, indices)
+            for each, indices in zip(rows, positions, strict=True)
         ]
 
     def _insert_admitted(self, states: Sequence[LookupState]) -> list[tf.Tensor]:

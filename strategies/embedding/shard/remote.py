@@ -140,7 +140,7 @@ class RemoteTableShard(TableShard):
         """
         if self._extended.workers.size > 1 and in_single_worker_scope():
             raise ValueError(
-                "What is done to all rows on parameter servers, all workers do together. "
+                "All workers take part in an operation on all rows of parameter servers. "
                 "Received: a callback of the first worker. Call it on every worker."
             )
         self.drain()
@@ -148,7 +148,7 @@ class RemoteTableShard(TableShard):
 
 
 def _variables(specs: TableSpecs, num_shards: int) -> dict[Group, SparseVariable]:
-    """Returns what holds the values of a shard's rows, for each group."""
+    """Returns the variables for the values of a shard's rows, by group."""
     return {
         group: SparseVariable(
             ActiveRows(specs.expected_rows(group, num_shards)),
