@@ -96,7 +96,7 @@ class Lookup:
                 rows = tf.gather(result.rows, there)
                 if result.are_distinct:
                     self._recorded.distinct = weakref.ref(rows)
-                # As many rows as there is no memory for: nothing may make this dense.
+                # More rows than there is memory for, so that nothing makes this dense.
                 return tf.IndexedSlices(
                     tf.gather(scattered, there),
                     rows,
