@@ -1,4 +1,4 @@
-"""Ids of every kind of input as one vector, and their rows put together again."""
+"""Inputs of a layer: ids of every kind of tensor as one vector, and the combiners of their rows."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _BEYOND = (
 
 
 def int64_tensor(ids: tf.Tensor) -> tf.Tensor:
-    """Returns integers as int64.
+    """Converts a tensor of integers to int64.
 
     Raises:
-      ValueError: if one has no place there; in a graph it is an InvalidArgumentError.
+      ValueError: if one is out of range; in a graph it is an InvalidArgumentError.
     """
     result = tf.cast(ids, tf.int64)
     if ids.dtype != tf.uint64:
@@ -32,13 +32,13 @@ def int64_tensor(ids: tf.Tensor) -> tf.Tensor:
 
 
 def int64_array(ids: Any) -> np.ndarray:
-    """Returns integers as a NumPy array of int64.
+    """Converts integers to a NumPy array of int64.
 
     >>> int64_array(np.array([1, 2], np.uint64))
     array([1, 2])
 
     Raises:
-      ValueError: if they are no integers, or one has no place in int64.
+      ValueError: if they are no integers, or one is out of range.
     """
     ids = np.asarray(ids)
     if ids.size and ids.dtype.kind not in "iu":
@@ -58,12 +58,12 @@ _EXACT_BELOW = {
 
 
 class Bags:
-    """The ids of one feature in a batch: a flat vector, and to which example each belongs.
+    """Bags of ids of one feature in a batch: a flat vector, and the bag of each id.
 
     Args:
       inputs: ids, a dense tensor, a `tf.RaggedTensor` or a `tf.SparseTensor`, of integers or of
         whole numbers in floating point.
-      weights: None, or float numbers in the same form as the ids.
+      weights: None, or floats in the same form as the ids.
       combiner: None, "sum", "mean" or "sqrtn".
       mask_zero: whether id 0 stands for no id.
 
@@ -124,7 +124,7 @@ class Bags:
         self.ids = ids
 
     def combined(self, rows: tf.Tensor) -> Any:
-        """Returns the feature's output, made from one row for each of `ids`, [n, width]."""
+        """Combines one row for each of `ids`, [n, width], to the feature's output."""
         width = rows.shape[-1]
         if self._combiner is None:
             if isinstance(self._inputs, tf.RaggedTensor):
@@ -164,7 +164,7 @@ class Bags:
         return is_dense and self._weights is None and self._kept is None
 
     def _summed(self, rows: tf.Tensor) -> tf.Tensor:
-        """Returns each bag's row where all have equally many ids: a sum along one axis."""
+        """Combines the rows of bags that have equally many ids: a sum along one axis."""
         shape = tf.concat([tf.shape(self._inputs), [rows.shape[-1]]], 0)
         rows = tf.ensure_shape(tf.reshape(rows, shape), [*self._inputs.shape, rows.shape[-1]])
         if self._inputs.shape[-1] == 1:
@@ -178,7 +178,7 @@ class Bags:
 
 
 def whole(ids: tf.Tensor) -> tf.Tensor:
-    """Returns ids as int64.
+    """Converts ids to int64.
 
     In floating point they come where a model has an input of Keras's default dtype, and where
     Keras traces a model to build it. Those have no values, so values are checked when there are:
@@ -191,7 +191,7 @@ def whole(ids: tf.Tensor) -> tf.Tensor:
       ids: a tensor of any shape.
 
     Raises:
-      ValueError: if they are no numbers, no whole ones, or too large to be exact.
+      ValueError: if they are no numbers, not whole, or too large to be exact.
     """
     if ids.dtype.is_integer:
         return int64_tensor(ids)

@@ -1,4 +1,4 @@
-"""Where a layer's tables are made: in the workers' memory, or on parameter servers."""
+"""Placement of a layer's tables: in the workers' memory, or on parameter servers."""
 
 from __future__ import annotations
 
@@ -11,105 +11,104 @@ import tensorflow as tf
 from strategies.collectives import Collectives
 from strategies.embedding.lookup.all_to_all import AllToAll
 from strategies.embedding.lookup.fused_optimizer import FusedOptimizer
-from strategies.embedding.lookup.remote import RemoteTableShard, ServerRouter
-from strategies.embedding.lookup.router import LookupRouter, ReplicatedRouter, ShardedRouter
+from strategies.embedding.lookup.replicated import ReplicatedRouter
+from strategies.embedding.lookup.router import LookupRouter
+from strategies.embedding.lookup.server import ServerRouter
+from strategies.embedding.lookup.sharded import ShardedRouter
 from strategies.embedding.placement_report import (
-    place_in_all_workers,
-    place_in_workers,
-    place_on_servers,
+    replicated_on_workers,
+    sharded_over_servers,
+    sharded_over_workers,
 )
+from strategies.embedding.shard.remote import RemoteTableShard
 from strategies.embedding.shard.shard import Group, TableShard, TableSpecs
 from strategies.embedding.tables import Tables
 from strategies.ps.sparse import RemoteRowVariable
 from strategies.variables.sparse_variable import ActiveRows, SparseVariable, new_name
 
 
-def in_workers(
-    wanted: TableSpecs,
+def place_on_workers(
+    specs: TableSpecs,
     collectives: Collectives,
     strategy: tf.distribute.Strategy | None,
     optimizers: Mapping[str, Any],
 ) -> Tables:
-    """Returns tables whose rows are in the workers' memory.
+    """Makes tables whose rows are in the workers' memory.
 
     Args:
-      wanted: what they are made from.
+      specs: specification of the tables.
       collectives: the workers.
-      strategy: the one that they are made under, None for none.
-      optimizers: of tables that have one of their own, by name.
+      strategy: the strategy that they are made under, None for none.
+      optimizers: optimizers of tables that have one of their own, by name.
     """
     variables = {
         group: SparseVariable(
-            ActiveRows(wanted.expected(group, collectives.size)),
+            ActiveRows(specs.expected_rows(group, collectives.size)),
             np.zeros(group.width, np.float32),
             True,
             new_name(),
             strategy,
         )
-        for group in wanted.groups
+        for group in specs.groups
     }
-    trainers = {
+    fused_optimizers = {
         group: FusedOptimizer(optimizers[group.table], variables[group])
-        for group in wanted.groups
+        for group in specs.groups
         if group.table is not None
     }
-    home = TableShard(collectives.rank, collectives.size, wanted, variables)
-    exchange = AllToAll(collectives)
-    routes: dict[Group, LookupRouter] = {}
-    places = {}
-    for group, finder in home.finders.items():
+    shard = TableShard(collectives.rank, collectives.size, specs, variables)
+    all_to_all = AllToAll(collectives)
+    routers: dict[Group, LookupRouter] = {}
+    placements = {}
+    for group, shard_lookup in shard.lookups.items():
         if group.is_replicated and collectives.size > 1:
-            routes[group] = ReplicatedRouter(collectives, finder)
-            places[group] = place_in_all_workers(collectives.size)
+            routers[group] = ReplicatedRouter(collectives, shard_lookup)
+            placements[group] = replicated_on_workers(collectives.size)
         else:
-            routes[group] = ShardedRouter(exchange, finder)
-            places[group] = place_in_workers(collectives.size)
-    return Tables(wanted, collectives, [home], places, variables, routes, trainers)
+            routers[group] = ShardedRouter(all_to_all, shard_lookup)
+            placements[group] = sharded_over_workers(collectives.size)
+    return Tables(specs, collectives, [shard], placements, variables, routers, fused_optimizers)
 
 
-def on_servers(wanted: TableSpecs, strategy: tf.distribute.Strategy) -> Tables:
-    """Returns tables whose rows are on the parameter servers of a strategy.
+def place_on_servers(specs: TableSpecs, strategy: tf.distribute.Strategy) -> Tables:
+    """Makes tables whose rows are on the parameter servers of a strategy.
 
     Args:
-      wanted: what they are made from.
-      strategy: the one that they are made under.
+      specs: specification of the tables.
+      strategy: the strategy that they are made under.
 
     Raises:
-      ValueError: if they are of a kind that servers do not have.
+      ValueError: if servers do not support such a table.
     """
-    check_on_servers(wanted)
+    check_on_servers(specs)
     extended = strategy.extended
     name = extended.registry.new_name("embedding")
-    homes = [
-        RemoteTableShard(extended, server, wanted, name) for server in extended.servers.servers
+    shards = [
+        RemoteTableShard(extended, server, specs, name) for server in extended.servers.servers
     ]
     variables: Mapping[Group, SparseVariable] = {
         group: RemoteRowVariable(
-            [home.variables[group] for home in homes],
+            [shard.variables[group] for shard in shards],
             np.zeros(group.width, np.float32),
             True,
             new_name(),
             strategy,
-            _slot_maker(homes, group),
+            _slot_maker(shards, group),
         )
-        for group in wanted.groups
+        for group in specs.groups
     }
-    routes = {group: ServerRouter(extended, homes, group) for group in wanted.groups}
-    places = dict.fromkeys(wanted.groups, place_on_servers(len(homes)))
-    return Tables(wanted, extended.workers, homes, places, variables, routes, {})
+    routers = {group: ServerRouter(extended, shards, group) for group in specs.groups}
+    placements = dict.fromkeys(specs.groups, sharded_over_servers(len(shards)))
+    return Tables(specs, extended.workers, shards, placements, variables, routers, {})
 
 
-def _slot_maker(homes: Sequence[RemoteTableShard], group: Group) -> Callable:
-    return lambda name, row: [home.new_slot(group, name, row) for home in homes]
+def _slot_maker(shards: Sequence[RemoteTableShard], group: Group) -> Callable:
+    return lambda name, row: [shard.new_slot(group, name, row) for shard in shards]
 
 
-def check_on_servers(wanted: TableSpecs) -> None:
-    """Checks that tables are of a kind that servers have.
-
-    Raises:
-      ValueError: if one is not.
-    """
-    for configs in wanted.groups.values():
+def check_on_servers(specs: TableSpecs) -> None:
+    """Raises ValueError if parameter servers do not support one of the tables."""
+    for configs in specs.groups.values():
         for config in configs:
             plain = config.optimizer is None and config.overflow == "error"
             if not plain or config.is_replicated:

@@ -1,4 +1,4 @@
-"""Where the rows of each table are, what they take, and why: a text."""
+"""Report of the placement of each table, its memory and traffic, and the reasons."""
 
 from __future__ import annotations
 
@@ -10,11 +10,16 @@ from tf_config.text_table import text_table
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where rows go, and why; `copies` is how many of them there are.
+class Placement:
+    """Placement of rows, and the reason for it.
 
-    >>> place_in_workers(4).where
+    >>> sharded_over_workers(4).where
     'sharded over 4 workers'
+
+    Attributes:
+      where: the tasks that have the rows.
+      why: the reason.
+      copies: number of copies of each row.
     """
 
     where: str
@@ -22,22 +27,24 @@ class Place:
     copies: int = 1
 
 
-def place_in_workers(workers: int) -> Place:
-    """Returns where the rows of tables are that so many workers hold."""
+def sharded_over_workers(workers: int) -> Placement:
+    """Returns the placement of tables whose rows are sharded over workers."""
     if workers == 1:
-        return Place("host memory", "one worker trains, so it has all rows, and nothing is sent")
-    return Place(
+        return Placement(
+            "host memory", "one worker trains, so it has all rows, and nothing is sent"
+        )
+    return Placement(
         f"sharded over {workers} workers",
         "a hash of the id says which worker has its row, its slot variables and its counts, and "
         "nobody else has them, so that the workers' memory adds up; ids, rows and gradients travel",
     )
 
 
-def place_in_all_workers(workers: int) -> Place:
-    """Returns where the rows of a table are of which each of so many workers has all."""
+def replicated_on_workers(workers: int) -> Placement:
+    """Returns the placement of tables whose rows are replicated on workers."""
     if workers == 1:
-        return place_in_workers(1)
-    return Place(
+        return sharded_over_workers(1)
+    return Placement(
         f"a copy in each of {workers} workers",
         "placement='replicated': a lookup does not wait for rows; ids and gradients travel to all "
         "workers",
@@ -45,9 +52,9 @@ def place_in_all_workers(workers: int) -> Place:
     )
 
 
-def place_on_servers(servers: int) -> Place:
-    """Returns where the rows of tables are that so many parameter servers hold."""
-    return Place(
+def sharded_over_servers(servers: int) -> Placement:
+    """Returns the placement of tables whose rows are sharded over parameter servers."""
+    return Placement(
         f"sharded over {servers} server{'s' if servers > 1 else ''}",
         "a hash of the id says which server has its row, its slot variables and its counts; ids, "
         "rows and gradients travel between workers and servers",
@@ -56,47 +63,47 @@ def place_on_servers(servers: int) -> Place:
 
 @dataclass(frozen=True)
 class TableUsage:
-    """What there is of one table, on all workers together.
+    """Memory and traffic of one table, of all workers together.
 
     Attributes:
-      name: of the table.
-      place: where its rows are.
-      width: of a row.
-      slots: the names of the slot variables that the optimizer has made.
-      rows: how many ids have a row.
-      row_bytes: of one row, with its slot variables, times, counts and place in the map of ids.
-      refused_bytes: of what is counted for ids without a row.
-      steps: of training that there were.
-      sent: bytes that went between workers, or workers and servers, in these steps.
+      name: name of the table.
+      placement: placement of its rows.
+      width: width of a row.
+      slots: names of the slot variables that the optimizer has made.
+      rows: number of ids that have a row.
+      row_bytes: bytes of one row, with its slot variables, metadata and id.
+      counter_bytes: bytes of the counts of ids that have no row.
+      steps: number of training steps so far.
+      traffic_bytes: bytes sent between workers, or workers and servers, in these steps.
     """
 
     name: str
-    place: Place
+    placement: Placement
     width: int
     slots: Sequence[str]
     rows: int
     row_bytes: int
-    refused_bytes: int
+    counter_bytes: int
     steps: int
-    sent: int
+    traffic_bytes: int
 
 
 def report(tables: Sequence[TableUsage]) -> str:
-    """Returns a table of tables, and the reasons."""
+    """Returns a line for each table, and the reasons for their placements."""
     header = ("table", "where", "rows", "bytes a row", "bytes", "sent a step")
     rows = []
     for table in tables:
         slots = ", ".join(table.slots) or "no slot variables yet"
-        size = table.place.copies * table.rows * table.row_bytes + table.refused_bytes
+        size = table.placement.copies * table.rows * table.row_bytes + table.counter_bytes
         rows.append(
             (
                 table.name,
-                table.place.where,
+                table.placement.where,
                 f"{table.rows:,} x {table.width}",
                 f"{table.row_bytes:,} ({slots})",
                 shown_bytes(size),
-                shown_bytes(table.sent / max(table.steps, 1)),
+                shown_bytes(table.traffic_bytes / max(table.steps, 1)),
             )
         )
-    reasons = dict.fromkeys(f"{table.place.where}: {table.place.why}" for table in tables)
+    reasons = dict.fromkeys(f"{table.placement.where}: {table.placement.why}" for table in tables)
     return "\n".join([text_table(header, rows), *reasons])

@@ -1,4 +1,4 @@
-"""What a layer is made with and called with, checked."""
+"""Validation of the arguments that a layer is made and called with."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from strategies.embedding.config import COMBINERS, UNSEEN, FeatureConfig, TableC
 from strategies.embedding.inputs import Bags
 from strategies.embedding.shard.shard import TableSpecs
 
-# What a stock Embedding takes and rows cannot have, with the reason and what there is instead.
+# Arguments of a stock Embedding that rows cannot have, with the reason and the way out.
 _OF_STOCK = {
     "embeddings_regularizer": "A penalty is of all rows in every step, and a step reads those of "
     "its ids. Add one of the looked-up rows by activity_regularizer, or compile with AdamW",
@@ -33,13 +33,13 @@ _OF_STOCK = {
 
 
 def check_of_stock(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the arguments without those of a stock Embedding that ask for nothing.
+    """Removes arguments of a stock Embedding that are not set.
 
     >>> check_of_stock({"name": "ids", "embeddings_constraint": None})
     {'name': 'ids'}
 
     Raises:
-      ValueError: if one asks for what rows cannot have; it names the argument and the reason.
+      ValueError: if one is set; it names the argument and the reason.
     """
     for name, reason in _OF_STOCK.items():
         # Not by truth: it may be an array.
@@ -78,7 +78,7 @@ def strategy_of_tables() -> tf.distribute.Strategy:
 
 
 def feature_from(value: Any) -> FeatureConfig:
-    """Returns a feature from itself or from its plain values."""
+    """Returns a FeatureConfig from one or from its plain values."""
     if isinstance(value, FeatureConfig):
         return value
     if isinstance(value, Mapping):
@@ -87,7 +87,11 @@ def feature_from(value: Any) -> FeatureConfig:
 
 
 def tables_of(features: Mapping[str, FeatureConfig]) -> dict[str, TableConfig]:
-    """Returns the tables of features by name."""
+    """Returns the tables of features by name.
+
+    Raises:
+      ValueError: if there is none, or two different ones have the same name.
+    """
     if not features:
         raise ValueError("A layer has a feature or more. Received: none. Name one.")
     tables: dict[str, TableConfig] = {}
@@ -101,18 +105,18 @@ def tables_of(features: Mapping[str, FeatureConfig]) -> dict[str, TableConfig]:
     return tables
 
 
-def bags_of(inputs: Any, weights: Any, wanted: TableSpecs, mask_zero: bool) -> dict[str, Bags]:
-    """Returns the ids of features, with their weights.
+def bags_of(inputs: Any, weights: Any, specs: TableSpecs, mask_zero: bool) -> dict[str, Bags]:
+    """Returns the bags of each feature, by name.
 
     Raises:
       ValueError: if they are not named as the features are, or do not fit together.
     """
-    _check_names(inputs, weights, wanted.features)
+    _check_names(inputs, weights, specs.features)
     return {
         name: Bags(
             _tensor_of(inputs[name]), _tensor_of(weights.get(name)), feature.combiner, mask_zero
         )
-        for name, feature in wanted.features.items()
+        for name, feature in specs.features.items()
     }
 
 
@@ -141,7 +145,7 @@ def check_which(output_dim: Any, features: Any) -> None:
 
 
 def check_not_of_tables(settings: Mapping[str, Any], initializer: Any) -> None:
-    """Raises ValueError if a layer with features is given what its tables are to be given."""
+    """Raises ValueError if a layer with features is given arguments of a single table."""
     named = [name for name, value in settings.items() if value is not None]
     if named or initializer != "uniform":
         raise ValueError(
@@ -152,7 +156,7 @@ def check_not_of_tables(settings: Mapping[str, Any], initializer: Any) -> None:
 
 
 def check_settings(combiner: Any, unseen: Any, seed: Any) -> None:
-    """Raises ValueError if a layer's setting has no meaning."""
+    """Raises ValueError if a setting of a layer is invalid."""
     if combiner not in COMBINERS:
         raise ValueError(
             f"combiner is one of {', '.join(map(repr, COMBINERS))}. Received: {combiner!r}."
@@ -173,10 +177,10 @@ def check_optimizer(table: TableConfig, dtype: str) -> None:
 
 
 def is_training(training: Any) -> bool | None:
-    """Returns what a layer is called with as `training`; None is not said.
+    """Returns the `training` argument of a call as a bool; None stays None.
 
     Raises:
-      ValueError: if it is a tensor that has its value later.
+      ValueError: if it is a symbolic tensor.
     """
     if training is None:
         return None
@@ -189,12 +193,12 @@ def is_training(training: Any) -> bool | None:
 
 
 def mask_of(ids: Any, feature: FeatureConfig, not_equal: Callable) -> Any:
-    """Returns where a feature's ids are not 0; None with a combiner, and if they are not dense.
+    """Returns the mask of a feature's ids; None with a combiner, and if they are not dense.
 
     Args:
-      ids: or what Keras traces a model with in place of them.
-      feature: that they are of.
-      not_equal: that takes both.
+      ids: a tensor, or the placeholder that Keras traces a model with.
+      feature: the feature.
+      not_equal: compares either kind with a number.
     """
     is_dense = not isinstance(ids, (tf.RaggedTensor, tf.SparseTensor))
     if feature.combiner is not None or not is_dense or _is_placeholder_of_bags(ids):
@@ -203,7 +207,7 @@ def mask_of(ids: Any, feature: FeatureConfig, not_equal: Callable) -> Any:
 
 
 def _is_placeholder_of_bags(ids: Any) -> bool:
-    """Whether it stands for ragged or sparse ids: Keras 3 says so, tf_keras has a type for it."""
+    """Returns whether it is a placeholder of ragged or sparse ids, of Keras 3 or tf_keras."""
     kind = getattr(ids, "type_spec", None)
     if isinstance(kind, (tf.RaggedTensorSpec, tf.SparseTensorSpec)):
         return True
@@ -211,7 +215,7 @@ def _is_placeholder_of_bags(ids: Any) -> bool:
 
 
 def shape_of(ids: Any, feature: FeatureConfig) -> tuple:
-    """Returns the shape of what a feature gives for dense ids of a shape.
+    """Returns the shape of a feature's output for dense ids of a shape.
 
     >>> feature = FeatureConfig(TableConfig("users", 16), "sum")
     >>> shape_of((None, 5), feature), shape_of((None,), feature)
@@ -224,7 +228,7 @@ def shape_of(ids: Any, feature: FeatureConfig) -> tuple:
 
 
 def _tensor_of(value: Any) -> Any:
-    """Returns a tensor of any kind; None is None."""
+    """Converts a value to a tensor of any kind; None stays None."""
     if value is None or isinstance(value, (tf.RaggedTensor, tf.SparseTensor)):
         return value
     return tf.convert_to_tensor(value)

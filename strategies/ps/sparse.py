@@ -16,7 +16,7 @@ import tensorflow as tf
 from strategies.ps.registry import RemoteVariable
 from strategies.ps.updates import VariableUpdate
 from strategies.ps.variables import ServerView, active_view, current_server
-from strategies.reduction.sparse import is_marked_reduced
+from strategies.reduction.sparse import is_marked_reduced, sum_by_index
 from strategies.variables.growable_array import GrowableArray
 from strategies.variables.sparse_variable import ActiveRows, SparseVariable
 
@@ -136,9 +136,8 @@ class RowUpdate(VariableUpdate):
           pieces: what it got; of several steps a row may be named more than once.
           wholes: the arguments that are not in view, by their position.
         """
-        rows, positions = tf.unique(pieces[0][1])
-        count = tf.size(rows)
-        sums = iter([tf.math.unsorted_segment_sum(v, positions, count) for v, _ in pieces])
+        rows, _, each = sum_by_index(pieces[0][1], *(values for values, _ in pieces))
+        sums = iter(each)
         leaves = []
         for position, leaf in enumerate(self.leaves):
             if self.transfer(leaf) == "view":

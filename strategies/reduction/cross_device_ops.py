@@ -117,7 +117,7 @@ class ReplicaCrossDeviceOps(tf.distribute.CrossDeviceOps):
                 results.append(local if self._collectives.size == 1 else summed[0])
         others = iter(results)
         return [
-            sparse.local_sum(column) if is_local else next(others)
+            sparse.sum_replicas(column) if is_local else next(others)
             for column, is_local in zip(zip(*replicas, strict=True), is_reduced, strict=True)
         ]
 
@@ -158,9 +158,7 @@ class ReplicaCrossDeviceOps(tf.distribute.CrossDeviceOps):
             result = sparse.touched_rows(table, counts, like=mine)
         else:
             mine = sparse.unique(mine) if self._options.sum_rows else mine
-            values = self._collectives.all_gather(mine.values)
-            indices = self._collectives.all_gather(mine.indices)
-            result = tf.IndexedSlices(values, indices, mine.dense_shape)
+            result = sparse.all_gather(mine, self._collectives)
             result = sparse.unique(result) if self._options.sum_rows else result
         if divisor is None:
             return result

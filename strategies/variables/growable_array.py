@@ -15,13 +15,13 @@ from strategies._tensorflow import ResourceVariable
 
 HOST = "/device:CPU:0"
 # The indices of TensorFlow's in-place operations are int32.
-_MOST_ROWS = 2**31 - 1
+_MAX_ROWS = 2**31 - 1
 # How many rows are copied at once when a table grows.
 _CHUNK = 65536
 
 
-def _rooms(row_bytes: int, expected: int | None) -> list[int]:
-    """Returns how many rows an array has room for one after the other, before that is doubled.
+def _capacities(row_bytes: int, expected: int | None) -> list[int]:
+    """Returns the capacities in rows that an array grows by, before they double.
 
     TensorFlow does not give freed memory back, so an array that grows by copies leaves its
     smaller ones behind. What is reserved and not written to takes none, where Linux allows it:
@@ -29,34 +29,34 @@ def _rooms(row_bytes: int, expected: int | None) -> list[int]:
     TensorFlow reserves no more than there is, so it is a small part.
 
     Args:
-      row_bytes: of one row.
-      expected: how many rows there will be; None if nobody knows.
+      row_bytes: bytes of one row.
+      expected: expected number of rows; None if unknown.
     """
     rule = Path("/proc/sys/vm/overcommit_memory")
     if rule.exists() and rule.read_text().strip() == "2":
         return [(1 << 16) // row_bytes]
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    rooms = [size // row_bytes for size in (1 << 16, 1 << 20, 1 << 24)]
+    capacities = [size // row_bytes for size in (1 << 16, 1 << 20, 1 << 24)]
     if expected is None:
-        return [*rooms, max(memory // 24, 1 << 25) // row_bytes]
+        return [*capacities, max(memory // 24, 1 << 25) // row_bytes]
     if expected * row_bytes <= memory // 8:
-        return [*(rows for rows in rooms if rows < expected), expected]
+        return [*(rows for rows in capacities if rows < expected), expected]
     # Twice as much each time, and in the end no more than that.
     large = memory // 8 // row_bytes
     while large < expected:
-        rooms.append(large)
+        capacities.append(large)
         large *= 2
-    return [*rooms, expected]
+    return [*capacities, expected]
 
 
 class GrowableArray:
     """An array in host memory that grows by rows; memory that no row was written to is not used.
 
     Args:
-      shape: of one row.
-      dtype: of its elements.
+      shape: shape of one row.
+      dtype: dtype of its elements.
       fill: the row that new ones are set to; None leaves that to who writes them.
-      expected: how many rows there will be; None if nobody knows.
+      expected: expected number of rows; None if unknown.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class GrowableArray:
     ):
         self.shape = shape
         self.dtype = tf.as_dtype(dtype)
-        self._rooms = _rooms(self.dtype.size * max(math.prod(shape), 1), expected)
+        self._capacities = _capacities(self.dtype.size * max(math.prod(shape), 1), expected)
         self.fill = None if fill is None else np.broadcast_to(fill, shape)
         with tf.init_scope(), tf.device(HOST):
             self._array = ResourceVariable(
@@ -76,17 +76,17 @@ class GrowableArray:
             )
             self._length = ResourceVariable(tf.constant(0, tf.int64), trainable=False)
         # Many functions of a graph ask for it, and it is long.
-        self._resized_in_graph = tf.function(self._resized, autograph=False)
+        self._resize_in_graph = tf.function(self._resize, autograph=False)
 
     def resize(self, length: tf.Tensor) -> None:
-        """Sees to it that there are so many rows, or more."""
+        """Grows to a number of rows unless there are as many."""
         fill = None if self.fill is None else tf.constant(self.fill, self.dtype)
-        (self._resized if tf.executing_eagerly() else self._resized_in_graph)(length, fill)
+        (self._resize if tf.executing_eagerly() else self._resize_in_graph)(length, fill)
 
-    def _resized(self, length: tf.Tensor, fill: tf.Tensor | None) -> None:
+    def _resize(self, length: tf.Tensor, fill: tf.Tensor | None) -> None:
         with tf.device(HOST):
             there = self._length.read_value()
-            tf.cond(length > there, lambda: self._extended(length, fill), lambda: False)
+            tf.cond(length > there, lambda: self._extend(length, fill), lambda: False)
 
     def gather(self, rows: tf.Tensor) -> tf.Tensor:
         """Returns rows by their numbers."""
@@ -95,76 +95,76 @@ class GrowableArray:
             array = tf.raw_ops.ReadVariableOp(resource=self._array.handle, dtype=self.dtype)
             array = tf.ensure_shape(array, [None, *self.shape])
             values = tf.gather(array, rows)
-            self._after([values], array)
+            self._order_after([values], array)
         return tf.ensure_shape(values, [*rows.shape, *self.shape])
 
     def update(self, rows: tf.Tensor, values: tf.Tensor) -> None:
         """Sets rows, each named once."""
-        self._written(tf.raw_ops.InplaceUpdate, rows, values)
+        self._write(tf.raw_ops.InplaceUpdate, rows, values)
 
     def add(self, rows: tf.Tensor, values: tf.Tensor) -> None:
-        """Adds to rows; a row that is named twice gets both."""
-        self._written(tf.raw_ops.InplaceAdd, rows, values)
+        """Adds to rows; a row that is named twice gets both values."""
+        self._write(tf.raw_ops.InplaceAdd, rows, values)
 
-    def _written(self, operation: Callable, rows: tf.Tensor, values: tf.Tensor) -> None:
+    def _write(self, operation: Callable, rows: tf.Tensor, values: tf.Tensor) -> None:
         with tf.device(HOST):
             array = self._array.read_value()
             values = tf.cast(values, self.dtype)
-            written = operation(x=array, i=tf.cast(rows, tf.int32), v=values)
-            self._after([], written)
+            updated = operation(x=array, i=tf.cast(rows, tf.int32), v=values)
+            self._order_after([], updated)
 
-    def _after(self, done: list[tf.Tensor], array: tf.Tensor) -> None:
-        """Lets what uses the array from now on wait for what is done to it.
+    def _order_after(self, done: list[tf.Tensor], array: tf.Tensor) -> None:
+        """Makes all later uses of the array wait for operations on it.
 
         TensorFlow's own operations on a variable's rows make it one that copies what is assigned
-        to it, so that growing would write to all the room that is kept. The operations here
+        to it, so that growing would write to all of its capacity. The operations here
         work on the value where it is; to assign the same value again puts them in order.
         """
         with tf.control_dependencies(done):
             self._array.assign(array, read_value=False)
 
     def reset(self, rows: tf.Tensor) -> None:
-        """Sets rows to what new ones are, those that there are."""
+        """Sets rows to the value of new ones, as far as there are such rows."""
         there = tf.boolean_mask(rows, rows < self._length.read_value())
         self.update(there, self._tiled(tf.constant(self.fill, self.dtype), tf.size(there)))
 
     def clear(self) -> None:
-        """Forgets all rows."""
+        """Removes all rows."""
         self._array.assign(tf.zeros([0, *self.shape], self.dtype))
         self._length.assign(0)
 
     def _tiled(self, row: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
         return tf.tile(row[tf.newaxis], [count, *[1] * len(self.shape)])
 
-    def _extended(self, length: tf.Tensor, fill: tf.Tensor | None) -> bool:
+    def _extend(self, length: tf.Tensor, fill: tf.Tensor | None) -> bool:
         there = self._length.read_value()
-        space = tf.raw_ops.VariableShape(input=self._array.handle, out_type=tf.int64)[0]
-        tf.cond(length > space, lambda: self._moved(there, length, space), lambda: False)
+        capacity = tf.raw_ops.VariableShape(input=self._array.handle, out_type=tf.int64)[0]
+        tf.cond(length > capacity, lambda: self._reallocate(there, length, capacity), lambda: False)
         if fill is not None:
 
-            def filled(start: tf.Tensor) -> tuple[tf.Tensor]:
+            def fill_chunk(start: tf.Tensor) -> tuple[tf.Tensor]:
                 stop = tf.minimum(start + _CHUNK, length)
                 count = tf.cast(stop - start, tf.int32)
                 self.update(tf.range(start, stop), self._tiled(fill, count))
                 return (stop,)
 
-            tf.while_loop(lambda start: start < length, filled, [there])
+            tf.while_loop(lambda start: start < length, fill_chunk, [there])
         self._length.assign(length)
         return True
 
-    def _moved(self, there: tf.Tensor, length: tf.Tensor, space: tf.Tensor) -> bool:
-        """Copies the rows into an array with room for more; its room takes no memory yet."""
-        room = tf.maximum(length, 2 * space)
-        for rows in reversed(self._rooms):
-            room = tf.where(length <= rows, tf.constant(rows, tf.int64), room)
-        room = tf.minimum(room, _MOST_ROWS)
-        message = f"An array has at most {_MOST_ROWS} rows. Use more workers. Received:"
-        tf.debugging.Assert(length <= room, [message, length])
-        shape = tf.stack([tf.cast(room, tf.int32), *self.shape])
+    def _reallocate(self, there: tf.Tensor, length: tf.Tensor, capacity: tf.Tensor) -> bool:
+        """Copies the rows into an array of a larger capacity, which takes no memory yet."""
+        capacity = tf.maximum(length, 2 * capacity)
+        for rows in reversed(self._capacities):
+            capacity = tf.where(length <= rows, tf.constant(rows, tf.int64), capacity)
+        capacity = tf.minimum(capacity, _MAX_ROWS)
+        message = f"An array has at most {_MAX_ROWS} rows. Use more workers. Received:"
+        tf.debugging.Assert(length <= capacity, [message, length])
+        shape = tf.stack([tf.cast(capacity, tf.int32), *self.shape])
         old = self._array.read_value()
         larger = tf.raw_ops.Empty(shape=shape, dtype=self.dtype, init=False)
 
-        def copied(start: tf.Tensor, larger: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        def copy_chunk(start: tf.Tensor, larger: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             stop = tf.minimum(start + _CHUNK, there)
             rows = tf.range(start, stop)
             part = tf.gather(old, rows)
@@ -173,7 +173,7 @@ class GrowableArray:
 
         larger = tf.ensure_shape(larger, [None, *self.shape])
         _, larger = tf.while_loop(
-            lambda start, _: start < there, copied, [tf.constant(0, tf.int64), larger]
+            lambda start, _: start < there, copy_chunk, [tf.constant(0, tf.int64), larger]
         )
         self._array.assign(larger)
         return True

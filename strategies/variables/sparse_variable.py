@@ -1,4 +1,4 @@
-"""Variables of which an optimizer sees the rows in view, so that a step costs what it touches.
+"""Variables of which an optimizer sees the rows in view alone: a step costs what it touches.
 
 A table of an embedding has as many rows as ids have come, and a step touches a few thousand of
 them. Stock optimizers are written for whole variables. So a table's variable and the optimizer's
@@ -48,39 +48,39 @@ _creators = threading.local()
 
 
 class Snapshots(Protocol):
-    """Takes the rows of a table's variable at one moment, and sets them again."""
+    """Takes and restores snapshots of the rows of a table's variable."""
 
     def take(self) -> np.ndarray:
-        """Returns what stands for the rows as they are, of the variable's shape."""
+        """Takes a snapshot; returns an array of the variable's shape that stands for it."""
 
     def restore(self, value: np.ndarray) -> None:
-        """Sets the rows to what they were when `take` returned a value."""
+        """Restores the rows from the snapshot for which `take` returned a value."""
 
 
 class ActiveRows:
-    """Which rows an optimizer sees; one for a table's variable and all its slot variables.
+    """The rows that an optimizer sees, of a table's variable and all its slot variables.
 
     Args:
-      expected: how many rows there will be in all; None if nobody knows.
+      expected: expected number of rows in all; None if unknown.
     """
 
     def __init__(self, expected: int | None = None):
         self.expected = expected
         with tf.init_scope(), tf.device(HOST):
             self._rows = ResourceVariable(tf.zeros([0], tf.int64), trainable=False, shape=[None])
-            # How many rows there are, in use or not.
+            # Number of rows, in use or not.
             self.length = ResourceVariable(tf.constant(0, tf.int64), trainable=False)
         # Changes whenever rows are put in view.
-        self.mark = object()
+        self.version = object()
 
     def show(self, rows: tf.Tensor) -> None:
         """Puts rows in view."""
         with tf.device(HOST):
             self._rows.assign(rows)
-        self.mark = object()
+        self.version = object()
 
     def rows(self, positions: tf.Tensor | None = None) -> tf.Tensor:
-        """Returns the numbers of the rows in view, all or some."""
+        """Returns the numbers of the rows in view, all or those at some positions."""
         with tf.device(HOST):
             return (
                 self._rows.read_value() if positions is None else self._rows.sparse_read(positions)
@@ -90,16 +90,16 @@ class ActiveRows:
 class SparseVariable(ResourceVariable):
     """A table's trainable variable, or a slot variable of it.
 
-    It keeps a value of one row by itself, of which gradients are taken and the shape is
-    told; its rows are elsewhere.
+    Its own value is of one row, of which gradients are taken and which gives the shape; its rows
+    are elsewhere.
 
     Args:
-      view: the rows to be seen.
+      view: the rows in view.
       row: the row that new ones are set to, [width].
       trainable: whether it is the table's, and not a slot variable.
-      name: a part of the names of the slot variables.
-      strategy: the one that it is made under.
-      rows: all rows, if they are somewhere already.
+      name: part of the names of the slot variables.
+      strategy: the strategy that it is made under.
+      rows: array of all rows, if there is one already.
     """
 
     def __init__(
@@ -135,16 +135,16 @@ class SparseVariable(ResourceVariable):
 
     @property
     def view(self) -> ActiveRows:
-        """The rows to be seen."""
+        """The rows in view."""
         return self._rows_in_view
 
     @property
     def table(self) -> GrowableArray:
-        """All rows."""
+        """The array of all rows."""
         return self._array
 
-    def take(self, rows: GrowableArray) -> None:
-        """Has these rows from now on."""
+    def adopt_array(self, rows: GrowableArray) -> None:
+        """Replaces the array of all rows."""
         rows.fill = self._array.fill
         self._array = rows
 
@@ -153,16 +153,16 @@ class SparseVariable(ResourceVariable):
         return self._read_variable_op()
 
     def on_slot(self, function: Callable[[str, SparseVariable], None]) -> None:
-        """Calls a function with the name of each slot variable that is made."""
+        """Registers a function that is called with each new slot variable and its name."""
         self._on_slot = function
 
     def make_slot(self, name: str, initial_value: Any, dtype: Any = None) -> SparseVariable:
-        """Returns a new slot variable of this variable.
+        """Makes a slot variable of this variable.
 
         Args:
-          name: what the optimizer calls it.
-          initial_value: of the shape of this variable, or a function that makes it.
-          dtype: of its elements; None is that of the value.
+          name: name that the optimizer gives it.
+          initial_value: a value of the shape of this variable, or a function that returns one.
+          dtype: dtype of its elements; None is that of the value.
 
         Raises:
           ValueError: if it is not one row for each row, or the optimizer that makes it is one that
@@ -188,7 +188,7 @@ class SparseVariable(ResourceVariable):
         return self.add_slot(key, self._new_slot(name, key, value[0]))
 
     def add_slot(self, key: str, slot: SparseVariable) -> SparseVariable:
-        """Knows a slot variable by a name from now on; returns it."""
+        """Registers a slot variable by a name; returns it."""
         self.slots[key] = slot
         self._on_slot(key, slot)
         return slot
@@ -197,16 +197,17 @@ class SparseVariable(ResourceVariable):
         del key
         return SparseVariable(self.view, row, False, name, self._distribute_strategy)
 
-    def _all_there(self) -> None:
-        mark = (self.view.mark, tf.compat.v1.get_default_graph())
-        if tf.executing_eagerly() or self._resized_for != mark:
+    def _ensure_rows(self) -> None:
+        """Grows the array to the rows that the store has allocated."""
+        version = (self.view.version, tf.compat.v1.get_default_graph())
+        if tf.executing_eagerly() or self._resized_for != version:
             self.table.resize(self.view.length.read_value())
-        self._resized_for = mark
+        self._resized_for = version
 
     def value(self, no_copy: bool = False) -> tf.Tensor:
         """Returns the rows in view."""
         del no_copy
-        self._all_there()
+        self._ensure_rows()
         return self.table.gather(self.view.rows())
 
     def read_value(self) -> tf.Tensor:
@@ -216,7 +217,7 @@ class SparseVariable(ResourceVariable):
     def sparse_read(self, indices: tf.Tensor, name: Any = None) -> tf.Tensor:
         """Returns rows by their positions in the view; `tf.gather` calls it."""
         del name
-        self._all_there()
+        self._ensure_rows()
         return self.table.gather(self.view.rows(indices))
 
     @property
@@ -244,7 +245,7 @@ class SparseVariable(ResourceVariable):
         return self._handle
 
     def numpy(self) -> np.ndarray:
-        """Returns one row: of a table's variable what stands for the rows as they are now.
+        """Returns one row: for a table's variable, the token of a snapshot that it takes.
 
         Raises:
           ValueError: if it is a table's variable, and is written to a file without its rows.
@@ -282,14 +283,14 @@ class SparseVariable(ResourceVariable):
     ) -> Any:
         """Sets the rows in view."""
         del use_locking, name, read_value
-        if tf.executing_eagerly() and not is_updating() and self._is_set_from(value):
+        if tf.executing_eagerly() and not is_updating() and self._restore_snapshot(value):
             return self
-        self._all_there()
+        self._ensure_rows()
         self.table.update(self.view.rows(), tf.convert_to_tensor(value))
         return self
 
-    def _is_set_from(self, value: Any) -> bool:
-        """Returns whether a value was one of `numpy`, which model.set_weights brings back.
+    def _restore_snapshot(self, value: Any) -> bool:
+        """Restores a value of `numpy`, which model.set_weights assigns; returns whether it was one.
 
         Raises:
           ValueError: if it is another one of the shape of these.
@@ -311,7 +312,7 @@ class SparseVariable(ResourceVariable):
     ) -> Any:
         """Adds to the rows in view."""
         del use_locking, name, read_value
-        self._all_there()
+        self._ensure_rows()
         self.table.add(self.view.rows(), tf.convert_to_tensor(delta))
         return self
 
@@ -326,7 +327,7 @@ class SparseVariable(ResourceVariable):
     ) -> Any:
         """Adds to rows, named by their positions in the view."""
         del use_locking, name
-        self._all_there()
+        self._ensure_rows()
         rows = self.view.rows(sparse_delta.indices)
         self.table.add(rows, sparse_delta.values)
         return self
@@ -342,18 +343,18 @@ class SparseVariable(ResourceVariable):
     ) -> Any:
         """Sets rows, named by their positions in the view."""
         del use_locking, name
-        self._all_there()
+        self._ensure_rows()
         self.table.update(self.view.rows(sparse_delta.indices), sparse_delta.values)
         return self
 
 
 def new_name() -> str:
-    """Returns a name for a table's variable that no name of another one begins with."""
+    """Returns a name for a table's variable that is no prefix of another one's."""
     return f"embeddings_rows_{next(_numbers)}_"
 
 
-def know_slots() -> None:
-    """Lets slot variables be known by their names, where there is no strategy that knows them.
+def recognize_slots() -> None:
+    """Recognizes slot variables by their names, where there is no strategy that makes them.
 
     From now on, in this thread. Other variables are not concerned.
 
@@ -366,19 +367,19 @@ def know_slots() -> None:
         if getattr(_creators, "graph", None) is graph:
             return
         scope = contextlib.ExitStack()
-        scope.enter_context(tf.variable_creator_scope(_created))
+        scope.enter_context(tf.variable_creator_scope(_create))
     _creators.graph, _creators.scope = graph, scope
 
 
 def table_asked_for(kwargs: dict[str, Any]) -> SparseVariable | None:
-    """Returns the table's variable that a new variable is to be, by its name; else None.
+    """Returns the table's variable of a new variable's name; None if it has another name.
 
     Keras 3 makes a layer's weights later where it builds a model by trying it out.
     """
     return _named.get(kwargs.get("name") or "")
 
 
-def _created(next_creator: Callable, **kwargs: Any) -> Any:
+def _create(next_creator: Callable, **kwargs: Any) -> Any:
     name = kwargs.get("name") or ""
     table = table_asked_for(kwargs)
     if table is not None:

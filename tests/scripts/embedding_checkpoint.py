@@ -54,7 +54,7 @@ def fit(model):
 
 def rows_of(layer):
     """Returns all arrays in the order of the ids, so that who had them makes no difference."""
-    arrays = dict(layer.packed_rows())
+    arrays = dict(layer.snapshot_rows())
     for position in range(3):
         for key, prefix in ((f"{position}/ids", ""), (f"{position}/refused_ids", "refused_")):
             if key in arrays:

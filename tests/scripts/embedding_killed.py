@@ -13,7 +13,7 @@ import numpy as np
 
 import strategies
 from strategies.collectives.workers import collectives_of
-from strategies.embedding.checkpoint import npy_stream as array_files
+from strategies.embedding.checkpoint import npy_stream
 
 directory, what = sys.argv[1], sys.argv[2]
 strategy = strategies.from_tf_config()
@@ -38,7 +38,7 @@ def dies_after(files):
 
         return written
 
-    array_files._ArrayFile.close = counted(array_files._ArrayFile.close)
+    npy_stream._NpyFile.close = counted(npy_stream._NpyFile.close)
     Path.replace = counted(Path.replace)
 
 

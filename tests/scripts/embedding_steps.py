@@ -34,7 +34,7 @@ def ids_of(layer):
 
 
 def step_of(layer):
-    return int(layer.packed_rows()["0/step"])
+    return int(layer.snapshot_rows()["0/step"])
 
 
 # A loop of one's own that looks up twice: each replica has an id of its own in each step.

@@ -102,7 +102,7 @@ for name, table in (("users", user_table), ("items", item_table)):
     np.testing.assert_allclose(rows, table.get_weights()[0][seen], atol=1e-5, err_msg=name)
     assert not np.allclose(rows, 1.0, atol=1e-3), "nothing was trained"
 strategies.verify_equal(strategy, model.variables)
-saved = dict(layer.packed_rows())
+saved = dict(layer.snapshot_rows())
 of_users = "1/slot/momentum" if sys.argv[1] == "keras" else "1/slot/m"
 assert {of_users, "0/slot/accumulator"} <= set(saved), set(saved)
 everywhere = layer({"user": IDS, "item": IDS})
@@ -189,10 +189,10 @@ if n == 1:
 layer.save_rows(str(directory / "rows"))
 again, packed = (layer_of(2, 7, **rule) for _ in range(2))
 again.load_rows(str(directory / "rows"))
-packed.unpack_rows(layer.packed_rows())
+packed.restore_rows(layer.snapshot_rows())
 with strategy.scope():
     late = DistributedEmbedding(2, 7, name="table", **rule)
-late.unpack_rows(layer.packed_rows())
+late.restore_rows(layer.snapshot_rows())
 late.build(None)
 for each in (layer, again, packed, late):
     step(each, many)

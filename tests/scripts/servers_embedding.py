@@ -72,7 +72,7 @@ if size > 1:
         try:
             layer.statistics()
         except ValueError as error:
-            assert "all workers do together. Received: a callback" in str(error), error
+            assert "rows of parameter servers. Received: a callback" in str(error), error
         else:
             raise AssertionError("one worker alone")
 

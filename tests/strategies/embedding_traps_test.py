@@ -25,8 +25,7 @@ from strategies import (
 )
 from strategies.collectives import LocalCollectives
 from strategies.collectives.base import AllToAllViaAllGather
-from strategies.embedding.checkpoint import npy_stream as array_files
-from strategies.embedding.checkpoint import snapshot as state
+from strategies.embedding.checkpoint import npy_stream, snapshot
 from strategies.embedding.shard.hashing import shard_of
 from strategies.variables import sparse_variable
 
@@ -250,13 +249,13 @@ def test_7_a_row_and_its_slot_variables_are_of_one_moment_and_none_is_left_unset
     first.save_rows(str(tmp_path))  # before there are slot variables
     step(first, optimizer, [1, 2])
     first.set_rows(np.array([3]), np.array([[0.0]]))  # a row that no step has touched
-    packed = first.packed_rows()
+    packed = first.snapshot_rows()
     assert {len(packed[f"0/{name}"]) for name in ("ids", "rows", "times", "touches")} == {3}
     assert packed["0/slot/accumulator"].tolist() == [[1.5], [1.5], [0.5]]
     step(first, optimizer, [3])
     second.load_rows(str(tmp_path))
     step(second, make(), [1])
-    again = second.packed_rows()
+    again = second.snapshot_rows()
     assert (again["0/ids"].tolist(), again["0/slot/accumulator"].tolist()) == ([1], [[1.5]])
     rows = first.rows()[1]
     np.testing.assert_array_equal(rows, [second.rows()[1][0]] * 3)
@@ -268,12 +267,12 @@ def test_8_any_number_of_workers_restores_and_other_tables_are_named(tmp_path):
         for ids in (ENDS, ENDS[2:]):
             step(layer, keras.optimizers.Adam(0.1), ids)
         layer.save_rows(str(tmp_path))
-        return layer.packed_rows()
+        return layer.snapshot_rows()
 
     def load(collectives):
         layer = layer_of(collectives, 2)
         layer.load_rows(str(tmp_path))
-        return layer.packed_rows()
+        return layer.snapshot_rows()
 
     def in_order(arrays):
         order = np.argsort(arrays["0/ids"])
@@ -291,8 +290,8 @@ def test_8_any_number_of_workers_restores_and_other_tables_are_named(tmp_path):
 @pytest.fixture
 def pieces_of_three_rows(monkeypatch):
     """Lets rows of 16 numbers with momentum be moved three at a time, and more of smaller ones."""
-    for module in (state, array_files):
-        monkeypatch.setattr(module, "_PIECE_BYTES", 3 * (2 * 64 + 60))
+    for module in (snapshot, npy_stream):
+        monkeypatch.setattr(module, "_CHUNK_BYTES", 3 * (2 * 64 + 60))
 
 
 def test_what_moves_in_pieces_is_whole(tmp_path, pieces_of_three_rows):
@@ -308,13 +307,13 @@ def test_what_moves_in_pieces_is_whole(tmp_path, pieces_of_three_rows):
         layer.evict()
         layer.save_rows(str(tmp_path / "rows"), delta=True)
         layer.export_rows(str(tmp_path / "plain"))
-        return layer.packed_rows()
+        return layer.snapshot_rows()
 
     def load(collectives):
         layer, plain = (layer_of(collectives, 16, **rule) for _ in range(2))
         layer.load_rows(str(tmp_path / "rows"))
         plain.import_rows(str(tmp_path / "plain"))
-        return layer.packed_rows(), plain.rows()
+        return layer.snapshot_rows(), plain.rows()
 
     def in_order(arrays):
         order = np.argsort(arrays["0/ids"])
@@ -373,15 +372,15 @@ def test_a_full_table_is_restored_by_another_number_of_workers(tmp_path, before,
         step(layer, make(), many if collectives.rank == 0 else [])
         layer.save_rows(str(tmp_path / "rows"))
         layer.export_rows(str(tmp_path / "plain"))
-        return layer.packed_rows()
+        return layer.snapshot_rows()
 
     def load(collectives):
         layers = [layer_of(collectives, 1, room, **rule) for _ in range(3)]
         layers[0].load_rows(str(tmp_path / "rows"))
-        layers[1].unpack_rows(saved)
+        layers[1].restore_rows(saved)
         layers[2].import_rows(str(tmp_path / "plain"))
         rows = [layer(many).numpy()[:, 0] for layer in layers]
-        counts = [layer.packed_rows()["0/overflow_touches"].tolist() for layer in layers]
+        counts = [layer.snapshot_rows()["0/overflow_touches"].tolist() for layer in layers]
         for layer in layers[:2]:
             step(layer, make(), many if collectives.rank == 0 else [])
         there = [len(layer.rows()[0]) for layer in layers]
@@ -418,11 +417,11 @@ def test_a_table_has_no_more_rows_than_it_may_wherever_they_come_from(tmp_path, 
         layer.set_rows(*arrays)
         layer.save_rows(str(tmp_path / "rows"))
         layer.export_rows(str(tmp_path / "plain"))
-        return layer.packed_rows()
+        return layer.snapshot_rows()
 
     ways = [
         lambda layer: layer.load_rows(str(tmp_path / "rows")),
-        lambda layer: layer.unpack_rows(saved),
+        lambda layer: layer.restore_rows(saved),
         lambda layer: layer.import_rows(str(tmp_path / "plain")),
         lambda layer: layer.set_rows(*arrays),
     ]
@@ -676,7 +675,7 @@ def test_a_step_is_one_of_all_replicas_however_often_it_looks_up(replicas):
     for each in (1, 2):
         run(tf.constant([each], tf.int64))
     assert layer.evict() == {"table": 0}, "1 came a step ago"
-    assert layer.packed_rows()["0/step"] == 2
+    assert layer.snapshot_rows()["0/step"] == 2
     run(tf.constant([3], tf.int64))
     assert layer.evict() == {"table": 2}
     assert layer.rows()[0].tolist() == [2, 3, 102, 103]
@@ -725,7 +724,7 @@ def test_copies_in_all_workers_do_what_one_table_does(tmp_path):
         seen = layer(dict.fromkeys(features, tf.constant(range(-10, 10), tf.int64)))
         everything = {name: rows.numpy() for name, rows in seen.items()}
         owned = {name: layer.rows(name)[0].tolist() for name in features}
-        return layer.packed_rows(), everything, layer.statistics(), layer.plan(), owned
+        return layer.snapshot_rows(), everything, layer.statistics(), layer.plan(), owned
 
     (one, seen, counted, plan, _), *_ = on_workers(1, train)
     assert "copy" not in plan
@@ -757,7 +756,7 @@ def test_copies_in_all_workers_do_what_one_table_does(tmp_path):
         layer = layer_of(collectives, features=others)
         layer.load_rows(str(tmp_path / "3"))
         layer.set_rows(np.array([1000 + collectives.rank]), np.ones([1, 2]), "a part")
-        return layer.packed_rows(), layer(dict.fromkeys(features, tf.constant([1000, 1001])))
+        return layer.snapshot_rows(), layer(dict.fromkeys(features, tf.constant([1000, 1001])))
 
     for size in (1, 2):
         for packed, added in on_workers(size, load):

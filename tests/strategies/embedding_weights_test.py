@@ -9,7 +9,7 @@ import tensorflow as tf
 import tf_keras
 
 import strategies
-from strategies.embedding.checkpoint import weight_tokens as snapshot
+from strategies.embedding.checkpoint import weight_tokens
 from strategies.embedding.tf_keras_layer import DistributedEmbedding as TfKerasEmbedding
 
 slow = pytest.mark.slow
@@ -69,11 +69,11 @@ def test_a_layer_gives_its_rows_and_takes_them_back(api, embedding):
 def test_a_snapshot_lives_as_long_as_its_array(api, embedding):
     layer = embedding(2)
     layer.build()
-    before = len(snapshot._taken)
+    before = len(weight_tokens._taken)
     weights = [layer.get_weights() for _ in range(3)]
-    assert len(snapshot._taken) == before + 3
+    assert len(weight_tokens._taken) == before + 3
     lost = np.array(weights.pop()[0])
-    assert len(snapshot._taken) == before + 2
+    assert len(weight_tokens._taken) == before + 2
     with pytest.raises(ValueError, match="and that was kept. Received: other values"):
         layer.set_weights([lost])
     mean = (weights[0][0] + weights[1][0]) / 2
@@ -129,7 +129,7 @@ def test_tables_of_one_width_come_back_together_and_a_shared_row_too():
 
 
 def test_more_rows_than_are_kept_are_refused(monkeypatch):
-    monkeypatch.setattr(snapshot, "LARGEST", 100)
+    monkeypatch.setattr(weight_tokens, "MAX_SNAPSHOT_BYTES", 100)
     layer = strategies.DistributedEmbedding(2, name="ids")
     layer.build()
     layer.set_rows(np.arange(4), np.ones([4, 2]))

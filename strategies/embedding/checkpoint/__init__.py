@@ -1,1 +1,1 @@
-"""Rows in files: checkpoints, SavedModels, Keras's formats and plain files."""
+"""Persistence of rows: checkpoints, SavedModels, Keras's formats and plain files."""

@@ -1,10 +1,10 @@
-"""Rows in files: each worker writes its part, any number of workers reads them.
+"""Checkpoints of rows: each worker writes its part, any number of workers reads them.
 
 A directory has a folder for each time that was saved to it, and a file `latest` that names the
 last whole one, and those that it builds on. `latest` is put in place when all parts are written:
 a job that is killed while saving leaves what was saved before. A part is one `.npy` file for each
-array of `state`, which NumPy alone can read. It is written and read in pieces: what that takes of
-memory does not grow with the rows, but for a list of their ids and places while they are saved.
+array of `snapshot`, which NumPy alone can read. It is written and read in chunks: the memory for
+that does not grow with the rows, but for a list of their ids and numbers while they are saved.
 """
 
 from __future__ import annotations
@@ -19,19 +19,21 @@ import numpy as np
 import tensorflow as tf
 
 from strategies.collectives import Collectives
-from strategies.embedding.checkpoint import snapshot as state
-from strategies.embedding.checkpoint.npy_stream import ArrayFiles, pieces_in
+from strategies.embedding.checkpoint import snapshot
+from strategies.embedding.checkpoint.npy_stream import NpyWriter, read_chunks
 from strategies.embedding.shard.shard import TableShard
 
 _LATEST = "latest"
 
 
-def save(homes: Sequence[TableShard], directory: str, collectives: Collectives, delta: bool) -> str:
+def save(
+    shards: Sequence[TableShard], directory: str, collectives: Collectives, delta: bool
+) -> str:
     """Saves the rows of all workers, which all call it; returns the name of the new folder.
 
     Args:
-      homes: where the tables are.
-      directory: that all workers see.
+      shards: shards of the tables.
+      directory: a directory that all workers see.
       collectives: the workers.
       delta: whether to write only rows that were trained on since the directory was saved to.
 
@@ -55,14 +57,14 @@ def save(homes: Sequence[TableShard], directory: str, collectives: Collectives, 
     folder = path / f"{number:06d}"
     folder.mkdir(parents=True, exist_ok=True)
     since = before["steps"] if delta and before is not None else None
-    tables, mine = homes[0].tables, [home for home in homes if home.is_mine]
+    tables, local = shards[0].tables, [shard for shard in shards if shard.is_local_owner]
     for position, name in enumerate(tables):
         after = None if since is None else since[name]
-        with ArrayFiles(partial(_file, folder, position, collectives.rank)) as files:
-            for piece in state.pieces_of(mine, name, after):
-                files.add(piece)
-            files.add(state.others_of(mine, name))
-    steps = {name: int(state.step_of(homes[0], name)) for name in tables}
+        with NpyWriter(partial(_file, folder, position, collectives.rank)) as files:
+            for chunk in snapshot.row_chunks(local, name, after):
+                files.append(chunk)
+            files.append(snapshot.extra_arrays(local, name))
+    steps = {name: int(snapshot.step_of(shards[0], name)) for name in tables}
     collectives.all_gather(tf.constant([0]))  # all parts are written
     if collectives.rank == 0:
         folders = [*chain, folder.name] if delta else [folder.name]
@@ -83,12 +85,12 @@ def save(homes: Sequence[TableShard], directory: str, collectives: Collectives, 
     return str(folder)
 
 
-def load(homes: Sequence[TableShard], directory: str) -> None:
-    """Sets the rows to what was saved, whatever the number of workers was then.
+def load(shards: Sequence[TableShard], directory: str) -> None:
+    """Sets the rows to the saved ones, by any number of workers.
 
     Args:
-      homes: where the tables are.
-      directory: that they were saved to.
+      shards: shards of the tables.
+      directory: the directory that they were saved to.
 
     Raises:
       ValueError: if nothing was saved there, or other tables.
@@ -100,59 +102,61 @@ def load(homes: Sequence[TableShard], directory: str) -> None:
             "Rows are restored from a directory that they were saved to. Received: "
             f"{directory!r}, which has no file {_LATEST!r}."
         )
-    tables = homes[0].tables
+    tables = shards[0].tables
     widths = {name: table.config.output_dim for name, table in tables.items()}
     if latest["tables"] != widths:
         raise ValueError(
             "Rows are restored to tables of the same names and widths. Received: "
             f"{latest['tables']} in {directory!r}, for {widths}."
         )
-    mine = [home for home in homes if home.is_mine]
-    state.clear(mine)
+    local = [shard for shard in shards if shard.is_local_owner]
+    snapshot.clear(local)
     for folder in latest["folders"]:
-        for position, name in enumerate(tables if mine else ()):
+        for position, name in enumerate(tables if local else ()):
             ranks = range(latest["workers"][folder])
-            _load_table(mine, name, [_files(path / folder, position, rank) for rank in ranks])
+            _load_table(local, name, [_files(path / folder, position, rank) for rank in ranks])
     for name in tables:
-        state.set_step(mine, name, latest["steps"][name])
+        snapshot.set_step(local, name, latest["steps"][name])
 
 
 def _load_table(
-    homes: Sequence[TableShard], name: str, parts: Sequence[Mapping[str, Path]]
+    shards: Sequence[TableShard], name: str, parts: Sequence[Mapping[str, Path]]
 ) -> None:
-    """Sets the rows of one table from what each worker wrote of it."""
-    for home in homes:
-        if any(state.PRESENT in part for part in parts):
-            state.keep(home, name, _present(home, name, parts))
+    """Sets the rows of one table from the files of all workers that saved it."""
+    for shard in shards:
+        if any(snapshot.PRESENT in part for part in parts):
+            snapshot.retain(shard, name, _present_ids(shard, name, parts))
     for part in parts:
-        for piece in pieces_in({key: part[key] for key in filter(state.is_of_rows, part)}):
-            for home in homes:
-                state.put(home, name, piece)
-    others = [
-        {key: np.load(file) for key, file in part.items() if state.is_other(key)} for part in parts
-    ]
-    for home in homes:
-        state.put_others(home, name, state.joined(others))
-
-
-def _present(home: TableShard, name: str, parts: Sequence[Mapping[str, Path]]) -> np.ndarray:
-    """Returns the ids that had rows, of those whose rows are in a place."""
-    of_parts = [
-        piece[state.PRESENT][home.has(name, piece[state.PRESENT])]
+        rows = {key: part[key] for key in part if snapshot.is_row_array(key)}
+        for chunk in read_chunks(rows):
+            for shard in shards:
+                snapshot.restore_rows(shard, name, chunk)
+    extra = [
+        {key: np.load(file) for key, file in part.items() if snapshot.is_extra_array(key)}
         for part in parts
-        for piece in pieces_in({key: part[key] for key in part if key == state.PRESENT})
+    ]
+    for shard in shards:
+        snapshot.restore_extra(shard, name, snapshot.joined(extra))
+
+
+def _present_ids(shard: TableShard, name: str, parts: Sequence[Mapping[str, Path]]) -> np.ndarray:
+    """Returns the saved ids that had rows, of those that are in a shard."""
+    of_parts = [
+        chunk[snapshot.PRESENT][shard.has(name, chunk[snapshot.PRESENT])]
+        for part in parts
+        for chunk in read_chunks({key: part[key] for key in part if key == snapshot.PRESENT})
     ]
     return np.concatenate(of_parts)
 
 
 def _files(folder: Path, position: int, rank: int) -> dict[str, Path]:
-    """Returns the files of what one worker wrote of a table, by the names of the arrays."""
+    """Returns the files of a table that one worker wrote, by the names of the arrays."""
     prefix = _file(folder, position, rank, "").stem
     return {_key(file.name.removeprefix(prefix)): file for file in folder.glob(f"{prefix}*.npy")}
 
 
 def _file(folder: Path, position: int, rank: int, key: str) -> Path:
-    """Returns the path of an array's file.
+    """Returns the path of the file of an array.
 
     >>> _file(Path("rows"), 0, 1, "slot/momentum").name
     'table0-worker1-slot.momentum.npy'

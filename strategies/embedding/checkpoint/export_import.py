@@ -1,4 +1,4 @@
-"""Ids and rows in plain files, which other systems write and read.
+"""Export and import of ids and rows: plain files that other systems read and write.
 
 A part is a file of keys, int64 [n], and one of values, float [n, width], in NumPy's format, or one
 Parquet file with the columns `key` and `value`. Each worker writes a part; any number of workers
@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from strategies.collectives import Collectives
-from strategies.embedding.checkpoint.npy_stream import ArrayFiles, pieces_in
+from strategies.embedding.checkpoint.npy_stream import NpyWriter, read_chunks
 
 FORMATS = ("npy", "parquet")
 _OURS = re.compile(r"part-\d+-of-(\d+)")
@@ -28,26 +28,28 @@ Arrays = tuple[np.ndarray, np.ndarray]
 
 def write(
     directory: str,
-    kind: str,
-    pieces: Iterator[Mapping[str, np.ndarray]],
+    format: str,
+    chunks: Iterator[Mapping[str, np.ndarray]],
     collectives: Collectives,
 ) -> None:
     """Writes each worker's ids and rows; all workers call it.
 
     Args:
-      directory: where to.
-      kind: the format.
-      pieces: of `ids` and `rows`, one at least.
+      directory: the directory.
+      format: one of `FORMATS`.
+      chunks: chunks of `ids` and `rows`, one at least.
       collectives: the workers.
 
     Raises:
-      ValueError: if there is no such format, or something is in the directory.
-      ImportError: if the format needs a package that is not there.
+      ValueError: if there is no such format, or the directory is not empty.
+      ImportError: if the format needs a package that is not installed.
     """
-    if kind not in FORMATS:
-        raise ValueError(f"A format is one of {', '.join(map(repr, FORMATS))}. Received: {kind!r}.")
-    written = _npy_written if kind == "npy" else _parquet_written
-    if kind == "parquet":
+    if format not in FORMATS:
+        raise ValueError(
+            f"A format is one of {', '.join(map(repr, FORMATS))}. Received: {format!r}."
+        )
+    write_part = _write_npy if format == "npy" else _write_parquet
+    if format == "parquet":
         _parquet()
     path = Path(directory)
     there = sum(1 for _ in path.iterdir()) if path.exists() else 0
@@ -60,22 +62,22 @@ def write(
         )
     path.mkdir(parents=True, exist_ok=True)
     part = path / f"part-{collectives.rank:05d}-of-{collectives.size:05d}"
-    written(part, ((piece["ids"], piece["rows"]) for piece in pieces))
+    write_part(part, ((chunk["ids"], chunk["rows"]) for chunk in chunks))
     collectives.all_gather(tf.constant([0]))
 
 
 class Part(Protocol):
-    """A part that was written, here or by another system."""
+    """A part of an export, by this package or another system."""
 
     def keys(self) -> np.ndarray:
         """Returns all its keys."""
 
-    def pieces(self) -> Iterator[Arrays]:
-        """Yields keys and values, some at a time."""
+    def chunks(self) -> Iterator[Arrays]:
+        """Yields chunks of keys and values."""
 
 
 def read(directory: str) -> list[Part]:
-    """Returns the parts in a directory.
+    """Returns the parts of a directory.
 
     Raises:
       ValueError: if there is no part, or some parts of an export are missing.
@@ -88,14 +90,14 @@ def read(directory: str) -> list[Part]:
             f"with Parquet files. Received: {directory!r}, with "
             f"{'both' if keys else 'neither'}."
         )
-    _check_whole([file.name for file in keys or parquet], directory)
+    _check_complete([file.name for file in keys or parquet], directory)
     if keys:
         return [_NpyPart(file) for file in keys]
     return [_ParquetPart(file) for file in parquet]
 
 
-def _check_whole(names: Sequence[str], directory: str) -> None:
-    """Raises ValueError if names of our own are not all parts of one export."""
+def _check_complete(names: Sequence[str], directory: str) -> None:
+    """Raises ValueError if files of `write` are not all the parts of one export."""
     counts = [int(match[1]) for match in map(_OURS.match, names) if match]
     if counts and counts != [len(names)] * len(names):
         raise ValueError(
@@ -104,10 +106,10 @@ def _check_whole(names: Sequence[str], directory: str) -> None:
         )
 
 
-def _npy_written(path: Path, pieces: Iterator[Arrays]) -> None:
-    with ArrayFiles(lambda name: path.with_name(f"{path.name}-{name}.npy")) as files:
-        for keys, values in pieces:
-            files.add({"keys": keys, "values": values})
+def _write_npy(path: Path, chunks: Iterator[Arrays]) -> None:
+    with NpyWriter(lambda name: path.with_name(f"{path.name}-{name}.npy")) as files:
+        for keys, values in chunks:
+            files.append({"keys": keys, "values": values})
 
 
 class _NpyPart:
@@ -123,19 +125,19 @@ class _NpyPart:
     def keys(self) -> np.ndarray:
         return np.load(self._files["keys"])
 
-    def pieces(self) -> Iterator[Arrays]:
-        for piece in pieces_in(self._files):
-            yield piece["keys"], piece["values"]
+    def chunks(self) -> Iterator[Arrays]:
+        for chunk in read_chunks(self._files):
+            yield chunk["keys"], chunk["values"]
 
 
-def _parquet_written(path: Path, pieces: Iterator[Arrays]) -> None:
+def _write_parquet(path: Path, chunks: Iterator[Arrays]) -> None:
     arrow = _parquet()
 
     def table_of(keys: np.ndarray, values: np.ndarray) -> Any:
         rows = arrow.FixedSizeListArray.from_arrays(arrow.array(values.ravel()), values.shape[1])
         return arrow.table({"key": arrow.array(keys), "value": rows})
 
-    tables = itertools.starmap(table_of, pieces)
+    tables = itertools.starmap(table_of, chunks)
     first = next(tables)
     with arrow.parquet.ParquetWriter(path.with_name(f"{path.name}.parquet"), first.schema) as file:
         for table in itertools.chain([first], tables):
@@ -149,7 +151,7 @@ class _ParquetPart:
     def keys(self) -> np.ndarray:
         return self._file.read(columns=["key"])["key"].to_numpy()
 
-    def pieces(self) -> Iterator[Arrays]:
+    def chunks(self) -> Iterator[Arrays]:
         for batch in self._file.iter_batches(columns=["key", "value"]):
             keys = batch["key"].to_numpy(zero_copy_only=False)
             values = batch["value"].flatten().to_numpy(zero_copy_only=False)

@@ -1,4 +1,4 @@
-"""The rows of a layer as a part of what TensorFlow and Keras save."""
+"""Saving of a layer's rows with a model, in the formats of TensorFlow and Keras."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ import tensorflow as tf
 
 
 class HasRows(Protocol):
-    """A layer whose rows are arrays by name."""
+    """A layer whose rows are saved as arrays by name."""
 
-    def packed_rows(self) -> Mapping[str, np.ndarray]:
+    def snapshot_rows(self) -> Mapping[str, np.ndarray]:
         """Returns the rows of all workers, which all call it."""
 
-    def unpack_rows(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Sets the rows, at once or when the layer is built."""
+    def restore_rows(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Restores the rows, at once or when the layer is built."""
 
 
 class RowsInCheckpoint(tf.train.experimental.PythonState):
     """A layer's rows in a `tf.train.Checkpoint`.
 
     Args:
-      layer: has the rows.
+      layer: the layer.
     """
 
     def __init__(self, layer: HasRows):
@@ -34,28 +34,28 @@ class RowsInCheckpoint(tf.train.experimental.PythonState):
     def serialize(self) -> bytes:
         """Returns the rows as the bytes of an .npz file."""
         file = io.BytesIO()
-        np.savez(file, allow_pickle=False, **dict(self._layer.packed_rows()))
+        np.savez(file, allow_pickle=False, **dict(self._layer.snapshot_rows()))
         return file.getvalue()
 
     def deserialize(self, string_value: bytes) -> None:
-        """Sets the rows to what `serialize` returned."""
+        """Restores the rows from the bytes of an .npz file."""
         with np.load(io.BytesIO(string_value)) as arrays:
-            self._layer.unpack_rows(dict(arrays))
+            self._layer.restore_rows(dict(arrays))
 
 
 def to_store(arrays: Mapping[str, np.ndarray], store: MutableMapping[str, Any]) -> None:
-    """Puts arrays into what Keras saves of a layer."""
+    """Adds arrays to the store of a layer that Keras saves."""
     for name, array in arrays.items():
         store[name.replace("/", ".")] = array
 
 
 def from_store(store: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Returns the arrays that `to_store` put there."""
+    """Returns the arrays that `to_store` added."""
     return {_name(key): np.array(store[key]) for key in store.keys()}
 
 
 def serialized(api: Any, value: Any) -> dict[str, Any]:
-    """Returns what Keras makes an initializer or an optimizer from, as plain values.
+    """Returns the serialized configuration of an initializer or optimizer, as plain values.
 
     Keras numbers objects by their place in memory, where another one may be by then, and writes
     the number into what it returned before. That would make one table look like two.
@@ -69,7 +69,7 @@ def serialized(api: Any, value: Any) -> dict[str, Any]:
 
 
 def _name(key: str) -> str:
-    """Returns the name that a key stands for.
+    """Returns the name of the array for a key of the store.
 
     >>> _name("0.slot.momentum")
     '0/slot/momentum'

@@ -1,4 +1,4 @@
-"""NumPy's files of arrays, written and read in pieces, so that no array is in memory as a whole."""
+"""Streams of NumPy's .npy files, written and read in chunks: no array is in memory as a whole."""
 
 from __future__ import annotations
 
@@ -9,37 +9,37 @@ from typing import BinaryIO
 
 import numpy as np
 
-# What is read at once, of all arrays together.
-_PIECE_BYTES = 1 << 24
+# Of all arrays together.
+_CHUNK_BYTES = 1 << 24
 
 
-class ArrayFiles:
-    """Files of arrays by name, each as long as the pieces that are added to it.
+class NpyWriter:
+    """Writes arrays to a file each, chunk by chunk.
 
     >>> import tempfile
     >>> directory = Path(tempfile.mkdtemp())
-    >>> with ArrayFiles(lambda name: directory / f"{name}.npy") as files:
-    ...     files.add({"ids": np.array([3, 4])})
-    ...     files.add({"ids": np.array([5])})
+    >>> with NpyWriter(lambda name: directory / f"{name}.npy") as files:
+    ...     files.append({"ids": np.array([3, 4])})
+    ...     files.append({"ids": np.array([5])})
     >>> np.load(directory / "ids.npy").tolist()
     [3, 4, 5]
 
     Args:
-      path_of: returns the path of an array's file.
+      path_of: returns the path of the file for an array's name.
     """
 
     def __init__(self, path_of: Callable[[str], Path]):
         self._path_of = path_of
-        self._files: dict[str, _ArrayFile] = {}
+        self._files: dict[str, _NpyFile] = {}
 
-    def add(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Adds to arrays, along their first dimension."""
+    def append(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Appends a chunk to each array, along its first dimension."""
         for name, array in arrays.items():
             if name not in self._files:
-                self._files[name] = _ArrayFile(self._path_of(name), array)
-            self._files[name].add(array)
+                self._files[name] = _NpyFile(self._path_of(name), array)
+            self._files[name].append(array)
 
-    def __enter__(self) -> ArrayFiles:
+    def __enter__(self) -> NpyWriter:
         return self
 
     def __exit__(
@@ -52,8 +52,8 @@ class ArrayFiles:
             file.close()
 
 
-class _ArrayFile:
-    """One file; its header is written again when its length is known.
+class _NpyFile:
+    """Writes one file; its header is written again when the length is known.
 
     NumPy leaves room for any length in the header, so that it stays as long as it is.
     """
@@ -64,7 +64,7 @@ class _ArrayFile:
         self._file: BinaryIO = path.open("wb")
         self._write_header()
 
-    def add(self, array: np.ndarray) -> None:
+    def append(self, array: np.ndarray) -> None:
         self._length += len(array)
         self._file.write(np.ascontiguousarray(array).data)
 
@@ -79,14 +79,14 @@ class _ArrayFile:
         np.lib.format.write_array_header_1_0(self._file, header)
 
 
-def pieces_in(files: Mapping[str, Path]) -> Iterator[dict[str, np.ndarray]]:
-    """Yields arrays of one length in pieces, a piece of each; one at least if there are files.
+def read_chunks(files: Mapping[str, Path]) -> Iterator[dict[str, np.ndarray]]:
+    """Yields chunks of arrays of one length; one at least if there are files.
 
     Args:
-      files: by the arrays' names.
+      files: paths of the files by the arrays' names.
 
     Raises:
-      ValueError: if they are not of one length.
+      ValueError: if the arrays are not of one length.
     """
     arrays = {name: np.load(path, mmap_mode="r") for name, path in files.items()}
     lengths = {path.name: len(arrays[name]) for name, path in files.items()}
@@ -96,7 +96,7 @@ def pieces_in(files: Mapping[str, Path]) -> Iterator[dict[str, np.ndarray]]:
         )
     length = max(lengths.values(), default=0)
     row = sum(array[:1].nbytes for array in arrays.values()) or 1
-    step = max(_PIECE_BYTES // row, 1)
+    step = max(_CHUNK_BYTES // row, 1)
     del arrays  # what is read of a mapped file stays in memory as long as it is mapped
     for start in range(0, max(length, 1), step) if files else ():
         yield {

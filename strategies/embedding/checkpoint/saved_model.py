@@ -1,4 +1,4 @@
-"""Tables as a SavedModel has them: TensorFlow's own, which need no code of this package.
+"""Tables for serving: in a SavedModel they are TensorFlow's own, and need no code of this package.
 
 A function that is traced while a SavedModel is written looks up in these in place of the layer's
 tables, which no other process has. They are empty in the process that saves: what is written is
@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from strategies.collectives import Collectives
-from strategies.embedding.checkpoint import snapshot as state
+from strategies.embedding.checkpoint.snapshot import gather_all, ids_and_rows
 from strategies.embedding.shard.hashing import shard_of
 from strategies.embedding.shard.shard import TableShard
 from strategies.embedding.shard.table import Table
@@ -23,10 +23,10 @@ from strategies.variables.growable_array import HOST
 
 
 class ServedTable(tf.lookup.experimental.MutableHashTable):
-    """Rows by their keys, int64, in a SavedModel.
+    """A hash table of rows by their keys, int64, in a SavedModel.
 
     Args:
-      width: of a row.
+      width: width of a row.
       fetch: returns all keys and their rows; all workers call it.
     """
 
@@ -37,12 +37,12 @@ class ServedTable(tf.lookup.experimental.MutableHashTable):
             super().__init__(tf.int64, tf.float32, tf.zeros([width]))
 
     def find(self, keys: tf.Tensor, others: tf.Tensor) -> tf.Tensor:
-        """Returns the keys' rows, and where there is none those of `others`, [n, width]."""
+        """Returns the rows of keys, [n, width]; of absent keys those of `others`."""
         with tf.device(HOST):
             return tf.ensure_shape(self.lookup(keys, dynamic_default_values=others), others.shape)
 
     def _serialize_to_tensors(self) -> dict[str, tf.Tensor]:
-        """Returns what is written: nothing in a checkpoint, which has the layer's own tables.
+        """Returns the tensors to write: none in a checkpoint, which has the layer's own tables.
 
         Of a SavedModel TensorFlow traces this first, and then calls it.
         """
@@ -57,21 +57,21 @@ class ServedTable(tf.lookup.experimental.MutableHashTable):
 
 
 class Serving:
-    """What a layer's tables are in a SavedModel.
+    """The tables of a layer in a SavedModel.
 
     Args:
-      homes: where the tables are.
+      shards: shards of the tables.
       collectives: the workers.
-      unseen: "initial" or "zeros", what an id has that has no row.
+      unseen: "initial" or "zeros", the values of an id that has no row.
     """
 
-    def __init__(self, homes: Sequence[TableShard], collectives: Collectives, unseen: str):
-        self._homes = homes
-        self._tables = tables = homes[0].tables
+    def __init__(self, shards: Sequence[TableShard], collectives: Collectives, unseen: str):
+        self._shards = shards
+        self._tables = tables = shards[0].tables
         self._collectives = collectives
         self._unseen = unseen
         self._rows = {}
-        # By the number of the worker that an id belongs to, of workers without more room.
+        # By the rank of the worker that owns an id, of workers without capacity left.
         self._shared = {}
         for name, table in tables.items():
             width = table.config.output_dim
@@ -81,14 +81,14 @@ class Serving:
 
     @property
     def parts(self) -> dict[str, Any]:
-        """What a SavedModel is to hold, by name."""
+        """The tables by the names that they have in a SavedModel."""
         return {
             **{f"rows_{name}": table for name, table in self._rows.items()},
             **{f"shared_{name}": table for name, table in self._shared.items()},
         }
 
     def rows(self, name: str, ids: tf.Tensor) -> tf.Tensor:
-        """Returns what a table's ids have, float32 [n, width]."""
+        """Returns the rows of a table's ids, float32 [n, width]."""
         table = self._tables[name]
         if self._unseen == "initial":
             others = tf.ensure_shape(table.initial(ids), [None, table.config.output_dim])
@@ -99,17 +99,17 @@ class Serving:
         return self._rows[name].find(ids, others)
 
     def _all_rows(self, name: str) -> tuple[np.ndarray, np.ndarray]:
-        self._homes[0].meet()
-        ids, rows = state.rows_of(self._homes, name)
-        everyone = state.everyones({"ids": ids, "rows": rows}, self._collectives)
-        return everyone["ids"], everyone["rows"]
+        self._shards[0].barrier()
+        ids, rows = ids_and_rows(self._shards, name)
+        gathered = gather_all({"ids": ids, "rows": rows}, self._collectives)
+        return gathered["ids"], gathered["rows"]
 
     def _all_shared(self, table: Table) -> tuple[np.ndarray, np.ndarray]:
-        row, count = table.full_row(), tf.size(table.full_row())
+        row = table.shared_row()
         collectives = self._collectives
         arrays = {
-            "ids": tf.repeat(tf.constant([collectives.rank], tf.int64), count),
+            "ids": tf.repeat(tf.constant([collectives.rank], tf.int64), tf.size(row)),
             "rows": table.store.variable.table.gather(row),
         }
-        everyone = state.everyones(arrays, collectives)
-        return everyone["ids"], everyone["rows"]
+        gathered = gather_all(arrays, collectives)
+        return gathered["ids"], gathered["rows"]

@@ -1,4 +1,4 @@
-"""The rows of a group of tables at one moment, as `model.get_weights` returns them.
+"""Tokens that stand for rows in `model.get_weights`, with snapshots of the rows in memory.
 
 Keras's `EarlyStopping(restore_best_weights=True)`, `get_weights` and `set_weights` move a weight as
 one array of its own shape, and rows have no such shape. So the array of a table's weight is a
@@ -20,11 +20,20 @@ from typing import Any, NoReturn
 import numpy as np
 
 from strategies.collectives.single_worker import in_single_worker_scope
-from strategies.embedding.checkpoint import snapshot as state
+from strategies.embedding.checkpoint.snapshot import (
+    OVERFLOW,
+    Arrays,
+    extra_arrays,
+    joined,
+    restore_extra,
+    restore_rows,
+    retain,
+    row_chunks,
+)
 from strategies.embedding.shard.shard import TableShard
 
-# Bytes of a group of tables that one worker keeps for a snapshot, at most.
-LARGEST = 1 << 32
+# Of a group of tables, on one worker.
+MAX_SNAPSHOT_BYTES = 1 << 32
 _KEPT = ("rows", "times", "touches")
 _SAVED = (
     "The rows are saved by model.save_weights('x.weights.h5'), model.save('x.keras'), "
@@ -40,8 +49,8 @@ class Snapshot:
     """Rows at one moment.
 
     Attributes:
-      tables: the arrays of each table, as `state` names them.
-      part: of the rows, number and count; (0, 1) is all of them.
+      tables: arrays of each table, by their names in `snapshot`.
+      part: index and number of parts of the rows; (0, 1) is all of them.
     """
 
     tables: Sequence[Mapping[str, np.ndarray]]
@@ -64,45 +73,45 @@ class Token(np.ndarray):
           ValueError: always.
         """
         raise ValueError(
-            "What get_weights returns for an embedding stands for rows that this process keeps. "
+            "The array of an embedding in get_weights stands for rows that this process keeps. "
             f"Received: an attempt to pickle it. {_SAVED}."
         )
 
 
 class Snapshots:
-    """Takes snapshots of a group of tables, and sets their rows again.
+    """Takes and restores snapshots of a group of tables.
 
     Args:
-      homes: where the rows are; all of them.
-      names: of the group's tables.
-      part: of the rows that are here, number and count.
-      is_of_workers: whether several workers set the rows together.
-      after: called behind a change of rows.
+      shards: shards of the tables that this worker reaches.
+      names: names of the tables.
+      part: index and number of parts of the rows, of those in the shards.
+      is_of_workers: whether several workers restore the rows together.
+      on_restored: called after rows were restored.
     """
 
     def __init__(
         self,
-        homes: Sequence[TableShard],
+        shards: Sequence[TableShard],
         names: Sequence[str],
         part: tuple[int, int],
         is_of_workers: bool,
-        after: Callable[[], None],
+        on_restored: Callable[[], None],
     ):
-        self._homes = homes
+        self._shards = shards
         self._names = names
-        self._width = homes[0].tables[names[0]].config.output_dim
+        self._width = shards[0].tables[names[0]].config.output_dim
         self._part = part
         self._is_of_workers = is_of_workers
-        self._after = after
+        self._on_restored = on_restored
 
     def take(self) -> np.ndarray:
-        """Returns a token of the rows as they are.
+        """Takes a snapshot of the rows; returns its token.
 
         Raises:
-          ValueError: if they are more than a worker keeps.
+          ValueError: if it would exceed `MAX_SNAPSHOT_BYTES`.
         """
         self._check_size()
-        self._homes[0].drain()
+        self._shards[0].drain()
         snapshot = Snapshot([self._arrays(name) for name in self._names], self._part)
         row = _row(next(_numbers), self._width)
         _taken[row.tobytes()] = snapshot
@@ -111,7 +120,7 @@ class Snapshots:
         return token
 
     def restore(self, value: np.ndarray) -> None:
-        """Sets the rows to what they were when a token was taken; slot variables stay.
+        """Restores the rows from the snapshot of a token; slot variables stay.
 
         Ids that got rows since lose them.
 
@@ -121,31 +130,32 @@ class Snapshots:
         """
         snapshot = _taken.get(np.ascontiguousarray(value, np.float32).tobytes())
         self._check(snapshot)
-        self._homes[0].drain()
+        self._shards[0].drain()
         for name, arrays in zip(self._names, snapshot.tables, strict=True):  # type: ignore[union-attr]
-            for home in self._homes:
-                state.keep(home, name, arrays["ids"])
-                state.put(home, name, {key: arrays[key] for key in ("ids", *_KEPT)})
-                state.put_others(home, name, arrays)
-        self._after()
+            for shard in self._shards:
+                retain(shard, name, arrays["ids"])
+                restore_rows(shard, name, {key: arrays[key] for key in ("ids", *_KEPT)})
+                restore_extra(shard, name, arrays)
+        self._on_restored()
 
-    def _arrays(self, name: str) -> state.Arrays:
-        pieces = state.pieces_of(self._homes, name, only=_KEPT, everyones=True)
-        others = state.others_of(self._homes, name)
-        shared = {f"{state.OVERFLOW}{key}" for key in _KEPT} & set(others)
-        return {**state.joined(list(pieces)), **{key: others[key] for key in shared}}
+    def _arrays(self, name: str) -> Arrays:
+        chunks = row_chunks(self._shards, name, only=_KEPT, of_all_owners=True)
+        extra = extra_arrays(self._shards, name)
+        shared = {f"{OVERFLOW}{key}" for key in _KEPT} & set(extra)
+        return {**joined(list(chunks)), **{key: extra[key] for key in shared}}
 
     def _check_size(self) -> None:
         size = 0
-        for home in self._homes:
+        for shard in self._shards:
             for name in self._names:
-                table = home.tables[name]
-                rows = int(home.call(("size", name), table.map.size))
+                table = shard.tables[name]
+                rows = int(shard.call(("size", name), table.map.size))
                 size += rows * (4 * self._width + 16)
-        if size > LARGEST:
+        if size > MAX_SNAPSHOT_BYTES:
             raise ValueError(
-                f"get_weights keeps the rows of an embedding in memory, up to {LARGEST} bytes on a "
-                f"worker. Received: {size} bytes in {', '.join(map(repr, self._names))}. {_SAVED}; "
+                "get_weights keeps the rows of an embedding in memory, up to "
+                f"{MAX_SNAPSHOT_BYTES} bytes on a worker. Received: {size} bytes in "
+                f"{', '.join(map(repr, self._names))}. {_SAVED}; "
                 "in place of EarlyStopping(restore_best_weights=True) take ModelCheckpoint("
                 "'best.weights.h5', save_weights_only=True, save_best_only=True) and load_weights."
             )

@@ -1,1 +1,1 @@
-"""From ids to their rows, and from the rows' gradients back to the tables."""
+"""Lookup of ids in the shards of all workers or servers, and the way back of gradients."""

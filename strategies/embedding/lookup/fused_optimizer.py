@@ -1,4 +1,4 @@
-"""A table's own optimizer, which trains its rows in place of the model's."""
+"""Optimizer of a single table, fused into the backward pass."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from strategies.variables.sparse_variable import SparseVariable
 
 
 class FusedOptimizer:
-    """Runs an optimizer on a table's rows within the backward pass.
+    """Runs a table's own optimizer on its rows, within the backward pass.
 
     The model's optimizer is not told of these rows, so it can be any. When the rows' gradient is
     known, which is when all of the model that comes after them has its own, this one's step runs.
     What Keras takes the gradient of in their place is a weight of one number, the lead.
 
     Args:
-      optimizer: of Keras 3 or tf_keras, of this table alone.
-      variable: the table's.
+      optimizer: optimizer of Keras 3 or tf_keras, of this table alone.
+      variable: variable of the table.
     """
 
     def __init__(self, optimizer: Any, variable: SparseVariable):
@@ -30,7 +30,7 @@ class FusedOptimizer:
         """Makes the optimizer's variables.
 
         Args:
-          weight: the table's variable, as the weight of a layer.
+          weight: variable of the table, as the weight of a layer.
           lead: the weight that Keras takes the gradient of.
         """
         self._weight, self._lead = weight, lead
@@ -40,7 +40,7 @@ class FusedOptimizer:
         """Returns a tensor whose gradient is the lead's."""
         return tf.convert_to_tensor(self._lead)
 
-    def trained(self, gradient: tf.IndexedSlices) -> tf.Tensor:
-        """Updates the rows in view, and returns the lead's gradient."""
+    def train_rows(self, gradient: tf.IndexedSlices) -> tf.Tensor:
+        """Updates the rows in view; returns the lead's gradient."""
         self._optimizer.apply_gradients([(gradient, self._weight)])
         return tf.zeros([])

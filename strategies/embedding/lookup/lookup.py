@@ -1,4 +1,4 @@
-"""The lookup of all tables of one width: one journey of ids, one of rows, one of gradients."""
+"""Lookup in a group of tables: one exchange of ids, one of rows and one of gradients."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import tensorflow as tf
 from strategies._tensorflow import CondBranchFuncGraph, WhileBodyFuncGraph, is_recorded
 from strategies.core.extended import ReplicatedExtended
 from strategies.embedding.lookup.fused_optimizer import FusedOptimizer
-from strategies.embedding.lookup.router import Found, LookupRouter
+from strategies.embedding.lookup.router import LookupResult, LookupRouter
 from strategies.reduction import sparse as row_gradients
 from strategies.variables.sparse_variable import ActiveRows, SparseVariable
 
@@ -26,24 +26,26 @@ _OUTSIDE = (
 
 
 class Lookup:
-    """Looks up in tables whose rows one variable stands for.
+    """Looks up in the tables of a group, for whose rows one variable stands.
 
-    A gradient is summed over all examples of all workers, as often as an id came. What a
-    replica's gradient counts for, Keras says by dividing the loss by the number of replicas; here
-    nothing is divided.
+    A gradient is summed over all examples of all workers, as often as an id came. Keras divides the
+    loss by the number of replicas; here nothing is divided.
 
     Args:
-      variable: what an optimizer sees.
-      route: to the rows.
-      trainer: trains the rows, None if the model's optimizer does.
+      variable: the variable that an optimizer sees.
+      router: routes keys to their rows.
+      fused_optimizer: optimizer of the rows, None if it is the model's.
     """
 
     def __init__(
-        self, variable: SparseVariable, route: LookupRouter, trainer: FusedOptimizer | None
+        self,
+        variable: SparseVariable,
+        router: LookupRouter,
+        fused_optimizer: FusedOptimizer | None,
     ):
         self._variable = variable
-        self.route = route
-        self._trainer = trainer
+        self.router = router
+        self._fused_optimizer = fused_optimizer
         self._width = int(variable.shape[-1])
         self._recorded = threading.local()
 
@@ -52,7 +54,7 @@ class Lookup:
 
         Args:
           ids: for each table, int64 [n].
-          training: whether ids get rows, and their rows gradients. None: if a tape records.
+          training: whether ids get rows, and rows gradients; None is whether a tape records.
         """
         keys, positions = keys_of(ids)
         sizes = [tf.size(each) for each in ids]
@@ -62,23 +64,25 @@ class Lookup:
         return [tf.ensure_shape(part, [None, self._width]) for part in parts]
 
     def _values(self, keys: tf.Tensor, training: bool | None) -> tf.Tensor:
-        """Returns what the rows of keys hold, float32 [n, width]."""
+        """Returns the values of keys, float32 [n, width]."""
         if training is False:
-            return self.route.found(keys, False, False).values
+            return self.router.look_up(keys, False, False).values
         token, is_first = self._token()
         is_inferred = training is None
         if is_inferred and not is_recorded([token]):
-            return _without_gradient(self.route.found(keys, False, False).values, token)
-        found = self.route.found(keys, True, is_first and _is_first_replica())
-        return self._differentiable(found, token, is_inferred)
+            return _without_gradient(self.router.look_up(keys, False, False).values, token)
+        result = self.router.look_up(keys, True, is_first and _is_first_replica())
+        return self._differentiable(result, token, is_inferred)
 
-    def _differentiable(self, found: Found, token: tf.Tensor, is_inferred: bool) -> tf.Tensor:
-        """Returns the rows where they were asked for; their gradient goes to where they are.
+    def _differentiable(
+        self, result: LookupResult, token: tf.Tensor, is_inferred: bool
+    ) -> tf.Tensor:
+        """Returns the values of a lookup, with a gradient that is scattered to the rows.
 
         Args:
-          found: what the lookup found.
-          token: what the gradient is taken of.
-          is_inferred: whether that a tape records is why this is training.
+          result: result of the lookup.
+          token: tensor that the gradient is taken of.
+          is_inferred: whether training follows from a tape.
         """
         function = _function()
 
@@ -87,38 +91,38 @@ class Lookup:
             def gradient(upstream: tf.Tensor) -> tf.IndexedSlices:
                 if is_inferred and _function() is not function:
                     raise ValueError(_OUTSIDE)
-                arrived = found.forth(tf.convert_to_tensor(upstream))
-                there = tf.where(found.rows >= 0)[:, 0]
-                rows = tf.gather(found.rows, there)
-                if found.are_distinct:
+                scattered = result.scatter_gradient(tf.convert_to_tensor(upstream))
+                there = tf.where(result.rows >= 0)[:, 0]
+                rows = tf.gather(result.rows, there)
+                if result.are_distinct:
                     self._recorded.distinct = weakref.ref(rows)
-                # As many rows as there is no memory for: nothing may make this dense.
+                # More rows than there is memory for, so that nothing makes this dense.
                 return tf.IndexedSlices(
-                    tf.gather(arrived, there),
+                    tf.gather(scattered, there),
                     rows,
                     tf.constant([2**60, self._width], tf.int64),
                 )
 
             del token
-            return tf.identity(found.values), gradient
+            return tf.identity(result.values), gradient
 
         return looked_up(token)
 
     def _token(self) -> tuple[tf.Tensor, bool]:
-        """Returns what lookups of one backward pass have in common, and whether this is the first.
+        """Returns the token of this forward pass, and whether this is its first lookup.
 
-        By the token that pass sees them all.
+        The backward pass knows all lookups by it.
         """
         token = getattr(self._recorded, "token", None)
-        if token is not None and is_recorded([token]) and _is_seen(token):
+        if token is not None and is_recorded([token]) and _is_accessible(token):
             return token, False
-        trainer = self._trainer
-        token = self._gate(self._variable.token() if trainer is None else trainer.token())
+        fused = self._fused_optimizer
+        token = self._gate(self._variable.token() if fused is None else fused.token())
         self._recorded.token = token
         return token, True
 
     def _gate(self, token: tf.Tensor) -> tf.Tensor:
-        trainer = self._trainer
+        fused = self._fused_optimizer
 
         @tf.custom_gradient
         def gate(token: tf.Tensor) -> tuple:
@@ -129,16 +133,16 @@ class Lookup:
                         "that the gradient goes through. Received: a dense gradient. Call the "
                         "layer outside of it."
                     )
-                summed = self.route.total(self._each_once(upstream))
-                rows = shown(self._variable.view, summed.values, summed.indices)
-                return rows if trainer is None else trainer.trained(rows)
+                summed = self.router.reduce(self._unique(upstream))
+                rows = show(self._variable.view, summed.values, summed.indices)
+                return rows if fused is None else fused.train_rows(rows)
 
             return tf.identity(token), gradient
 
         return gate(token)
 
-    def _each_once(self, gradient: tf.IndexedSlices) -> tf.IndexedSlices:
-        """Returns a gradient with each row once; that of one lookup may be so already."""
+    def _unique(self, gradient: tf.IndexedSlices) -> tf.IndexedSlices:
+        """Returns a gradient with each row once; that of a single lookup may be so already."""
         distinct = getattr(self._recorded, "distinct", None)
         if distinct is not None and distinct() is gradient.indices:
             return gradient
@@ -146,7 +150,7 @@ class Lookup:
 
 
 def _without_gradient(values: tf.Tensor, token: tf.Tensor) -> tf.Tensor:
-    """Returns values of which, inside a function, no gradient of rows may be asked for later."""
+    """Returns values that raise an error if their gradient is asked for, inside a function."""
     if tf.executing_eagerly():  # no tape records now, so none can ask
         return values
 
@@ -161,28 +165,28 @@ def _without_gradient(values: tf.Tensor, token: tf.Tensor) -> tf.Tensor:
 
 
 def keys_of(ids: Sequence[tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns keys, and of each id in turn which of them is its.
+    """Returns the unique keys of ids, and the position of each id's key among them.
 
     Args:
       ids: for each table, int64 [n].
 
     Returns:
-      Number of the table, id and how often it is there, int64 [m, 3], each id of a table once;
+      Number of the table, id and number of its occurrences, int64 [m, 3], each id of a table once;
       and positions in that, int32.
     """
     keys, positions, before = [], [], tf.constant(0)
     for number, each in enumerate(ids):
-        unique, places, counts = tf.unique_with_counts(each)
+        unique, indices, counts = tf.unique_with_counts(each)
         counts = tf.cast(counts, tf.int64)
         keys.append(tf.stack([tf.fill(tf.shape(unique), tf.constant(number, tf.int64)),
                               unique, counts], 1))  # fmt: skip
-        positions.append(places + before)
+        positions.append(indices + before)
         before += tf.size(unique)
     return tf.concat(keys, 0), tf.concat(positions, 0)
 
 
 def _is_first_replica() -> bool:
-    """Returns whether no other replica of this worker came before, in its step."""
+    """Returns whether this is the first replica of this worker."""
     context = tf.distribute.get_replica_context()
     extended = None if context is None else context.strategy.extended
     return not isinstance(extended, ReplicatedExtended) or extended.local_replica() == 0
@@ -191,7 +195,7 @@ def _is_first_replica() -> bool:
 def _function() -> tf.Graph | None:
     """Returns the graph of the tf.function that is being traced, None where there is none.
 
-    The graph of a branch or loop is a part of its function's.
+    The graph of a branch or loop belongs to its function's.
     """
     if tf.executing_eagerly():
         return None
@@ -201,8 +205,8 @@ def _function() -> tf.Graph | None:
     return graph
 
 
-def _is_seen(token: tf.Tensor) -> bool:
-    """Whether a tensor can be used here: Keras tries a model out in a graph of its own."""
+def _is_accessible(token: tf.Tensor) -> bool:
+    """Returns whether a tensor is of this graph: Keras tries a model out in a graph of its own."""
     made_in = getattr(token, "graph", None)
     graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
     while graph is not made_in and graph is not None:
@@ -210,9 +214,9 @@ def _is_seen(token: tf.Tensor) -> bool:
     return graph is made_in
 
 
-def shown(view: ActiveRows, values: tf.Tensor, rows: tf.Tensor) -> tf.IndexedSlices:
-    """Puts rows in view and returns their gradient in terms of it."""
+def show(view: ActiveRows, values: tf.Tensor, rows: tf.Tensor) -> tf.IndexedSlices:
+    """Puts rows in view; returns their gradient with positions in the view for indices."""
     view.show(rows)
     positions = tf.range(tf.size(rows))
-    row_gradients.mark_reduced(positions, rows, lambda values, rows: shown(view, values, rows))
+    row_gradients.mark_reduced(positions, rows, lambda values, rows: show(view, values, rows))
     return tf.IndexedSlices(values, positions, tf.shape(values))

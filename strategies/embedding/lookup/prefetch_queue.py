@@ -1,4 +1,4 @@
-"""Rows that are asked for before the step that needs them."""
+"""Queue of lookups that are submitted before the step that needs them."""
 
 from __future__ import annotations
 
@@ -12,86 +12,84 @@ import numpy as np
 
 
 @dataclass(frozen=True, eq=False)
-class _Asked:
-    """What was asked for, and the answer when it has come.
+class _Request:
+    """A submitted lookup.
 
     Attributes:
-      keys: number of the table, id and count, int64 [n, 3].
-      begins: whether a step begins with it.
-      answer: to it.
+      keys: number of the table, id and number of its occurrences, int64 [n, 3].
+      starts_step: whether it is the first lookup of a step.
+      result: its result, once there is one.
     """
 
     keys: np.ndarray
-    begins: bool
-    answer: Future[list[np.ndarray]]
+    starts_step: bool
+    result: Future[list[np.ndarray]]
 
-    def is_for(self, keys: np.ndarray, begins: bool) -> bool:
-        """Whether it is what a step needs."""
-        return self.begins == begins and np.array_equal(self.keys, keys)
+    def matches(self, keys: np.ndarray, starts_step: bool) -> bool:
+        """Returns whether it is the lookup that a step needs."""
+        return self.starts_step == starts_step and np.array_equal(self.keys, keys)
 
 
 class PrefetchQueue:
-    """What was asked for beforehand for the batches of one dataset, and is not yet used.
+    """Lookups that were submitted for the batches of one dataset, and are not yet used.
 
     Args:
-      most: how many batches there may be between one that is asked for and the one trained on,
-        with this one.
+      distance: number of batches from the one that is trained on to the one that is submitted,
+        both counted.
     """
 
-    def __init__(self, most: int):
-        # Twice as many: what a dataset that was left before its end asked for is among them.
-        self._room = 2 * most
-        self._asked: deque[_Asked] = deque()
+    def __init__(self, distance: int):
+        # Twice as many: what a dataset that was left before its end submitted is among them.
+        self._capacity = 2 * distance
+        self._requests: deque[_Request] = deque()
         self._is_used = False
         self._lock = threading.Lock()
 
-    def ask(self, keys: np.ndarray, begins: bool, ask: Callable[[], list[np.ndarray]]) -> None:
-        """Asks, and does not wait for the answer; what is asked for already is not asked again."""
-        asked = _Asked(keys, begins, Future())
+    def submit(
+        self, keys: np.ndarray, starts_step: bool, look_up: Callable[[], list[np.ndarray]]
+    ) -> None:
+        """Starts a lookup and does not wait for it; one that is in the queue starts no more."""
+        request = _Request(keys, starts_step, Future())
         with self._lock:
-            if any(each.is_for(keys, begins) for each in self._asked):
+            if any(each.matches(keys, starts_step) for each in self._requests):
                 return
-            self._asked.append(asked)
-            if len(self._asked) > self._room:
-                self._asked.popleft()
+            self._requests.append(request)
+            if len(self._requests) > self._capacity:
+                self._requests.popleft()
         # Not a daemon: Python ends badly where one is inside of TensorFlow.
-        threading.Thread(target=_answer, args=(asked.answer, ask)).start()
+        threading.Thread(target=_run, args=(request.result, look_up)).start()
 
-    def take(self, keys: np.ndarray, begins: bool) -> list[np.ndarray] | None:
-        """Returns the answer for keys, which is used up by that; None if nobody asked."""
+    def pop(self, keys: np.ndarray, starts_step: bool) -> list[np.ndarray] | None:
+        """Removes a lookup and waits for its result; returns None if it was not submitted."""
         with self._lock:
-            for asked in self._asked:
-                if asked.is_for(keys, begins):
-                    self._asked.remove(asked)
+            for request in self._requests:
+                if request.matches(keys, starts_step):
+                    self._requests.remove(request)
                     self._is_used = True
                     break
             else:
                 return None
-        return asked.answer.result()
+        return request.result.result()
 
     def check(self) -> None:
-        """Checks that steps need what is asked for.
-
-        Raises:
-          ValueError: if other keys were asked for all the time.
-        """
-        if self._is_used or len(self._asked) < self._room:
+        """Raises ValueError if the queue is full and no step ever used a lookup of it."""
+        if self._is_used or len(self._requests) < self._capacity:
             return
         raise ValueError(
-            "What prefetch_rows asks for is what the layer is called with: `ids` does to a batch "
-            f"what the model does before the layer. Received: the ids of {self._room} batches, "
+            "prefetch_rows looks up what the layer is called with: `ids` does to a batch what the "
+            f"model does before the layer. Received: the ids of {self._capacity} batches, "
             "and a step with others. Correct `ids`, or pass what prefetch_rows returns to fit as "
             "it is, without a map or batch behind it."
         )
 
-    def forget(self) -> None:
-        """Sees to it that no answer to what was asked until now is used."""
+    def clear(self) -> None:
+        """Removes all lookups, whose results are not used any more."""
         with self._lock:
-            self._asked.clear()
+            self._requests.clear()
 
 
-def _answer(answer: Future, ask: Callable[[], list[np.ndarray]]) -> None:
+def _run(result: Future, look_up: Callable[[], list[np.ndarray]]) -> None:
     try:
-        answer.set_result(ask())
+        result.set_result(look_up())
     except BaseException as error:  # noqa: B036  raised again in the step that needs it
-        answer.set_exception(error)
+        result.set_exception(error)

@@ -1,1 +1,1 @@
-"""One worker's or server's part of a table: its ids, rows, counts and capacity."""
+"""One shard of a table: its ids, rows, counters and capacity."""

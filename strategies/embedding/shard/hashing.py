@@ -1,4 +1,4 @@
-"""Numbers that look random and depend on an id alone, made by TensorFlow's own operations.
+"""Hashes of ids and pseudorandom numbers, made by TensorFlow's own operations.
 
 The mixing is that of SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number
 generators", 2014): counter-based, so that any number of the sequence is made by itself.
@@ -16,9 +16,9 @@ _SECOND = 0x94D049BB133111EB
 
 
 def splitmix64(values: tf.Tensor) -> tf.Tensor:
-    """Returns int64 whose every bit depends on every bit of the given int64.
+    """Returns the SplitMix64 hashes of int64 values, int64.
 
-    >>> mixed(tf.constant([_GOLDEN - 2**64], tf.int64)).numpy().tolist()
+    >>> splitmix64(tf.constant([_GOLDEN - 2**64], tf.int64)).numpy().tolist()
     [-2152535657050944081]
     """
     values = (values ^ _shifted(values, 30)) * _signed(_FIRST)
@@ -27,12 +27,12 @@ def splitmix64(values: tf.Tensor) -> tf.Tensor:
 
 
 def uniform(ids: tf.Tensor, key: int, width: int) -> tf.Tensor:
-    """Returns numbers above 0 and below 1, float32 [n, width], `width` of them for each id.
+    """Returns uniform numbers above 0 and below 1 for each id, float32 [n, width].
 
     Args:
       ids: int64 [n].
-      key: whose numbers they are; another one gives others.
-      width: how many each id has.
+      key: key of the sequence.
+      width: number of them for each id.
     """
     stream = splitmix64(splitmix64(ids + _signed(_GOLDEN)) ^ _signed(key))
     counters = tf.range(1, width + 1, dtype=tf.int64) * _signed(_GOLDEN)
@@ -41,13 +41,13 @@ def uniform(ids: tf.Tensor, key: int, width: int) -> tf.Tensor:
     return (tf.cast(_shifted(bits, 41), tf.float32) + 0.5) * 2.0**-23
 
 
-def shard_of(ids: tf.Tensor, buckets: int) -> tf.Tensor:
-    """Returns a number from 0 to `buckets` - 1 for each id, int64, the same everywhere."""
-    return _shifted(splitmix64(ids + _signed(_GOLDEN)), 1) % buckets
+def shard_of(ids: tf.Tensor, num_shards: int) -> tf.Tensor:
+    """Returns the index of the shard that owns each id, int64, the same on all workers."""
+    return _shifted(splitmix64(ids + _signed(_GOLDEN)), 1) % num_shards
 
 
 def key_of(seed: int, name: str) -> int:
-    """Returns 64 bits that depend on a seed and a name.
+    """Returns a key of 64 bits for a seed and a name.
 
     >>> key_of(0, "users") == key_of(0, "users"), key_of(0, "users") == key_of(1, "users")
     (True, False)
@@ -56,7 +56,7 @@ def key_of(seed: int, name: str) -> int:
 
 
 def _shifted(values: tf.Tensor, bits: int) -> tf.Tensor:
-    """Shifts to the right and fills up with zeros."""
+    """Returns the logical right shift."""
     unsigned = tf.bitcast(values, tf.uint64)
     return tf.bitcast(tf.bitwise.right_shift(unsigned, tf.constant(bits, tf.uint64)), tf.int64)
 

@@ -1,4 +1,4 @@
-"""Which row an id has: any int64, found and added by TensorFlow's own hash table."""
+"""Maps from ids to rows, in TensorFlow's own hash table."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from strategies.variables.growable_array import HOST
 
 
 class IdMap:
-    """A map from ids to numbers, both int64; an id that it does not have is -1."""
+    """A map from ids to numbers, any int64 both; an absent id has the number -1."""
 
     def __init__(self) -> None:
         with tf.init_scope(), tf.device(HOST):
@@ -16,27 +16,27 @@ class IdMap:
             self._table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.int64, -1)
 
     def find(self, ids: tf.Tensor) -> tf.Tensor:
-        """Returns the ids' numbers."""
+        """Returns the numbers of ids."""
         with tf.device(HOST):
             return tf.ensure_shape(self._table.lookup(ids), ids.shape)
 
     def insert(self, ids: tf.Tensor, numbers: tf.Tensor) -> None:
-        """Sets the ids' numbers."""
+        """Sets the numbers of ids."""
         with tf.device(HOST):
             self._table.insert(ids, numbers)
 
     def remove(self, ids: tf.Tensor) -> None:
-        """Forgets ids."""
+        """Removes ids."""
         with tf.device(HOST):
             self._table.remove(ids)
 
     def all(self) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns all ids and their numbers, in no order."""
+        """Returns all ids and their numbers, in no particular order."""
         with tf.device(HOST):
             ids, numbers = self._table.export()
             return tf.ensure_shape(ids, [None]), tf.ensure_shape(numbers, [None])
 
     def size(self) -> tf.Tensor:
-        """Returns how many ids there are, int64."""
+        """Returns the number of ids, int64."""
         with tf.device(HOST):
             return self._table.size()

@@ -1,4 +1,4 @@
-"""Where one worker's rows are: their values, their slot variables, and when they were touched."""
+"""Storage of the rows of one shard: their values, slot variables and metadata."""
 
 from __future__ import annotations
 
@@ -15,10 +15,16 @@ from tf_config.capacity import MAP_ENTRY
 
 
 class RowStore:
-    """The rows of all tables of one width; rows that are free are given out again.
+    """The rows of all tables of a group; freed rows are allocated again.
 
     Args:
-      variable: has the rows' values, and slot variables.
+      variable: holds the values of the rows, and the slot variables.
+
+    Attributes:
+      variable: holds the values of the rows, and the slot variables.
+      view: rows that an optimizer sees.
+      metadata: last step and frequency of each row.
+      step: number of training steps so far.
     """
 
     def __init__(self, variable: SparseVariable):
@@ -26,74 +32,74 @@ class RowStore:
         self.view = variable.view
         self.variable = variable
         self._expected: dict[str, GrowableArray] = {}
-        self.marks = RowMetadata(self.view.expected)
+        self.metadata = RowMetadata(self.view.expected)
         with tf.init_scope(), tf.device(HOST):
             self.step = ResourceVariable(tf.constant(0, tf.int64), trainable=False)
             self._free = ResourceVariable(tf.zeros([0], tf.int64), trainable=False, shape=[None])
 
-    def allocated(self, count: tf.Tensor) -> tf.Tensor:
-        """Returns rows that nobody has, int64 [count]."""
+    def allocate(self, count: tf.Tensor) -> tf.Tensor:
+        """Allocates rows; returns their numbers, int64 [count]."""
         with tf.device(HOST):
             free, there = self._free.read_value(), self.view.length.read_value()
             again = free[:count]
             length = there + count - tf.size(again, tf.int64)
             self._free.assign(free[count:])
             self.view.length.assign(length)
-            for rows in (self.variable.table, self.marks.array):
+            for rows in (self.variable.table, self.metadata.array):
                 rows.resize(length)
             for slot in self.slots().values():
                 slot.reset(again)  # once more, for a gradient may have come after `free`
             return tf.concat([again, tf.range(there, length)], 0)
 
     def free(self, rows: tf.Tensor) -> None:
-        """Gives rows back; their slot variables are as if they were new."""
+        """Frees rows, and resets their slot variables and metadata."""
         for slot in self.slots().values():
             slot.reset(rows)
-        self.marks.array.reset(rows)
+        self.metadata.array.reset(rows)
         self._free.assign(tf.concat([self._free.read_value(), rows], 0))
 
     def touch(self, rows: tf.Tensor, counts: tf.Tensor) -> None:
-        """Notes that rows, each named once, are trained on in this step, each so often."""
-        self.marks.touch(rows, self.step.read_value(), counts)
+        """Notes that this step trains on rows, each named once, and how often on each."""
+        self.metadata.touch(rows, self.step.read_value(), counts)
 
     def clear(self) -> None:
-        """Forgets all rows."""
-        for rows in (self.variable.table, self.marks.array, *self.slots().values()):
+        """Removes all rows."""
+        for rows in (self.variable.table, self.metadata.array, *self.slots().values()):
             rows.clear()
         self._free.assign(tf.zeros([0], tf.int64))
         self.view.length.assign(0)
         self.view.show(tf.zeros([0], tf.int64))
 
     def slots(self) -> dict[str, GrowableArray]:
-        """Returns the slot variables' rows by name, those that are yet to be made as well."""
+        """Returns the arrays of the slot variables by name, also of expected ones."""
         made = {name: slot.table for name, slot in self.variable.slots.items()}
         return {**made, **self._expected}
 
-    def expect(self, name: str, make: Callable[[], GrowableArray]) -> None:
-        """Sees to it that there are rows of a slot variable; the optimizer may make it later."""
+    def expect_slot(self, name: str, make: Callable[[], GrowableArray]) -> None:
+        """Makes the array of a slot variable unless there is one; the optimizer may adopt it."""
         if name not in self.slots():
             self._expected[name] = make()
 
-    def forget_expected(self) -> None:
-        """Forgets slot variables that the optimizer has not made."""
+    def forget_expected_slots(self) -> None:
+        """Drops the arrays of slot variables that the optimizer has not made."""
         self._expected.clear()
 
-    def set_step(self, step: tf.Tensor) -> None:
-        """Sets the number of steps that there were."""
-        self.step.assign(step)
-
-    def adopt(self, name: str, slot: SparseVariable) -> bool:
-        """Gives a slot variable the rows that were expected of it; returns whether there are."""
+    def adopt_slot(self, name: str, slot: SparseVariable) -> bool:
+        """Gives a new slot variable the array that was made for it; returns whether one was."""
         is_expected = name in self._expected
         if is_expected:
-            slot.take(self._expected.pop(name))
+            slot.adopt_array(self._expected.pop(name))
         return is_expected
 
-    def reset_free(self, name: str) -> None:
-        """Sets a slot variable's rows that nobody has to what new ones are."""
+    def reset_free_rows(self, name: str) -> None:
+        """Resets the free rows of a slot variable to its initial value."""
         self.slots()[name].reset(self._free.read_value())
 
+    def set_step(self, step: tf.Tensor) -> None:
+        """Sets the number of training steps so far."""
+        self.step.assign(step)
+
     def row_bytes(self) -> int:
-        """Returns the bytes that one row takes, with its slot variables and its id's place."""
-        arrays = [self.variable.table, self.marks.array, *self.slots().values()]
+        """Returns the bytes of one row, with its slot variables, metadata and id."""
+        arrays = [self.variable.table, self.metadata.array, *self.slots().values()]
         return MAP_ENTRY + sum(math.prod(array.shape) * array.dtype.size for array in arrays)

@@ -1,4 +1,4 @@
-"""One worker's part of a table: which of its ids have rows, and the life of a row."""
+"""One shard of a table: which of its ids have rows, and the lifetime of a row."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ import tensorflow as tf
 
 from strategies._tensorflow import ResourceVariable
 from strategies.embedding.config import TableConfig
-from strategies.embedding.shard.admission import counter_of
+from strategies.embedding.shard.admission import make_counter
+from strategies.embedding.shard.capacity import Overflow
 from strategies.embedding.shard.id_map import IdMap
-from strategies.embedding.shard.overflow import Overflow
 from strategies.embedding.shard.row_store import RowStore
 from strategies.variables.growable_array import HOST
 
-# What `statistics` counts, in this order.
-COUNTED = ("lookups", "unique", "new", "refused", "evicted", "shared")
+# The events that are counted, in this order.
+STATISTICS = ("lookups", "unique", "new", "refused", "evicted", "shared")
 
 
 class LookupState(NamedTuple):
-    """Ids that came in training, each once.
+    """Unique ids that came in training, and their rows as far as they have any.
 
     Attributes:
       ids: int64 [n].
-      counts: how often each came.
-      rows: of the ids, -1 for those that have none.
-      missing: the positions of ids that have no row and may get one.
+      counts: number of occurrences of each.
+      rows: rows of the ids, -1 for those that have none.
+      missing: positions of the ids that have no row and may get one.
     """
 
     ids: tf.Tensor
@@ -36,13 +36,14 @@ class LookupState(NamedTuple):
 
 
 class Table:
-    """The ids of one table that this worker owns, with their rows in a store.
+    """The ids of one table that this shard owns, with their rows in a store.
 
     Args:
-      config: of the table.
-      store: has its rows, and those of other tables of the same width.
-      initial: makes the first rows of ids.
-      overflow: has the row that ids share, None if they share none.
+      config: configuration of the table.
+      store: holds its rows, and those of the other tables of the group.
+      initial: returns the initial rows of ids.
+      capacity: number of ids that may have rows in this shard, if further ids share a row; None
+        if they do not.
     """
 
     def __init__(
@@ -50,109 +51,85 @@ class Table:
         config: TableConfig,
         store: RowStore,
         initial: Callable[[tf.Tensor], tf.Tensor],
-        overflow: Overflow | None,
+        capacity: int | None,
     ):
         self.config = config
         self.store = store
         self.initial = initial
-        self.overflow = overflow
         self.map = IdMap()
+        self.overflow: Overflow | None = None
+        if capacity is not None and config.input_dim is not None:
+            self.overflow = Overflow(config.name, config.input_dim, capacity, self.map, store)
         admission = config.admission
-        self.counter = None if admission is None else counter_of(admission)
+        self.counter = None if admission is None else make_counter(admission)
         self._admitted_at = 1 if admission is None else admission.count
         with tf.init_scope(), tf.device(HOST):
-            self.counts = ResourceVariable(tf.zeros([len(COUNTED)], tf.int64), trainable=False)
+            self.counts = ResourceVariable(tf.zeros([len(STATISTICS)], tf.int64), trainable=False)
 
     def find(self, ids: tf.Tensor) -> tf.Tensor:
         """Returns the rows of ids, -1 for those that have none."""
         rows = self.map.find(ids)
-        if self.overflow is None:
-            return rows
-        return tf.where(self._room() > 0, rows, self.overflow.shared(rows))
+        return rows if self.overflow is None else self.overflow.or_shared(rows)
 
-    def full_row(self) -> tf.Tensor:
-        """Returns the row that ids share if there is no room for more of them, int64 [1] or [0]."""
-        if self.overflow is None:
-            return tf.zeros([0], tf.int64)
-        return self.overflow.row()[: tf.cast(self._room() <= 0, tf.int32)]
+    def shared_row(self) -> tf.Tensor:
+        """Returns the row of all further ids, int64 [1], or [0] if there is none yet."""
+        return tf.zeros([0], tf.int64) if self.overflow is None else self.overflow.row_if_full()
 
-    def _room(self) -> tf.Tensor:
-        """Returns how many ids more may have rows here, int64."""
-        if self.overflow is None:  # a bound over all workers is looked after by all of them
-            return tf.constant(tf.int64.max)
-        return self.overflow.most() - self.map.size()
-
-    def sought(self, ids: tf.Tensor, counts: tf.Tensor) -> LookupState:
-        """Returns what there is of ids that came in training, each named once.
+    def look_up(self, ids: tf.Tensor, counts: tf.Tensor) -> LookupState:
+        """Looks up and counts ids that came in training.
 
         Args:
-          ids: int64 [n].
-          counts: how often each came.
+          ids: int64 [n], each once.
+          counts: number of occurrences of each.
         """
         rows = self.map.find(ids)
         missing = tf.where(rows < 0)[:, 0]
         if self.overflow is not None:
-            # Where there is no room nothing is counted either, or the counts would grow instead.
-            missing = missing[: tf.where(self._room() > 0, tf.size(missing), 0)]
-        self._count(lookups=tf.reduce_sum(counts), unique=tf.size(ids, tf.int64))
+            # Without capacity nothing is counted for admission either, or the counts would grow.
+            missing = missing[: tf.where(self.overflow.remaining() > 0, tf.size(missing), 0)]
+        self.add_counts(lookups=tf.reduce_sum(counts), unique=tf.size(ids, tf.int64))
         return LookupState(ids, counts, rows, missing)
 
-    def admitted(self, sought: LookupState) -> tf.Tensor:
-        """Returns the positions of ids that get rows now, int64, of those that have none."""
-        places = sought.missing
+    def admit(self, state: LookupState) -> tf.Tensor:
+        """Counts the missing ids; returns the positions of those that get rows now, int64."""
+        positions = state.missing
         if self.counter is not None:
-            come = tf.gather(sought.ids, places)
-            totals = self.counter.added(come, tf.gather(sought.counts, places))
-            places = tf.gather(places, tf.where(totals >= self._admitted_at)[:, 0])
-            refused = tf.size(come, tf.int64) - tf.size(places, tf.int64)
-            self._count(refused=refused)
+            ids = tf.gather(state.ids, positions)
+            totals = self.counter.increment(ids, tf.gather(state.counts, positions))
+            positions = tf.gather(positions, tf.where(totals >= self._admitted_at)[:, 0])
+            refused = tf.size(ids, tf.int64) - tf.size(positions, tf.int64)
+            self.add_counts(refused=refused)
         if self.overflow is not None:
-            places = places[: self._room()]
+            positions = positions[: self.overflow.remaining()]
         if self.counter is not None:
-            self.counter.forget(tf.gather(sought.ids, places))
-        return places
+            self.counter.forget(tf.gather(state.ids, positions))
+        return positions
 
-    def added(self, sought: LookupState, places: tf.Tensor, new: tf.Tensor) -> tf.Tensor:
-        """Gives the ids at places new rows; returns the rows of all ids."""
-        self.map.insert(tf.gather(sought.ids, places), new)
-        self._count(new=tf.size(new, tf.int64))
-        return tf.tensor_scatter_nd_update(sought.rows, places[:, tf.newaxis], new)
+    def insert(self, state: LookupState, positions: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
+        """Gives the ids at some positions new rows; returns the rows of all ids."""
+        self.map.insert(tf.gather(state.ids, positions), rows)
+        self.add_counts(new=tf.size(rows, tf.int64))
+        return tf.tensor_scatter_nd_update(state.rows, positions[:, tf.newaxis], rows)
 
-    def or_shared(self, rows: tf.Tensor) -> tf.Tensor:
-        """Returns the rows of ids that came in training, of those without one what they share."""
+    def share_row(self, rows: tf.Tensor) -> tf.Tensor:
+        """Replaces -1 by the shared row where no capacity is left, and counts the ids."""
         if self.overflow is None:
             return rows
-        shared = tf.where(self._room() > 0, rows, self.overflow.shared(rows))
-        self._count(shared=tf.math.count_nonzero(shared != rows))
+        shared = self.overflow.or_shared(rows)
+        self.add_counts(shared=tf.math.count_nonzero(shared != rows))
         return shared
 
-    def evict(self) -> tf.Tensor:
-        """Takes away the rows that the table's eviction names; returns how many."""
-        rule = self.config.eviction
-        if rule is None:
-            return tf.constant(0, tf.int64)
-        ids, rows = self.map.all()
-        ages = self.store.step.read_value() - self.store.marks.times.gather(rows)
-        goes = tf.zeros_like(ids, tf.bool)
-        if rule.age is not None:
-            goes |= ages >= rule.age
-        if rule.count is not None:
-            goes |= self.store.marks.touches.gather(rows) < rule.count
-        self.remove(tf.boolean_mask(ids, goes), tf.boolean_mask(rows, goes))
-        evicted = tf.math.count_nonzero(goes)
-        self._count(evicted=evicted)
-        return evicted
-
     def remove(self, ids: tf.Tensor, rows: tf.Tensor) -> None:
-        """Takes rows away; the ids are as if they had never come."""
+        """Removes ids and frees their rows."""
         self.map.remove(ids)
         self.store.free(rows)
 
-    def refused_bytes(self) -> tf.Tensor:
-        """Returns the bytes of what is counted for ids that have no row, int64."""
+    def counter_bytes(self) -> tf.Tensor:
+        """Returns the bytes of the counts of ids that have no row, int64."""
         return tf.constant(0, tf.int64) if self.counter is None else self.counter.bytes()
 
-    def _count(self, **numbers: tf.Tensor) -> None:
-        added = [numbers.get(name, tf.constant(0, tf.int64)) for name in COUNTED]
+    def add_counts(self, **numbers: tf.Tensor) -> None:
+        """Adds to the numbers of some of the events of `STATISTICS`."""
+        added = [numbers.get(name, tf.constant(0, tf.int64)) for name in STATISTICS]
         with tf.device(HOST):
             self.counts.assign_add(tf.stack(added), read_value=False)
