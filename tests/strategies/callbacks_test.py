@@ -1,4 +1,4 @@
-"""Callbacks, with workers that are only numbers; real ones are in tests/scripts/around.py."""
+"""Callbacks, with workers that are only numbers; real ones are in tests/distributed/around.py."""
 
 import types
 
@@ -12,13 +12,15 @@ import strategies
 from strategies import callbacks
 from strategies.callbacks import LearningRateWarmup, Throughput, first_worker, on_first_worker
 from strategies.collectives import workers
+from tests.support.check_jobs import checks_of
 
 KERAS = pytest.mark.parametrize("api", [keras, tf_keras])
 
 
 @pytest.mark.parametrize("api", [keras, pytest.param(tf_keras, marks=pytest.mark.slow)])
-def test_around_training_on_real_workers(train, tmp_path, api):
-    train("around.py", api.__name__, tmp_path)
+@pytest.mark.parametrize("check", checks_of("around.py"))
+def test_around_training_on_real_workers(run_check, check, api):
+    run_check(check, api.__name__)
 
 
 class Worker:

@@ -1,7 +1,7 @@
 """What other systems of embeddings fell into: a test by the name of each trap.
 
 Workers are threads of this process that meet where collectives do. What holds for them holds for
-processes too: embedding.py and embedding_life.py in tests/scripts train on real ones.
+processes too: embedding.py and embedding_life.py in tests/distributed train on real ones.
 """
 
 import ast

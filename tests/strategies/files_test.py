@@ -1,4 +1,4 @@
-"""What is written once; real workers do it in tests/scripts/around.py."""
+"""What is written once; real workers do it in tests/distributed/around.py."""
 
 import os
 

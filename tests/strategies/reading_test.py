@@ -11,6 +11,7 @@ import strategies
 from strategies.data import read_files as reading
 from strategies.data.read_files import batches_of, names_of, rows_of, shard_of
 from strategies.data.sharding import ready, share, whole_of
+from tests.support.check_jobs import checks_of
 
 
 class Worker:
@@ -254,10 +255,12 @@ def test_a_batch_has_a_row_for_each_worker(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("api", ["keras", "tf_keras"])
-def test_training_from_files(train, tmp_path, api):
-    train("reading.py", api, tmp_path)
+@pytest.mark.parametrize("check", checks_of("reading.py"))
+def test_training_from_files(run_check, check, api):
+    run_check(check, api)
 
 
 @pytest.mark.parametrize(("api", "workers"), [("keras", 1), ("tf_keras", 2)])
-def test_training_from_files_with_several_replicas(train, tmp_path, api, workers):
-    train("reading.py", api, tmp_path, 2, workers=workers)
+@pytest.mark.parametrize("check", checks_of("reading.py"))
+def test_training_from_files_with_several_replicas(run_check, check, api, workers):
+    run_check(check, api, 2, workers=workers)
