@@ -1,4 +1,4 @@
-"""Every cell of the compatibility table under our strategies; tests/distributed/cells has the cells."""
+"""Every cell of the compatibility table under our strategies; see tests/distributed/cells."""
 
 import re
 from pathlib import Path
