@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 import strategies
-from strategies.collectives.workers import collectives_of
+from tests.support.embeddings import all_rows
 
 file, case, kind = sys.argv[1], json.loads(sys.argv[2]), sys.argv[3]
 STEPS = 5
@@ -91,12 +91,8 @@ with contextlib.nullcontext() if kind == "none" else strategy.scope():
     model.compile(optimizer, "mse")
 model.fit(x, y, batch_size=case["batch"], shuffle=False, verbose=0)
 found = {"predictions": model.predict(x, batch_size=case["batch"], verbose=0)}
-everyone = collectives_of(strategy)
 for table in sorted({feature.table.name for feature in FEATURES.values()}):
-    mine = joined.embedding.rows(table)
-    keys, values = (everyone.all_gather(tf.constant(part)).numpy() for part in mine)
-    order = np.argsort(keys)
-    found[f"{table}/ids"], found[f"{table}/rows"] = keys[order], values[order]
+    found[f"{table}/ids"], found[f"{table}/rows"] = all_rows(strategy, joined.embedding, table)
 assert optimizer.iterations == STEPS
 strategies.verify_equal(strategy, model.variables)
 if kind == "none":

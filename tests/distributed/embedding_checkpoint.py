@@ -13,12 +13,12 @@ import numpy as np
 import tensorflow as tf
 
 import strategies
+from tests.support.embeddings import embedding_of
 
 directory = Path(sys.argv[1])
 api = sys.argv[2] if len(sys.argv) > 2 else "keras"
 ways = sys.argv[3:] or ["rows", "weights", "checkpoint"]
 keras = importlib.import_module(api)
-module = importlib.import_module(f"strategies.embedding.{api}_layer")
 strategy = strategies.from_tf_config(mode="sync")
 users = strategies.TableConfig(
     "users", 3, embeddings_initializer="normal", admission=strategies.Admission(2)
@@ -37,7 +37,7 @@ ROWS = 24
 
 def model_of():
     with strategy.scope():
-        layer = module.DistributedEmbedding(features=FEATURES, name="tables")
+        layer = embedding_of(api)(features=FEATURES, name="tables")
         inputs = {name: keras.Input([1], dtype="int64", name=name) for name in FEATURES}
         joined = keras.layers.Concatenate()(list(layer(inputs).values()))
         outputs = keras.layers.Dense(1)(keras.layers.Flatten()(joined))

@@ -13,6 +13,7 @@ import tensorflow as tf
 import strategies
 from strategies import Admission, DistributedEmbedding, FeatureConfig, TableConfig
 from tests.support.check_jobs import checks_of
+from tests.support.embeddings import embedding_of
 
 APIS = ["keras", "tf_keras"]
 IDS = np.arange(1, 33).reshape([8, 4])
@@ -20,8 +21,7 @@ LABELS = (np.arange(8) % 2).astype("float32")[:, None]
 
 
 def api_of(name):
-    ours = importlib.import_module(f"strategies.embedding.{name}_layer").DistributedEmbedding
-    return importlib.import_module(name), ours
+    return importlib.import_module(name), embedding_of(name)
 
 
 def plain(k, embedding, *heads):
