@@ -68,7 +68,7 @@ def test_a_callback_acts_on_the_first_worker(monkeypatch, api, rank):
     fit(model_of(api), on_first_worker(Recorder(), STRATEGY))
     everything = ["set_model", "on_train_begin", 0, 1, 2, 3, "on_epoch_end"]
     assert seen == (everything if rank == 0 else [])
-    assert worker.exchanges == 2  # all begin together, and end together
+    assert worker.agreements == 2  # all begin together, and end together
 
 
 @pytest.mark.parametrize("change", ["stop", "rate"])
@@ -100,7 +100,7 @@ def test_what_is_in_step_by_itself_is_refused(api):
 def test_a_backup_that_another_worker_does_not_see_is_an_error(monkeypatch, tmp_path):
     use(monkeypatch, FakeWorker(1, others=lambda *_: [3]))
     backup = on_first_worker(keras.callbacks.BackupAndRestore(tmp_path / "backup"), STRATEGY)
-    with pytest.raises(ValueError, match=r"epochs to begin with: \[0, 3\]. Put backup_dir"):
+    with pytest.raises(ValueError, match=r"epochs to begin with: \[3, 0\]. Put backup_dir"):
         fit(model_of(keras), backup)
 
 

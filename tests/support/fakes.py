@@ -19,7 +19,8 @@ class FakeWorker(LocalCollectives):
         the other one brings; by default the same.
 
     Attributes:
-      exchanges: how many there were, but for those by which workers agree on a call.
+      agreements: how often workers agreed on a call that they make together.
+      exchanges: how often they exchanged anything else.
     """
 
     def __init__(
@@ -29,10 +30,12 @@ class FakeWorker(LocalCollectives):
         others: Callable[[int, tf.Tensor], object] = lambda rank, mine: mine,
     ):
         self.rank, self.size, self._others = rank, size, others
-        self.exchanges = 0
+        self.agreements = self.exchanges = 0
 
     def all_gather(self, tensor: tf.Tensor) -> tf.Tensor:
-        self.exchanges += tensor.dtype != tf.uint8
+        is_agreement = tensor.dtype == tf.uint8
+        self.agreements += is_agreement
+        self.exchanges += not is_agreement
         return tf.concat(
             [
                 tensor
