@@ -51,10 +51,11 @@ def regularized_model():
     )
 
 
-def compiled(optimizer="sgd", **options):
+def compiled(make_optimizer=lambda: "sgd", **options):
     with strategy.scope():
         model = regularized_model()
-        model.compile(optimizer, "binary_crossentropy", **{"metrics": ["accuracy"], **options})
+        options = {"metrics": ["accuracy"], **options}
+        model.compile(make_optimizer(), "binary_crossentropy", **options)
     return model
 
 
@@ -93,7 +94,7 @@ def check_initial_values_are_the_first_workers_whatever_the_seeds():
 
 def check_training_on_uneven_data_has_the_same_logs_everywhere_and_no_nan():
     keras.utils.set_random_seed(rank)
-    model = compiled(keras.optimizers.Adam(0.02))
+    model = compiled(lambda: keras.optimizers.Adam(0.02))
     history = model.fit(
         x, y, batch_size=16, epochs=5, shuffle=False, validation_data=(x, y), verbose=0
     ).history
