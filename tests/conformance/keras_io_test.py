@@ -1,6 +1,7 @@
 """Programs as keras.io's examples are, under every strategy, beside one process.
 
-tests/scripts/keras_io has them. Where batches are the same, so are weights, logs and predictions.
+tests/distributed/keras_io has them. Where batches are the same, so are weights, logs and
+predictions.
 """
 
 import pytest

@@ -1,4 +1,4 @@
-"""Prefetched rows; on real servers in tests/scripts/servers_prefetch.py."""
+"""Prefetched rows; on real servers in tests/distributed/servers_prefetch.py."""
 
 import threading
 

@@ -1,13 +1,12 @@
 """What other systems of embeddings fell into: a test by the name of each trap.
 
 Workers are threads of this process that meet where collectives do. What holds for them holds for
-processes too: embedding.py and embedding_life.py in tests/scripts train on real ones.
+processes too: embedding.py and embedding_life.py in tests/distributed train on real ones.
 """
 
 import ast
 import functools
 import importlib
-import threading
 from pathlib import Path
 
 import keras
@@ -24,85 +23,11 @@ from strategies import (
     TableConfig,
 )
 from strategies.collectives import LocalCollectives
-from strategies.collectives.base import AllToAllViaAllGather
 from strategies.embedding.checkpoint import npy_stream, snapshot
 from strategies.embedding.shard.hashing import shard_of
-from strategies.variables import sparse_variable
+from tests.support.worker_threads import on_workers
 
 ENDS = [-(2**63), -3, -2, -1, 0, 1, 2**63 - 2, 2**63 - 1]
-
-
-class Meeting:
-    """Where threads give each other values."""
-
-    def __init__(self, size):
-        self.size = size
-        self.barrier = threading.Barrier(size)
-        self.values = [None] * size
-
-    def exchanged(self, rank, value):
-        self.values[rank] = value
-        self.barrier.wait(60)
-        values = list(self.values)
-        self.barrier.wait(60)
-        return values
-
-
-class Thread(AllToAllViaAllGather):
-    """The collectives of a worker that is a thread; counts its exchanges."""
-
-    def __init__(self, meeting, rank):
-        self._meeting = meeting
-        self.rank, self.size = rank, meeting.size
-        self.exchanges = 0
-
-    def all_gather(self, tensor):
-        return tf.concat(self._meeting.exchanged(self.rank, tensor), 0)
-
-    def all_reduce(self, tensors):
-        return [tf.add_n(self._meeting.exchanged(self.rank, tensor)) for tensor in tensors]
-
-    def broadcast(self, tensor):
-        return self._meeting.exchanged(self.rank, tensor)[0]
-
-    def all_to_all(self, tensor, counts):
-        self.exchanges += 1
-        return super().all_to_all(tensor, counts)
-
-
-def leave_scope():
-    """Ends what the layer began for its thread, which TensorFlow cannot do when the thread ends."""
-    vars(sparse_variable._creators).pop("graph", None)
-    scope = vars(sparse_variable._creators).pop("scope", None)
-    if scope is not None:
-        scope.close()
-
-
-def on_workers(size, worker):
-    """Returns what `worker` returns on each of so many workers, given its collectives."""
-    if size == 1:
-        return [worker(LocalCollectives())]
-    meeting, results, errors = Meeting(size), [None] * size, []
-
-    def run(rank):
-        try:
-            results[rank] = worker(Thread(meeting, rank))
-        except threading.BrokenBarrierError:
-            pass
-        except Exception as error:
-            errors.append(error)
-            meeting.barrier.abort()
-        finally:
-            leave_scope()
-
-    threads = [threading.Thread(target=run, args=[rank]) for rank in range(size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
-    return results
 
 
 def layer_of(collectives, *arguments, **options):

@@ -1,6 +1,4 @@
-"""What Keras does with weights, on an embedding's rows; most of it stands in tests/scripts."""
-
-from pathlib import Path
+"""What Keras does with weights, on an embedding's rows; most of it stands in tests/distributed."""
 
 import keras
 import numpy as np
@@ -11,8 +9,10 @@ import tf_keras
 import strategies
 from strategies.embedding.checkpoint import weight_tokens
 from strategies.embedding.tf_keras_layer import DistributedEmbedding as TfKerasEmbedding
+from tests.support.check_jobs import checks_of
 
 slow = pytest.mark.slow
+CHECKS = pytest.mark.parametrize("check", checks_of("embedding_weights.py"))
 APIS = pytest.mark.parametrize(
     ("api", "embedding"),
     [(keras, strategies.DistributedEmbedding), (tf_keras, TfKerasEmbedding)],
@@ -29,11 +29,9 @@ APIS = pytest.mark.parametrize(
         pytest.param("tf_keras", "mirrored", marks=slow),
     ],
 )
-def test_in_one_process(forked, api, kind):
-    script = Path(__file__).parent.parent / "scripts" / "embedding_weights.py"
-    command = [forked.python, str(script), api, kind]
-    output, _ = (process := forked.popen(command)).communicate(timeout=500)
-    assert process.returncode == 0 and "passed" in output, output
+@CHECKS
+def test_in_one_process(run_check, check, api, kind):
+    run_check(check, api, kind, workers=0, timeout=500)
 
 
 @pytest.mark.parametrize(
@@ -46,9 +44,9 @@ def test_in_one_process(forked, api, kind):
         pytest.param("keras", 1, 1, "async", marks=slow),
     ],
 )
-def test_on_several_workers_and_on_servers(train, api, workers, ps, mode):
-    arguments = api, "cluster", mode
-    train("embedding_weights.py", *arguments, workers=workers, ps=ps, timeout=500)
+@CHECKS
+def test_on_several_workers_and_on_servers(run_check, check, api, workers, ps, mode):
+    run_check(check, api, "cluster", mode, workers=workers, ps=ps, timeout=500)
 
 
 @APIS

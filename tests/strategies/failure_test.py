@@ -12,7 +12,7 @@ from tf_config import TFConfig, local_cluster
 @pytest.fixture
 def endless(job, request):
     """The path of a script that trains until it is ended."""
-    return request.path.parent.parent / "scripts" / "endless.py"
+    return request.path.parent.parent / "distributed" / "endless.py"
 
 
 def start_training(job, endless):

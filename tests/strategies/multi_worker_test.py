@@ -1,4 +1,4 @@
-"""The strategy on real workers; what is checked stands in tests/scripts."""
+"""The strategy on real workers; the checks stand in tests/distributed."""
 
 import subprocess
 import sys
@@ -8,6 +8,7 @@ import pytest
 
 import strategies
 from strategies.multi_worker import start_timeout_seconds
+from tests.support.check_jobs import checks_of
 from tf_config import ClusterConfigError
 from tf_config.settings import START_TIMEOUT_SECONDS
 
@@ -18,6 +19,7 @@ TWO = (
 
 # What is slow runs in `make test-all`: the same checks in more combinations.
 SLOW = pytest.mark.slow
+BASIC = "parity.py", "training.py", "custom_loop.py"
 
 
 @pytest.mark.parametrize(
@@ -28,21 +30,22 @@ SLOW = pytest.mark.slow
         *(pytest.param(*case, marks=SLOW) for case in [("keras", 3), ("tf_keras", 3)]),
     ],
 )
-@pytest.mark.parametrize("script", ["parity.py", "training.py", "custom_loop.py"])
-def test_workers_do_what_one_process_does(train, script, api, workers):
-    train(script, api, workers=workers)
+@pytest.mark.parametrize("check", checks_of(*BASIC))
+def test_workers_do_what_one_process_does(run_check, check, api, workers):
+    run_check(check, api, workers=workers)
 
 
 @pytest.mark.parametrize("api", ["keras", pytest.param("tf_keras", marks=SLOW)])
-@pytest.mark.parametrize("script", ["parity.py", "training.py", "custom_loop.py"])
-def test_so_they_do_where_there_is_no_horovod(job, train, script, api):
+@pytest.mark.parametrize("check", checks_of(*BASIC))
+def test_so_they_do_where_there_is_no_horovod(job, run_check, check, api):
     job.hide_horovod()
-    train(script, api)
+    run_check(check, api)
 
 
-def test_tensorflows_collectives_carry_every_type(job, train):
+@pytest.mark.parametrize("check", checks_of("collectives.py"))
+def test_tensorflows_collectives(job, run_check, check):
     job.hide_horovod()
-    train("collectives.py")
+    run_check(check)
 
 
 @pytest.mark.parametrize(
@@ -55,14 +58,15 @@ def test_tensorflows_collectives_carry_every_type(job, train):
         ),
     ],
 )
-@pytest.mark.parametrize("script", ["parity.py", pytest.param("training.py", marks=SLOW)])
-def test_so_do_several_replicas_a_worker(train, script, api, workers):
-    train(script, api, 2, workers=workers)
+@pytest.mark.parametrize("check", [*checks_of("parity.py"), *checks_of("training.py", marks=SLOW)])
+def test_so_do_several_replicas_a_worker(run_check, check, api, workers):
+    run_check(check, api, 2, workers=workers)
 
 
 @pytest.mark.parametrize(("workers", "replicas"), [(1, 3), (2, 2)])
-def test_custom_loops_with_several_replicas_a_worker(train, workers, replicas):
-    train("replicas.py", replicas, workers=workers)
+@pytest.mark.parametrize("check", checks_of("replicas.py"))
+def test_custom_loops_with_several_replicas_a_worker(run_check, check, workers, replicas):
+    run_check(check, replicas, workers=workers)
 
 
 @pytest.mark.parametrize(
@@ -73,8 +77,9 @@ def test_custom_loops_with_several_replicas_a_worker(train, workers, replicas):
         pytest.param("tf_keras", '{"bucket_bytes": 0, "sum_rows": true}', marks=SLOW),
     ],
 )
-def test_parity_however_gradients_travel(train, api, options):
-    train("parity.py", api, 1, options)
+@pytest.mark.parametrize("check", checks_of("parity.py"))
+def test_parity_however_gradients_travel(run_check, check, api, options):
+    run_check(check, api, 1, options)
 
 
 @pytest.mark.parametrize(
@@ -87,8 +92,9 @@ def test_parity_however_gradients_travel(train, api, options):
     ],
     indirect=["communication"],
 )
-def test_compression(train, communication, api, replicas):
-    train("compression.py", api, replicas)
+@pytest.mark.parametrize("check", checks_of("compression.py"))
+def test_compression(run_check, check, communication, api, replicas):
+    run_check(check, api, replicas)
 
 
 @pytest.mark.parametrize(
@@ -101,14 +107,16 @@ def test_compression(train, communication, api, replicas):
         ),
     ],
 )
-def test_half_precision(train, api, workers, replicas):
-    train("mixed_precision.py", api, replicas, workers=workers)
+@pytest.mark.parametrize("check", checks_of("mixed_precision.py"))
+def test_half_precision(run_check, check, api, workers, replicas):
+    run_check(check, api, replicas, workers=workers)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("ps", "options"), [(1, [1]), (0, [2, "central"])])
-def test_half_precision_on_servers_and_in_one_place(train, ps, options):
-    train("mixed_precision.py", "keras", *options, workers=1 + ps, ps=ps)
+@pytest.mark.parametrize("check", checks_of("mixed_precision.py"))
+def test_half_precision_on_servers_and_in_one_place(run_check, check, ps, options):
+    run_check(check, "keras", *options, workers=1 + ps, ps=ps)
 
 
 def test_a_keras_in_which_workers_cannot_agree_on_overflow_is_refused(monkeypatch):
@@ -137,9 +145,9 @@ def test_a_model_saved_with_our_loss_scaling_loads(tmp_path):
     assert [optimizer.initial_scale for optimizer in (loaded, older)] == [8.0, 8.0]
 
 
-@pytest.mark.parametrize("script", ["parity.py", "training.py", "custom_loop.py"])
-def test_a_cluster_of_one_worker_needs_no_other(train, script):
-    train(script, "keras", workers=1)
+@pytest.mark.parametrize("check", checks_of(*BASIC))
+def test_a_cluster_of_one_worker_needs_no_other(run_check, check):
+    run_check(check, "keras", workers=1)
 
 
 def test_without_tf_config_there_is_one_worker(monkeypatch):

@@ -1,19 +1,18 @@
-"""ParameterServerStrategy on real clusters; what is checked stands in tests/scripts."""
+"""ParameterServerStrategy on real clusters; the checks stand in tests/distributed."""
 
 import json
 import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
 from strategies.ps.placement import Placement
+from tests.support.check_jobs import PROGRAMS, checks_of
 from tf_config.builder import free_ports
 
 slow = pytest.mark.slow
-SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
 
 
 @pytest.mark.parametrize(
@@ -28,13 +27,17 @@ SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
         pytest.param("tf_keras", 3, 2, {"placement": "hash"}, marks=slow),
     ],
 )
-def test_workers_in_step_follow_one_process(train, keras, workers, ps, options):
-    arguments = keras, json.dumps(options)
-    train("servers_parity.py", *arguments, workers=workers, ps=ps, timeout=400)
+@pytest.mark.parametrize("check", checks_of("servers_parity.py"))
+def test_workers_in_step_follow_one_process(run_check, check, keras, workers, ps, options):
+    run_check(check, keras, json.dumps(options), workers=workers, ps=ps, timeout=400)
 
 
-def test_so_they_do_with_momentum(train):
-    train("servers_parity.py", "keras", "{}", 1, workers=2, ps=2, timeout=400)
+FIRST = ["a_dense_model_with_momentum", "an_embedding_with_sgd"]
+
+
+@pytest.mark.parametrize("check", checks_of("servers_parity.py", only=FIRST))
+def test_so_they_do_with_momentum(run_check, check):
+    run_check(check, "keras", "{}", ps=2, timeout=400)
 
 
 @pytest.mark.parametrize(("workers", "ps"), [(2, 2), pytest.param(3, 2, marks=slow)])
@@ -44,7 +47,7 @@ def test_those_that_remain_go_on_when_a_worker_ends(train, workers, ps):
 
 @slow
 def test_a_chief_is_the_first_worker(forked):
-    script = SCRIPTS / "servers_early.py"
+    script = PROGRAMS / "servers_early.py"
     code, output = forked.run("--chief", "--workers", 1, "--ps", 2, script, timeout=200)
     assert code == 0 and "[chief 0] passed" in output and "[worker 0] passed" in output, output
 
@@ -80,8 +83,9 @@ def test_a_worker_that_only_serves_is_named(forked):
 
 
 @slow
-def test_what_a_step_may_be_and_what_is_refused(train):
-    train("servers_ways.py", workers=2, ps=2, timeout=300)
+@pytest.mark.parametrize("check", checks_of("servers_ways.py"))
+def test_what_a_step_may_be_and_what_is_refused(run_check, check):
+    run_check(check, ps=2, timeout=300)
 
 
 @pytest.mark.parametrize(
@@ -96,9 +100,11 @@ def test_what_a_step_may_be_and_what_is_refused(train):
         pytest.param("geo", 12, 1, 2, {"geo_steps": 2}, marks=slow),
     ],
 )
-def test_no_change_is_lost_and_staleness_is_bounded(train, mode, steps, workers, ps, options):
-    arguments = mode, steps, json.dumps(options)
-    train("servers_counting.py", *arguments, workers=workers, ps=ps, timeout=400)
+@pytest.mark.parametrize("check", checks_of("servers_counting.py"))
+def test_no_change_is_lost_and_staleness_is_bounded(
+    run_check, check, mode, steps, workers, ps, options
+):
+    run_check(check, mode, steps, json.dumps(options), workers=workers, ps=ps, timeout=400)
 
 
 @pytest.mark.parametrize(
@@ -114,8 +120,9 @@ def test_no_change_is_lost_and_staleness_is_bounded(train, mode, steps, workers,
         pytest.param("keras", "sync", 2, 1, marks=slow),
     ],
 )
-def test_all_rows_are_evaluated_on_every_worker(train, keras, mode, replicas, ps):
-    train("servers_evaluation.py", keras, mode, replicas, workers=2, ps=ps, timeout=400)
+@pytest.mark.parametrize("check", checks_of("servers_evaluation.py"))
+def test_all_rows_are_evaluated_on_every_worker(run_check, check, keras, mode, replicas, ps):
+    run_check(check, keras, mode, replicas, ps=ps, timeout=400)
 
 
 @slow

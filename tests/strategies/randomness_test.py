@@ -1,11 +1,13 @@
-"""Random numbers of replicas, and long training with them; scripts run on real workers."""
+"""Random numbers of replicas, and long training; the checks stand in tests/distributed."""
 
 import pytest
 import tensorflow as tf
 
 from strategies.core import random_seeds as randomness
+from tests.support.check_jobs import checks_of
 
 SLOW = pytest.mark.slow
+CHECKS = pytest.mark.parametrize("check", checks_of("in_step.py"))
 
 
 @pytest.mark.parametrize(
@@ -26,15 +28,17 @@ SLOW = pytest.mark.slow
         ),
     ],
 )
-def test_200_steps_leave_all_replicas_equal(train, api, workers, replicas):
-    train("in_step.py", api, replicas, workers=workers)
+@CHECKS
+def test_200_steps_leave_all_replicas_equal(run_check, check, api, workers, replicas):
+    run_check(check, api, replicas, workers=workers)
 
 
 @SLOW
 @pytest.mark.parametrize("api", ["keras", "tf_keras"])
-def test_so_they_do_on_tensorflows_collectives(job, train, api):
+@CHECKS
+def test_so_they_do_on_tensorflows_collectives(job, run_check, check, api):
     job.hide_horovod()
-    train("in_step.py", api)
+    run_check(check, api)
 
 
 def test_outside_of_replicas_a_seed_is_as_it_was_written():

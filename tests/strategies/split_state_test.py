@@ -1,4 +1,4 @@
-"""Mode "reduce" and its parts; what is checked on clusters stands in tests/scripts."""
+"""Mode "reduce" and its parts; the checks on clusters stand in tests/distributed."""
 
 import keras
 import numpy as np
@@ -10,6 +10,7 @@ from hypothesis import strategies as some
 from strategies._keras import optimizer_of
 from strategies.variables.elementwise import is_elementwise
 from strategies.variables.partition import Partition, PartitionedVariable, PartitionSpec
+from tests.support.check_jobs import checks_of
 
 SLOW = pytest.mark.slow
 
@@ -30,12 +31,11 @@ SLOW = pytest.mark.slow
         ),
     ],
 )
+@pytest.mark.parametrize("check", checks_of("split_state.py"))
 def test_each_replica_holds_a_part_and_nothing_else_changes(
-    train, tmp_path, api, workers, replicas
+    run_check, check, api, workers, replicas
 ):
-    directory = tmp_path / "shared"
-    directory.mkdir()
-    train("split_state.py", api, replicas, directory, workers=workers)
+    run_check(check, api, replicas, workers=workers)
 
 
 shapes = some.lists(some.integers(0, 5), max_size=3).map(tuple)

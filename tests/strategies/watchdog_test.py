@@ -11,6 +11,7 @@ from strategies.collectives.health.agreement import agree
 from strategies.collectives.health.operations import OperationTracker, WatchedCollectives
 from strategies.collectives.health.watchdog import State, Watchdog, is_deadlocked, watch_seconds
 from strategies.collectives.startup.rendezvous import Store, serve
+from tests.support.fakes import FakeWorker
 from tf_config import Address, Task, local_cluster
 from tf_config.store import StoreHandler, StoreServer
 
@@ -19,27 +20,19 @@ STEP = State("function", "", 40.0, "fit(), train.py, line 3")
 SAVE = State("eager", "all_gather number 7", 40.0, "save, train.py, line 5")
 
 
-class Gathered(LocalCollectives):
-    """One of two workers; the other one brings what is given."""
-
-    size = 2
-
-    def __init__(self, other):
-        self.other = other
-
-    def all_gather(self, tensor):
-        theirs = tf.constant([list(self.other.encode().ljust(tensor.shape[1]))], tensor.dtype)
-        return tf.concat([tensor, theirs], 0)
+def told(other):
+    """Returns the first of two workers; the other one brings a text."""
+    return FakeWorker(others=lambda _, mine: [list(other.encode().ljust(mine.shape[1]))])
 
 
 def test_workers_in_one_operation_go_on():
-    agree(Gathered("fit: 3 steps"), "fit", "3 steps")
+    agree(told("fit: 3 steps"), "fit", "3 steps")
 
 
 @pytest.mark.parametrize("other", ["fit: 4 steps", "evaluate: 3 steps", "barrier"])
 def test_workers_in_two_operations_raise_and_name_them(other):
     with pytest.raises(ValueError, match=f"worker 0: fit: 3 steps; worker 1: {other}"):
-        agree(Gathered(other), "fit", "3 steps")
+        agree(told(other), "fit", "3 steps")
 
 
 @pytest.mark.parametrize(
