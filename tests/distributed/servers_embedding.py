@@ -97,7 +97,7 @@ def check_what_is_saved_is_of_one_moment():
 def check_one_worker_alone_changes_nothing_that_is_of_all_of_them():
     layer = trained()
     if size > 1:
-        message = "all workers do together. Received: a callback"
+        message = "rows of parameter servers. Received: a callback"
         with single_worker_scope(), raises(ValueError, message):
             layer.statistics()
 
