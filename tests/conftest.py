@@ -88,7 +88,7 @@ def run_check(
     """
 
     def run(
-        check: Check, *arguments: object, workers: int = 2, ps: int = 0, timeout: float = 150
+        check: Check, *arguments: object, workers: int = 2, ps: int = 0, timeout: float = 300
     ) -> None:
         cluster = "--workers", workers, "--ps", ps, "--start-timeout", 60
         key = check.program, tuple(map(str, arguments)), cluster, forked.settings()
