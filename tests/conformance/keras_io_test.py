@@ -14,8 +14,8 @@ CLUSTERS = [
     ("cluster:half_async", 1),
     ("cluster:geo", 1),
 ]
-# One of each kind: functional, subclassed, an own training step, masks, strings.
-FEW = ["tickets", "train_step", "structured_data", "collaborative_filtering"]
+# Functional with several inputs and outputs, and an own training step.
+FEW = ["tickets", "train_step"]
 
 
 @pytest.mark.slow

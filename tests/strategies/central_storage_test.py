@@ -5,7 +5,7 @@ import pytest
 from tests.support.check_jobs import checks_of
 
 
-@pytest.mark.parametrize("api", ["keras", "tf_keras"])
+@pytest.mark.parametrize("api", ["keras", pytest.param("tf_keras", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("check", checks_of("central.py"))
 def test_replicas_do_what_one_process_does(run_check, check, api):
     run_check(check, api, workers=1)

@@ -24,7 +24,7 @@ APIS = pytest.mark.parametrize(
     ("api", "kind"),
     [
         ("keras", "none"),
-        ("tf_keras", "none"),
+        pytest.param("tf_keras", "none", marks=slow),
         pytest.param("keras", "mirrored", marks=slow),
         pytest.param("tf_keras", "mirrored", marks=slow),
     ],

@@ -9,7 +9,12 @@ from tests.support.check_jobs import checks_of
 
 
 @pytest.mark.parametrize(
-    ("api", "ops"), [("keras", None), ("tf_keras", None), ("keras", "ReductionToOneDevice")]
+    ("api", "ops"),
+    [
+        ("keras", None),
+        ("tf_keras", None),
+        pytest.param("keras", "ReductionToOneDevice", marks=pytest.mark.slow),
+    ],
 )
 @pytest.mark.parametrize("check", checks_of("mirrored.py"))
 def test_replicas_do_what_one_process_does(run_check, check, api, ops):

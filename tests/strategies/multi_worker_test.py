@@ -26,8 +26,10 @@ BASIC = "parity.py", "training.py", "custom_loop.py"
     ("api", "workers"),
     [
         ("keras", 2),
-        ("tf_keras", 2),
-        *(pytest.param(*case, marks=SLOW) for case in [("keras", 3), ("tf_keras", 3)]),
+        *(
+            pytest.param(*case, marks=SLOW)
+            for case in [("tf_keras", 2), ("keras", 3), ("tf_keras", 3)]
+        ),
     ],
 )
 @pytest.mark.parametrize("check", checks_of(*BASIC))
@@ -35,8 +37,8 @@ def test_workers_do_what_one_process_does(run_check, check, api, workers):
     run_check(check, api, workers=workers)
 
 
-@pytest.mark.parametrize("api", ["keras", pytest.param("tf_keras", marks=SLOW)])
-@pytest.mark.parametrize("check", checks_of(*BASIC))
+@pytest.mark.parametrize("api", [pytest.param("keras", marks=SLOW), "tf_keras"])
+@pytest.mark.parametrize("check", [*checks_of("parity.py"), *checks_of(*BASIC[1:], marks=SLOW)])
 def test_so_they_do_where_there_is_no_horovod(job, run_check, check, api):
     job.hide_horovod()
     run_check(check, api)
@@ -63,7 +65,7 @@ def test_so_do_several_replicas_a_worker(run_check, check, api, workers):
     run_check(check, api, 2, workers=workers)
 
 
-@pytest.mark.parametrize(("workers", "replicas"), [(1, 3), (2, 2)])
+@pytest.mark.parametrize(("workers", "replicas"), [pytest.param(1, 3, marks=SLOW), (2, 2)])
 @pytest.mark.parametrize("check", checks_of("replicas.py"))
 def test_custom_loops_with_several_replicas_a_worker(run_check, check, workers, replicas):
     run_check(check, replicas, workers=workers)
@@ -72,7 +74,7 @@ def test_custom_loops_with_several_replicas_a_worker(run_check, check, workers, 
 @pytest.mark.parametrize(
     ("api", "options"),
     [
-        ("keras", '{"bucket_bytes": 64}'),
+        pytest.param("keras", '{"bucket_bytes": 64}', marks=SLOW),
         ("tf_keras", '{"sum_rows": true, "dense_below": 100}'),
         pytest.param("tf_keras", '{"bucket_bytes": 0, "sum_rows": true}', marks=SLOW),
     ],

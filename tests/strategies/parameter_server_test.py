@@ -197,7 +197,7 @@ def steps_cluster(job, mode, workers=2, ps=2, **options):
 @pytest.mark.parametrize(
     ("mode", "options"),
     [
-        ("async", {}),
+        pytest.param("async", {}, marks=slow),
         pytest.param("half_async", {}, marks=slow),
         pytest.param("geo", {"geo_steps": 2}, marks=slow),
     ],
@@ -265,15 +265,15 @@ def test_ctrl_c_ends_all(job):
     job.assert_nothing_left()
 
 
-def test_without_servers_it_says_how_to_get_them(job):
-    script = job.script("import strategies; strategies.ParameterServerStrategy()")
-    process = job.popen([sys.executable, str(script)])
+def test_without_servers_it_says_how_to_get_them(forked):
+    script = forked.script("import strategies; strategies.ParameterServerStrategy()")
+    process = forked.popen([forked.python, str(script)])
     output, _ = process.communicate(timeout=60)
     assert "Received: no TF_CONFIG" in output and "tf-config run --workers 2 --ps 1" in output
 
 
-def test_a_server_is_a_ps_task(job):
-    process = job.popen([sys.executable, "-m", "strategies.serve"])
+def test_a_server_is_a_ps_task(forked):
+    process = forked.popen([forked.python, "-m", "strategies.serve"])
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 2
     assert "runs as a ps task. Received: no TF_CONFIG" in output

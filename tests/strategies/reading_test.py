@@ -244,13 +244,15 @@ def test_a_batch_has_a_row_for_each_worker(tmp_path, monkeypatch):
         strategies.read_files(files_of(tmp_path, [1, 1, 1]), None, 2)
 
 
-@pytest.mark.parametrize("api", ["keras", "tf_keras"])
+@pytest.mark.parametrize("api", ["keras", pytest.param("tf_keras", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("check", checks_of("reading.py"))
 def test_training_from_files(run_check, check, api):
     run_check(check, api)
 
 
-@pytest.mark.parametrize(("api", "workers"), [("keras", 1), ("tf_keras", 2)])
+@pytest.mark.parametrize(
+    ("api", "workers"), [("tf_keras", 1), pytest.param("tf_keras", 2, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("check", checks_of("reading.py"))
 def test_training_from_files_with_several_replicas(run_check, check, api, workers):
     run_check(check, api, 2, workers=workers)

@@ -21,7 +21,16 @@ def start_worker(forked, cluster, task, code=MEET):
 
 
 @pytest.mark.usefixtures("communication")
-@pytest.mark.parametrize("missing", [0, 1])
+@pytest.mark.parametrize(
+    ("communication", "missing"),
+    [
+        ("horovod", 1),
+        ("tensorflow", 0),
+        pytest.param("horovod", 0, marks=pytest.mark.slow),
+        pytest.param("tensorflow", 1, marks=pytest.mark.slow),
+    ],
+    indirect=["communication"],
+)
 def test_a_worker_that_does_not_come_is_named_until_the_time_is_up(forked, missing):
     cluster = local_cluster(workers=2)
     tasks = cluster.training_tasks
