@@ -76,10 +76,10 @@ class PrefetchQueue:
         if self._is_used or len(self._requests) < self._capacity:
             return
         raise ValueError(
-            "prefetch_rows looks up what the layer is called with: `ids` does to a batch what the "
-            f"model does before the layer. Received: the ids of {self._capacity} batches, "
-            "and a step with others. Correct `ids`, or pass what prefetch_rows returns to fit as "
-            "it is, without a map or batch behind it."
+            "The output of prefetch_rows's `ids` is what the layer is called with: it does to a "
+            f"batch what the model does before the layer. Received: the ids of {self._capacity} "
+            "batches, and a step with others. Correct `ids`, or pass what prefetch_rows returns to "
+            "fit as it is, without a map or batch behind it."
         )
 
     def clear(self) -> None:
