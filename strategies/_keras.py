@@ -59,7 +59,7 @@ _NUMBERS = ("epochs", "initial_epoch", "batch_size", "steps_per_epoch", "steps")
 
 # The strategies that run a step at this moment, and the method that is overridden for them.
 _running: list[tf.distribute.Strategy] = []
-_overridden: Callable | None = None
+_overridden: Callable[..., Any] | None = None
 _lock = threading.Lock()
 
 
@@ -173,7 +173,7 @@ def _variable_class() -> Any:
     return getattr(sys.modules.get("keras"), "Variable", None)
 
 
-def model_of(fn: Callable) -> tuple[Any, bool]:
+def model_of(fn: Callable[..., Any]) -> tuple[Any, bool]:
     """Returns the model that a step function belongs to, or None, and whether the step trains.
 
     Keras 3 gives `strategy.run` the model's bound method, `model.train_step`; tf_keras a function
@@ -278,7 +278,7 @@ def is_legacy(optimizer: Any) -> bool:
     return hasattr(type(optimizer), "_resource_apply_dense")
 
 
-def optimizer_of(update: Callable) -> Any | None:
+def optimizer_of(update: Callable[..., Any]) -> Any | None:
     """Returns the optimizer that an update function belongs to; None for any other function.
 
     Keras's optimizers pass a function of their own to `extended.update`, which knows them.
@@ -301,13 +301,13 @@ def optimizer_variables(model: Any) -> list[Any]:
     return list(variables() if callable(variables) else variables)
 
 
-def default_hook(hook: Callable) -> Callable:
+def default_hook(hook: Callable[..., Any]) -> Callable[..., Any]:
     """Marks a callback's hook that does nothing, which Keras need not wait for."""
     hook._is_default = True  # type: ignore[attr-defined]
     return hook
 
 
-def is_default_hook(hook: Callable) -> bool:
+def is_default_hook(hook: Callable[..., Any]) -> bool:
     """Returns whether a callback's hook does nothing."""
     return getattr(hook, "_is_default", False)
 
@@ -376,7 +376,7 @@ def _loss_scale_optimizer() -> Any:
     )
 
 
-def _agreeing(check_finite: Callable) -> Callable:
+def _agreeing(check_finite: Callable[..., Any]) -> Callable[..., Any]:
     """Returns a `check_finite` that is true if the gradients of all replicas are finite."""
 
     @functools.wraps(check_finite)

@@ -109,7 +109,7 @@ def dataset_inputs(dataset: Any) -> list[Any]:
     return list(dataset._inputs())
 
 
-def function_of(function: Any, python_function: Callable) -> Any:
+def function_of(function: Any, python_function: Callable[..., Any]) -> Any:
     """Returns a `tf.function` of another Python function, with the settings of `function`."""
     return function._clone(python_function=python_function)
 

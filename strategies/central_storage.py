@@ -80,7 +80,7 @@ class CentralStorageStrategy(MirroredReduction, tf.distribute.MirroredStrategy):
 class CentralVariable(MirroredVariable):
     """A variable that all replicas share and update together."""
 
-    def _update_replica(self, update_fn: Callable, value: Any, **kwargs: Any) -> Any:
+    def _update_replica(self, update_fn: Callable[..., Any], value: Any, **kwargs: Any) -> Any:
         if self.aggregation != tf.VariableAggregation.NONE:
             return super()._update_replica(update_fn, value, **kwargs)
         extended = self.distribute_strategy.extended
@@ -106,7 +106,7 @@ class CentralExtended(ReplicatedExtended):
         # Replicas that are not merged would each make the update of the one variable.
         return len(self._devices) > 1
 
-    def _create_variable(self, next_creator: Callable, **kwargs: Any) -> Any:
+    def _create_variable(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
         if not _is_one_for_all(kwargs):
             return super()._create_variable(next_creator, **kwargs)
         made: list[Any] = []
@@ -122,7 +122,7 @@ class CentralExtended(ReplicatedExtended):
             return variable
         return CentralVariable(self._container_strategy(), variable.values, variable.aggregation)
 
-    def _update(self, var: Any, fn: Callable, args: Any, kwargs: Any, group: bool) -> Any:
+    def _update(self, var: Any, fn: Callable[..., Any], args: Any, kwargs: Any, group: bool) -> Any:
         if isinstance(var, SparseVariable) or len(set(map(id, var.values))) > 1:
             return super()._update(var, fn, args, kwargs, group)
         with tf.device(self._holder), UpdateContext(0):
@@ -130,7 +130,12 @@ class CentralExtended(ReplicatedExtended):
         return update_regroup(self, [updated] * len(self._devices), group)
 
     def _replica_ctx_update(
-        self, var: Any, fn: Callable, args: Any = (), kwargs: Any = None, group: bool = True
+        self,
+        var: Any,
+        fn: Callable[..., Any],
+        args: Any = (),
+        kwargs: Any = None,
+        group: bool = True,
     ) -> Any:
         if not isinstance(var, CentralVariable) or not self._is_inside_branch():
             return super()._replica_ctx_update(var, fn, args, kwargs, group)

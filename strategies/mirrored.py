@@ -55,7 +55,7 @@ class MirroredReduction(tf.distribute.Strategy):
                 return leaves[0]
         return super().reduce(reduce_op, value, axis)
 
-    def _have_one_shape(self, shapes: set[tuple]) -> bool:
+    def _have_one_shape(self, shapes: set[tuple[Any, ...]]) -> bool:
         """Returns whether all replicas' values have one shape; in a graph, only this worker's."""
         if shapes == {()} or not tf.executing_eagerly():
             return len(shapes) == 1

@@ -103,7 +103,7 @@ class _OnFirstWorker:
             return found
         return self._on_first_worker_only(name, found) if self._takes_part(name) else _nothing
 
-    def _set_model(self, hook: Callable, model: Any) -> None:
+    def _set_model(self, hook: Callable[..., Any], model: Any) -> None:
         self._model = model
         hook(model)
 
@@ -116,7 +116,7 @@ class _OnFirstWorker:
         variables = map(tensorflow_variable, optimizer_variables(self._model))
         return [variable for variable in variables if isinstance(variable, PartitionedVariable)]
 
-    def _with_barrier(self, name: str, hook: Callable) -> Callable:
+    def _with_barrier(self, name: str, hook: Callable[..., Any]) -> Callable[..., Any]:
         def together(*args: Any, **kwargs: Any) -> None:
             if self._runs_on_all_workers or name in self._on_all:
                 hook(*args, **kwargs)
@@ -128,7 +128,7 @@ class _OnFirstWorker:
 
         return together
 
-    def _on_first_worker_only(self, name: str, hook: Callable) -> Callable:
+    def _on_first_worker_only(self, name: str, hook: Callable[..., Any]) -> Callable[..., Any]:
         def alone(*args: Any, **kwargs: Any) -> None:
             with contextlib.ExitStack() as stack:
                 for variable in self._state() if name == "on_epoch_end" else ():
@@ -150,7 +150,7 @@ class _OnFirstWorker:
 
         return alone if self._collectives.size > 1 else hook
 
-    def _training_state(self, name: str) -> tuple:
+    def _training_state(self, name: str) -> tuple[Any, ...]:
         model = self._callback.model
         stop = bool(getattr(model, "stop_training", False))
         if "batch" in name:  # a learning rate may be on a GPU, and is not read in every step

@@ -90,12 +90,12 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         self._is_chief = collectives.rank == 0
         self._worker_device = canonicalize("/device:CPU:0")
         self._input_workers_devices = ((self._worker_device, self._devices),)
-        self._cfer_fn_cache: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+        self._cfer_fn_cache: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         self._use_var_policy = False
         # Tells tf_keras that a batch may be empty.
         self.experimental_enable_get_next_as_optional = True
         self._row_weights: dict[int, tf.Tensor] = {}
-        self._lifted: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+        self._lifted: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         self._is_used = resolver is None
         if resolver is not None:
             report(MADE)
@@ -147,7 +147,7 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
             ]
         return self._unmerged_ops[replica]
 
-    def _call_for_each_replica(self, fn: Callable, args: Any, kwargs: Any) -> Any:
+    def _call_for_each_replica(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         if isinstance(fn, tf.types.experimental.PolymorphicFunction):
             return self._lifted_to_all_replicas(fn)(*args, **kwargs)
         with worker_seed_scope(self._id_in_cluster), self._row_weights_scope(args, kwargs):
@@ -210,7 +210,9 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         reduced = self._ops_of_replica(replica).all_reduce(reduce_op, [values], weights)
         return tf.nest.pack_sequence_as(value, reduced)
 
-    def call_for_each_replica(self, fn: Callable, args: Any = (), kwargs: Any = None) -> Any:
+    def call_for_each_replica(
+        self, fn: Callable[..., Any], args: Any = (), kwargs: Any = None
+    ) -> Any:
         """Runs `fn` on each replica; see `tf.distribute.Strategy.run`.
 
         Raises:
@@ -223,7 +225,12 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
             return super().call_for_each_replica(fn, args, kwargs)
 
     def update(
-        self, var: Any, fn: Callable, args: Any = (), kwargs: Any = None, group: bool = True
+        self,
+        var: Any,
+        fn: Callable[..., Any],
+        args: Any = (),
+        kwargs: Any = None,
+        group: bool = True,
     ) -> Any:
         """Updates a variable on all replicas; see `tf.distribute.StrategyExtended.update`.
 
@@ -246,7 +253,9 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         if not isinstance(colocate_with_variable, SparseVariable):
             super()._validate_colocate_with_variable(colocate_with_variable)
 
-    def _update_rows(self, var: SparseVariable, fn: Callable, args: Any, kwargs: Any) -> Any:
+    def _update_rows(
+        self, var: SparseVariable, fn: Callable[..., Any], args: Any, kwargs: Any
+    ) -> Any:
         """Updates a table of this worker, of which its replicas share one copy."""
         args, kwargs = tf.nest.map_structure(self._first_local, (tuple(args), dict(kwargs or {})))
         with tf.device(self._worker_device):
@@ -255,7 +264,7 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
     def _first_local(self, value: Any) -> Any:
         return self._local_results(value)[0]
 
-    def _create_variable(self, next_creator: Callable, **kwargs: Any) -> Any:
+    def _create_variable(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
         table = table_asked_for(kwargs)
         if table is not None:
             return table
@@ -303,7 +312,7 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         value = tf.convert_to_tensor(value, dtype=dtype)
         return value if in_single_worker_scope() else self._collectives.broadcast(value)
 
-    def _update(self, var: Any, fn: Callable, args: Any, kwargs: Any, group: bool) -> Any:
+    def _update(self, var: Any, fn: Callable[..., Any], args: Any, kwargs: Any, group: bool) -> Any:
         if isinstance(var, SparseVariable):
             result = self._update_rows(var, fn, args, kwargs)
             return tf.group(result) if group and result is not None else result
@@ -312,7 +321,7 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         return self._sharded_state.update(var, fn, args, kwargs)
 
     def _replica_ctx_update(
-        self, var: Any, fn: Callable, args: Any, kwargs: Any, group: bool
+        self, var: Any, fn: Callable[..., Any], args: Any, kwargs: Any, group: bool
     ) -> Any:
         if isinstance(var, SparseVariable) and not self._use_merge_call():
             # Inside a branch each replica comes here; what they have in common is updated once.
@@ -333,7 +342,9 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         shared = shard_dataset(dataset, self._collectives, len(self._devices))
         return ReplicaDataset(shared, self._container_strategy(), options)
 
-    def _distribute_datasets_from_function(self, dataset_fn: Callable, options: Any) -> Any:
+    def _distribute_datasets_from_function(
+        self, dataset_fn: Callable[..., Any], options: Any
+    ) -> Any:
         check_options(options, per_replica=self._num_workers == 1)
         each = tf.distribute.InputReplicationMode.PER_REPLICA
         if options is not None and options.experimental_replication_mode == each:

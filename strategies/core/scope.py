@@ -47,7 +47,7 @@ def check_updated(variable: Any, strategy: tf.distribute.Strategy) -> None:
         raise _created_outside([variable], strategy)
 
 
-def check_step(fn: Callable, strategy: tf.distribute.Strategy, is_summed: bool) -> None:
+def check_step(fn: Callable[..., Any], strategy: tf.distribute.Strategy, is_summed: bool) -> None:
     """Checks that the model of a step was created in the scope: its variables and metrics.
 
     Args:
@@ -71,7 +71,9 @@ def check_step(fn: Callable, strategy: tf.distribute.Strategy, is_summed: bool) 
 
 
 @contextlib.contextmanager
-def explain_mixed_strategies(fn: Callable, strategy: tf.distribute.Strategy) -> Iterator[None]:
+def explain_mixed_strategies(
+    fn: Callable[..., Any], strategy: tf.distribute.Strategy
+) -> Iterator[None]:
     """Replaces TensorFlow's errors about two strategies in one step by one that explains.
 
     Raises:

@@ -49,7 +49,7 @@ class Epochs:
         """The `tf.TypeSpec`s of the batches."""
         return self.one_epoch.element_spec
 
-    def __iter__(self) -> Iterator:
+    def __iter__(self) -> Iterator[Any]:
         if not tf.executing_eagerly():
             return iter(self.one_epoch)
         if not self._is_at_start():
@@ -322,7 +322,7 @@ def empty_element(spec: Any) -> Any:
     return tf.nest.map_structure(empty, spec)
 
 
-def element_of(dataset: tf.data.Dataset, batch: tuple) -> Any:
+def element_of(dataset: tf.data.Dataset, batch: tuple[Any, ...]) -> Any:
     """Returns an element of a dataset, from the arguments that `map` passes to a function.
 
     >>> triplets = tf.data.Dataset.from_tensors(((1, 2, 3),))

@@ -50,13 +50,13 @@ class EmbeddingLayer:
     supports_jit = False
     initializers: Any  # keras.initializers or tf_keras.initializers
     optimizers: Any  # keras.optimizers or tf_keras.optimizers
-    not_equal: Callable  # of tensors, and of what Keras traces a model with
+    not_equal: Callable[..., Any]  # of tensors, and of what Keras traces a model with
     # Of Keras's layer.
     name: str
     trainable: bool
     compute_dtype: str
     built: bool
-    add_weight: Callable
+    add_weight: Callable[..., Any]
 
     def __init__(
         self,
@@ -223,7 +223,7 @@ class EmbeddingLayer:
             return None
         return self._of_each(partial(mask_of, not_equal=self.not_equal), inputs)
 
-    def _of_each(self, function: Callable, given: Any) -> Any:
+    def _of_each(self, function: Callable[..., Any], given: Any) -> Any:
         """Calls a function with each feature's part of a value and the feature."""
         features = self.specs.features
         if self._is_single:

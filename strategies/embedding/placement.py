@@ -102,7 +102,7 @@ def place_on_servers(specs: TableSpecs, strategy: tf.distribute.Strategy) -> Tab
     return Tables(specs, extended.workers, shards, placements, variables, routers, {})
 
 
-def _slot_maker(shards: Sequence[RemoteTableShard], group: Group) -> Callable:
+def _slot_maker(shards: Sequence[RemoteTableShard], group: Group) -> Callable[..., Any]:
     return lambda name, row: [shard.new_slot(group, name, row) for shard in shards]
 
 

@@ -110,7 +110,7 @@ def _submit(
     return tf.group(done)
 
 
-def _of_replica(replica: int, batch: tuple) -> tuple:
+def _of_replica(replica: int, batch: tuple[Any, ...]) -> tuple[Any, ...]:
     def part(value: Any) -> Any:
         return value.values[replica] if isinstance(value, PerReplica) else value
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -122,7 +123,9 @@ class Tables:
         """Submits the lookup of a coming step to a queue."""
         self._lookups[group].router.prefetch(queue, keys, starts_step)
 
-    def outputs(self, bags: Mapping[str, Bags], training: bool | None, dtype: str) -> dict:
+    def outputs(
+        self, bags: Mapping[str, Bags], training: bool | None, dtype: str
+    ) -> dict[str, Any]:
         """Returns each feature's output."""
         if in_save_context():
             return {

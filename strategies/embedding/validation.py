@@ -192,7 +192,7 @@ def is_training(training: Any) -> bool | None:
     return bool(training)
 
 
-def mask_of(ids: Any, feature: FeatureConfig, not_equal: Callable) -> Any:
+def mask_of(ids: Any, feature: FeatureConfig, not_equal: Callable[..., Any]) -> Any:
     """Returns the mask of a feature's ids; None with a combiner, and if they are not dense.
 
     Args:
@@ -214,7 +214,7 @@ def _is_placeholder_of_bags(ids: Any) -> bool:
     return bool(getattr(ids, "ragged", False) or getattr(ids, "sparse", False))
 
 
-def shape_of(ids: Any, feature: FeatureConfig) -> tuple:
+def shape_of(ids: Any, feature: FeatureConfig) -> tuple[Any, ...]:
     """Returns the shape of a feature's output for dense ids of a shape.
 
     >>> feature = FeatureConfig(TableConfig("users", 16), "sum")

@@ -97,7 +97,7 @@ class Server:
           ServerLost: if the server is gone.
         """
         # TensorFlow waits for a server that is gone, so the wait is where it can be given up.
-        answer: queue.SimpleQueue = queue.SimpleQueue()
+        answer: queue.SimpleQueue[Any] = queue.SimpleQueue()
         call = threading.Thread(target=self._call, args=(answer, fetches, feeds), daemon=True)
         call.start()
         start = logged = time.monotonic()
@@ -123,7 +123,9 @@ class Server:
             raise error
         return result
 
-    def _call(self, answer: queue.SimpleQueue, fetches: Any, feeds: dict | None) -> None:
+    def _call(
+        self, answer: queue.SimpleQueue[Any], fetches: Any, feeds: dict[str, Any] | None
+    ) -> None:
         try:
             answer.put((self._session.run(fetches, feeds), None))
         except Exception as error:
@@ -226,7 +228,7 @@ class Servers:
         """Calls a function with each server, in parallel; returns the results by number."""
         if len(self.servers) == 1:
             return [action(self.servers[0])]
-        answers: queue.SimpleQueue = queue.SimpleQueue()
+        answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
         # Not a pool of threads, which is closed when a script has ended and the rest is sent.
         for server in self.servers:
             threading.Thread(
@@ -252,7 +254,7 @@ def leader(number: int, present: Sequence[bool]) -> int:
 
 
 def _put_answer(
-    answers: queue.SimpleQueue, action: Callable[[Server], Any], server: Server
+    answers: queue.SimpleQueue[Any], action: Callable[[Server], Any], server: Server
 ) -> None:
     try:
         answers.put((server.number, action(server), None))

@@ -54,7 +54,7 @@ def _is_whole_number(value: np.ndarray) -> bool:
     return value.shape == () and value.dtype.kind in "iu"
 
 
-def is_assignment(fn: Callable) -> bool:
+def is_assignment(fn: Callable[..., Any]) -> bool:
     """Returns whether an update assigns a value to a variable, in contrast to adding to it."""
     return "assign" in getattr(fn, "__code__", is_assignment.__code__).co_names
 

@@ -145,7 +145,7 @@ class ServerExtended(ReplicatedExtended):
 
     # Variables.
 
-    def _create_variable(self, next_creator: Callable, **kwargs: Any) -> Any:
+    def _create_variable(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
         beside = kwargs.get("colocate_with")
         is_own = kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ
         is_of_rows = isinstance(beside, RemoteRowVariable) or table_asked_for(kwargs) is not None
@@ -163,7 +163,9 @@ class ServerExtended(ReplicatedExtended):
         with tf.init_scope():
             return self._create_shared(kind, next_creator, kwargs)
 
-    def _create_shared(self, kind: str, next_creator: Callable, kwargs: dict[str, Any]) -> Any:
+    def _create_shared(
+        self, kind: str, next_creator: Callable[..., Any], kwargs: dict[str, Any]
+    ) -> Any:
         initial = initial_value(kwargs)
         name = kwargs.get("name") or "variable"
         remote = self.registry.add(
@@ -204,7 +206,7 @@ class ServerExtended(ReplicatedExtended):
     def _is_stepping(self) -> bool:
         return self._running > 0
 
-    def _call_for_each_replica(self, fn: Callable, args: Any, kwargs: Any) -> Any:
+    def _call_for_each_replica(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         if isinstance(fn, tf.types.experimental.PolymorphicFunction):
             # It comes back with the Python function, inside of the one that records the updates.
             return super()._call_for_each_replica(fn, args, kwargs)
@@ -220,7 +222,7 @@ class ServerExtended(ReplicatedExtended):
         finally:
             self._running -= 1
 
-    def _update(self, var: Any, fn: Callable, args: Any, kwargs: Any, group: bool) -> Any:
+    def _update(self, var: Any, fn: Callable[..., Any], args: Any, kwargs: Any, group: bool) -> Any:
         if not self._is_updated_on_servers(var):
             result = super()._update(var, fn, args, kwargs, group)
             if isinstance(var, SharedVariable) and not self._is_stepping():
@@ -236,14 +238,21 @@ class ServerExtended(ReplicatedExtended):
         return var
 
     def _replica_ctx_update(
-        self, var: Any, fn: Callable, args: Any = (), kwargs: Any = None, group: bool = True
+        self,
+        var: Any,
+        fn: Callable[..., Any],
+        args: Any = (),
+        kwargs: Any = None,
+        group: bool = True,
     ) -> Any:
         if self._use_merge_call() or not self._is_updated_on_servers(var):
             return super()._replica_ctx_update(var, fn, args, kwargs, group)
         self._record(var, fn, (tuple(args), dict(kwargs or {})))
         return var
 
-    def _assign(self, var: SharedVariable, fn: Callable, value: Any, kwargs: dict[str, Any]) -> Any:
+    def _assign(
+        self, var: SharedVariable, fn: Callable[..., Any], value: Any, kwargs: dict[str, Any]
+    ) -> Any:
         """Assigns to a variable outside of an optimizer's update."""
         in_replica = self._is_stepping() and not tf.distribute.in_cross_replica_context()
         if in_replica and self._is_updated_on_servers(var):
@@ -272,7 +281,7 @@ class ServerExtended(ReplicatedExtended):
             self._touched[id(var)] = var
         return False
 
-    def _record(self, var: Any, fn: Callable, args: Any) -> None:
+    def _record(self, var: Any, fn: Callable[..., Any], args: Any) -> None:
         if any(update.variable is var for update in self._updates) and is_assignment(fn):
             raise ValueError(
                 "A variable that the servers have been told to change is known here when the step "
@@ -406,7 +415,7 @@ class ServerExtended(ReplicatedExtended):
         return ServerDataset(part, self._container_strategy(), source=dataset)
 
     def _distribute_datasets_from_function(
-        self, dataset_fn: Callable, options: Any
+        self, dataset_fn: Callable[..., Any], options: Any
     ) -> ReplicaDataset:
         if self.in_step:
             part = super()._distribute_datasets_from_function(dataset_fn, options)

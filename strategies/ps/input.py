@@ -36,7 +36,7 @@ class ServerDataset(ReplicaDataset):
         self._source = source
         self._is_warned = False
 
-    def __iter__(self) -> Iterator:
+    def __iter__(self) -> Iterator[Any]:
         method = running_method() if tf.executing_eagerly() else None
         if method not in ("evaluate", "predict") or self._extended.workers.size == 1:
             return iter(self._part)

@@ -22,7 +22,7 @@ class OrderedCaller:
             self._ticket = ResourceVariable(0, trainable=False, dtype=tf.int64)
 
     def call(
-        self, function: Callable, tensors: Sequence[tf.Tensor], dtypes: Sequence[tf.DType]
+        self, function: Callable[..., Any], tensors: Sequence[tf.Tensor], dtypes: Sequence[tf.DType]
     ) -> list[tf.Tensor]:
         """Returns the results of a function of arrays, called after those before it."""
 

@@ -85,7 +85,7 @@ class RemoteRowVariable(SparseVariable):
 class RowUpdate(VariableUpdate):
     """An update of the rows in view."""
 
-    variable: RemoteRowVariable  # type: ignore[assignment]
+    variable: RemoteRowVariable
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -151,7 +151,7 @@ class RowUpdate(VariableUpdate):
             self.fn(self.variable, *args, **kwargs)
 
 
-def update_call(variable: Any, fn: Callable, args: Any) -> VariableUpdate:
+def update_call(variable: Any, fn: Callable[..., Any], args: Any) -> VariableUpdate:
     """Returns the update of a variable that a call of a function makes."""
     cls = RowUpdate if isinstance(variable, RemoteRowVariable) else VariableUpdate
     return cls(variable, fn, args)

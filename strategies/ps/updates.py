@@ -29,7 +29,7 @@ class VariableUpdate:
     """
 
     variable: SharedVariable
-    fn: Callable
+    fn: Callable[..., Any]
     args: Any
 
     def __post_init__(self) -> None:

@@ -103,7 +103,7 @@ class _RemoteMirroredVariable(MirroredVariable):
         view = active_view.current
         return super().handle if view is None else view.part(self.remote).handle
 
-    def _update(self, update_fn: Callable, value: Any, **kwargs: Any) -> Any:
+    def _update(self, update_fn: Callable[..., Any], value: Any, **kwargs: Any) -> Any:
         view = active_view.current
         if view is None:
             return self._update_outside(update_fn, value, kwargs)
@@ -115,7 +115,9 @@ class _RemoteMirroredVariable(MirroredVariable):
     def _read_outside_on_device(self) -> Any:
         return super()._get_on_device_or_primary()
 
-    def _update_outside(self, update_fn: Callable, value: Any, kwargs: dict[str, Any]) -> Any:
+    def _update_outside(
+        self, update_fn: Callable[..., Any], value: Any, kwargs: dict[str, Any]
+    ) -> Any:
         return super()._update(update_fn, value, **kwargs)
 
     def _serialize_to_tensors(self) -> dict[str, Any]:
@@ -128,10 +130,12 @@ class _RemoteMirroredVariable(MirroredVariable):
 class SharedVariable(_RemoteMirroredVariable):
     """A weight or a counter: this worker's copy of what the servers hold."""
 
-    def _update_outside(self, update_fn: Callable, value: Any, kwargs: dict[str, Any]) -> Any:
+    def _update_outside(
+        self, update_fn: Callable[..., Any], value: Any, kwargs: dict[str, Any]
+    ) -> Any:
         return self.distribute_strategy.extended._assign(self, update_fn, value, kwargs)
 
-    def update_copy(self, update_fn: Callable, value: Any, **kwargs: Any) -> Any:
+    def update_copy(self, update_fn: Callable[..., Any], value: Any, **kwargs: Any) -> Any:
         """Updates only the worker's copy."""
         return MirroredVariable._update(self, update_fn, value, **kwargs)
 
@@ -180,7 +184,9 @@ class SlotVariable(_RemoteMirroredVariable):
         """Returns the value."""
         return tf.identity(self._get())
 
-    def _update_outside(self, update_fn: Callable, value: Any, kwargs: dict[str, Any]) -> Any:
+    def _update_outside(
+        self, update_fn: Callable[..., Any], value: Any, kwargs: dict[str, Any]
+    ) -> Any:
         kwargs.pop("read_value", None)
         copy = ResourceVariable(self._read_outside(), trainable=False)
         update_fn(copy, value, **kwargs)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -16,7 +17,7 @@ from strategies.collectives import Collectives
 
 # By the identity of a gradient's indices, which what scales or clips it leaves as they are.
 _reduced_indices: weakref.WeakValueDictionary[int, tf.Tensor] = weakref.WeakValueDictionary()
-_rebuilders: dict[int, tuple[tf.Tensor, Callable]] = {}
+_rebuilders: dict[int, tuple[tf.Tensor, Callable[..., Any]]] = {}
 
 
 def as_tensors(slices: tf.IndexedSlices) -> tf.IndexedSlices:

@@ -106,7 +106,7 @@ class GrowableArray:
         """Adds to rows; a row that is named twice gets both values."""
         self._write(tf.raw_ops.InplaceAdd, rows, values)
 
-    def _write(self, operation: Callable, rows: tf.Tensor, values: tf.Tensor) -> None:
+    def _write(self, operation: Callable[..., Any], rows: tf.Tensor, values: tf.Tensor) -> None:
         with tf.device(HOST):
             array = self._array.read_value()
             values = tf.cast(values, self.dtype)

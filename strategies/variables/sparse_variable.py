@@ -379,7 +379,7 @@ def table_asked_for(kwargs: dict[str, Any]) -> SparseVariable | None:
     return _named.get(kwargs.get("name") or "")
 
 
-def _create(next_creator: Callable, **kwargs: Any) -> Any:
+def _create(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
     name = kwargs.get("name") or ""
     table = table_asked_for(kwargs)
     if table is not None:

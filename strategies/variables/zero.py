@@ -42,7 +42,10 @@ class ShardedOptimizerState:
         self._partitions: dict[str, Partition] = {}
 
     def new_state(
-        self, next_creator: Callable, first_value: Callable[[Any, Any], tf.Tensor], kwargs: Mapping
+        self,
+        next_creator: Callable[..., Any],
+        first_value: Callable[[Any, Any], tf.Tensor],
+        kwargs: Mapping[str, Any],
     ) -> PartitionedVariable | None:
         """Creates a sharded slot variable; returns None if it is not to be sharded.
 
@@ -71,7 +74,13 @@ class ShardedOptimizerState:
         """Returns whether a variable or its optimizer state is sharded."""
         return isinstance(variable, PartitionedVariable) or unique_id(variable) in self._partitions
 
-    def update(self, variable: Any, update: Callable, args: Sequence[Any], kwargs: Mapping) -> None:
+    def update(
+        self,
+        variable: Any,
+        update: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> None:
         """Updates a variable on all replicas of this worker.
 
         An elementwise optimizer's step runs on each replica's part, and the whole is gathered;
@@ -107,9 +116,9 @@ class ShardedOptimizerState:
         variable: Any,
         replica: int,
         collectives: Collectives,
-        update: Callable,
+        update: Callable[..., Any],
         args: Sequence[Any],
-        kwargs: Mapping,
+        kwargs: Mapping[str, Any],
     ) -> None:
         """Updates a variable on one replica, called by that replica's own function; see `update`.
 
@@ -141,7 +150,12 @@ class ShardedOptimizerState:
                 update(component, *args, **kwargs)
 
     def _part(
-        self, variable: Any, replica: int, update: Callable, args: Sequence[Any], kwargs: Mapping
+        self,
+        variable: Any,
+        replica: int,
+        update: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
     ) -> tf.Tensor:
         """Updates one replica's part of a variable, and returns it."""
         partition = self._partitions[unique_id(variable)]
@@ -202,7 +216,9 @@ def _has_shape(value: Any, shape: tf.TensorShape) -> bool:
     return getattr(value, "shape", None) == shape
 
 
-def _is_elementwise_step(update: Callable, args: Sequence[Any], shape: tf.TensorShape) -> bool:
+def _is_elementwise_step(
+    update: Callable[..., Any], args: Sequence[Any], shape: tf.TensorShape
+) -> bool:
     has_gradient = any(_has_shape(value, shape) for value in select_replica(0, tuple(args)))
     optimizer = optimizer_of(update) if has_gradient else None
     return optimizer is not None and is_elementwise(optimizer)

@@ -190,7 +190,11 @@ def test_what_tensorflow_writes_is_split_and_read_by_tensorflow(tmp_path):
         ("x.tfrecords-00000-of-00002", b"\0" * 20, "whose byte 0 begins none"),
         ("x", "abc\n".encode("utf-16"), "which has zero bytes"),
         ("x.gz", b"a\nb\n", "Not a gzipped file"),
-        ("x.gz", gzip.compress(b"a\nb\n" * 10_000, mtime=0)[:-20], "ended before the end-of-stream"),
+        (
+            "x.gz",
+            gzip.compress(b"a\nb\n" * 10_000, mtime=0)[:-20],
+            "ended before the end-of-stream",
+        ),
         ("x.gz", gzip.compress(b"a\nb\n", mtime=0)[:-8] + b"12345678", "CRC check failed"),
         ("x.gz", gzip.compress(b"a\nb\n", mtime=0)[:10] + b"\xff" * 20, "invalid"),
         ("x", b"", "Received: 0 for 2 shards"),
@@ -217,7 +221,10 @@ def test_the_format_that_is_said_is_the_one_that_is_read(tmp_path, capsys):
     ("other", "message"),
     [
         (tfrecord(b"a"), "'a', which is text, not packed, and 'b', which is tfrecord, not packed"),
-        (gzip.compress(b"1\n", mtime=0), "which is text, not packed, and 'b', which is text, packed"),
+        (
+            gzip.compress(b"1\n", mtime=0),
+            "which is text, not packed, and 'b', which is text, packed",
+        ),
     ],
 )
 def test_files_of_two_kinds_are_not_mixed(other, message, tmp_path, capsys, monkeypatch):

@@ -25,7 +25,7 @@ class OperationTracker:
         self._count = 0
         self._eager: dict[int, tuple[int, str]] = {}
         self._graphs: list[tuple[ResourceVariable, ResourceVariable]] = []
-        self._seen: tuple = ()
+        self._seen: tuple[Any, ...] = ()
         self._since = time.monotonic()
 
     @contextlib.contextmanager
@@ -43,8 +43,8 @@ class OperationTracker:
         """Creates the counters of a stream's operations that functions have begun and ended."""
         with tf.init_scope(), tf.device("/device:CPU:0"):
             counters = tuple(ResourceVariable(0, dtype=tf.int64, trainable=False) for _ in range(2))
-        self._graphs.append(counters)  # type: ignore[arg-type]
-        return counters  # type: ignore[return-value]
+        self._graphs.append(counters)
+        return counters
 
     def waiting(self) -> tuple[str, str, float]:
         """Returns what this worker waits in: "eager", "function" or ""; its name; for how long."""
@@ -100,7 +100,7 @@ class WatchedCollectives:
         """Returns the rows that the workers sent to this one; see `Collectives`."""
         return self._run("all_to_all", self._collectives.all_to_all, tensor, counts)
 
-    def _run(self, kind: str, operation: Callable, *arguments: Any) -> Any:
+    def _run(self, kind: str, operation: Callable[..., Any], *arguments: Any) -> Any:
         if tf.executing_eagerly():
             with self._operations.track_eager(kind):
                 return operation(*arguments)

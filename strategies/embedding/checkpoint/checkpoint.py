@@ -14,6 +14,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -173,6 +174,6 @@ def _remove(folder: Path) -> None:
         shutil.rmtree(folder)
 
 
-def _read(path: Path) -> dict | None:
+def _read(path: Path) -> dict[str, Any] | None:
     file = path / _LATEST
     return json.loads(file.read_text()) if file.exists() else None

@@ -87,7 +87,7 @@ class Lookup:
         function = _function()
 
         @tf.custom_gradient
-        def looked_up(token: tf.Tensor) -> tuple:
+        def looked_up(token: tf.Tensor) -> tuple[Any, ...]:
             def gradient(upstream: tf.Tensor) -> tf.IndexedSlices:
                 if is_inferred and _function() is not function:
                     raise ValueError(_OUTSIDE)
@@ -125,7 +125,7 @@ class Lookup:
         fused = self._fused_optimizer
 
         @tf.custom_gradient
-        def gate(token: tf.Tensor) -> tuple:
+        def gate(token: tf.Tensor) -> tuple[Any, ...]:
             def gradient(upstream: tf.IndexedSlices) -> Any:
                 if not isinstance(upstream, tf.IndexedSlices):
                     raise ValueError(
@@ -155,7 +155,7 @@ def _without_gradient(values: tf.Tensor, token: tf.Tensor) -> tf.Tensor:
         return values
 
     @tf.custom_gradient
-    def guarded(values: tf.Tensor, token: tf.Tensor) -> tuple:
+    def guarded(values: tf.Tensor, token: tf.Tensor) -> tuple[Any, ...]:
         def gradient(upstream: tf.Tensor) -> Any:
             raise ValueError(_OUTSIDE)
 

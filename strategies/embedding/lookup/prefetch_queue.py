@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -88,7 +89,7 @@ class PrefetchQueue:
             self._requests.clear()
 
 
-def _run(result: Future, look_up: Callable[[], list[np.ndarray]]) -> None:
+def _run(result: Future[Any], look_up: Callable[[], list[np.ndarray]]) -> None:
     try:
         result.set_result(look_up())
     except BaseException as error:  # noqa: B036  raised again in the step that needs it

@@ -82,7 +82,7 @@ class RemoteTableShard(TableShard):
 
         self._server.run(self._server.locked(initialize)[0])
 
-    def call(self, key: Any, function: Callable, *arrays: Any) -> Any:
+    def call(self, key: Any, function: Callable[..., Any], *arrays: Any) -> Any:
         """Calls a function of tensors on the server, as one change there; returns NumPy arrays."""
         arrays = tuple(np.asarray(array) for array in arrays)
 

@@ -155,7 +155,7 @@ class TableShard:
         """Returns a mask of the ids whose rows are saved from this shard."""
         return shard_of(tf.constant(ids, tf.int64), self.num_shards).numpy() == self.index
 
-    def call(self, key: Any, function: Callable, *arrays: Any) -> Any:
+    def call(self, key: Any, function: Callable[..., Any], *arrays: Any) -> Any:
         """Calls a function of tensors where the rows are; returns NumPy arrays.
 
         Args:
