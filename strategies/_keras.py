@@ -301,6 +301,11 @@ def optimizer_variables(model: Any) -> list[Any]:
     return list(variables() if callable(variables) else variables)
 
 
+def dtype_policy_of(layer: Any) -> Any:
+    """Returns the dtype policy of a layer; tf_keras has no public name for it."""
+    return getattr(layer, "dtype_policy", None) or layer._dtype_policy
+
+
 def default_hook(hook: Callable[..., Any]) -> Callable[..., Any]:
     """Marks a callback's hook that does nothing, which Keras need not wait for."""
     hook._is_default = True  # type: ignore[attr-defined]

@@ -84,7 +84,8 @@ class CentralVariable(MirroredVariable):
         if self.aggregation != tf.VariableAggregation.NONE:
             return super()._update_replica(update_fn, value, **kwargs)
         extended = self.distribute_strategy.extended
-        return extended._replica_ctx_update(self, update_fn, (value,), kwargs, group=False)
+        options = {"kwargs": kwargs, "group": False}
+        return extended._replica_ctx_update(self, update_fn, (value,), **options)  # noqa: SLF001
 
 
 class CentralExtended(ReplicatedExtended):

@@ -31,7 +31,7 @@ class MirroredReduction(tf.distribute.Strategy):
           value: what `run` returned, or a tensor that each worker has, or a structure of them.
           axis: the dimension to reduce within each replica's value, None for none.
         """
-        agree(self.extended._collectives, "reduce", f"{reduce_op}, axis={axis}")
+        agree(self.extended.collectives, "reduce", f"{reduce_op}, axis={axis}")
         is_batch = tf.nest.is_nested(value)
         return tf.nest.map_structure(
             lambda leaf: self._reduced(reduce_op, leaf, axis, is_batch), value
@@ -39,7 +39,7 @@ class MirroredReduction(tf.distribute.Strategy):
 
     def gather(self, value: Any, axis: int) -> Any:
         """Returns all replicas' values joined along `axis`; see `tf.distribute.Strategy.gather`."""
-        agree(self.extended._collectives, "gather", f"axis={axis}")
+        agree(self.extended.collectives, "gather", f"axis={axis}")
         return super().gather(value, axis)
 
     def _reduced(self, reduce_op: Any, value: Any, axis: int | None, is_batch: bool) -> Any:
@@ -61,7 +61,7 @@ class MirroredReduction(tf.distribute.Strategy):
             return len(shapes) == 1
         # The workers' parts of a batch may differ, and one that reduced alone would wait forever.
         mine = zlib.crc32(repr(sorted(shapes)).encode())
-        all_shapes = self.extended._collectives.all_gather(tf.constant([mine], tf.int64))
+        all_shapes = self.extended.collectives.all_gather(tf.constant([mine], tf.int64))
         return len(shapes) == 1 and len(set(all_shapes.numpy().tolist())) == 1
 
     def print(self, *values: Any) -> None:

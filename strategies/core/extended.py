@@ -67,7 +67,7 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         # Not stock's constructor: it starts TensorFlow's own collectives. These are the
         # attributes that the methods inherited from it read.
         tf.compat.v1.distribute.StrategyExtended.__init__(self, strategy)
-        self._collectives = collectives
+        self.collectives = collectives
         self._devices = tuple(canonicalize(device) for device in devices)
         self._cross_device_ops = ReplicaCrossDeviceOps(
             collectives, self._devices, options, self._weights_of_replicas, local
@@ -102,7 +102,7 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
 
     def between_workers(self) -> Collectives:
         """Returns the collectives among all workers."""
-        return self._collectives
+        return self.collectives
 
     def refresh(self) -> None:
         """Updates this worker's variables from servers; here there are none."""
@@ -140,7 +140,7 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         if len(self._devices) == 1:
             return self._cross_device_ops
         if not self._unmerged_ops:
-            every = ReplicaCollectives.for_all_replicas(self._devices, self._collectives)
+            every = ReplicaCollectives.for_all_replicas(self._devices, self.collectives)
             self._unmerged_ops = [
                 ReplicaCrossDeviceOps(collectives, [device], self._options)
                 for collectives, device in zip(every, self._devices, strict=True)
@@ -310,7 +310,7 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         if isinstance(value, CheckpointInitialValue):
             value = value.wrapped_value
         value = tf.convert_to_tensor(value, dtype=dtype)
-        return value if in_single_worker_scope() else self._collectives.broadcast(value)
+        return value if in_single_worker_scope() else self.collectives.broadcast(value)
 
     def _update(self, var: Any, fn: Callable[..., Any], args: Any, kwargs: Any, group: bool) -> Any:
         if isinstance(var, SparseVariable):
@@ -338,8 +338,8 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         self, dataset: tf.data.Dataset, options: Any
     ) -> ReplicaDataset:
         check_options(options, per_replica=False)
-        agree(self._collectives, "distribution of a dataset")
-        shared = shard_dataset(dataset, self._collectives, len(self._devices))
+        agree(self.collectives, "distribution of a dataset")
+        shared = shard_dataset(dataset, self.collectives, len(self._devices))
         return ReplicaDataset(shared, self._container_strategy(), options)
 
     def _distribute_datasets_from_function(
@@ -350,8 +350,8 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         if options is not None and options.experimental_replication_mode == each:
             return per_replica_datasets(dataset_fn, self._container_strategy(), options)
         dataset = dataset_fn(self._make_input_context())
-        agree(self._collectives, "distribution of a dataset")
-        shared = equal_steps(dataset, self._collectives, len(self._devices))
+        agree(self.collectives, "distribution of a dataset")
+        shared = equal_steps(dataset, self.collectives, len(self._devices))
         return ReplicaDataset(shared, self._container_strategy(), options)
 
     @property

@@ -140,7 +140,7 @@ class ReplicaDataset(DistributedDataset):
         options: tf.distribute.InputOptions | None = None,
     ):
         super().__init__(
-            strategy.extended._input_workers_with_options(options),
+            strategy.extended._input_workers_with_options(options),  # noqa: SLF001
             strategy,
             components=[dataset.one_epoch if isinstance(dataset, Epochs) else dataset],
             element_spec=distributed_spec(strategy, dataset.element_spec),
@@ -170,7 +170,7 @@ class ReplicaDataset(DistributedDataset):
         }
         detail = f"{texts.get(steps, f'{steps} steps')}, {spec_text(one.element_spec)}"
         call = running_call() or "iteration over a distributed dataset"
-        agree(self._strategy.extended._collectives, call, detail)
+        agree(self._strategy.extended.collectives, call, detail)
 
     def _iterator(self, dataset: tf.data.Dataset | Epochs) -> ReplicaIterator:
         with tf.device(self._input_workers.worker_devices[0]):

@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from strategies._keras import dtype_policy_of
 from strategies.checks import check_whole_number
 from strategies.core.extended import ReplicatedExtended
 from strategies.embedding.config import COMBINERS, UNSEEN, FeatureConfig, TableConfig
@@ -50,7 +51,7 @@ def check_of_stock(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 def check_dtype(layer: Any) -> None:
     """Raises ValueError if a layer's variables are not to be float32, or it quantizes."""
-    policy = getattr(layer, "dtype_policy", None) or layer._dtype_policy  # Keras 3's, tf_keras's
+    policy = dtype_policy_of(layer)
     quantizes = getattr(policy, "quantization_mode", None)
     if policy.variable_dtype != "float32" or quantizes:
         raise ValueError(

@@ -203,7 +203,8 @@ class ServerExtended(ReplicatedExtended):
 
     # The updates of a step.
 
-    def _is_stepping(self) -> bool:
+    def is_stepping(self) -> bool:
+        """Returns whether a step runs, whose updates go to the servers together."""
         return self._running > 0
 
     def _call_for_each_replica(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -225,15 +226,15 @@ class ServerExtended(ReplicatedExtended):
     def _update(self, var: Any, fn: Callable[..., Any], args: Any, kwargs: Any, group: bool) -> Any:
         if not self._is_updated_on_servers(var):
             result = super()._update(var, fn, args, kwargs, group)
-            if isinstance(var, SharedVariable) and not self._is_stepping():
+            if isinstance(var, SharedVariable) and not self.is_stepping():
                 self._write_through(var)
             return result
-        if isinstance(var, SharedVariable) and tf.executing_eagerly() and not self._is_stepping():
+        if isinstance(var, SharedVariable) and tf.executing_eagerly() and not self.is_stepping():
             result = super()._update(var, fn, args, kwargs, group)
             self._write_through(var)
             return result
         self._record(var, fn, select_replica(0, (tuple(args), dict(kwargs))))
-        if not self._is_stepping():
+        if not self.is_stepping():
             self._flush()
         return var
 
@@ -250,11 +251,11 @@ class ServerExtended(ReplicatedExtended):
         self._record(var, fn, (tuple(args), dict(kwargs or {})))
         return var
 
-    def _assign(
+    def assign_everywhere(
         self, var: SharedVariable, fn: Callable[..., Any], value: Any, kwargs: dict[str, Any]
     ) -> Any:
         """Assigns to a variable outside of an optimizer's update."""
-        in_replica = self._is_stepping() and not tf.distribute.in_cross_replica_context()
+        in_replica = self.is_stepping() and not tf.distribute.in_cross_replica_context()
         if in_replica and self._is_updated_on_servers(var):
             if not self._use_merge_call():
                 self._record(var, fn, ((value,), {}))
@@ -277,7 +278,7 @@ class ServerExtended(ReplicatedExtended):
             return False
         if self._geo is None and var.kind != "state":
             return True
-        if self._is_stepping():
+        if self.is_stepping():
             self._touched[id(var)] = var
         return False
 
@@ -292,11 +293,11 @@ class ServerExtended(ReplicatedExtended):
         self._enter_graph()
         self._updates.append(update_call(var, fn, args))
 
-    def _count(self, counter: CounterVariable, delta: Any) -> Any:
+    def count_up(self, counter: CounterVariable, delta: Any) -> Any:
         """Adds to a counter; an optimizer does so last, so the recorded updates are sent, too."""
         if self._use_merge_call() and not tf.distribute.in_cross_replica_context():
             context = tf.distribute.get_replica_context()
-            return context.merge_call(lambda _, value: self._count(counter, value), args=(delta,))
+            return context.merge_call(lambda _, value: self.count_up(counter, value), args=(delta,))
         self._enter_graph()
         delta = select_replica(0, delta)
         self._counts.append((counter, tf.convert_to_tensor(delta, counter.dtype)))

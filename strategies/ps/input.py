@@ -31,7 +31,7 @@ class ServerDataset(ReplicaDataset):
         strategy: tf.distribute.Strategy,
         source: tf.data.Dataset | None = None,
     ):
-        super().__init__(part._dataset, strategy, part._options)
+        super().__init__(part._dataset, strategy, part._options)  # noqa: SLF001
         self._part = part
         self._source = source
         self._is_warned = False

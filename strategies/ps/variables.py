@@ -133,11 +133,11 @@ class SharedVariable(_RemoteMirroredVariable):
     def _update_outside(
         self, update_fn: Callable[..., Any], value: Any, kwargs: dict[str, Any]
     ) -> Any:
-        return self.distribute_strategy.extended._assign(self, update_fn, value, kwargs)
+        return self.distribute_strategy.extended.assign_everywhere(self, update_fn, value, kwargs)
 
     def update_copy(self, update_fn: Callable[..., Any], value: Any, **kwargs: Any) -> Any:
         """Updates only the worker's copy."""
-        return MirroredVariable._update(self, update_fn, value, **kwargs)
+        return MirroredVariable._update(self, update_fn, value, **kwargs)  # noqa: SLF001
 
 
 class CounterVariable(SharedVariable):
@@ -148,8 +148,8 @@ class CounterVariable(SharedVariable):
     ) -> Any:
         """Adds to it."""
         extended = self.distribute_strategy.extended
-        if active_view.current is None and extended._is_stepping():
-            return extended._count(self, delta)
+        if active_view.current is None and extended.is_stepping():
+            return extended.count_up(self, delta)
         return super().assign_add(delta, use_locking, name, read_value)
 
     def assign(
@@ -157,8 +157,8 @@ class CounterVariable(SharedVariable):
     ) -> Any:
         """Assigns a value; in a step, adds the difference, as Keras 3's optimizers mean it."""
         extended = self.distribute_strategy.extended
-        if active_view.current is None and extended._is_stepping():
-            return extended._count(self, tf.cast(value, self.dtype) - self.values[0].read_value())
+        if active_view.current is None and extended.is_stepping():
+            return extended.count_up(self, tf.cast(value, self.dtype) - self.values[0].read_value())
         return super().assign(value, use_locking, name, read_value)
 
 

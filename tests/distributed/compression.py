@@ -37,7 +37,7 @@ class Recorder:
         return self._collectives.all_reduce(tensors)
 
 
-recorder = Recorder(strategy.extended._collectives)
+recorder = Recorder(strategy.extended.collectives)
 strategy.extended._cross_device_ops._collectives = recorder
 
 # Gradients of very different sizes, other ones on each replica.

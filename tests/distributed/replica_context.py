@@ -23,7 +23,7 @@ made = {
 }
 strategy = made[kind](num_replicas=replicas)
 size, extended = strategy.num_replicas_in_sync, strategy.extended
-rank = extended._collectives.rank
+rank = extended.collectives.rank
 context = tf.distribute.get_replica_context
 
 
@@ -303,12 +303,12 @@ def check_options_that_contradict_each_other_are_errors():
         ),
     ]
     per_replica = options(False, False, modes.PER_REPLICA)
-    if extended._collectives.size > 1:
+    if extended.collectives.size > 1:
         wrong.append((from_function, per_replica, NotImplementedError))
     for call, chosen, error in wrong:
         with raises(error, "Received: "):
             call(chosen)
-    if extended._collectives.size > 1:
+    if extended.collectives.size > 1:
         return
     for chosen in (per_replica, options(True, False, modes.PER_REPLICA)):
 
@@ -321,7 +321,7 @@ def check_options_that_contradict_each_other_are_errors():
 
 
 def check_shapes_that_cannot_be_joined_are_an_error_everywhere():
-    if extended._collectives.size == 1:
+    if extended.collectives.size == 1:
         return
 
     def gathered(shape, axis):

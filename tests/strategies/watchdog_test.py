@@ -139,7 +139,7 @@ import sys, time
 import numpy as np, tensorflow as tf, keras, strategies
 
 strategy = strategies.from_tf_config(communication=sys.argv[2])
-rank = strategy.extended._collectives.rank
+rank = strategy.extended.collectives.rank
 x, y = np.ones([32, 3], "float32"), np.ones([32, 1], "float32")
 with strategy.scope():
     model = keras.Sequential([keras.Input([3]), keras.layers.Dense(1)])

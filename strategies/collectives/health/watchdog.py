@@ -257,7 +257,7 @@ def _end_process(message: str) -> None:
 
 def _place(thread: int) -> str:
     """Returns the line of the user's program that a thread is in, and the running call of Keras."""
-    frame = sys._current_frames().get(thread)
+    frame = sys._current_frames().get(thread)  # noqa: SLF001  # a public function, in its way
     call = running_call(frame) if frame is not None else ""
     own = [
         entry
