@@ -39,6 +39,7 @@ setup(
             "psutil",
             "pyarrow",
             "pytest",
+            "pytest-xdist",
             "scikit-learn",
             "tensorboard",
             "tf_keras",

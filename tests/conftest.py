@@ -17,6 +17,13 @@ hypothesis.settings.register_profile("any machine", deadline=None)
 hypothesis.settings.load_profile("any machine")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks what starts processes by the fixtures of this file."""
+    for item in items:
+        if "job" in getattr(item, "fixturenames", ()):
+            item.add_marker("processes")
+
+
 @pytest.fixture
 def job(tmp_path: Path) -> Iterator[Job]:
     """A job in a directory of its own; what is left of it is killed after the test."""

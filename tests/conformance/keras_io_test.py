@@ -18,12 +18,18 @@ CLUSTERS = [
 FEW = ["tickets", "train_step"]
 
 
+@pytest.fixture(scope="module")
+def references(tmp_path_factory):
+    """Arguments that name where the numbers of one process are kept."""
+    return ["--references", tmp_path_factory.mktemp("references")]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [[], ["--distributed"]], ids=["keras", "distributed"])
 @pytest.mark.parametrize("setup", ["mirrored", "central"])
-def test_two_replicas_follow_one_process(train, setup, options):
+def test_two_replicas_follow_one_process(train, references, setup, options):
     # One worker has no TF_CONFIG to meet others by: the strategy is of one process.
-    train(SCRIPT, setup, *options, workers=1, timeout=1500)
+    train(SCRIPT, setup, *references, *options, workers=1, timeout=1500)
 
 
 def test_some_examples_follow_one_process_on_two_workers(train):
@@ -33,5 +39,5 @@ def test_some_examples_follow_one_process_on_two_workers(train):
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [[], ["--distributed"]], ids=["keras", "distributed"])
 @pytest.mark.parametrize(("setup", "ps"), CLUSTERS)
-def test_two_workers_follow_one_process(train, setup, ps, options):
-    train(SCRIPT, setup, *options, ps=ps, timeout=1500)
+def test_two_workers_follow_one_process(train, references, setup, ps, options):
+    train(SCRIPT, setup, *references, *options, ps=ps, timeout=1500)
