@@ -85,7 +85,7 @@ def test_a_worker_that_only_serves_is_named(forked):
 @slow
 @pytest.mark.parametrize("check", checks_of("servers_ways.py"))
 def test_what_a_step_may_be_and_what_is_refused(run_check, check):
-    run_check(check, ps=2, timeout=300)
+    run_check(check, ps=2, timeout=500)
 
 
 @pytest.mark.parametrize(
