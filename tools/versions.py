@@ -80,8 +80,16 @@ def tested(name: str) -> str:
     failed = [
         " -k ".join(filter(None, part))
         for part in SUBSET
-        if not run(environment, "-m", "pytest", "-q", "--durations=0", "--durations-min=60",
-                   part[0], *(["-k", part[1]] if part[1] else []))  # fmt: skip
+        if not run(
+            environment,
+            "-m",
+            "pytest",
+            "-q",
+            "--durations=0",
+            "--durations-min=60",
+            part[0],
+            *(["-k", part[1]] if part[1] else []),
+        )  # fmt: skip
     ]
     return f"failed: {', '.join(failed)}" if failed else "passed"
 

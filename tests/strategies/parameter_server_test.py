@@ -3,7 +3,6 @@
 import json
 import signal
 import subprocess
-import sys
 import time
 
 import pytest
@@ -149,7 +148,7 @@ class Cluster:
         task = {"cluster": self._cluster, "task": {"type": kind, "index": index}}
         self._job.environ["TF_CONFIG"] = json.dumps(task)
         what = ["-m", "strategies.serve"] if kind == "ps" else [str(self._script)]
-        return self._job.popen([sys.executable, *what, *map(str, arguments)])
+        return self._job.popen([self._job.python, *what, *map(str, arguments)])
 
 
 # A step takes 1 from the weight, and its number goes to a file, for the test to see.
@@ -221,9 +220,9 @@ def test_a_worker_is_killed_and_comes_again(job, mode, options):
     job.assert_nothing_left()
 
 
-def test_a_server_is_killed(job):
-    _, servers, workers = steps_cluster(job, "async")
-    job.wait_for(lambda: steps_of(job, 0) > 5 and steps_of(job, 1) > 5, within=90)
+def test_a_server_is_killed(forked):
+    _, servers, workers = steps_cluster(forked, "async")
+    forked.wait_for(lambda: steps_of(forked, 0) > 5 and steps_of(forked, 1) > 5, within=90)
     servers[1].send_signal(signal.SIGKILL)
     killed = time.monotonic()
     for worker in workers:
@@ -233,7 +232,7 @@ def test_a_server_is_killed(job):
     assert time.monotonic() - killed < 20
     servers[0].terminate()
     servers[0].wait(10)
-    job.assert_nothing_left()
+    forked.assert_nothing_left()
 
 
 @slow
@@ -255,14 +254,14 @@ def test_a_server_is_paused(job):
     assert max(found for _, found in counts) == sum(did for did, _ in counts)
 
 
-def test_ctrl_c_ends_all(job):
-    job.script(STEPS.format(mode="async", options={}), "steps.py")
-    process = job.start("--workers", 1, "--ps", 1, job.directory / "steps.py")
-    job.wait_for(lambda: steps_of(job, 0) > 2, within=90)
+def test_ctrl_c_ends_all(forked):
+    forked.script(STEPS.format(mode="async", options={}), "steps.py")
+    process = forked.start("--workers", 1, "--ps", 1, forked.directory / "steps.py")
+    forked.wait_for(lambda: steps_of(forked, 0) > 2, within=90)
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=30)
     assert process.returncode == 128 + signal.SIGINT
-    job.assert_nothing_left()
+    forked.assert_nothing_left()
 
 
 def test_without_servers_it_says_how_to_get_them(forked):
