@@ -1,6 +1,8 @@
 # make setup   .venv with everything, Horovod built once; does nothing the second time
 # make demo    two workers train on real handwritten digits
-# make test    all tests; make test-all: those that take minutes too
+# make check   lint, types and the tests that start no processes: before each commit
+# make test    all tests but the slow ones; make test-all: those too
+# make test-versions   a part of the tests on older TensorFlow and on other Pythons
 # make conformance   TensorFlow's and Keras's own tests of strategies, over stock ones and ours
 # make benchmarks   this package and its peers in turn, on an idle machine; TORCH names a Python of PyTorch's
 # make compatibility   what works under which strategy, stock TensorFlow's too, into docs/compatibility.md
@@ -12,7 +14,7 @@ SUPPORTED := import ensurepip, sys, venv; sys.exit(not (3, 10) <= sys.version_in
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.10 python3; do \
 	$$p -c '$(SUPPORTED)' 2>/dev/null && echo $$p && break; done)
 
-.PHONY: setup demo test test-all conformance benchmarks compatibility lint types format clean
+.PHONY: setup demo check test test-all test-versions conformance benchmarks compatibility lint types format clean
 
 setup: .venv/.ready
 
@@ -31,11 +33,17 @@ setup: .venv/.ready
 demo: setup
 	$(BIN)/tf-config run --workers 2 examples/digits.py
 
+check: lint types
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not processes"
+
 test: setup
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-all: setup
-	$(BIN)/python -m pytest -m ""
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m ""
+
+test-versions: setup
+	$(BIN)/python tools/versions.py
 
 conformance: setup
 	$(BIN)/python -m pytest -m "" tests/conformance

@@ -1,19 +1,24 @@
 """Installs the packages `strategies` and `tf_config`, and the command `tf-config`."""
 
+import re
 from pathlib import Path
 
 from setuptools import find_packages, setup
 
+HERE = Path(__file__).parent
+VERSION = re.search('__version__ = "(.*)"', (HERE / "strategies/__init__.py").read_text())[1]
+
 setup(
     name="keras-strategies",
-    version="0.1.0",
+    version=VERSION,
     description="Trains Keras models on more than one device, process or machine",
-    long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
+    long_description=(HERE / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     license_files=["LICENSE"],
     python_requires=">=3.10,<3.14",
     packages=find_packages(include=["strategies", "strategies.*", "tf_config", "tf_config.*"]),
+    package_data={"strategies": ["py.typed"], "tf_config": ["py.typed"]},
     install_requires=[
         "absl-py",
         "keras>=3,<4",
@@ -34,6 +39,7 @@ setup(
             "psutil",
             "pyarrow",
             "pytest",
+            "pytest-xdist",
             "scikit-learn",
             "tensorboard",
             "tf_keras",

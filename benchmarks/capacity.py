@@ -90,7 +90,7 @@ def measured(rows: int, optimizer: str, directory: str) -> dict[str, float]:
     import tensorflow as tf
 
     import strategies
-    from strategies.workers import collectives_of
+    from strategies.collectives.workers import collectives_of
 
     strategy = strategies.from_tf_config()
     everyone = collectives_of(strategy)

@@ -7,25 +7,27 @@ import sys
 
 from strategies import callbacks
 from strategies.central_storage import CentralStorageStrategy
-from strategies.choice import from_tf_config
+from strategies.collectives.workers import barrier
+from strategies.data.read_files import read_files
 from strategies.embedding import Admission, Eviction, FeatureConfig, TableConfig
 from strategies.embedding.keras_layer import DistributedEmbedding
 from strategies.embedding.prefetch import prefetch_rows
 from strategies.equality import verify_equal
+from strategies.factory import from_tf_config
 from strategies.files import own_path, writing
 from strategies.loss_scaling import LossScaleOptimizer
 from strategies.mirrored import MirroredStrategy
 from strategies.multi_worker import MultiWorkerMirroredStrategy
 from strategies.parameter_server import ParameterServerStrategy
-from strategies.reading import read_files
+from strategies.ps.options import ParameterServerOptions
 from strategies.reduction import ReductionOptions
-from strategies.server.options import ParameterServerOptions
-from strategies.workers import barrier
 from tf_config.capacity import plan_capacity
 
 if sys.modules.get("tf_keras") is not None:
     # Not otherwise: it is optional, and takes long to import.
     from strategies.embedding import tf_keras_layer as _tf_keras_layer  # noqa: F401
+
+__version__ = "0.1.0"
 
 __all__ = [
     "Admission",

@@ -1,8 +1,9 @@
-"""What this package knows of the insides of Keras.
+"""The only door to the internals of Keras: each assumption about them stands here.
 
 Keras tells a strategy neither which of a model's methods is running nor which layer a variable is
-of. Both are seen on Python's stack, where its methods and the objects they belong to are. Checked
-on Keras 3.15.1 and tf_keras 2.21.0.
+of. Both are seen on Python's stack, where its methods and the objects they belong to are. Which
+optimizer a variable belongs to, and what for, is told from its name. Checked on Keras 3.15.1 and
+tf_keras 2.21.0; where a comment names one of the two, the other has no such thing.
 """
 
 from __future__ import annotations
@@ -12,16 +13,45 @@ import functools
 import inspect
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from types import CodeType, FrameType
 from typing import Any
 
 import tensorflow as tf
 
+from strategies._tensorflow import unwrap_decorators
+
+# Names of variables.
+# Keras 3's SeedGenerator: a seed, and how often it was drawn from.
+SEED_STATE = "seed_generator_state"
+# Keras 3's LossScaleOptimizer: the scale.
+LOSS_SCALE = "dynamic_scale"
+# An optimizer's count of steps.
+_ITERATIONS = "iteration"
+# What an optimizer writes outside of its updates: Keras 3's sum of each replica's own gradients and
+# moving average of a variable; tf_keras's moving average.
+_WRITTEN_OUTSIDE = ("_gradient_accumulator", "_average")
+_WRITTEN_OUTSIDE_PREFIX = "average/"
+
+# Optimizers that update each element by itself; the others look at a variable's norm, rows or
+# columns.
+ELEMENTWISE = (
+    "Adadelta",
+    "Adagrad",
+    "Adam",
+    "AdamW",
+    "Adamax",
+    "Ftrl",
+    "Lion",
+    "Nadam",
+    "RMSprop",
+    "SGD",
+)
+# An optimizer's options by which it keeps and changes whole variables in every step.
+WHOLE_STATE_OPTIONS = ("use_ema", "gradient_accumulation_steps")
+
 _TRAINS = "train_step"
 _STEPS = (_TRAINS, "test_step", "predict_step")
-# How Keras 3 names the scale of its LossScaleOptimizer.
-LOSS_SCALE = "dynamic_scale"
 _CHECK = "check_finite"
 _METHODS = ("fit", "evaluate", "predict")
 # Their arguments that say how many steps there are.
@@ -29,12 +59,12 @@ _NUMBERS = ("epochs", "initial_epoch", "batch_size", "steps_per_epoch", "steps")
 
 # The strategies that run a step at this moment, and the method that is overridden for them.
 _running: list[tf.distribute.Strategy] = []
-_overridden: Callable | None = None
+_overridden: Callable[..., Any] | None = None
 _lock = threading.Lock()
 
 
 def running_method() -> str | None:
-    """Returns the name of the innermost of a model's methods that called this, None for none.
+    """Returns the name of the innermost method of a model that is running; None for none.
 
     It is "fit", "evaluate" or "predict", of Keras 3's or tf_keras's `Model`; validation in `fit`
     is "evaluate".
@@ -47,7 +77,7 @@ def running_method() -> str | None:
 
 
 def running_call(frame: FrameType | None = None) -> str:
-    """Returns which method of a model is running, with what says how many steps it takes.
+    """Returns the running method of a model and its arguments that determine the number of steps.
 
     That is the innermost `fit`, `evaluate` or `predict` of Keras 3's or tf_keras's `Model` on the
     stack; an empty text if there is none.
@@ -70,7 +100,7 @@ def running_call(frame: FrameType | None = None) -> str:
 
 
 def _innermost_method(frames: Iterator[FrameType]) -> tuple[str | None, dict[str, Any]]:
-    """Returns the innermost of a model's methods, and its local variables."""
+    """Returns the innermost running method of a model and its local variables."""
     names = {code: name for name in _METHODS for code in _codes(name)}
     for frame in frames:
         if frame.f_code in names:
@@ -79,7 +109,7 @@ def _innermost_method(frames: Iterator[FrameType]) -> tuple[str | None, dict[str
 
 
 def path_of(name: str) -> str:
-    """Returns the path of the variable that is being made: its layers' names and its own.
+    """Returns the path of the variable being created: the names of its layers and its own.
 
     Of Keras 3 that is `keras.Variable.path`. For anything else the names are those of the
     `tf.name_scope`s around it, which tf_keras opens for each layer.
@@ -109,7 +139,7 @@ def is_updating() -> bool:
 
 
 def is_writing_h5() -> bool:
-    """Returns whether the old HDF5 format is written, of which both versions have a function.
+    """Returns whether a file of the old HDF5 format is being written, by either version.
 
     `.weights.h5` files are of another format, whose layers write what they have.
     """
@@ -118,7 +148,7 @@ def is_writing_h5() -> bool:
 
 
 def innermost(is_wanted: Callable[[Any], bool]) -> Any:
-    """Returns the object whose method called last, of those that are wanted; None without one."""
+    """Returns the innermost object on the stack that satisfies a predicate; None without one."""
     for frame in _frames():
         if is_wanted(found := frame.f_locals.get("self")):
             return found
@@ -143,8 +173,8 @@ def _variable_class() -> Any:
     return getattr(sys.modules.get("keras"), "Variable", None)
 
 
-def model_of(fn: Callable) -> tuple[Any, bool]:
-    """Returns the model whose step `fn` is, and whether it trains; None if `fn` is none.
+def model_of(fn: Callable[..., Any]) -> tuple[Any, bool]:
+    """Returns the model that a step function belongs to, or None, and whether the step trains.
 
     Keras 3 gives `strategy.run` the model's bound method, `model.train_step`; tf_keras a function
     `run_step` that calls that of `model`, a variable around it.
@@ -162,7 +192,7 @@ def model_of(fn: Callable) -> tuple[Any, bool]:
 
 
 def trained_variables(model: Any) -> list[Any]:
-    """Returns the variables that a model trains; none if it is not built yet."""
+    """Returns the trainable variables of a model; an empty list if it is not built yet."""
     try:
         return list(model.trainable_variables)
     except ValueError:  # tf_keras's, of a model without variables so far
@@ -176,6 +206,122 @@ def metrics_of(model: Any) -> list[Any]:
     return [*model.metrics, *objects]
 
 
+def tensorflow_variable(variable: Any) -> Any:
+    """Returns the TensorFlow variable inside of Keras 3's, or of tf_keras's that casts."""
+    for wrapper in ("_value", "_variable"):
+        inner = getattr(variable, wrapper, None)
+        variable = inner if isinstance(inner, tf.Variable) else variable
+    return variable
+
+
+def is_iterations(kwargs: Mapping[str, Any]) -> bool:
+    """Returns whether a variable is an optimizer's count of steps.
+
+    tf_keras says no more of it than a name, and gives none to the counters of a model.
+
+    Args:
+      kwargs: what the variable is made with.
+    """
+    first = kwargs.get("aggregation") == tf.VariableAggregation.ONLY_FIRST_REPLICA
+    return kwargs.get("name") == _ITERATIONS or kwargs.get("name") is not None and first
+
+
+def is_written_outside_updates(name: str) -> bool:
+    """Returns whether an optimizer writes a slot variable outside of its updates, whole.
+
+    >>> is_written_outside_updates("dense_kernel_average")
+    True
+    """
+    return name.endswith(_WRITTEN_OUTSIDE) or name.startswith(_WRITTEN_OUTSIDE_PREFIX)
+
+
+def is_unsynchronized_state(kwargs: Mapping[str, Any]) -> bool:
+    """Returns whether a variable is a layer's state that nothing else keeps alike on all workers.
+
+    Slot variables are not: they are made beside a variable, and updated from reduced gradients.
+    """
+    return (
+        kwargs.get("aggregation") in (None, tf.VariableAggregation.NONE)
+        and kwargs.get("synchronization")
+        in (None, tf.VariableSynchronization.AUTO, tf.VariableSynchronization.ON_WRITE)
+        and kwargs.get("trainable") is False
+        and "colocate_with" not in kwargs
+        and _initial_dtype(kwargs).is_floating
+    )
+
+
+def _initial_dtype(kwargs: Mapping[str, Any]) -> tf.DType:
+    if kwargs.get("dtype") is not None:
+        return tf.as_dtype(kwargs["dtype"])
+    value = kwargs["initial_value"]
+    # What is only known once made is taken for an integer, which nothing averages.
+    return tf.int64 if callable(value) else tf.convert_to_tensor(value).dtype
+
+
+def is_of_keras(cls: type) -> bool:
+    """Returns whether a class is one of Keras's or tf_keras's."""
+    return cls.__module__.split(".")[0] in ("keras", "tf_keras")
+
+
+def is_optimizer(value: Any) -> bool:
+    """Returns whether a value is an optimizer: Keras's, tf_keras's or its legacy ones.
+
+    >>> import keras
+    >>> is_optimizer(keras.optimizers.SGD()), is_optimizer(keras.layers.Dense(1))
+    (True, False)
+    """
+    return hasattr(type(value), "update_step") or is_legacy(value)
+
+
+def is_legacy(optimizer: Any) -> bool:
+    """Returns whether an optimizer is implemented like those of `tf_keras.optimizers.legacy`."""
+    return hasattr(type(optimizer), "_resource_apply_dense")
+
+
+def optimizer_of(update: Callable[..., Any]) -> Any | None:
+    """Returns the optimizer that an update function belongs to; None for any other function.
+
+    Keras's optimizers pass a function of their own to `extended.update`, which knows them.
+    """
+    function = inspect.unwrap(unwrap_decorators(update)[1])
+    if not inspect.isfunction(function):
+        return None
+    found = inspect.getclosurevars(function).nonlocals.get("self")
+    return found if hasattr(found, "update_step") else None
+
+
+def inner_optimizer(optimizer: Any) -> Any:
+    """Returns the optimizer that a LossScaleOptimizer wraps; any other as it is."""
+    return getattr(optimizer, "inner_optimizer", optimizer)
+
+
+def optimizer_variables(model: Any) -> list[Any]:
+    """Returns the variables of a model's optimizer; none without one."""
+    variables = getattr(getattr(model, "optimizer", None), "variables", ())
+    return list(variables() if callable(variables) else variables)
+
+
+def dtype_policy_of(layer: Any) -> Any:
+    """Returns the dtype policy of a layer; tf_keras has no public name for it."""
+    return getattr(layer, "dtype_policy", None) or layer._dtype_policy
+
+
+def default_hook(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """Marks a callback's hook that does nothing, which Keras need not wait for."""
+    hook._is_default = True  # type: ignore[attr-defined]
+    return hook
+
+
+def is_default_hook(hook: Callable[..., Any]) -> bool:
+    """Returns whether a callback's hook does nothing."""
+    return getattr(hook, "_is_default", False)
+
+
+def initial_epoch(model: Any) -> int:
+    """Returns the epoch that `BackupAndRestore` of Keras 3 has set to go on from; 0 for none."""
+    return getattr(model, "_initial_epoch", None) or 0
+
+
 def _if_model(value: Any) -> Any:
     is_model = all(hasattr(type(value), name) for name in ("trainable_variables", "metrics"))
     return value if is_model else None
@@ -183,7 +329,7 @@ def _if_model(value: Any) -> Any:
 
 @contextlib.contextmanager
 def overflow_agreed(strategy: tf.distribute.Strategy) -> Iterator[None]:
-    """Lets the replicas of a strategy skip a step together, under Keras 3's `mixed_float16`.
+    """Makes the replicas of a strategy skip a step together, under Keras 3's `mixed_float16`.
 
     `compile` wraps the optimizer in `keras.optimizers.LossScaleOptimizer`, which skips a step
     whose gradients have overflown. It looks at a replica's own gradients, before they are summed:
@@ -235,8 +381,8 @@ def _loss_scale_optimizer() -> Any:
     )
 
 
-def _agreeing(check_finite: Callable) -> Callable:
-    """Returns a check whether no replica's gradients have overflown."""
+def _agreeing(check_finite: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a `check_finite` that is true if the gradients of all replicas are finite."""
 
     @functools.wraps(check_finite)
     def check_together(self: Any, grads: Any) -> Any:

@@ -1,9 +1,14 @@
-"""The only door to TensorFlow's private modules: each private name, imported here once.
+"""The only door to TensorFlow's private modules and attributes; each private name appears once.
 
 Checked on TensorFlow 2.18.1 and 2.21.0; `CommunicationOptions`, `CondBranchFuncGraph`,
 `DistributedDatasetSpec`, `FunctionCallOptions`, `OptionsDataset`, `ResourceVariable`, `context`,
-`in_save_context` and `is_recorded` on 2.21.0 alone.
+`in_save_context`, `is_recorded`, `unwrap_decorators` and the functions below on 2.21.0 alone.
 """
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 from tensorflow.python.autograph.impl.api import autograph_artifact
 from tensorflow.python.data.ops.dataset_ops import _OptionsDataset as OptionsDataset
@@ -51,6 +56,7 @@ from tensorflow.python.ops.resource_variable_ops import (
 )
 from tensorflow.python.saved_model.save_context import in_save_context
 from tensorflow.python.trackable.base import VARIABLE_VALUE_KEY, CheckpointInitialValue
+from tensorflow.python.util.tf_decorator import unwrap as unwrap_decorators
 
 __all__ = [
     "VARIABLE_VALUE_KEY",
@@ -78,14 +84,51 @@ __all__ = [
     "autograph_artifact",
     "canonicalize",
     "context",
+    "dataset_inputs",
     "distributed_spec",
     "empty_batch",
+    "function_of",
     "get_distributed_datasets_from_function",
     "global_seed",
+    "has_several_workers",
     "in_save_context",
     "is_compiled_by_xla",
     "is_recorded",
     "regroup",
+    "replica_specs",
     "select_replica",
+    "set_container",
+    "unique_id",
+    "unwrap_decorators",
     "update_regroup",
 ]
+
+
+def dataset_inputs(dataset: Any) -> list[Any]:
+    """Returns the input datasets of a dataset."""
+    return list(dataset._inputs())
+
+
+def function_of(function: Any, python_function: Callable[..., Any]) -> Any:
+    """Returns a `tf.function` of another Python function, with the settings of `function`."""
+    return function._clone(python_function=python_function)
+
+
+def has_several_workers(strategy: Any) -> bool:
+    """Returns whether a strategy, of whatever package, has several workers."""
+    return strategy.extended._in_multi_worker_mode()
+
+
+def replica_specs(spec: Any) -> list[Any]:
+    """Returns the spec of each replica's value; a spec that is no `PerReplicaSpec` as it is."""
+    return list(spec._value_specs) if isinstance(spec, PerReplicaSpec) else [spec]
+
+
+def set_container(variable: Any, container: Any) -> None:
+    """Makes a variable known as a component of a distributed one, `container`."""
+    variable.handle._distributed_container = lambda: container
+
+
+def unique_id(variable: Any) -> str:
+    """Returns the key by which tf_keras's optimizers know a variable; "" if it has none."""
+    return getattr(variable, "_unique_id", "")

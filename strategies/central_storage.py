@@ -1,4 +1,4 @@
-"""Synchronous training on the devices of one process, with the variables in one place."""
+"""Synchronous training on the devices of one process, with the variables on one device."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from strategies._keras import is_unsynchronized_state
 from strategies._tensorflow import (
     MirroredVariable,
     UpdateContext,
@@ -15,10 +16,10 @@ from strategies._tensorflow import (
     update_regroup,
 )
 from strategies.collectives import LocalCollectives
-from strategies.extended import ReplicatedExtended, is_unsynchronized_state
+from strategies.core.extended import ReplicatedExtended
 from strategies.mirrored import MirroredReduction, local_devices
 from strategies.reduction import ReductionOptions
-from strategies.row_variable import RowVariable
+from strategies.variables.sparse_variable import SparseVariable
 
 _HOST = "/device:CPU:0"
 
@@ -77,17 +78,18 @@ class CentralStorageStrategy(MirroredReduction, tf.distribute.MirroredStrategy):
 
 
 class CentralVariable(MirroredVariable):
-    """One variable for all replicas, which they write together."""
+    """A variable that all replicas share and update together."""
 
-    def _update_replica(self, update_fn: Callable, value: Any, **kwargs: Any) -> Any:
+    def _update_replica(self, update_fn: Callable[..., Any], value: Any, **kwargs: Any) -> Any:
         if self.aggregation != tf.VariableAggregation.NONE:
             return super()._update_replica(update_fn, value, **kwargs)
         extended = self.distribute_strategy.extended
-        return extended._replica_ctx_update(self, update_fn, (value,), kwargs, group=False)
+        options = {"kwargs": kwargs, "group": False}
+        return extended._replica_ctx_update(self, update_fn, (value,), **options)  # noqa: SLF001
 
 
 class CentralExtended(ReplicatedExtended):
-    """What the strategy does: that of the mirrored ones, with one variable for all replicas.
+    """Implementation of `CentralStorageStrategy`: a mirrored one with one copy of each variable.
 
     Args:
       strategy: the strategy that this is the inside of.
@@ -105,7 +107,7 @@ class CentralExtended(ReplicatedExtended):
         # Replicas that are not merged would each make the update of the one variable.
         return len(self._devices) > 1
 
-    def _create_variable(self, next_creator: Callable, **kwargs: Any) -> Any:
+    def _create_variable(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
         if not _is_one_for_all(kwargs):
             return super()._create_variable(next_creator, **kwargs)
         made: list[Any] = []
@@ -121,15 +123,20 @@ class CentralExtended(ReplicatedExtended):
             return variable
         return CentralVariable(self._container_strategy(), variable.values, variable.aggregation)
 
-    def _update(self, var: Any, fn: Callable, args: Any, kwargs: Any, group: bool) -> Any:
-        if isinstance(var, RowVariable) or len(set(map(id, var.values))) > 1:
+    def _update(self, var: Any, fn: Callable[..., Any], args: Any, kwargs: Any, group: bool) -> Any:
+        if isinstance(var, SparseVariable) or len(set(map(id, var.values))) > 1:
             return super()._update(var, fn, args, kwargs, group)
         with tf.device(self._holder), UpdateContext(0):
             updated = fn(var.values[0], *select_replica(0, args), **select_replica(0, kwargs))
         return update_regroup(self, [updated] * len(self._devices), group)
 
     def _replica_ctx_update(
-        self, var: Any, fn: Callable, args: Any = (), kwargs: Any = None, group: bool = True
+        self,
+        var: Any,
+        fn: Callable[..., Any],
+        args: Any = (),
+        kwargs: Any = None,
+        group: bool = True,
     ) -> Any:
         if not isinstance(var, CentralVariable) or not self._is_inside_branch():
             return super()._replica_ctx_update(var, fn, args, kwargs, group)
@@ -145,7 +152,7 @@ class CentralExtended(ReplicatedExtended):
 
 
 def _is_one_for_all(kwargs: dict[str, Any]) -> bool:
-    """Whether all replicas write a variable together; else each would write it once more."""
+    """Returns whether all replicas share a variable; if not, each keeps a copy of its own."""
     if kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ:
         return False
     is_written_apart = (

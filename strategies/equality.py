@@ -1,4 +1,4 @@
-"""Whether all replicas hold the same values, to the bit."""
+"""Verification that all replicas hold the same values, to the bit."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from strategies.row_variable import RowVariable
+from strategies.variables.sparse_variable import SparseVariable
 
 
 def verify_equal(strategy: tf.distribute.Strategy, variables: Iterable[Any]) -> str:
-    """Returns the SHA-256 of the variables' bytes, after seeing that all workers have the same.
+    """Verifies that all workers hold the same values; returns the SHA-256 of their bytes.
 
     All workers call it together.
 
@@ -49,16 +49,16 @@ def verify_equal(strategy: tf.distribute.Strategy, variables: Iterable[Any]) -> 
 
 
 def _copies(variable: Any) -> list[Any]:
-    """Returns the values of a variable that this worker holds, one for each replica.
+    """Returns this worker's values of a variable, one for each replica.
 
     What each replica has a part of, and is added up when it is read, is one value.
     """
-    held: Any = variable if hasattr(variable, "values") else getattr(variable, "value", None)
-    if isinstance(held, RowVariable):
-        return [held.token().numpy()]  # its rows are each worker's own
+    value: Any = variable if hasattr(variable, "values") else getattr(variable, "value", None)
+    if isinstance(value, SparseVariable):
+        return [value.token().numpy()]  # its rows are each worker's own
     on_read = tf.VariableSynchronization.ON_READ
-    if hasattr(held, "values") and held.synchronization != on_read:
-        return [one.numpy() for one in held.values]
+    if hasattr(value, "values") and value.synchronization != on_read:
+        return [one.numpy() for one in value.values]
     return [variable.numpy()]
 
 

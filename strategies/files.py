@@ -1,4 +1,4 @@
-"""What all workers write, once: the first worker's files stay, and they are whole."""
+"""Writing of files by all workers: the first worker's are kept, atomically."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterator
 import tensorflow as tf
 
 from strategies.collectives import Collectives
-from strategies.collectives.agreement import agree
-from strategies.workers import collectives_of, take_up
+from strategies.collectives.health.agreement import agree
+from strategies.collectives.workers import collectives_of, refresh
 
 
 @contextlib.contextmanager
 def writing(path: str | os.PathLike[str], strategy: tf.distribute.Strategy) -> Iterator[str]:
-    """Gives each worker a path to write to; afterwards the first worker's file is at `path`.
+    """Yields a path to write to on every worker; the first worker's file is moved to `path`.
 
     All workers run the block, because saving may read variables that all have a part of (the
     metrics that tf_keras saves). The others' files are thrown away. When the block is left, the
@@ -55,18 +55,18 @@ def writing(path: str | os.PathLike[str], strategy: tf.distribute.Strategy) -> I
     above = parent if first else tempfile.gettempdir()
     own = os.path.join(above, f".{base}.{uuid.uuid4().hex}")
     try:
-        _on_all(collectives, lambda: tf.io.gfile.makedirs(own))
+        _run_on_all(collectives, lambda: tf.io.gfile.makedirs(own))
         # All workers are here, and what they sent to parameter servers has arrived.
-        take_up(strategy)
+        refresh(strategy)
         yield os.path.join(own, base)
-        _on_all(collectives, lambda: _move(own, parent, path) if first else None)
+        _run_on_all(collectives, lambda: _move(own, parent, path) if first else None)
     finally:
         with contextlib.suppress(tf.errors.NotFoundError):
             tf.io.gfile.rmtree(own)
 
 
 def own_path(path: str | os.PathLike[str], strategy: tf.distribute.Strategy) -> str:
-    """Returns `path` on the first worker, and one that ends with the process on the others.
+    """Returns `path` on the first worker, and a temporary path on the others.
 
     For what writes all the time, and takes its path when it is made:
 
@@ -91,8 +91,8 @@ def own_path(path: str | os.PathLike[str], strategy: tf.distribute.Strategy) -> 
     return os.path.join(directory, os.path.basename(os.fspath(path).rstrip("/")))
 
 
-def _on_all(collectives: Collectives, action: Callable[[], None]) -> None:
-    """Runs an action; returns when all workers have, and raises on all if it failed on one."""
+def _run_on_all(collectives: Collectives, action: Callable[[], None]) -> None:
+    """Runs an action on all workers; raises on all of them if it fails on one."""
     error = None
     try:
         action()
@@ -110,7 +110,7 @@ def _on_all(collectives: Collectives, action: Callable[[], None]) -> None:
 
 
 def _move(source: str, target: str, path: str | os.PathLike[str]) -> None:
-    """Moves what is in a directory to another one, over what is there."""
+    """Moves the contents of a directory to another one; replaces what is there."""
     # A checkpoint's index is found by its readers, and so is the file that names the newest one:
     # these come last.
     names = sorted(tf.io.gfile.listdir(source), key=lambda name: (name == "checkpoint", name))

@@ -1,4 +1,4 @@
-"""Loss scaling for mixed_float16, under the name that scripts and saved models know it by.
+"""Loss scaling for mixed_float16, under the name that scripts and saved models use.
 
 Under a strategy of this package Keras 3's own LossScaleOptimizer, which `compile` makes, skips a
 step on all replicas together or on none: see `strategies._keras.overflow_agreed`.

@@ -9,13 +9,13 @@ from typing import Any
 import tensorflow as tf
 
 from strategies.collectives import LocalCollectives
-from strategies.collectives.agreement import agree
-from strategies.extended import ReplicatedExtended
+from strategies.collectives.health.agreement import agree
+from strategies.core.extended import ReplicatedExtended
 from strategies.reduction import ReductionOptions
 
 
 class MirroredReduction(tf.distribute.Strategy):
-    """What both mirrored strategies do with values of all replicas."""
+    """Reduction and printing, as both mirrored strategies do them."""
 
     def reduce(self, reduce_op: Any, value: Any, axis: int | None = None) -> Any:
         """Returns the sum or mean of `value` over all replicas, and along `axis` if it is given.
@@ -31,7 +31,7 @@ class MirroredReduction(tf.distribute.Strategy):
           value: what `run` returned, or a tensor that each worker has, or a structure of them.
           axis: the dimension to reduce within each replica's value, None for none.
         """
-        agree(self.extended._collectives, "reduce", f"{reduce_op}, axis={axis}")
+        agree(self.extended.collectives, "reduce", f"{reduce_op}, axis={axis}")
         is_batch = tf.nest.is_nested(value)
         return tf.nest.map_structure(
             lambda leaf: self._reduced(reduce_op, leaf, axis, is_batch), value
@@ -39,7 +39,7 @@ class MirroredReduction(tf.distribute.Strategy):
 
     def gather(self, value: Any, axis: int) -> Any:
         """Returns all replicas' values joined along `axis`; see `tf.distribute.Strategy.gather`."""
-        agree(self.extended._collectives, "gather", f"axis={axis}")
+        agree(self.extended.collectives, "gather", f"axis={axis}")
         return super().gather(value, axis)
 
     def _reduced(self, reduce_op: Any, value: Any, axis: int | None, is_batch: bool) -> Any:
@@ -55,23 +55,23 @@ class MirroredReduction(tf.distribute.Strategy):
                 return leaves[0]
         return super().reduce(reduce_op, value, axis)
 
-    def _have_one_shape(self, shapes: set[tuple]) -> bool:
-        """Whether all replicas' values have the same shape; in a graph this worker's alone."""
+    def _have_one_shape(self, shapes: set[tuple[Any, ...]]) -> bool:
+        """Returns whether all replicas' values have one shape; in a graph, only this worker's."""
         if shapes == {()} or not tf.executing_eagerly():
             return len(shapes) == 1
         # The workers' parts of a batch may differ, and one that reduced alone would wait forever.
         mine = zlib.crc32(repr(sorted(shapes)).encode())
-        everyone = self.extended._collectives.all_gather(tf.constant([mine], tf.int64))
-        return len(shapes) == 1 and len(set(everyone.numpy().tolist())) == 1
+        all_shapes = self.extended.collectives.all_gather(tf.constant([mine], tf.int64))
+        return len(shapes) == 1 and len(set(all_shapes.numpy().tolist())) == 1
 
     def print(self, *values: Any) -> None:
-        """Prints `values` as `print` does, on the first worker alone."""
+        """Prints `values` as `print` does, on the first worker only."""
         if self.extended.should_save_summary:
             print(*values, flush=True)
 
 
 class MirroredStrategy(MirroredReduction, tf.distribute.MirroredStrategy):
-    """Trains one model on all devices of this process: same variables, gradients summed.
+    """Synchronous training on all devices of this process, with mirrored variables.
 
     It is used as `tf.distribute.MirroredStrategy` is, with Keras 3 and tf_keras. Without GPUs its
     replicas are logical CPUs, as many as are asked for (Fluid's CPU_NUM):
@@ -117,7 +117,7 @@ class MirroredStrategy(MirroredReduction, tf.distribute.MirroredStrategy):
 
 
 def local_devices(count: int | None, gpus: range) -> list[str]:
-    """Returns the devices of so many replicas, one if None: GPUs, or logical CPUs.
+    """Returns the devices of the replicas of this process: GPUs, or logical CPUs.
 
     Args:
       count: how many.

@@ -1,27 +1,27 @@
-"""Synchronous training on several workers, started from TF_CONFIG alone."""
+"""Synchronous training on several workers, configured by TF_CONFIG alone."""
 
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Mapping
 
 import tensorflow as tf
 from absl import logging
 
-from strategies._tensorflow import global_seed
 from strategies.collectives import Collectives
-from strategies.communication import checked, chosen, packed, start
-from strategies.extended import ReplicatedExtended
+from strategies.collectives.selection import checked, chosen, start
+from strategies.core.extended import ReplicatedExtended
+from strategies.core.random_seeds import share_seed
+from strategies.core.resolver import config_of, resolver_of
 from strategies.mirrored import MirroredReduction, local_devices
 from strategies.reduction import ReductionOptions
-from strategies.resolver import config_of, resolver_of
+from strategies.reduction.options import packed
 from tf_config import TFConfig
 from tf_config.settings import START_TIMEOUT_SECONDS, START_TIMEOUT_VARIABLE
 
 
 class MultiWorkerMirroredStrategy(MirroredReduction, tf.distribute.MultiWorkerMirroredStrategy):
-    """Trains one model on all workers of TF_CONFIG: same variables, gradients summed.
+    """Synchronous training on all workers of TF_CONFIG, with mirrored variables.
 
     Each worker computes on its rows of the batch; the gradients are summed over the workers and
     every worker makes the same update. The variables are the same bits on all workers, and N
@@ -83,12 +83,16 @@ class MultiWorkerMirroredStrategy(MirroredReduction, tf.distribute.MultiWorkerMi
         options: ReductionOptions | None = None,
         start_timeout: float | None = None,
     ):
-        wishes = checked(communication_options)
-        options = packed(options, wishes)
+        communication_options = checked(communication_options)
+        options = packed(options, communication_options)
         config = TFConfig.from_env() if cluster_resolver is None else config_of(cluster_resolver)
         devices = local_devices(num_replicas, gpus_of(config))
         collectives = start(
-            config, chosen(communication), wishes, start_timeout_seconds(start_timeout), devices[0]
+            config,
+            chosen(communication),
+            communication_options,
+            start_timeout_seconds(start_timeout),
+            devices[0],
         )
         _check_replicas(collectives, len(devices))
         # Not stock's constructor, which starts a server of TensorFlow's on the same port. The
@@ -98,11 +102,11 @@ class MultiWorkerMirroredStrategy(MirroredReduction, tf.distribute.MultiWorkerMi
         tf.distribute.Strategy.__init__(self, extended)
         if collectives.size > 1:
             logging.info("%d workers of %d replicas: %s", collectives.size, len(devices), options)
-            _share_seed(collectives)
+            share_seed(lambda seed: int(collectives.broadcast(tf.constant(seed))))
 
 
 def start_timeout_seconds(seconds: float | None, environ: Mapping[str, str] = os.environ) -> float:
-    """Returns how long to wait at the start: as asked for, or as the environment says.
+    """Returns the timeout of the start, from the argument or the environment.
 
     Raises:
       ValueError: if it is no time.
@@ -123,7 +127,7 @@ def start_timeout_seconds(seconds: float | None, environ: Mapping[str, str] = os
 
 
 def gpus_of(config: TFConfig | None) -> range:
-    """Returns which of this host's GPUs are this worker's, if all workers share them evenly."""
+    """Returns the numbers of this worker's GPUs; the workers of a host share them evenly."""
     gpus = len(tf.config.list_physical_devices("GPU"))
     if config is None or config.task not in config.cluster.training_tasks:
         return range(gpus)
@@ -143,10 +147,3 @@ def _check_replicas(collectives: Collectives, replicas: int) -> None:
             "All workers have the same number of replicas. Received, by rank: "
             f"{counts}. Give all of them the same num_replicas and as many devices."
         )
-
-
-def _share_seed(collectives: Collectives) -> None:
-    seed = collectives.broadcast(tf.constant(secrets.randbelow(2**31)))
-    if global_seed() is None:
-        tf.random.set_seed(int(seed))
-        logging.info("All workers use the random seed %d.", int(seed))

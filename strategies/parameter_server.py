@@ -1,11 +1,11 @@
-"""Training with parameter servers: variables on servers, one program in every worker."""
+"""Training with parameter servers: variables on the servers, one program on every worker."""
 
 from __future__ import annotations
 
 import atexit
 import contextlib
 import dataclasses
-import secrets
+import functools
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -14,53 +14,52 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from strategies._tensorflow import global_seed
 from strategies.collectives import Collectives, LocalCollectives
+from strategies.collectives.startup.waiting import wait_until
+from strategies.core.random_seeds import share_seed
+from strategies.core.resolver import config_of, resolver_of
 from strategies.mirrored import MirroredReduction, local_devices
 from strategies.multi_worker import gpus_of, start_timeout_seconds
+from strategies.ps.client import Server, ServerLost, Servers, close, connect_servers, is_gone
+from strategies.ps.collectives import ServerCollectives
+from strategies.ps.extended import ServerExtended, UpdateMode
+from strategies.ps.membership import AWAITED, LEFT, PRESENT, SAME_SCRIPT, Membership
+from strategies.ps.modes.async_ import Async
+from strategies.ps.modes.geo import Geo
+from strategies.ps.modes.half_async import HalfAsync
+from strategies.ps.modes.sync import Sync
+from strategies.ps.options import ParameterServerOptions
+from strategies.ps.placement import Placement
+from strategies.ps.registry import VariableRegistry
 from strategies.reduction import ReductionOptions
-from strategies.resolver import config_of, resolver_of
-from strategies.server.asynchronous import Async
-from strategies.server.collectives import ServerCollectives
-from strategies.server.connection import ServerLost, Servers, close, is_gone, join
-from strategies.server.extended import Exchange, ServerExtended
-from strategies.server.geo import Geo
-from strategies.server.half_async import HalfAsync
-from strategies.server.options import ParameterServerOptions
-from strategies.server.placement import Placement
-from strategies.server.presence import AWAITED, HERE, LEFT, SAME_SCRIPT, Presence
-from strategies.server.sync import Sync
-from strategies.server.values import Values
 from tf_config import ClusterConfigError, Task, TFConfig
 
 _WIRES = {None: tf.float32, "fp16": tf.float16}
-_POLL_SECONDS = 0.05
-_NAME_EVERY_SECONDS = 5.0
 
-_made: list[int] = []  # the rank of this process, once it has a strategy
+_created_ranks: list[int] = []  # the rank of this process, once it has a strategy
 
 
 class ParameterServerStrategy(MirroredReduction, tf.distribute.MultiWorkerMirroredStrategy):
-    """Trains one model on all workers of TF_CONFIG, with its variables on parameter servers.
+    """Training on all workers of TF_CONFIG, with the variables on parameter servers.
 
     Every worker runs the same script: `fit`, `evaluate` and `predict` of Keras 3 and tf_keras, or
-    a loop of your own. It computes with a copy of the variables, sends what came of a batch to the
-    servers, which change the variables with the optimizer of `compile`, and brings the new values
-    back. `tf-config run --workers 3 --ps 2 train.py` starts servers and workers;
+    a loop of your own. It computes gradients with a copy of the variables, pushes them to the
+    servers, which update the variables with the optimizer of `compile`, and pulls the new values.
+    `tf-config run --workers 3 --ps 2 train.py` starts servers and workers;
     `strategies.from_tf_config()` makes this strategy where TF_CONFIG has a ps task.
 
-    What is waited for is the mode:
+    The mode says what is waited for:
 
-    * "sync": all workers take each step together, and the servers make one change of it. N
+    * "sync": all workers take each step together, and the servers make one update of it. N
       workers follow one process at the same global batch. Nothing is stale. A worker that ends
       before the others counts as one that has no more rows; one that is killed is waited for.
-    * "async": nobody waits. Changes leave from a queue, behind the worker's back; a worker lacks at
-      most `send_queue_size` of its own steps that are under way, and `pull_every - 1` sent since
+    * "async": no worker waits. Updates are queued and sent in the background; a worker lacks at
+      most `send_queue_size` of its own steps that are on their way, and `pull_every - 1` sent since
       the last pull. How many of the others' it lacks has no bound. Adam over few rows a step
       bears little of this: on the click logs of examples/ an AUC of 0.768, 0.765 and 0.755 came
       of queues of 1, 2 and 4 steps, with 0.766 of one process.
-    * "half_async": a worker waits until its own change is made, and goes on from what came of
-      it. It lacks none of its own steps, and of the others' those made while it computed.
+    * "half_async": a worker waits until its own update is made, and goes on with the new values.
+      It lacks none of its own steps, and of the others' those made while it computed.
     * "geo": each worker has an optimizer of its own, and every `geo_steps` steps adds 1/N of its
       progress to the servers' values. It lacks the others' last `geo_steps` steps or more.
 
@@ -92,7 +91,7 @@ class ParameterServerStrategy(MirroredReduction, tf.distribute.MultiWorkerMirror
     Args:
       cluster_resolver: says what the cluster is and which task this process is, in place of
         TF_CONFIG.
-      mode: "sync", "async", "half_async" or "geo"; "async" unless said.
+      mode: "sync", "async", "half_async" or "geo"; "async" by default.
       options: `ParameterServerOptions`: the mode, where variables go, what is waited for.
       num_replicas: how many replicas each worker has: on GPUs of its own, or logical CPUs. What
         they compute is summed in the worker, and sent once.
@@ -122,8 +121,8 @@ class ParameterServerStrategy(MirroredReduction, tf.distribute.MultiWorkerMirror
         start_timeout: float | None = None,
         **settings: Any,
     ):
-        self.options = options_of(options, {**_said(mode), **settings})
-        if _made:
+        self.options = options_of(options, {**_mode_setting(mode), **settings})
+        if _created_ranks:
             raise ValueError(
                 "A program makes one ParameterServerStrategy, whose variables the servers know by "
                 "the order of their making. Received: a second one. Use the first for all models."
@@ -131,47 +130,47 @@ class ParameterServerStrategy(MirroredReduction, tf.distribute.MultiWorkerMirror
         config = TFConfig.from_env() if cluster_resolver is None else config_of(cluster_resolver)
         config = _with_servers(config)
         options = self.options
-        places = Placement(
+        placement = Placement(
             len(config.cluster.tasks("ps")), options.placement, options.min_slice_size
         )
         timeout = start_timeout_seconds(start_timeout)
         devices = local_devices(num_replicas, gpus_of(config))
-        servers = join(config.cluster, config.task, timeout)
-        presences = _arrive(servers, timeout, options.mode)
+        servers = connect_servers(config.cluster, config.task, timeout)
+        memberships = _register(servers, timeout, options.mode)
         if options.mode == "sync":
-            _await(config.cluster.training_tasks, presences, timeout)
+            _wait_for_workers(config.cluster.training_tasks, memberships, timeout)
         workers: Collectives = ServerCollectives(servers)
         if servers.size == 1:
             workers = LocalCollectives()
-        values = Values(servers, places, timeout)
+        registry = VariableRegistry(servers, placement, timeout)
         resolver = resolver_of(config) if cluster_resolver is None else cluster_resolver
-        exchange = exchange_of(options, servers)
+        update_mode = update_mode_of(options, servers)
         extended = ServerExtended(
-            self, workers, devices, ReductionOptions(), resolver, servers, values, exchange,
+            self, workers, devices, ReductionOptions(), resolver, servers, registry, update_mode,
             in_step=options.mode == "sync",
             geo=Geo(servers.size, options.geo_steps or 100) if options.mode == "geo" else None,
             wire=_WIRES[options.compression],
         )  # fmt: skip
         tf.distribute.Strategy.__init__(self, extended)
-        _made.append(servers.rank)
-        _share_seed(values)
-        atexit.register(_leave, exchange, servers, presences, config.cluster.training_tasks)
+        _created_ranks.append(servers.rank)
+        share_seed(functools.partial(_shared_through, registry))
+        atexit.register(_leave, update_mode, servers, memberships, config.cluster.training_tasks)
         logging.info("Worker %d of %d: %s", servers.rank, servers.size, options)
 
     @property
     def mode(self) -> str:
-        """What is waited for: "sync", "async", "half_async" or "geo"."""
+        """The update mode: "sync", "async", "half_async" or "geo"."""
         return self.options.mode
 
     def placement(self) -> str:
-        """Returns what is where: each variable's servers, each server's bytes, and how even."""
-        return self.extended.on_servers.report()
+        """Returns a table of each variable's servers, each server's bytes, and the balance."""
+        return self.extended.registry.report()
 
 
 def options_of(
     options: ParameterServerOptions | None, settings: dict[str, Any]
 ) -> ParameterServerOptions:
-    """Returns how to train, as options or single settings of them say.
+    """Returns the options, given as one object or as single settings.
 
     Raises:
       TypeError: if there is no such setting.
@@ -200,12 +199,12 @@ def options_of(
     return options
 
 
-def _said(mode: str | None) -> dict[str, str]:
+def _mode_setting(mode: str | None) -> dict[str, str]:
     return {} if mode is None else {"mode": mode}
 
 
-def exchange_of(options: ParameterServerOptions, servers: Servers) -> Exchange:
-    """Returns when a worker's changes are sent, and what it goes on with."""
+def update_mode_of(options: ParameterServerOptions, servers: Servers) -> UpdateMode:
+    """Creates the update mode that the options ask for."""
     if options.mode == "sync":
         return Sync(servers)
     if options.mode == "async":
@@ -231,71 +230,79 @@ def _with_servers(config: TFConfig | None) -> TFConfig:
     return config
 
 
-def _arrive(servers: Servers, timeout: float, mode: str) -> list[Presence]:
-    """Tells all servers that this worker is there."""
-    presences = [Presence(f"grpc://{server.address}", servers.size) for server in servers.servers]
+def _register(servers: Servers, timeout: float, mode: str) -> list[Membership]:
+    """Registers this worker with all servers."""
+    memberships = [
+        Membership(f"grpc://{server.address}", servers.size) for server in servers.servers
+    ]
     start = time.monotonic()
-    for presence, server in zip(presences, servers.servers, strict=True):
-        while not presence.is_begun():
-            if time.monotonic() - start > timeout:
-                raise TimeoutError(
-                    "A parameter server is 'python -m strategies.serve'. Received: another "
-                    f"program at {server.address}, ps {server.number}. Start it so."
-                )
-            time.sleep(_POLL_SECONDS)
-        if mode == "sync" and servers.rank not in presence.workers(AWAITED):
+    for membership, server in zip(memberships, servers.servers, strict=True):
+        _wait_until_serving(membership, server, start, timeout)
+        if mode == "sync" and servers.rank not in membership.workers(AWAITED):
             raise ValueError(
                 "In mode='sync' workers go step by step together, and one that was away has "
                 f"missed some. Received: worker {servers.rank} of {servers.size}, which was there "
                 "before. Start all tasks again, the servers too ('tf-config run --max-restarts' "
                 "does), or take another mode."
             )
-        presence.tell(servers.rank, HERE)
-    return presences
+        membership.set_state(servers.rank, PRESENT)
+    return memberships
 
 
-def _await(tasks: Sequence[Task], presences: list[Presence], timeout: float) -> None:
-    """Waits until all workers have come."""
-    start = named = time.monotonic()
-    while missing := sorted({rank for each in presences for rank in each.workers(AWAITED)}):
-        now = time.monotonic()
-        names = ", ".join(str(tasks[rank]) for rank in missing)
-        if now - start > timeout:
-            raise TimeoutError(
-                f"In mode='sync' all workers come within {timeout:g} s. Received: no {names}. "
-                f"{SAME_SCRIPT}"
-            )
-        if now - named > _NAME_EVERY_SECONDS:
-            named = now
-            logging.warning("Waiting for %s: %.0f s of %g s.", names, now - start, timeout)
-        time.sleep(_POLL_SECONDS)
+def _wait_until_serving(
+    membership: Membership, server: Server, start: float, timeout: float
+) -> None:
+    wait_until(
+        membership.is_initialized,
+        lambda: f"{server.address}, ps {server.number}",
+        lambda name: (
+            "A parameter server is 'python -m strategies.serve'. Received: another program at "
+            f"{name}. Start it so."
+        ),
+        timeout,
+        start=start,
+    )
+
+
+def _wait_for_workers(tasks: Sequence[Task], memberships: list[Membership], timeout: float) -> None:
+    """Waits until all workers have registered."""
+
+    def missing() -> list[int]:
+        return sorted({rank for each in memberships for rank in each.workers(AWAITED)})
+
+    wait_until(
+        lambda: not missing(),
+        lambda: ", ".join(str(tasks[rank]) for rank in missing()),
+        lambda names: (
+            f"In mode='sync' all workers come within {timeout:g} s. Received: no {names}. "
+            f"{SAME_SCRIPT}"
+        ),
+        timeout,
+    )
 
 
 def _leave(
-    exchange: Exchange, servers: Servers, presences: list[Presence], tasks: Sequence[Task]
+    update_mode: UpdateMode, servers: Servers, memberships: list[Membership], tasks: Sequence[Task]
 ) -> None:
-    """Sends what is left, and tells all servers that this worker has ended."""
+    """Sends the remaining updates, and tells all servers that this worker has ended."""
     with contextlib.suppress(ServerLost, tf.errors.OpError):
-        exchange.drain()
+        update_mode.drain()
     gone = [server for server in servers.servers if is_gone(server.address)]
     there = [server for server in servers.servers if server not in gone]
     close(session for server in there for session in server.sessions())
-    for presence, server in zip(presences, servers.servers, strict=True):
+    for membership, server in zip(memberships, servers.servers, strict=True):
         if server in gone:
             continue
         with contextlib.suppress(tf.errors.OpError):
-            presence.tell(servers.rank, LEFT)
-            if server.number == 0 and (missing := presence.workers(AWAITED)):
+            membership.set_state(servers.rank, LEFT)
+            if server.number == 0 and (missing := membership.workers(AWAITED)):
                 names = ", ".join(str(tasks[rank]) for rank in missing)
                 logging.warning("%s did not come in all the time. %s", names, SAME_SCRIPT)
-    last = [presence.session for presence in presences]
+    last = [membership.session for membership in memberships]
     close([*last, *(session for server in gone for session in server.sessions())])
 
 
-def _share_seed(values: Values) -> None:
-    """Gives all workers the same random seed, for they cut the same batches."""
-    seed = values.add(
-        "seed", (), tf.int64, lambda: np.int64(secrets.randbelow(2**31)), is_counter=True
-    )
-    if global_seed() is None:
-        tf.random.set_seed(int(values.read([seed])[0]))
+def _shared_through(registry: VariableRegistry, number: int) -> int:
+    """Returns the first worker's number, shared through the servers."""
+    shared = registry.add("seed", (), tf.int64, lambda: np.int64(number), is_counter=True)
+    return int(registry.read([shared])[0])

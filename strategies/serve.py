@@ -1,4 +1,4 @@
-"""A parameter server: `python -m strategies.serve` in a process whose TF_CONFIG says `ps`.
+"""A parameter server: `python -m strategies.serve`, in a process that is a ps task of TF_CONFIG.
 
 It holds the variables that workers make on it until the last worker has ended. `tf-config run`
 and `tf-config exec` start it by themselves for each ps task.
@@ -12,17 +12,17 @@ import time
 
 import tensorflow as tf
 
-from strategies.server.presence import AWAITED, HERE, LEFT, SAME_SCRIPT, Presence
+from strategies.ps.membership import AWAITED, LEFT, PRESENT, SAME_SCRIPT, Membership
 from tf_config import ClusterConfigError, Task, TFConfig
 
 _POLL_SECONDS = 0.5
 # In which the last worker hears that it was heard.
-_PARTING_SECONDS = 1.0
-_SAY_EVERY_SECONDS = 30.0
+_LEAVE_SECONDS = 1.0
+_LOG_EVERY_SECONDS = 30.0
 
 
 def main() -> int:
-    """Serves until all workers have ended; returns the exit code."""
+    """Runs a parameter server until all workers have ended; returns the exit code."""
     try:
         config = TFConfig.from_env()
         task = _checked(config)
@@ -44,18 +44,18 @@ def main() -> int:
         )
         return 1
     workers = cluster.training_tasks
-    presence = Presence(server.target, len(workers))
-    presence.begin()
+    membership = Membership(server.target, len(workers))
+    membership.initialize()
     print(f"{task} serves at {address} for {len(workers)} workers", flush=True)
-    said = time.monotonic()
-    while len(presence.workers(LEFT)) < len(workers):
+    logged = time.monotonic()
+    while len(membership.workers(LEFT)) < len(workers):
         time.sleep(_POLL_SECONDS)
-        if time.monotonic() - said > _SAY_EVERY_SECONDS and presence.workers(LEFT):
-            said = time.monotonic()
-            missing = ", ".join(str(workers[rank]) for rank in presence.workers(AWAITED))
-            if missing and not presence.workers(HERE):
+        if time.monotonic() - logged > _LOG_EVERY_SECONDS and membership.workers(LEFT):
+            logged = time.monotonic()
+            missing = ", ".join(str(workers[rank]) for rank in membership.workers(AWAITED))
+            if missing and not membership.workers(PRESENT):
                 print(f"{task} serves on, for {missing} never came.", SAME_SCRIPT, flush=True)
-    time.sleep(_PARTING_SECONDS)
+    time.sleep(_LEAVE_SECONDS)
     return 0
 
 

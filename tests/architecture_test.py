@@ -1,6 +1,8 @@
 """Imports run one way, and Horovod and private TensorFlow have one door each."""
 
 import ast
+import importlib.metadata
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -13,37 +15,43 @@ FILES = sorted([*ROOT.glob("tf_config/**/*.py"), *ROOT.glob("strategies/**/*.py"
 # From the bottom up: a file imports from its own layer or a lower one.
 LAYERS = [
     "tf_config",
+    "strategies.checks",
+    "strategies.partitioning",
     "strategies._tensorflow",
     "strategies._keras",
+    "strategies.collectives.base",
+    "strategies.collectives.single_worker",
+    "strategies.collectives.dtypes",
+    "strategies.collectives.startup",
+    "strategies.collectives.health",
     "strategies.collectives",
     "strategies.reduction",
-    "strategies.elementwise",
-    "strategies.row_array",
-    "strategies.row_variable",
-    "strategies.scope",
-    "strategies.communication",
-    "strategies.resolver",
-    "strategies.input",
-    "strategies.replica_dataset",
+    "strategies.variables",
+    "strategies.data",
+    "strategies.core",
     "strategies.equality",
-    "strategies.alone",
-    "strategies.parts",
-    "strategies.split_state",
-    "strategies.randomness",
-    "strategies.extended",
     "strategies.loss_scaling",
     "strategies.mirrored",
     "strategies.central_storage",
     "strategies.multi_worker",
-    "strategies.server",
+    "strategies.ps",
+    "strategies.ps.modes",
     "strategies.parameter_server",
-    "strategies.choice",
+    "strategies.factory",
     "strategies.serve",
-    "strategies.workers",
+    "strategies.embedding.config",
+    "strategies.embedding.inputs",
+    "strategies.embedding.shard",
+    "strategies.embedding.placement_report",
+    "strategies.embedding.lookup",
+    "strategies.embedding.checkpoint",
+    "strategies.embedding.tables",
+    "strategies.embedding.placement",
+    "strategies.embedding.validation",
+    "strategies.embedding.layer",
+    "strategies.embedding.prefetch",
     "strategies.embedding",
     "strategies.files",
-    "strategies.first_worker",
-    "strategies.reading",
     "strategies.callbacks",
     "strategies",
 ]
@@ -61,14 +69,21 @@ def imports(path):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: imports are absolute"
-            yield node.module
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            yield from names & MODULES or {node.module}
 
 
 def layer(module):
-    for number, name in enumerate(LAYERS):
-        if module == name or (name != "strategies" and module.startswith(name + ".")):
-            return number
+    """Returns the place of the longest name in LAYERS that a module's begins with."""
+    parts = module.split(".")
+    for length in range(len(parts), 0, -1):
+        name = ".".join(parts[:length])
+        if name in LAYERS and (name != "strategies" or module == "strategies"):
+            return LAYERS.index(name)
     raise AssertionError(f"{module} is in no layer; add it to LAYERS.")
+
+
+MODULES = set(map(module_of, FILES))
 
 
 @pytest.mark.parametrize("path", FILES, ids=module_of)
@@ -77,6 +92,11 @@ def test_imports_run_one_way(path):
     for module in imports(path):
         if module.split(".")[0] in ("strategies", "tf_config"):
             assert layer(module) <= own, f"{path} imports {module}, a higher layer"
+
+
+def test_no_module_imports_itself_by_way_of_others():
+    graph = {module_of(path): set(imports(path)) & MODULES for path in FILES}
+    TopologicalSorter(graph).prepare()
 
 
 @pytest.mark.parametrize(
@@ -94,6 +114,10 @@ def test_there_is_one_door(prefix, door):
         if module == prefix or module.startswith(prefix + ".")
     }
     assert found == {door}
+
+
+def test_the_version_is_that_of_the_distribution():
+    assert strategies.__version__ == importlib.metadata.version("keras-strategies")
 
 
 def test_the_public_names():

@@ -1,4 +1,4 @@
-"""Every cell of the compatibility table under our strategies; tests/scripts/cells has the cells."""
+"""Every cell of the compatibility table under our strategies; see tests/distributed/cells."""
 
 import re
 from pathlib import Path
@@ -127,7 +127,7 @@ def test_a_page_is_read_as_it_was_written():
 
 def test_the_page_is_what_is_expected(monkeypatch):
     """Each column of the page in docs has these cells, and ours fail where EXPECTED says so."""
-    monkeypatch.syspath_prepend(str(TOOL.parent.parent / "tests" / "scripts"))
+    monkeypatch.syspath_prepend(str(TOOL.parent.parent / "tests" / "distributed"))
     from cells import CELLS
 
     found = columns_of(PAGE.read_text())

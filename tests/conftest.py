@@ -2,139 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
-import subprocess
-import sys
-import time
-import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import hypothesis
-import psutil
 import pytest
 
+from tests.support.check_jobs import PROGRAMS, Check, CheckJobs, beside
+from tests.support.checks import CHOICE
 from tests.support.fork_server import ForkServer
+from tests.support.job import Job
 
 hypothesis.settings.register_profile("any machine", deadline=None)
 hypothesis.settings.load_profile("any machine")
 
-ROOT = Path(__file__).resolve().parent.parent
-SCRIPTS = Path(__file__).resolve().parent / "scripts"
-_MARK = "KERAS_STRATEGIES_TEST"
 
-
-def heed_signals() -> None:
-    """Has this process, and all that it starts, end by signals that the tests' shell may ignore.
-
-    A job in the background ignores SIGINT, and one under nohup SIGHUP.
-    """
-    for number in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_DFL)
-
-
-class Job:
-    """One `tf-config run` of a test, and the processes that came of it.
-
-    Attributes:
-      python: what runs Python programs; a fork of one that has imported TensorFlow for `forked`.
-    """
-
-    def __init__(self, directory: Path):
-        self.python = sys.executable
-        self.mark = uuid.uuid4().hex
-        self.directory = directory
-        self._started: list[subprocess.Popen] = []
-        self.environ = {**os.environ, _MARK: self.mark, "PYTHONPATH": str(ROOT)}
-        self.environ.pop("TF_CONFIG", None)
-
-    def hide_horovod(self) -> None:
-        """Lets the processes that are started from now on be unable to import Horovod."""
-        hidden = self.directory / "hidden"
-        hidden.mkdir()
-        (hidden / "horovod.py").write_text("raise ImportError('Horovod is hidden')\n")
-        self.environ["PYTHONPATH"] = f"{hidden}:{ROOT}"
-
-    def start(self, *arguments: object, **options: object) -> subprocess.Popen:
-        """Starts `tf-config run` with the arguments; its output is one stream of text."""
-        command = [self.python, "-m", "tf_config", "run", *map(str, arguments)]
-        return self.popen(command, **options)
-
-    def popen(self, command: list[str], **options: object) -> subprocess.Popen:
-        """Starts any command as a part of this job, with the signals of one in the foreground."""
-        process = subprocess.Popen(
-            command,
-            env=self.environ,
-            cwd=self.directory,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            preexec_fn=heed_signals,
-            **options,
-        )
-        self._started.append(process)
-        return process
-
-    def run(self, *arguments: object, timeout: float = 150) -> tuple[int, str]:
-        """Runs `tf-config run` to its end; returns the exit code and the output."""
-        process = self.start(*arguments)
-        try:
-            output, _ = process.communicate(timeout=timeout)
-        except subprocess.TimeoutExpired:
-            process.terminate()
-            output, _ = process.communicate()
-            pytest.fail(f"Not done after {timeout} s: {arguments}\n{output}")
-        return process.returncode, output
-
-    def close(self) -> None:
-        """Kills what is left."""
-        for process in self.processes():
-            process.kill()
-        for process in self._started:
-            process.wait()
-            process.stdout.close()
-            if process.stdin is not None:
-                with contextlib.suppress(BrokenPipeError):
-                    process.stdin.close()
-
-    def script(self, text: str, name: str = "script.py") -> Path:
-        """Writes a script into the job's directory."""
-        path = self.directory / name
-        path.write_text(text)
-        return path
-
-    def processes(self) -> list[psutil.Process]:
-        """Returns all live processes that this job started, however far down."""
-        found = []
-        for process in psutil.process_iter():
-            try:
-                if (
-                    process.status() != psutil.STATUS_ZOMBIE
-                    and process.environ().get(_MARK) == self.mark
-                ):
-                    found.append(process)
-            except (psutil.NoSuchProcess, psutil.AccessDenied):
-                continue
-        return found
-
-    def wait_for(self, found: Callable[[], bool], within: float) -> None:
-        """Waits until something is so; fails after that many seconds."""
-        deadline = time.monotonic() + within
-        while not found():
-            if time.monotonic() > deadline:
-                pytest.fail(f"Not so within {within} s.")
-            time.sleep(0.02)
-
-    def assert_nothing_left(self, within: float = 3.0) -> None:
-        """Fails if a process of this job is alive after that many seconds."""
-        deadline = time.monotonic() + within
-        while left := self.processes():
-            if time.monotonic() > deadline:
-                pytest.fail(f"Still there: {[process.cmdline() for process in left]}")
-            time.sleep(0.05)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks what starts processes by the fixtures of this file."""
+    for item in items:
+        if "job" in getattr(item, "fixturenames", ()):
+            item.add_marker("processes")
 
 
 @pytest.fixture
@@ -170,22 +57,66 @@ def communication(job: Job, request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def train(forked: Job) -> Callable[..., str]:
-    """Runs a script of tests/scripts on several workers and returns its output.
+    """Runs a program of tests/distributed on several workers and returns its output.
 
-    The scripts are programs with plain asserts that hold for any number of workers.
+    It prints "passed" at its end on each of them.
     """
 
     def run(
-        script: str, *arguments: object, workers: int = 2, ps: int = 0, timeout: float = 150
+        program: str, *arguments: object, workers: int = 2, ps: int = 0, timeout: float = 150
     ) -> str:
-        code, output = forked.run(
-            "--workers", workers, "--ps", ps, "--start-timeout", 60, SCRIPTS / script, *arguments,
-            timeout=timeout,
-        )  # fmt: skip
+        cluster = "--workers", workers, "--ps", ps, "--start-timeout", 60
+        code, output = forked.run(*cluster, PROGRAMS / program, *arguments, timeout=timeout)
         if code != 0:
-            pytest.fail(f"{script} on {workers} workers ended with {code}:\n{output}")
+            pytest.fail(f"{program} on {workers} workers ended with {code}:\n{output}")
         for worker in range(workers):
             assert f"[worker {worker}] passed" in output, output
         return output
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def check_jobs() -> CheckJobs:
+    """The jobs of this session that ran the checks of programs."""
+    return CheckJobs()
+
+
+@pytest.fixture
+def run_check(
+    forked: Job, check_jobs: CheckJobs, request: pytest.FixtureRequest
+) -> Callable[..., None]:
+    """Fails if a check of a program of tests/distributed does not pass on all workers.
+
+    The test has a parameter `check`, one of `checks_of` the program. The first test of several
+    that differ in it alone runs the program, with all their checks; the others know by then.
+    Programs may write where they are: the directory is new, and all workers' own. With no workers
+    the program is one process without a launcher.
+    """
+
+    def run(
+        check: Check, *arguments: object, workers: int = 2, ps: int = 0, timeout: float = 300
+    ) -> None:
+        cluster = "--workers", workers, "--ps", ps, "--start-timeout", 60
+        key = check.program, tuple(map(str, arguments)), cluster, forked.settings()
+
+        def start(names: list[str]) -> tuple[int | None, str]:
+            forked.directory = forked.directory / names[0]
+            forked.directory.mkdir()
+            forked.environ[CHOICE] = ",".join(names)
+            program = map(str, [PROGRAMS / check.program, *arguments])
+            process = (
+                forked.start(*cluster, *program)
+                if workers
+                else forked.popen([forked.python, *program])
+            )
+            return forked.finish(process, timeout)
+
+        def names() -> list[str]:
+            return [each.name for each in beside(request)]
+
+        failure = check_jobs.failure(key, check.name, names, start, workers)
+        if failure is not None:
+            pytest.fail(f"{check.program} on {workers} workers: {failure}", pytrace=False)
 
     return run

@@ -42,9 +42,9 @@ def test_the_commands_work(job):
     job.assert_nothing_left()
 
 
-def test_the_demo_shows_one_progress_bar(job):
+def test_the_demo_shows_one_progress_bar(forked):
     script = ROOT / "examples" / "digits.py"
-    code, output = job.run("--workers", 2, script, "--epochs", 2)
+    code, output = forked.run("--workers", 2, script, "--epochs", 2)
     assert code == 0, output
     bars = [line for line in output.splitlines() if re.search(r"23/23 .*accuracy", line)]
     assert len(bars) == 2, output

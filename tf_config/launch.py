@@ -134,7 +134,7 @@ class _Job:
             process.take(line)
             self._console.line(process.task, line)
 
-    def _reap(self, guardian: subprocess.Popen) -> None:
+    def _reap(self, guardian: subprocess.Popen[str]) -> None:
         ended = [process for process in self._running if process.popen.poll() is not None]
         for process in ended:
             self._running.remove(process)
@@ -213,7 +213,7 @@ class _Job:
                 break
             self._escalation.pop(0)
 
-    def _end_group(self, process: TaskProcess, guardian: subprocess.Popen) -> None:
+    def _end_group(self, process: TaskProcess, guardian: subprocess.Popen[str]) -> None:
         process.kill()
         _tell(guardian, -process.popen.pid)
 
@@ -227,7 +227,7 @@ class _Job:
 
 
 @contextlib.contextmanager
-def _guardian() -> Iterator[subprocess.Popen]:
+def _guardian() -> Iterator[subprocess.Popen[str]]:
     guardian = subprocess.Popen(
         [sys.executable, "-m", "tf_config.guardian"],
         stdin=subprocess.PIPE,
@@ -242,7 +242,7 @@ def _guardian() -> Iterator[subprocess.Popen]:
         guardian.communicate()
 
 
-def _tell(guardian: subprocess.Popen, group: int) -> None:
+def _tell(guardian: subprocess.Popen[str], group: int) -> None:
     with contextlib.suppress(BrokenPipeError):
         print(group, file=guardian.stdin, flush=True)
 

@@ -2,7 +2,7 @@
 
     $ .venv/bin/python tools/compatibility.py > docs/compatibility.md
 
-Each cell of tests/scripts/cells is run for real: on as many workers as the strategy has in
+Each cell of tests/distributed/cells is run for real: on as many workers as the strategy has in
 compatibility_columns.py, under Keras 3 and under tf_keras, and once without a strategy for the
 numbers to compare with. A cell whose worker fails, hangs or is killed fails; the others are run in
 a new process. The exit code is 1 if one of ours fails that is not expected to.
@@ -27,7 +27,7 @@ from typing import Any
 from compatibility_columns import ALONE, EXPECTED, KERAS, STRATEGIES, Strategy
 
 ROOT = Path(__file__).resolve().parent.parent
-SCRIPT = ROOT / "tests" / "scripts" / "compatibility.py"
+SCRIPT = ROOT / "tests" / "distributed" / "compatibility.py"
 LONGEST_NOTE = 300
 # How errors of graphs and layers begin before they come to the point.
 PREAMBLES = (
@@ -45,7 +45,7 @@ INTRODUCTION = """\
 # Compatibility
 
 What works under which strategy. Every cell was run, on CPUs, by `python tools/compatibility.py`,
-which prints this page; what is in the cells stands in `tests/scripts/cells`.
+which prints this page; what is in the cells stands in `tests/distributed/cells`.
 
 {versions}
 

@@ -1,4 +1,4 @@
-"""What moves between workers."""
+"""Collective operations among workers."""
 
 from strategies.collectives.base import Collectives, LocalCollectives
 

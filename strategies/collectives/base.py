@@ -1,4 +1,4 @@
-"""What moves between workers: the contract, and the contract for one worker."""
+"""The interface of collectives, and its implementation for a single worker."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import tensorflow as tf
 
 
 class Collectives(Protocol):
-    """Operations that all workers call together, in the same order.
+    """Collective operations, which all workers call in the same order.
 
     They work eagerly and inside `tf.function`. A worker that calls one alone waits for the
     others.
@@ -22,8 +22,8 @@ class Collectives(Protocol):
     rank: int
     size: int
 
-    def apart(self) -> Collectives:
-        """Returns collectives of the same workers whose operations have an order of their own.
+    def new_stream(self) -> Collectives:
+        """Returns collectives among the same workers whose operations are ordered independently.
 
         A dataset takes them: TensorFlow makes its batches at the same time as it trains, here
         sooner and there later. All workers call this together, too.
@@ -51,7 +51,7 @@ class Collectives(Protocol):
         """
 
     def all_to_all(self, tensor: tf.Tensor, counts: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns the rows that the workers sent to this one, by rank, and how many each sent.
+        """Returns the rows that all workers sent to this one, by rank, and the number from each.
 
         Args:
           tensor: rows, those for the first worker first; only their number may differ between
@@ -60,8 +60,8 @@ class Collectives(Protocol):
         """
 
 
-class ExchangeByGathering:
-    """`all_to_all` for collectives that have no exchange of their own.
+class AllToAllViaAllGather:
+    """Implements `all_to_all` by `all_gather`, for collectives without an operation for it.
 
     Every worker gets all rows and keeps its own, which among N workers is N times the traffic.
     """
@@ -83,7 +83,7 @@ class ExchangeByGathering:
 
 
 class LocalCollectives:
-    """The collectives of a single worker: each returns what it is given.
+    """The collectives of a single worker: each returns its argument.
 
     >>> LocalCollectives().all_gather(tf.constant([1, 2])).numpy().tolist()
     [1, 2]
@@ -92,8 +92,8 @@ class LocalCollectives:
     rank = 0
     size = 1
 
-    def apart(self) -> LocalCollectives:
-        """Returns itself: there is nobody to wait for."""
+    def new_stream(self) -> LocalCollectives:
+        """Returns itself: there are no other workers to wait for."""
         return self
 
     def all_reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:

@@ -1,11 +1,13 @@
-"""How values of every type travel: sums in a type that can be added up, the rest as bytes."""
+"""Dtypes of collectives: those that sums are accumulated in, and bytes for everything else."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
 # What is added up as it is; other types travel in the type named beside them.
-_SUMMED_AS = {
+_ACCUMULATION_DTYPES = {
     tf.float16: tf.float16,
     tf.float32: tf.float32,
     tf.float64: tf.float64,
@@ -22,26 +24,26 @@ _SUMMED_AS = {
 _WORD_BYTES = 4
 
 
-def summed_as(dtype: tf.DType) -> tf.DType:
-    """Returns the type that sums of `dtype` over workers are made in.
+def accumulation_dtype(dtype: tf.DType) -> tf.DType:
+    """Returns the dtype that values of `dtype` are accumulated in.
 
-    >>> summed_as(tf.bfloat16).name
+    >>> accumulation_dtype(tf.bfloat16).name
     'float32'
 
     Raises:
       ValueError: if there is none.
     """
     try:
-        return _SUMMED_AS[dtype]
+        return _ACCUMULATION_DTYPES[dtype]
     except KeyError:
         raise ValueError(
-            f"Sums over workers are of {', '.join(known.name for known in _SUMMED_AS)}. "
+            f"Sums over workers are of {', '.join(known.name for known in _ACCUMULATION_DTYPES)}. "
             f"Received: {dtype.name}. Cast it to one of these."
         ) from None
 
 
 def to_words(tensor: tf.Tensor) -> tf.Tensor:
-    """Returns a tensor's bytes, filled up with zeros, as a vector of int32.
+    """Returns a tensor's bytes, padded with zeros, as a vector of int32.
 
     >>> to_words(tf.constant([True, False, True])).numpy().tolist()
     [65537]
@@ -65,7 +67,7 @@ def to_words(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def bytes_of(tensor: tf.Tensor) -> tf.Tensor:
-    """Returns how many bytes a tensor's values are, an int64 scalar."""
+    """Returns the number of bytes of a tensor's values, an int64 scalar."""
     each = 1 if tensor.dtype == tf.bool else tensor.dtype.size
     return tf.size(tensor, tf.int64) * each
 
@@ -77,7 +79,7 @@ def to_bytes(words: tf.Tensor) -> tf.Tensor:
 
 
 def from_bytes(content: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    """Returns the vector that bytes stand for.
+    """Returns the vector of a dtype that bytes represent.
 
     >>> from_bytes(to_bytes(to_words(tf.constant([1.5, -2.0], tf.float64))), tf.float64).numpy()
     array([ 1.5, -2. ])
@@ -85,3 +87,51 @@ def from_bytes(content: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
     if dtype == tf.bool:
         return tf.cast(content, tf.bool)
     return tf.bitcast(content if dtype.size == 1 else tf.reshape(content, [-1, dtype.size]), dtype)
+
+
+def all_reduce_by_dtype(
+    tensors: Sequence[tf.Tensor],
+    all_reduce: Callable[[list[tf.Tensor], tf.DType], Sequence[tf.Tensor]],
+) -> list[tf.Tensor]:
+    """Returns the sums of tensors over all workers, reduced in one group for each dtype.
+
+    >>> twice = lambda group, dtype: [2 * tensor for tensor in group]
+    >>> tensors = [tf.constant(1, tf.int8), tf.constant(1.5), tf.constant(3, tf.int32)]
+    >>> [float(total) for total in all_reduce_by_dtype(tensors, twice)]
+    [2.0, 3.0, 6.0]
+
+    Args:
+      tensors: of any types.
+      all_reduce: returns the sums over all workers of tensors of one type, which it gets too.
+    """
+    groups: dict[tf.DType, list[int]] = {}
+    for position, tensor in enumerate(tensors):
+        groups.setdefault(accumulation_dtype(tensor.dtype), []).append(position)
+    sums: list[tf.Tensor] = list(tensors)
+    for dtype, positions in groups.items():
+        group = [tf.cast(tensors[position], dtype) for position in positions]
+        for position, total in zip(positions, all_reduce(group, dtype), strict=True):
+            sums[position] = tf.cast(total, tensors[position].dtype)
+    return sums
+
+
+def all_reduce_as_vector(
+    tensors: Sequence[tf.Tensor], all_reduce: Callable[[tf.Tensor], tf.Tensor]
+) -> list[tf.Tensor]:
+    """Returns the sums of tensors of one dtype over all workers, reduced as one vector.
+
+    Args:
+      tensors: of any shapes.
+      all_reduce: returns the sum of a vector over all workers, of the same length.
+    """
+    vectors = [tf.reshape(tensor, [-1]) for tensor in tensors]
+    if len(vectors) == 1:
+        return [reshaped_like(tensors[0], all_reduce(vectors[0]))]
+    total = all_reduce(tf.concat(vectors, 0))
+    parts = tf.split(total, tf.stack([tf.size(vector) for vector in vectors]))
+    return [reshaped_like(tensor, part) for tensor, part in zip(tensors, parts, strict=True)]
+
+
+def reshaped_like(tensor: tf.Tensor, vector: tf.Tensor) -> tf.Tensor:
+    """Returns the values of a vector in the shape of a tensor."""
+    return tf.ensure_shape(tf.reshape(vector, tf.shape(tensor)), tensor.shape)

@@ -19,15 +19,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from strategies.collectives.dtypes import summed_as
-from strategies.collectives.meeting import wait_for_all
-from strategies.collectives.store import serve
+from strategies.collectives.dtypes import all_reduce_by_dtype
+from strategies.collectives.startup.rendezvous import serve, wait_for_all
 from tf_config import Address, ClusterConfigError, ClusterSpec, Task
 from tf_config.horovod import place, rendezvous_at
 
-_IS_MENDED = "gloo.iface"
+_FIXED_BUILD_TAG = "gloo.iface"
 # What is only moved keeps its bits: a type that Horovod does not know goes as one of its size.
-_MOVED_AS = {
+_CARRIERS = {
     tf.bfloat16: tf.uint16,
     tf.uint32: tf.int32,
     tf.uint64: tf.int64,
@@ -50,7 +49,7 @@ class HorovodCollectives:
 
     @classmethod
     def start(cls, cluster: ClusterSpec, task: Task, timeout: float) -> HorovodCollectives:
-        """Waits for all workers, then joins them in one Horovod job; the same one if called again.
+        """Waits for all workers and starts Horovod; called again, returns the same collectives.
 
         Args:
           cluster: the workers; their order is the rank.
@@ -76,63 +75,54 @@ class HorovodCollectives:
         if task == cluster.training_tasks[0]:
             _serve(cluster.addresses[task], task)
         wait_for_all(cluster, task, timeout)
-        _check_name_of_this_host(cluster, task, metadata.version("horovod"))
+        _check_hostname(cluster, task, metadata.version("horovod"))
         os.environ.update(_environment(cluster, task))
         horovod.init()
         _started = (cluster, task, cls(horovod))
         return _started[2]
 
-    def apart(self) -> HorovodCollectives:
-        """Returns these collectives, which pair operations by name; see `Collectives`."""
+    def new_stream(self) -> HorovodCollectives:
+        """Returns itself: Horovod pairs operations by name, not by order; see `Collectives`."""
         return self
 
     def all_reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Returns the sums over all workers; see `Collectives`."""
-        groups: dict[tf.DType, list[int]] = {}
-        for position, tensor in enumerate(tensors):
-            groups.setdefault(summed_as(tensor.dtype), []).append(position)
-        sums: list[tf.Tensor] = list(tensors)
-        for dtype, positions in groups.items():
-            carried = [tf.cast(tensors[position], dtype) for position in positions]
-            reduced = self._named(
-                f"all_reduce_{dtype.name}",
-                self._horovod.grouped_allreduce,
-                carried,
-                op=self._horovod.Sum,
-            )
-            for position, total in zip(positions, reduced, strict=True):
-                sums[position] = tf.cast(total, tensors[position].dtype)
-        return sums
+
+        def all_reduce(group: list[tf.Tensor], dtype: tf.DType) -> list[tf.Tensor]:
+            operation, op = self._horovod.grouped_allreduce, self._horovod.Sum
+            return self._run_named(f"all_reduce_{dtype.name}", operation, group, op=op)
+
+        return all_reduce_by_dtype(tensors, all_reduce)
 
     def all_gather(self, tensor: tf.Tensor) -> tf.Tensor:
         """Returns the workers' tensors joined along axis 0; see `Collectives`."""
-        return self._moved("all_gather", self._horovod.allgather, tensor)
+        return self._transport("all_gather", self._horovod.allgather, tensor)
 
     def broadcast(self, tensor: tf.Tensor) -> tf.Tensor:
         """Returns the first worker's tensor; see `Collectives`."""
-        return self._moved("broadcast", self._horovod.broadcast, tensor, root_rank=0)
+        return self._transport("broadcast", self._horovod.broadcast, tensor, root_rank=0)
 
     def all_to_all(self, tensor: tf.Tensor, counts: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the rows that the workers sent to this one; see `Collectives`."""
         with tf.device("/device:CPU:0"):
             splits = tf.cast(counts, tf.int32)
-        carrier = _MOVED_AS.get(tensor.dtype, tensor.dtype)
+        carrier = _CARRIERS.get(tensor.dtype, tensor.dtype)
         sent = tensor if carrier == tensor.dtype else tf.bitcast(tensor, carrier)
-        received, splits = self._named("all_to_all", self._horovod.alltoall, sent, splits)
+        received, splits = self._run_named("all_to_all", self._horovod.alltoall, sent, splits)
         received = received if carrier == tensor.dtype else tf.bitcast(received, tensor.dtype)
         return tf.ensure_shape(received, [None, *tensor.shape[1:]]), tf.cast(splits, counts.dtype)
 
-    def _moved(
+    def _transport(
         self, kind: str, operation: Callable[..., tf.Tensor], tensor: tf.Tensor, **options: Any
     ) -> tf.Tensor:
-        """Runs an operation that only moves, in a type of the same bits that Horovod knows."""
-        carrier = _MOVED_AS.get(tensor.dtype)
+        """Runs an operation that only moves data, bit-cast to a dtype that Horovod supports."""
+        carrier = _CARRIERS.get(tensor.dtype)
         if carrier is None:
-            return self._named(kind, operation, tensor, **options)
-        moved = self._named(kind, operation, tf.bitcast(tensor, carrier), **options)
+            return self._run_named(kind, operation, tensor, **options)
+        moved = self._run_named(kind, operation, tf.bitcast(tensor, carrier), **options)
         return tf.bitcast(moved, tensor.dtype)
 
-    def _named(
+    def _run_named(
         self, kind: str, operation: Callable[..., Any], *arguments: Any, **options: Any
     ) -> Any:
         """Runs an operation under a name that is the same on all workers.
@@ -185,7 +175,7 @@ def _serve(address: Address, task: Task) -> socketserver.BaseServer:
 
 
 def _environment(cluster: ClusterSpec, task: Task) -> dict[str, str]:
-    """Returns the variables from which Horovod learns its place; those set already stay.
+    """Returns the environment variables that Horovod reads; options that are set already stay.
 
     >>> spec = ClusterSpec.from_dict({"worker": ["127.0.0.1:2222", "127.0.0.1:2223"]})
     >>> variables = _environment(spec, Task("worker", 1))
@@ -206,8 +196,8 @@ def _environment(cluster: ClusterSpec, task: Task) -> dict[str, str]:
     return {name: os.environ.get(name, value) for name, value in defaults.items()} | variables
 
 
-def _check_name_of_this_host(cluster: ClusterSpec, task: Task, version: str) -> None:
-    """Checks that Gloo will take an address that the other workers reach.
+def _check_hostname(cluster: ClusterSpec, task: Task, version: str) -> None:
+    """Checks that Gloo will choose an address that the other workers can reach.
 
     Horovod 0.28.1 as released moves the data over the address that this machine's name stands
     for, whatever HOROVOD_GLOO_IFACE says, and crashes where it stands for none. Ours is mended
@@ -224,7 +214,7 @@ def _check_name_of_this_host(cluster: ClusterSpec, task: Task, version: str) -> 
         found = set()
     elsewhere = hosts - {cluster.addresses[task].host}
     reachable = {address for address in found if not ip_address(address).is_loopback}
-    if _IS_MENDED in version or (reachable if elsewhere else found):
+    if _FIXED_BUILD_TAG in version or (reachable if elsewhere else found):
         return
     raise ClusterConfigError(
         f"Horovod {version}'s Gloo moves data over the address of this machine's name. Received: "
@@ -235,7 +225,7 @@ def _check_name_of_this_host(cluster: ClusterSpec, task: Task, version: str) -> 
 
 
 def _interface(host: str) -> str | None:
-    """Returns the network interface that has a host's address, None if none here has."""
+    """Returns the network interface with a host's address; None if this machine has none."""
     import psutil  # a requirement of Horovod's
 
     try:

@@ -16,9 +16,17 @@ from typing import Any
 import tensorflow as tf
 
 from strategies._tensorflow import CommunicationOptions, ResourceVariable
-from strategies.collectives.base import ExchangeByGathering
-from strategies.collectives.dtypes import bytes_of, from_bytes, summed_as, to_bytes, to_words
-from strategies.collectives.server import join
+from strategies.collectives.base import AllToAllViaAllGather
+from strategies.collectives.dtypes import (
+    all_reduce_as_vector,
+    all_reduce_by_dtype,
+    bytes_of,
+    from_bytes,
+    reshaped_like,
+    to_bytes,
+    to_words,
+)
+from strategies.collectives.startup.grpc_server import join
 from tf_config import ClusterSpec, Task
 
 _CPU = "/device:CPU:0"
@@ -30,15 +38,15 @@ _KINDS = (
 )
 
 # Groups inside a process have numbers of their own, so many for each of a number of workers.
-_INSIDE, _WORKERS = 1 << 20, 1 << 10
+_IN_PROCESS, _WORKERS = 1 << 20, 1 << 10
 
 # A stream is a sequence of operations. All workers make their streams in the same order.
-_streams = itertools.count()
+_stream_numbers = itertools.count()
 # What this process has started.
 _started: dict[tuple[Any, ...], TensorFlowCollectives] = {}
 
 
-class TensorFlowCollectives(ExchangeByGathering):
+class TensorFlowCollectives(AllToAllViaAllGather):
     """Collectives among all workers of a cluster; made by `start`.
 
     An operation begins when the one before it has ended on this worker, in functions as well: it
@@ -68,10 +76,10 @@ class TensorFlowCollectives(ExchangeByGathering):
         self._options = options
         self._at_device = at_device
         if first_group is None:
-            first_group = 1 + next(_streams) * len(_KINDS)
+            first_group = 1 + next(_stream_numbers) * len(_KINDS)
         self._first_group = first_group
         self._tokens: dict[str, ResourceVariable] = {}
-        self._apart: list[TensorFlowCollectives] = []
+        self._child_streams: list[TensorFlowCollectives] = []
 
     @classmethod
     def start(
@@ -82,7 +90,7 @@ class TensorFlowCollectives(ExchangeByGathering):
         device: str = _CPU,
         options: CommunicationOptions | None = None,
     ) -> TensorFlowCollectives:
-        """Waits for all workers, then joins them; the same collectives if called again.
+        """Waits for all workers and joins them; called again, returns the same collectives.
 
         Args:
           cluster: the workers; their order is the rank.
@@ -105,47 +113,46 @@ class TensorFlowCollectives(ExchangeByGathering):
         return _started[key]
 
     @classmethod
-    def inside(cls, devices: Sequence[str], rank: int) -> list[TensorFlowCollectives]:
-        """Returns collectives among the replicas of this process, one for each.
+    def within_process(cls, devices: Sequence[str], rank: int) -> list[TensorFlowCollectives]:
+        """Returns collectives among the replicas of this process, one object for each replica.
 
         Args:
           devices: the replicas', each another one.
           rank: this worker's number: the workers' groups have different ones.
         """
-        group = _INSIDE + (next(_streams) * _WORKERS + rank) * len(_KINDS)
+        group = _IN_PROCESS + (next(_stream_numbers) * _WORKERS + rank) * len(_KINDS)
         options = CommunicationOptions()
         return [
             cls(replica, len(devices), device, options, group, at_device=True)
             for replica, device in enumerate(devices)
         ]
 
-    def apart(self) -> TensorFlowCollectives:
-        """Returns collectives whose operations have an order of their own; see `Collectives`."""
+    def new_stream(self) -> TensorFlowCollectives:
+        """Returns collectives whose operations are ordered independently; see `Collectives`."""
         # Kept, for what tf.data holds is a variable's handle, and not the variable.
-        apart = TensorFlowCollectives(self.rank, self.size, _CPU, self._options)
-        self._apart.append(apart)
-        return apart
+        stream = TensorFlowCollectives(self.rank, self.size, _CPU, self._options)
+        self._child_streams.append(stream)
+        return stream
 
     def all_reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Returns the sums over all workers; see `Collectives`."""
-        groups: dict[tf.DType, list[int]] = {}
-        for position, tensor in enumerate(tensors):
-            groups.setdefault(summed_as(tensor.dtype), []).append(position)
-        sums: list[tf.Tensor] = list(tensors)
-        for dtype, positions in groups.items():
-            carried = [tf.cast(tensors[position], dtype) for position in positions]
-            for position, total in zip(positions, self._summed(carried), strict=True):
-                sums[position] = tf.cast(total, tensors[position].dtype)
-        return sums
+
+        def all_reduce(group: list[tf.Tensor], dtype: tf.DType) -> list[tf.Tensor]:
+            del dtype
+            return all_reduce_as_vector(group, self._all_reduce_vector)
+
+        return all_reduce_by_dtype(tensors, all_reduce)
 
     def all_gather(self, tensor: tf.Tensor) -> tf.Tensor:
         """Returns the workers' tensors joined along axis 0; see `Collectives`."""
         mine = tf.stack([tf.shape(tensor, tf.int64)[0], bytes_of(tensor)])
-        rows, lengths = tf.unstack(tf.reshape(self._gathered(mine), [self.size, 2]), axis=1)
+        rows, lengths = tf.unstack(
+            tf.reshape(self._all_gather_vector(mine), [self.size, 2]), axis=1
+        )
         words = to_words(tensor)
         longest = (tf.reduce_max(lengths) + 3) // 4
         words = tf.pad(words, [[0, longest - tf.size(words, tf.int64)]])
-        contents = to_bytes(tf.reshape(self._gathered(words), [self.size, -1]))
+        contents = to_bytes(tf.reshape(self._all_gather_vector(words), [self.size, -1]))
         parts = [contents[rank, : lengths[rank]] for rank in range(self.size)]
         values = from_bytes(tf.concat(parts, 0), tensor.dtype)
         shape = tf.concat([[tf.reduce_sum(rows)], tf.shape(tensor, tf.int64)[1:]], 0)
@@ -155,35 +162,30 @@ class TensorFlowCollectives(ExchangeByGathering):
         """Returns the first worker's tensor; see `Collectives`."""
         words = to_words(tensor)
         # To add zeros changes no bit.
-        content = to_bytes(self._sum(words if self.rank == 0 else tf.zeros_like(words)))
-        return _like(tensor, from_bytes(content[: bytes_of(tensor)], tensor.dtype))
+        content = to_bytes(
+            self._all_reduce_vector(words if self.rank == 0 else tf.zeros_like(words))
+        )
+        return reshaped_like(tensor, from_bytes(content[: bytes_of(tensor)], tensor.dtype))
 
-    def _summed(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Returns the sums of tensors of one type, which travel as one vector."""
-        vectors = [tf.reshape(tensor, [-1]) for tensor in tensors]
-        if len(vectors) == 1:
-            return [_like(tensors[0], self._sum(vectors[0]))]
-        total = self._sum(tf.concat(vectors, 0))
-        parts = tf.split(total, [tf.size(vector) for vector in vectors])
-        return [_like(tensor, part) for tensor, part in zip(tensors, parts, strict=True)]
+    def _all_reduce_vector(self, vector: tf.Tensor) -> tf.Tensor:
+        return self._run_collective("sum", vector, merge_op="Add", final_op="Id")
 
-    def _sum(self, vector: tf.Tensor) -> tf.Tensor:
-        return self._exchanged("sum", vector, merge_op="Add", final_op="Id")
-
-    def _gathered(self, vector: tf.Tensor) -> tf.Tensor:
-        """Returns vectors of one length joined by rank."""
+    def _all_gather_vector(self, vector: tf.Tensor) -> tf.Tensor:
+        """Returns the workers' vectors, all of one length, joined by rank."""
         if vector.dtype != tf.int32:
-            return tf.bitcast(tf.reshape(self._gathered(to_words(vector)), [-1, 2]), vector.dtype)
-        return self._exchanged("gather", vector)
+            return tf.bitcast(
+                tf.reshape(self._all_gather_vector(to_words(vector)), [-1, 2]), vector.dtype
+            )
+        return self._run_collective("gather", vector)
 
-    def _exchanged(self, kind: str, vector: tf.Tensor, **attributes: Any) -> tf.Tensor:
-        """Runs an operation of TensorFlow's on vectors of one type and length."""
+    def _run_collective(self, kind: str, vector: tf.Tensor, **attributes: Any) -> tf.Tensor:
+        """Runs a collective operation of TensorFlow on vectors of one dtype and length."""
         operation = {
             "sum": tf.raw_ops.CollectiveReduceV2,
             "gather": tf.raw_ops.CollectiveGatherV2,
         }[kind]
-        device, hint = self._place(kind, vector.dtype)
-        sent = vector if vector.shape[0] else _filled(vector)
+        device, hint = self._placement(kind, vector.dtype)
+        sent = vector if vector.shape[0] else _padded_if_empty(vector)
         with tf.device(_CPU):
             instance = tf.size(sent)
         with tf.device(device):
@@ -199,8 +201,8 @@ class TensorFlowCollectives(ExchangeByGathering):
             )
         return result if sent is vector else result[: tf.size(vector) * tf.size(result) // instance]
 
-    def _place(self, kind: str, dtype: tf.DType) -> tuple[str, str]:
-        """Returns where an operation runs, and TensorFlow's name for how."""
+    def _placement(self, kind: str, dtype: tf.DType) -> tuple[str, str]:
+        """Returns the device that an operation runs on, and TensorFlow's communication hint."""
         if self._at_device:
             return self._device, "nccl" if "GPU" in self._device else "ring"
         on_gpu = "GPU" in self._device and self._options.implementation != _Implementation.RING
@@ -215,11 +217,6 @@ class TensorFlowCollectives(ExchangeByGathering):
         return self._tokens[device]
 
 
-def _like(tensor: tf.Tensor, vector: tf.Tensor) -> tf.Tensor:
-    """Returns a vector's values in the shape of a tensor."""
-    return tf.ensure_shape(tf.reshape(vector, tf.shape(tensor)), tensor.shape)
-
-
-def _filled(vector: tf.Tensor) -> tf.Tensor:
-    """Returns a vector with a zero in it if it is empty: TensorFlow's ring crashes on nothing."""
+def _padded_if_empty(vector: tf.Tensor) -> tf.Tensor:
+    """Pads an empty vector with one zero: TensorFlow's ring algorithm crashes on empty tensors."""
     return tf.pad(vector, [[0, tf.cast(tf.equal(tf.size(vector), 0), tf.int32)]])

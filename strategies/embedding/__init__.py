@@ -1,4 +1,4 @@
-"""Embeddings of ids, of any number and any int64, shared out over the workers."""
+"""Embeddings of ids, any number of any int64, sharded over workers or parameter servers."""
 
 from strategies.embedding.config import Admission, Eviction, FeatureConfig, TableConfig
 

@@ -1,4 +1,4 @@
-"""The embedding as a layer of Keras 3."""
+"""The embedding layer for Keras 3."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from strategies.embedding.layer import EmbeddingLayer
 
 @keras.saving.register_keras_serializable(package="strategies")
 class DistributedEmbedding(EmbeddingLayer, keras.layers.Layer):
-    """Gives every id a row of numbers, trained with the model: any int64, as many as come.
+    """Turns ids into dense vectors that are trained with the model: any int64, any number of them.
 
     It is used as `keras.layers.Embedding` is, and needs no size. Where training is distributed,
     each worker, or each parameter server, has its part of the rows, and the ids, rows and
@@ -37,26 +37,26 @@ class DistributedEmbedding(EmbeddingLayer, keras.layers.Layer):
       arguments of `keras.layers.Embedding` that are of a whole table are refused.
 
     Args:
-      output_dim: how many numbers a row has.
-      input_dim: how many ids may have a row, on all workers together; None is any number.
-      combiner: None gives each id's row, [..., output_dim]; "sum", "mean" or "sqrtn" put the rows
+      output_dim: width of a row.
+      input_dim: number of ids that may have a row, on all workers together; None is any number.
+      combiner: None returns each id's row, [..., output_dim]; "sum", "mean" or "sqrtn" put the rows
         of the last dimension, of ragged or sparse inputs too, together to one.
-      embeddings_initializer: the first value of a row: one whose numbers do not depend on the
+      embeddings_initializer: initializer of the rows, one whose numbers do not depend on the
         shape.
       features: in place of the arguments above: a dictionary of `FeatureConfig`; the layer is
         called with a dictionary of ids and returns one.
-      admission: when an id gets a row; None is at once.
-      eviction: which rows `evict` takes away.
-      overflow: what happens where there are `input_dim` ids and another one comes: "error" ends
-        training, "share" gives it a row that all such ids share.
-      optimizer: trains the rows in place of the model's.
+      admission: when an id gets a row; None is at its first occurrence.
+      eviction: which rows `evict` removes.
+      overflow: handling of ids beyond `input_dim`: "error" ends training, "share" gives all of
+        them one row that they share.
+      optimizer: trains the rows in place of the model's optimizer.
       placement: "sharded", or "replicated" for a small table that all workers have a copy of.
       mask_zero: whether id 0 is no id: masked without a combiner, left out with one.
-      unseen: what an id has that has no row: its "initial" value, or "zeros".
-      seed: of the first values.
+      unseen: the values of an id that has no row: its "initial" ones, or "zeros".
+      seed: seed of the initial values.
 
     Raises:
-      ValueError: if an argument has no meaning, or under another package's strategy.
+      ValueError: if an argument is invalid, or under another package's strategy.
     """
 
     initializers = keras.initializers
@@ -64,6 +64,6 @@ class DistributedEmbedding(EmbeddingLayer, keras.layers.Layer):
     not_equal = staticmethod(keras.ops.not_equal)
 
     def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
-        """Returns what `call` gives, by tracing it: ids may be ragged, sparse or in features."""
+        """Returns the output's spec by tracing `call`: ids may be ragged, sparse or in features."""
         # Not from `compute_output_shape`, as Keras's layers do that have one.
         return keras.Operation.compute_output_spec(self, *args, **kwargs)

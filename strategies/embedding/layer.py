@@ -1,4 +1,4 @@
-"""What Keras 3's and tf_keras's layer have in common; each is made from it in a file of its own."""
+"""The base of the layers for Keras 3 and tf_keras, which are in files of their own."""
 
 from __future__ import annotations
 
@@ -9,8 +9,16 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from strategies.embedding import saving
-from strategies.embedding.arguments import (
+from strategies.collectives.workers import collectives_of
+from strategies.embedding.checkpoint import keras_saving as saving
+from strategies.embedding.checkpoint.keras_saving import RowsInCheckpoint, serialized
+from strategies.embedding.config import Admission, Eviction, FeatureConfig, TableConfig
+from strategies.embedding.inputs import Bags
+from strategies.embedding.placement import check_on_servers, place_on_servers, place_on_workers
+from strategies.embedding.shard.initializers import initial_rows
+from strategies.embedding.shard.shard import TableSpecs
+from strategies.embedding.tables import Tables
+from strategies.embedding.validation import (
     bags_of,
     check_dtype,
     check_not_of_tables,
@@ -25,38 +33,30 @@ from strategies.embedding.arguments import (
     strategy_of_tables,
     tables_of,
 )
-from strategies.embedding.combine import Bags
-from strategies.embedding.config import Admission, Eviction, FeatureConfig, TableConfig
-from strategies.embedding.home import Wanted
-from strategies.embedding.initial import initial_rows
-from strategies.embedding.on_servers import check_on_servers, on_servers
-from strategies.embedding.saving import RowsInCheckpoint, serialized
-from strategies.embedding.tables import Tables, in_workers
-from strategies.row_variable import RowVariable, know_slots
-from strategies.server.extended import ServerExtended
-from strategies.workers import collectives_of
+from strategies.ps.extended import ServerExtended
+from strategies.variables.sparse_variable import SparseVariable, recognize_slots
 
 
 class EmbeddingLayer:
     """The base of `DistributedEmbedding`; see there.
 
     Attributes:
-      made_under: the strategy.
-      wanted: what the tables are made from.
-      tables: None before the layer is built.
+      made_under: the strategy that the layer was made under.
+      specs: specification of the tables.
+      tables: the tables, None before the layer is built.
     """
 
     # Tells Keras 3 to leave XLA out, which has no hash tables.
     supports_jit = False
     initializers: Any  # keras.initializers or tf_keras.initializers
     optimizers: Any  # keras.optimizers or tf_keras.optimizers
-    not_equal: Callable  # of tensors, and of what Keras traces a model with
+    not_equal: Callable[..., Any]  # of tensors, and of what Keras traces a model with
     # Of Keras's layer.
     name: str
     trainable: bool
     compute_dtype: str
     built: bool
-    add_weight: Callable
+    add_weight: Callable[..., Any]
 
     def __init__(
         self,
@@ -82,10 +82,20 @@ class EmbeddingLayer:
         check_which(output_dim, features)
         check_settings(combiner, unseen, seed)
         if features is None and output_dim is not None:
-            table = TableConfig(
-                self.name, output_dim, input_dim, embeddings_initializer, admission, eviction,
-                overflow, optimizer, placement,
-            )  # fmt: skip
+            # From a saved configuration, admission and eviction are plain values.
+            table = TableConfig.from_dict(
+                {
+                    "name": self.name,
+                    "output_dim": output_dim,
+                    "input_dim": input_dim,
+                    "embeddings_initializer": embeddings_initializer,
+                    "admission": admission,
+                    "eviction": eviction,
+                    "overflow": overflow,
+                    "optimizer": optimizer,
+                    "placement": placement,
+                }
+            )
             given = {"": FeatureConfig(table, combiner)}
         else:
             of_tables = {
@@ -107,10 +117,10 @@ class EmbeddingLayer:
         self.made_under = strategy_of_tables()
         self._collectives = collectives_of(self.made_under)
         initial = {name: self._initializer(table) for name, table in tables.items()}
-        self.wanted = Wanted(given, initial, unseen)
+        self.specs = TableSpecs(given, initial, unseen)
         if isinstance(self.made_under.extended, ServerExtended):
-            check_on_servers(self.wanted)
-        # By table, those that are not trained by the model's.
+            check_on_servers(self.specs)
+        # By table, of those that the model's optimizer does not train.
         self.table_optimizers = {
             name: self._optimizer(table)
             for name, table in tables.items()
@@ -124,7 +134,7 @@ class EmbeddingLayer:
         self._restored: Mapping[str, np.ndarray] | None = None
         self._saved_rows = RowsInCheckpoint(self)
         if not tf.distribute.has_strategy():
-            know_slots()
+            recognize_slots()
 
     def _initializer(self, config: TableConfig) -> Any:
         initializer = self.initializers.get(config.embeddings_initializer)
@@ -132,7 +142,7 @@ class EmbeddingLayer:
         return initial_rows(kind, fields, self.seed, config.name, config.output_dim)
 
     def _optimizer(self, config: TableConfig) -> Any:
-        """Returns an optimizer for one table alone: the one given may be another table's too."""
+        """Returns a copy of a table's optimizer: the one given may be another table's too."""
         check_optimizer(config, self.compute_dtype)
         given = self.optimizers.get(config.optimizer)
         return type(given).from_config(given.get_config())
@@ -142,34 +152,34 @@ class EmbeddingLayer:
         del input_shape
         strategy = strategy_of_tables() if tf.distribute.has_strategy() else self.made_under
         if isinstance(strategy.extended, ServerExtended):
-            tables = on_servers(self.wanted, strategy)
+            tables = place_on_servers(self.specs, strategy)
         else:
             given = strategy if tf.distribute.has_strategy() else None
-            tables = in_workers(self.wanted, self._collectives, given, self.table_optimizers)
-        for variable, trainer in tables.weights:
-            weight = self._weight_of(variable, trainable=trainer is None)
-            if trainer is not None:
-                trainer.build(weight, self._lead())
+            tables = place_on_workers(self.specs, self._collectives, given, self.table_optimizers)
+        for variable, fused_optimizer in tables.weights:
+            weight = self._weight_of(variable, trainable=fused_optimizer is None)
+            if fused_optimizer is not None:
+                fused_optimizer.build(weight, self._lead())
         self.tables = tables
         self.built = True
         if self._restored is not None:
-            tables.unpack(self._restored)
+            tables.restore(self._restored)
             self._restored = None
 
-    def _weight_of(self, variable: RowVariable, trainable: bool) -> Any:
-        """Returns the layer's weight that a table's variable is."""
+    def _weight_of(self, variable: SparseVariable, trainable: bool) -> Any:
+        """Adds a table's variable to the layer as a weight; returns the weight."""
 
-        def made(next_creator: Any, **kwargs: Any) -> Any:
+        def create(next_creator: Any, **kwargs: Any) -> Any:
             return variable
 
-        with tf.variable_creator_scope(made):
+        with tf.variable_creator_scope(create):
             return self.add_weight(
                 name=variable.table_name, shape=tuple(variable.shape), initializer="zeros",
                 dtype="float32", trainable=trainable,
             )  # fmt: skip
 
     def _lead(self) -> Any:
-        """Returns the weight that tables with an optimizer of their own get their gradient by.
+        """Returns the weight by which tables with an optimizer of their own get their gradient.
 
         The model's optimizer knows of this one and not of their rows. It stays 0: so is its
         gradient.
@@ -181,11 +191,11 @@ class EmbeddingLayer:
         return self._lead_weight
 
     def call(self, inputs: Any, weights: Any = None, training: bool | None = None) -> Any:
-        """Returns the rows of ids.
+        """Looks up the rows of ids.
 
         Args:
           inputs: ids, integers: a dense, ragged or sparse tensor; a dictionary with `features`.
-          weights: what each id's row counts for, in the same form as `inputs`; for combiners.
+          weights: weight of each id's row in the combiner, in the same form as `inputs`.
           training: whether ids get rows, and their rows gradients. None, which is what Keras
             leaves where a model's `call` does not take the argument, is yes under a tape that
             records, as in `fit`, and no elsewhere.
@@ -196,32 +206,32 @@ class EmbeddingLayer:
         return outputs[""] if self._is_single else outputs
 
     def bags(self, inputs: Any, weights: Any = None) -> dict[str, Bags]:
-        """Returns the ids of each feature in what the layer is called with."""
+        """Returns the bags of ids of each feature."""
         if self._is_single:
             inputs = {"": inputs}
             weights = None if weights is None else {"": weights}
-        return bags_of(inputs, {} if weights is None else weights, self.wanted, self.mask_zero)
+        return bags_of(inputs, {} if weights is None else weights, self.specs, self.mask_zero)
 
     def compute_output_shape(self, input_shape: Any) -> Any:
-        """Returns the shape of the rows of dense ids; of features, a dictionary of shapes."""
+        """Returns the shape of the output for dense ids; of features, a dictionary of shapes."""
         return self._of_each(shape_of, input_shape)
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
-        """Returns which ids are ids, with `mask_zero` and without a combiner."""
+        """Returns the mask of the ids that are not 0, with `mask_zero` and without a combiner."""
         del mask
         if not self.mask_zero:
             return None
         return self._of_each(partial(mask_of, not_equal=self.not_equal), inputs)
 
-    def _of_each(self, function: Callable, given: Any) -> Any:
-        """Returns what a function makes of a feature and its part of what is given, for each."""
-        features = self.wanted.features
+    def _of_each(self, function: Callable[..., Any], given: Any) -> Any:
+        """Calls a function with each feature's part of a value and the feature."""
+        features = self.specs.features
         if self._is_single:
             return function(given, features[""])
         return {name: function(given[name], feature) for name, feature in features.items()}
 
     def evict(self) -> dict[str, int]:
-        """Takes away the rows that the tables' `eviction` names; returns how many, by table.
+        """Removes the rows that the tables' `eviction` names; returns their number, by table.
 
         All workers call it together, for example at the end of an epoch. An id that comes again
         gets a new row.
@@ -229,7 +239,7 @@ class EmbeddingLayer:
         return self._built_tables().evict()
 
     def statistics(self) -> dict[str, dict[str, float]]:
-        """Returns what happened to each table since it was made, on all workers.
+        """Returns statistics of each table since it was made, of all workers.
 
         All workers call it together. For each table: `rows` there are, `lookups` (ids that came
         in training, each occurrence) and how many were `unique` within a step and a worker's
@@ -241,7 +251,7 @@ class EmbeddingLayer:
         return self._built_tables().statistics()
 
     def plan(self) -> str:
-        """Returns a text: where the rows of each table are, what they take now, and why.
+        """Returns a report of the placement of each table, its memory now, and the reasons.
 
         All workers call it together, and `print` shows it. Bytes are those of all workers, with
         the slot variables that the optimizer has made.
@@ -255,19 +265,19 @@ class EmbeddingLayer:
         of the servers k, k + N, ...
 
         Args:
-          table: its name; None is the layer's only one.
+          table: name of the table; None is the layer's only one.
         """
         return self._built_tables().rows(table)
 
     def set_rows(self, ids: np.ndarray, rows: np.ndarray, table: str | None = None) -> None:
-        """Gives ids these rows, in place of what they had; other ids keep theirs.
+        """Sets the rows of ids; other ids keep theirs.
 
         All workers call it, with the same ids or each with a part of them that it owns.
 
         Args:
           ids: int64 [n], each once.
           rows: float32 [n, width].
-          table: its name; None is the layer's only one.
+          table: name of the table; None is the layer's only one.
 
         Raises:
           ValueError: if the rows do not fit.
@@ -275,13 +285,13 @@ class EmbeddingLayer:
         self._built_tables().set_rows(ids, rows, table)
 
     def save_rows(self, directory: str, *, delta: bool = False) -> str:
-        """Saves rows, slot variables, counts and times; returns the name of the folder.
+        """Saves rows, slot variables and counts; returns the name of the folder.
 
         All workers call it, and each writes its part, into the same directory. What was saved
         there before is replaced when all is written. The files are NumPy's.
 
         Args:
-          directory: that all workers see.
+          directory: a directory that all workers see.
           delta: whether to add what changed since, and leave what is there.
 
         Raises:
@@ -290,7 +300,7 @@ class EmbeddingLayer:
         return self._built_tables().save(directory, delta)
 
     def load_rows(self, directory: str) -> None:
-        """Sets everything to what `save_rows` saved, by any number of workers.
+        """Restores what `save_rows` saved, by any number of workers.
 
         All workers call it. Slot variables that the optimizer makes later are set then.
 
@@ -300,60 +310,60 @@ class EmbeddingLayer:
         self._built_tables().load(directory)
 
     def export_rows(self, directory: str, table: str | None = None, *, format: str = "npy") -> None:
-        """Writes ids and rows to files that other systems read; all workers call it.
+        """Exports ids and rows to files that other systems read; all workers call it.
 
         Each worker writes its part: `part-00000-of-00002-keys.npy`, int64 [n], and
         `part-00000-of-00002-values.npy`, float32 [n, width]; or one Parquet file with the columns
         `key` and `value`.
 
         Args:
-          directory: without files, that all workers see.
-          table: its name; None is the layer's only one.
+          directory: an empty directory that all workers see.
+          table: name of the table; None is the layer's only one.
           format: "npy" or "parquet", which needs pyarrow.
 
         Raises:
-          ValueError: if an argument has no meaning, or the directory has files.
-          ImportError: if there is no pyarrow.
+          ValueError: if an argument is invalid, or the directory is not empty.
+          ImportError: if pyarrow is not installed.
         """
-        self._built_tables().export(directory, format, table)
+        self._built_tables().export_rows(directory, format, table)
 
     def import_rows(self, directory: str, table: str | None = None) -> None:
-        """Gives ids the rows in files, of `export_rows` or of other systems.
+        """Imports the rows of ids from files, of `export_rows` or of other systems.
 
         All workers call it, any number of them. Other ids keep their rows; slot variables stay as
         they are. A file of values is named as its file of keys: `users-keys.npy` and
         `users-values.npy`.
 
         Args:
-          directory: with files of one table.
-          table: its name; None is the layer's only one.
+          directory: a directory with files of one table.
+          table: name of the table; None is the layer's only one.
 
         Raises:
           ValueError: if the files do not fit.
-          ImportError: if they are Parquet, and there is no pyarrow.
+          ImportError: if they are Parquet, and pyarrow is not installed.
         """
-        self._built_tables().take(directory, table)
+        self._built_tables().import_rows(directory, table)
 
-    def packed_rows(self) -> Mapping[str, np.ndarray]:
+    def snapshot_rows(self) -> Mapping[str, np.ndarray]:
         """Returns the rows of all workers, for a checkpoint."""
         if self.tables is None:
             return self._restored or {}
-        return self.tables.packed()
+        return self.tables.snapshot()
 
-    def unpack_rows(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Sets the rows from a checkpoint, at once or when the layer is built."""
+    def restore_rows(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Restores the rows from a checkpoint, at once or when the layer is built."""
         if self.tables is None:
             self._restored = arrays
         else:
-            self.tables.unpack(arrays)
+            self.tables.restore(arrays)
 
     def save_own_variables(self, store: Any) -> None:
-        """Puts the rows into what Keras saves."""
-        saving.to_store(self.packed_rows(), store)
+        """Adds the rows to the store that Keras saves."""
+        saving.to_store(self.snapshot_rows(), store)
 
     def load_own_variables(self, store: Any) -> None:
-        """Sets the rows from what Keras saved."""
-        self.unpack_rows(saving.from_store(store))
+        """Restores the rows from the store that Keras saved."""
+        self.restore_rows(saving.from_store(store))
 
     def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
         """Returns what TensorFlow saves; in a SavedModel, tables that need no code of ours."""
@@ -389,7 +399,7 @@ class EmbeddingLayer:
         common = {**super().get_config()}  # type: ignore[misc]  # Keras's layer
         common |= {"mask_zero": self.mask_zero, "unseen": self.unseen, "seed": self.seed}
         if self._is_single:
-            feature = self.wanted.features[""]
+            feature = self.specs.features[""]
             fields = plain(feature.table)
             del fields["name"]
             return {**common, **fields, "combiner": feature.combiner}
@@ -397,6 +407,6 @@ class EmbeddingLayer:
             **common,
             "features": {
                 name: {"table": plain(feature.table), "combiner": feature.combiner}
-                for name, feature in self.wanted.features.items()
+                for name, feature in self.specs.features.items()
             },
         }

@@ -1,4 +1,4 @@
-"""All tables of a layer: what is looked up together, and what happens to rows."""
+"""All tables of a layer: their lookups, and operations on their rows by all workers."""
 
 from __future__ import annotations
 
@@ -11,213 +11,210 @@ import tensorflow as tf
 
 from strategies._tensorflow import in_save_context
 from strategies.collectives import Collectives
-from strategies.embedding import checkpoint, plain, state
-from strategies.embedding.ahead import Ahead
-from strategies.embedding.combine import Bags
+from strategies.embedding.checkpoint import checkpoint, export_import, snapshot
+from strategies.embedding.checkpoint.saved_model import Serving
+from strategies.embedding.checkpoint.snapshot import Arrays
+from strategies.embedding.checkpoint.weight_tokens import Snapshots
 from strategies.embedding.config import TableConfig
-from strategies.embedding.exchange import Exchange
-from strategies.embedding.home import Group, Home, Wanted
-from strategies.embedding.ids import int64_array
-from strategies.embedding.lookup import Lookup
-from strategies.embedding.plan import (
-    Held,
-    Place,
-    place_in_all_workers,
-    place_in_workers,
-    report,
-)
-from strategies.embedding.room import share_out
-from strategies.embedding.route import BetweenWorkers, InAllWorkers, Route
-from strategies.embedding.sent import ELSEWHERE, PREFETCHED, traffic
-from strategies.embedding.serving import Serving
-from strategies.embedding.snapshot import Snapshots
-from strategies.embedding.table import COUNTED, Table
-from strategies.embedding.trainer import Trainer
-from strategies.row_variable import RowVariable, View, new_name
+from strategies.embedding.inputs import Bags, int64_array
+from strategies.embedding.lookup.fused_optimizer import FusedOptimizer
+from strategies.embedding.lookup.lookup import Lookup
+from strategies.embedding.lookup.prefetch_queue import PrefetchQueue
+from strategies.embedding.lookup.router import LookupRouter
+from strategies.embedding.lookup.traffic import ELSEWHERE, PREFETCHED, traffic_bytes
+from strategies.embedding.placement_report import Placement, TableUsage, report
+from strategies.embedding.shard.capacity import rebalance
+from strategies.embedding.shard.eviction import evict
+from strategies.embedding.shard.shard import Group, TableShard, TableSpecs
+from strategies.embedding.shard.table import STATISTICS, Table
+from strategies.variables.sparse_variable import SparseVariable
 
 
 class Tables:
-    """The tables of a layer, those of one group with their rows together.
+    """The tables of a layer, of which those of a group are looked up together.
 
     Args:
-      wanted: what they are made from.
+      specs: specification of the tables.
       collectives: the workers.
-      homes: where the rows are; all of them, of which this worker saves and restores some.
-      places: what these are called, by group.
-      variables: what an optimizer sees, one for each group.
-      routes: to the rows of each group.
-      trainers: of the groups that the model's optimizer does not train.
+      shards: shards of the tables that this worker reaches; it saves and restores those it owns.
+      placements: placement of each group.
+      variables: for each group, the variable that an optimizer sees.
+      routers: for each group, what routes keys to their rows.
+      fused_optimizers: optimizers of the groups that the model's does not train.
     """
 
     def __init__(
         self,
-        wanted: Wanted,
+        specs: TableSpecs,
         collectives: Collectives,
-        homes: Sequence[Home],
-        places: Mapping[Group, Place],
-        variables: Mapping[Group, RowVariable],
-        routes: Mapping[Group, Route],
-        trainers: Mapping[Group, Trainer],
+        shards: Sequence[TableShard],
+        placements: Mapping[Group, Placement],
+        variables: Mapping[Group, SparseVariable],
+        routers: Mapping[Group, LookupRouter],
+        fused_optimizers: Mapping[Group, FusedOptimizer],
     ):
         self.collectives = collectives
-        # What the layer's weights are, each with what trains it if that is not the model.
-        self.weights = [(variables[group], trainers.get(group)) for group in wanted.groups]
-        self._homes = homes
-        self._places = {
-            config.name: places[group]
-            for group, configs in wanted.groups.items()
+        # The layer's weights, each with its optimizer if that is not the model's.
+        self.weights = [(variables[group], fused_optimizers.get(group)) for group in specs.groups]
+        self._shards = shards
+        self._placements = {
+            config.name: placements[group]
+            for group, configs in specs.groups.items()
             for config in configs
         }
-        self._wanted = wanted
+        self._specs = specs
         self._lookups = {
-            group: Lookup(variables[group], routes[group], trainers.get(group))
-            for group in wanted.groups
+            group: Lookup(variables[group], routers[group], fused_optimizers.get(group))
+            for group in specs.groups
         }
-        self.serving = Serving(homes, collectives, wanted.unseen)
-        for group, configs in wanted.groups.items():
+        self.serving = Serving(shards, collectives, specs.unseen)
+        for group, configs in specs.groups.items():
             variables[group].snapshots = self._snapshots(group, configs)
 
     def _snapshots(self, group: Group, configs: Sequence[TableConfig]) -> Snapshots:
-        home, count = self._homes[0], self._homes[0].count
-        is_of_workers = len(self._homes) < count
-        part = (home.number, count) if is_of_workers and not group.is_replicated else (0, 1)
+        shard = self._shards[0]
+        is_of_workers = len(self._shards) < shard.num_shards
+        is_part = is_of_workers and not group.is_replicated
+        part = (shard.index, shard.num_shards) if is_part else (0, 1)
         names = [config.name for config in configs]
-        return Snapshots(self._homes, names, part, is_of_workers, self._rows_were_set)
+        return Snapshots(self._shards, names, part, is_of_workers, self._finish_restore)
 
-    def _rows_were_set(self) -> None:
-        self._forget_prefetched()
-        share_out(self._homes[0], self.collectives)
+    def _finish_restore(self) -> None:
+        self._clear_prefetched()
+        self._rebalance()
 
     @property
-    def _mine(self) -> list[Home]:
-        return [home for home in self._homes if home.is_mine]
+    def _local_shards(self) -> list[TableShard]:
+        return [shard for shard in self._shards if shard.is_local_owner]
 
     @contextlib.contextmanager
-    def _together(self) -> Iterator[None]:
-        """In the block nobody trains."""
-        self._homes[0].meet()
+    def _paused(self) -> Iterator[None]:
+        """Keeps all workers from training in the block."""
+        self._shards[0].barrier()
         yield
-        self._homes[0].meet()
+        self._shards[0].barrier()
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[None]:
-        """In the block nobody trains, and rows may change or go."""
-        with self._together():
+        """Keeps all workers from training in the block, which changes or removes rows."""
+        with self._paused():
             yield
-        self._forget_prefetched()
-
-    def _forget_prefetched(self) -> None:
-        for lookup in self._lookups.values():
-            lookup.route.forget()
+        self._clear_prefetched()
 
     @contextlib.contextmanager
     def _setting_rows(self) -> Iterator[None]:
-        """In the block nobody trains, and behind it each worker knows its part of the room."""
+        """Keeps all workers from training in the block, which sets rows, and rebalances then."""
         with self._changing():
             yield
-            share_out(self._homes[0], self.collectives)
+            self._rebalance()
 
-    def ask(self, group: Group, ahead: Ahead, keys: np.ndarray, begins: bool) -> None:
-        """Asks for rows that a step will need."""
-        self._lookups[group].route.ask(ahead, keys, begins)
+    def _clear_prefetched(self) -> None:
+        for lookup in self._lookups.values():
+            lookup.router.clear_prefetched()
 
-    def outputs(self, bags: Mapping[str, Bags], training: bool | None, dtype: str) -> dict:
+    def _rebalance(self) -> None:
+        tables = self._shards[0].tables.values()
+        overflows = [table.overflow for table in tables if table.overflow is not None]
+        rebalance(overflows, self.collectives)
+
+    def prefetch(
+        self, group: Group, queue: PrefetchQueue, keys: np.ndarray, starts_step: bool
+    ) -> None:
+        """Submits the lookup of a coming step to a queue."""
+        self._lookups[group].router.prefetch(queue, keys, starts_step)
+
+    def outputs(
+        self, bags: Mapping[str, Bags], training: bool | None, dtype: str
+    ) -> dict[str, Any]:
         """Returns each feature's output."""
         if in_save_context():
             return {
                 name: bags[name].combined(
                     tf.cast(self.serving.rows(feature.table.name, bags[name].ids), dtype)
                 )
-                for name, feature in self._wanted.features.items()
+                for name, feature in self._specs.features.items()
             }
         outputs = {}
         for group, lookup in self._lookups.items():
-            found = lookup(self._wanted.ids(group, bags), training)
-            for config, rows in zip(self._wanted.groups[group], found, strict=True):
-                names = self._wanted.features_of(config.name)
+            values = lookup(self._specs.ids(group, bags), training)
+            for config, rows in zip(self._specs.groups[group], values, strict=True):
+                names = self._specs.features_of(config.name)
                 for name, part in zip(names, _split(rows, [bags[n] for n in names]), strict=True):
                     outputs[name] = bags[name].combined(tf.cast(part, dtype))
-        return {name: outputs[name] for name in self._wanted.features}
+        return {name: outputs[name] for name in self._specs.features}
 
     def evict(self) -> dict[str, int]:
-        """Takes away the rows that the tables' `eviction` names; returns how many, by table."""
-        names = list(self._homes[0].tables)
-        gone = np.zeros([len(names)], np.int64)
+        """Evicts the rows that the tables' `eviction` names; returns their number, by table."""
         with self._changing():
-            for home in self._mine:
-                for position, name in enumerate(names):
-                    table = home.tables[name]
-                    key = ("evict", name, *table.store.slots())
-                    gone[position] += home.call(key, table.evict)
-            total = self.collectives.all_reduce([tf.constant(gone)])[0].numpy().tolist()
-        return dict(zip(names, total, strict=True))
+            return evict(self._shards, self.collectives)
 
     def statistics(self) -> dict[str, dict[str, float]]:
-        """Returns what happened to each table on all workers."""
-        with self._together():
-            return {name: self._statistics(name, sent) for name, sent in self._sent()}
+        """Returns statistics of each table, of all workers."""
+        with self._paused():
+            return {name: self._statistics(name, traffic) for name, traffic in self._traffic()}
 
-    def _sent(self) -> list[tuple[str, np.ndarray]]:
-        """Returns the tables' names, and what was sent for them."""
+    def _traffic(self) -> list[tuple[str, np.ndarray]]:
+        """Returns each table's name and traffic, of all workers."""
         return [
-            (config.name, self.collectives.all_reduce([tf.constant(sent)])[0].numpy())
+            (config.name, self.collectives.all_reduce([tf.constant(counts)])[0].numpy())
             for group, lookup in self._lookups.items()
-            for config, sent in zip(
-                self._wanted.groups[group], lookup.route.sent.counts(), strict=True
+            for config, counts in zip(
+                self._specs.groups[group], lookup.router.traffic.counts(), strict=True
             )
         ]
 
-    def _statistics(self, name: str, sent: np.ndarray) -> dict[str, float]:
-        counted = []
-        for home in self._mine:
-            table = home.tables[name]
-            size, counts = home.call(
+    def _statistics(self, name: str, traffic: np.ndarray) -> dict[str, float]:
+        local = []
+        for shard in self._local_shards:
+            table = shard.tables[name]
+            size, counts = shard.call(
                 ("counts", name),
                 lambda table=table: (table.map.size(), table.counts.read_value()),
             )
-            counted.append([size, *counts])
-        mine = np.reshape(np.array(counted, np.int64), [-1, 1 + len(COUNTED)])
-        everyone = self.collectives.all_gather(tf.constant(mine)).numpy()
-        # One for each place that has others' rows: each copy counted all of it.
-        everyone = everyone[:: self._places[name].copies]
-        total = everyone.sum(axis=0)
-        numbers = dict(zip(("rows", *COUNTED), total.tolist(), strict=True))
-        numbers |= self._traffic(name, sent)
-        numbers["prefetched"] = int(sent[PREFETCHED])
+            local.append([size, *counts])
+        counted = np.reshape(np.array(local, np.int64), [-1, 1 + len(STATISTICS)])
+        by_shard = self.collectives.all_gather(tf.constant(counted)).numpy()
+        # One of the copies of a replicated table: each of them counted everything.
+        by_shard = by_shard[:: self._placements[name].copies]
+        total = by_shard.sum(axis=0)
+        numbers = dict(zip(("rows", *STATISTICS), total.tolist(), strict=True))
+        numbers |= self._traffic_bytes(name, traffic)
+        numbers["prefetched"] = int(traffic[PREFETCHED])
         numbers["unique_ratio"] = numbers["unique"] / max(numbers["lookups"], 1)
-        mean = total[0] / len(everyone)
-        numbers["imbalance"] = float(everyone[:, 0].max() / mean) if mean else 1.0
+        mean = total[0] / len(by_shard)
+        numbers["imbalance"] = float(by_shard[:, 0].max() / mean) if mean else 1.0
         return numbers
 
     def plan(self) -> str:
-        """Returns where each table's rows are, what they take, and why, of all workers."""
-        with self._together():
-            return report([self._held(name, sent) for name, sent in self._sent()])
+        """Returns a report of where each table's rows are, their memory and the reasons."""
+        with self._paused():
+            return report([self._usage(name, traffic) for name, traffic in self._traffic()])
 
-    def _held(self, name: str, sent: np.ndarray) -> Held:
-        mine = np.zeros([2], np.int64)
-        for home in self._mine:
-            table = home.tables[name]
-            mine += home.call(
-                ("held", name),
-                lambda table=table: tf.stack([table.map.size(), table.refused_bytes()]),
+    def _usage(self, name: str, traffic: np.ndarray) -> TableUsage:
+        local = np.zeros([2], np.int64)
+        for shard in self._local_shards:
+            table = shard.tables[name]
+            local += shard.call(
+                ("usage", name),
+                lambda table=table: tf.stack([table.map.size(), table.counter_bytes()]),
             )
-        rows, refused = self.collectives.all_reduce([tf.constant(mine)])[0].numpy().tolist()
-        table, place = self.table(name), self._places[name]
-        in_training = sent.copy()
+        rows, counter_bytes = self.collectives.all_reduce([tf.constant(local)])[0].numpy().tolist()
+        table, placement = self.table(name), self._placements[name]
+        in_training = traffic.copy()
         in_training[ELSEWHERE] = 0
-        return Held(
-            name, place, table.config.output_dim, list(table.store.slots()), rows // place.copies,
-            table.store.row_bytes(), refused, int(state.step_of(self._homes[0], name)),
-            sum(self._traffic(name, in_training).values()),
+        return TableUsage(
+            name, placement, table.config.output_dim, list(table.store.slots()),
+            rows // placement.copies, table.store.row_bytes(), counter_bytes,
+            int(snapshot.step_of(self._shards[0], name)),
+            sum(self._traffic_bytes(name, in_training).values()),
         )  # fmt: skip
 
-    def _traffic(self, name: str, sent: np.ndarray) -> dict[str, int]:
-        config = self.table(name).config
-        return traffic(sent, config.output_dim, brings_rows=self._places[name].copies == 1)
+    def _traffic_bytes(self, name: str, traffic: np.ndarray) -> dict[str, int]:
+        width, is_sharded = self.table(name).config.output_dim, self._placements[name].copies == 1
+        return traffic_bytes(traffic, width, brings_rows=is_sharded)
 
     def set_rows(self, ids: np.ndarray, rows: np.ndarray, name: str | None) -> None:
-        """Sets the rows of ids; each place takes its own."""
+        """Sets the rows of ids, each in the shard that owns it."""
         ids, rows = int64_array(ids), np.asarray(rows, np.float32)
         if len(np.unique(ids)) != ids.size or ids.ndim != 1:
             raise ValueError(
@@ -226,26 +223,26 @@ class Tables:
             )
         arrays = {"ids": ids, "rows": rows}
         table = self.table(name)
-        state.check(table, arrays)
+        snapshot.check_shapes(table, arrays)
         with self._setting_rows():
             if table.config.is_replicated:
                 # Each worker may have given a part.
-                everyone = state.everyones(arrays, self.collectives)
-                _, once = np.unique(everyone["ids"], return_index=True)
-                arrays = {key: array[once] for key, array in everyone.items()}
-            for home in self._mine:
-                state.put(home, table.config.name, arrays)
+                gathered = snapshot.gather_all(arrays, self.collectives)
+                _, once = np.unique(gathered["ids"], return_index=True)
+                arrays = {key: array[once] for key, array in gathered.items()}
+            for shard in self._local_shards:
+                snapshot.restore_rows(shard, table.config.name, arrays)
 
-    def export(self, directory: str, kind: str, name: str | None) -> None:
-        """Writes a table's ids and rows to plain files; see `plain`."""
-        with self._together():
-            pieces = state.pieces_of(self._homes, self.table(name).config.name, only=("rows",))
-            plain.write(directory, kind, pieces, self.collectives)
+    def export_rows(self, directory: str, format: str, name: str | None) -> None:
+        """Writes a table's ids and rows to plain files; see `export_import`."""
+        with self._paused():
+            chunks = snapshot.row_chunks(self._shards, self.table(name).config.name, only=("rows",))
+            export_import.write(directory, format, chunks, self.collectives)
 
-    def take(self, directory: str, name: str | None) -> None:
-        """Sets the rows of ids from plain files; each place takes its own."""
+    def import_rows(self, directory: str, name: str | None) -> None:
+        """Sets the rows of ids from plain files; see `export_import`."""
         table = self.table(name)
-        parts = plain.read(directory)
+        parts = export_import.read(directory)
         keys = np.concatenate([part.keys() for part in parts])
         if keys.dtype.kind not in "iu" or keys.ndim != 1 or len(np.unique(keys)) != keys.size:
             raise ValueError(
@@ -255,43 +252,43 @@ class Tables:
             )
         int64_array(keys)
         with self._setting_rows():
-            for ids, rows in (piece for part in parts for piece in part.pieces()):
+            for ids, rows in (chunk for part in parts for chunk in part.chunks()):
                 arrays = {"ids": int64_array(ids), "rows": rows}
-                for home in self._mine if len(ids) else ():
-                    state.put(home, table.config.name, arrays)
+                for shard in self._local_shards if len(ids) else ():
+                    snapshot.restore_rows(shard, table.config.name, arrays)
 
-    def packed(self) -> state.Arrays:
+    def snapshot(self) -> Arrays:
         """Returns all rows of all workers, which all call it."""
-        with self._together():
-            return state.packed(self._homes, self.collectives)
+        with self._paused():
+            return snapshot.take(self._shards, self.collectives)
 
-    def unpack(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Sets all rows to what `packed` returned."""
+    def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Sets all rows to a snapshot's."""
         with self._setting_rows():
-            state.unpack(self._mine, arrays)
+            snapshot.restore(self._local_shards, arrays)
 
     def save(self, directory: str, delta: bool) -> str:
         """Saves the rows to a directory; see `checkpoint`."""
-        with self._together():
-            return checkpoint.save(self._homes, directory, self.collectives, delta)
+        with self._paused():
+            return checkpoint.save(self._shards, directory, self.collectives, delta)
 
     def load(self, directory: str) -> None:
         """Sets the rows from a directory; see `checkpoint`."""
         with self._setting_rows():
-            checkpoint.load(self._homes, directory)
+            checkpoint.load(self._shards, directory)
 
     def rows(self, name: str | None) -> tuple[np.ndarray, np.ndarray]:
         """Returns this worker's ids of a table in rising order, and their rows."""
-        self._homes[0].drain()
-        return state.rows_of(self._homes, self.table(name).config.name)
+        self._shards[0].drain()
+        return snapshot.ids_and_rows(self._shards, self.table(name).config.name)
 
     def table(self, name: str | None) -> Table:
-        """Returns a table by its name, as it is in one of the places; None is the only one.
+        """Returns the first shard of a table by its name; None is the only table.
 
         Raises:
           ValueError: if there is no such table.
         """
-        tables = self._homes[0].tables
+        tables = self._shards[0].tables
         if name is None and len(tables) == 1:
             return next(iter(tables.values()))
         if name not in tables:
@@ -299,49 +296,6 @@ class Tables:
                 f"A table is one of {', '.join(map(repr, tables))}. Received: {name!r}."
             )
         return tables[name]
-
-
-def in_workers(
-    wanted: Wanted,
-    collectives: Collectives,
-    strategy: tf.distribute.Strategy | None,
-    optimizers: Mapping[str, Any],
-) -> Tables:
-    """Returns tables whose rows are in the workers' memory.
-
-    Args:
-      wanted: what they are made from.
-      collectives: the workers.
-      strategy: the one that they are made under, None for none.
-      optimizers: of tables that have one of their own, by name.
-    """
-    variables = {
-        group: RowVariable(
-            View(wanted.expected(group, collectives.size)),
-            np.zeros(group.width, np.float32),
-            True,
-            new_name(),
-            strategy,
-        )
-        for group in wanted.groups
-    }
-    trainers = {
-        group: Trainer(optimizers[group.table], variables[group])
-        for group in wanted.groups
-        if group.table is not None
-    }
-    home = Home(collectives.rank, collectives.size, wanted, variables)
-    exchange = Exchange(collectives)
-    routes: dict[Group, Route] = {}
-    places = {}
-    for group, finder in home.finders.items():
-        if group.is_replicated and collectives.size > 1:
-            routes[group] = InAllWorkers(collectives, finder)
-            places[group] = place_in_all_workers(collectives.size)
-        else:
-            routes[group] = BetweenWorkers(exchange, finder)
-            places[group] = place_in_workers(collectives.size)
-    return Tables(wanted, collectives, [home], places, variables, routes, trainers)
 
 
 def _split(rows: tf.Tensor, bags: Sequence[Bags]) -> list[tf.Tensor]:

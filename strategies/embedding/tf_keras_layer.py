@@ -1,4 +1,4 @@
-"""The embedding as a layer of tf_keras."""
+"""The embedding layer for tf_keras."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from strategies.embedding.layer import EmbeddingLayer
 
 @tf_keras.saving.register_keras_serializable(package="strategies")
 class DistributedEmbedding(EmbeddingLayer, tf_keras.layers.Layer):
-    """What `strategies.DistributedEmbedding` is, for tf_keras.
+    """The layer `strategies.DistributedEmbedding` for tf_keras.
 
     >>> DistributedEmbedding(3, combiner="mean").get_config()["combiner"]
     'mean'

@@ -1,4 +1,4 @@
-"""How values of several replicas become one."""
+"""Reduction of values over replicas and workers."""
 
 from strategies.reduction.cross_device_ops import ReplicaCrossDeviceOps
 from strategies.reduction.options import ReductionOptions

@@ -15,7 +15,7 @@ from strategies._tensorflow import (
     regroup,
 )
 from strategies.collectives import Collectives
-from strategies.reduction import rows
+from strategies.reduction import sparse
 from strategies.reduction.options import ReductionOptions
 
 _LARGEST_RANK = 16  # of a tensor to gather
@@ -55,7 +55,7 @@ class ReplicaCrossDeviceOps(tf.distribute.CrossDeviceOps):
 
     @property
     def collectives(self) -> Collectives:
-        """What moves the values."""
+        """The collectives among the workers."""
         return self._collectives
 
     @property
@@ -80,46 +80,48 @@ class ReplicaCrossDeviceOps(tf.distribute.CrossDeviceOps):
             without rows, whose NaN and infinity (means over nothing) are 0 in a SUM as well.
             None counts each replica once.
         """
-        _refuse_xla(self._collectives)
-        replicas = [[_of_tensors(value) for value in values] for values in replicas]
+        _check_no_xla(self._collectives)
+        replicas = [[_as_tensors(value) for value in values] for values in replicas]
         mean = reduce_op == tf.distribute.ReduceOp.MEAN
         size = self._collectives.size * len(replicas)
-        each = [None] * len(replicas) if weights is None else list(weights)
+        replica_weights = [None] * len(replicas) if weights is None else list(weights)
         # A mark is lost in tf.cond, so these are told apart first.
-        kept = [rows.is_kept_here(value) for value in replicas[0]]
-        numbers = [
-            _numbers([v for v, k in zip(values, kept, strict=True) if not k], w)
-            for values, w in zip(replicas, each, strict=True)
+        is_reduced = [sparse.is_marked_reduced(value) for value in replicas[0]]
+        finite = [
+            _finite_where_counted([v for v, k in zip(values, is_reduced, strict=True) if not k], w)
+            for values, w in zip(replicas, replica_weights, strict=True)
         ]
         if not mean:
-            each = [None] * len(replicas)
-        columns = list(zip(*numbers, strict=True))
-        sums_here = self._summed_here(columns, each)
+            replica_weights = [None] * len(replicas)
+        columns = list(zip(*finite, strict=True))
+        local_sums = self._local_sums(columns, replica_weights)
         sent = [
-            self._spread(column) if summed is None else [_components(summed)[0]]
-            for column, summed in zip(columns, sums_here, strict=True)
+            self._densified(column) if summed is None else [_components(summed)[0]]
+            for column, summed in zip(columns, local_sums, strict=True)
         ]
-        weighed = mean and weights is not None
-        journey = [tensor for tensors in sent for tensor in tensors]
-        journey += [tf.add_n(each)] if weighed else []
-        arrived = iter(self._moved(journey, exactly=mean) if journey else [])
-        sums = [[next(arrived) for _ in tensors] for tensors in sent]
-        total = next(arrived) if weighed else size
+        is_weighted = mean and weights is not None
+        to_reduce = [tensor for tensors in sent for tensor in tensors]
+        to_reduce += [tf.add_n(replica_weights)] if is_weighted else []
+        reduced = iter(self._all_reduce_buckets(to_reduce, exactly=mean) if to_reduce else [])
+        sums = [[next(reduced) for _ in tensors] for tensors in sent]
+        total = next(reduced) if is_weighted else size
         results: list[Any] = []
-        for column, here, summed in zip(columns, sums_here, sums, strict=True):
-            if here is None:
-                results.append(self._rows(rows.joined(column), summed, size if mean else None))
+        for column, local, summed in zip(columns, local_sums, sums, strict=True):
+            if local is None:
+                results.append(
+                    self._rows(sparse.concatenated(column), summed, size if mean else None)
+                )
             elif mean:
                 results.append(_divided(summed[0], total, size))
             else:  # what is on all devices already need not be copied there
-                results.append(here if self._collectives.size == 1 else summed[0])
+                results.append(local if self._collectives.size == 1 else summed[0])
         others = iter(results)
         return [
-            rows.summed_here(column) if is_kept else next(others)
-            for column, is_kept in zip(zip(*replicas, strict=True), kept, strict=True)
+            sparse.sum_replicas(column) if is_local else next(others)
+            for column, is_local in zip(zip(*replicas, strict=True), is_reduced, strict=True)
         ]
 
-    def _summed_here(
+    def _local_sums(
         self, columns: Sequence[Sequence[Any]], weights: Sequence[tf.Tensor | None]
     ) -> list[Any]:
         """Returns the sum of each tensor over this worker's replicas, None for rows."""
@@ -141,31 +143,29 @@ class ReplicaCrossDeviceOps(tf.distribute.CrossDeviceOps):
             results[n] = total
         return results
 
-    def _spread(self, column: Sequence[tf.IndexedSlices]) -> list[tf.Tensor]:
-        """Returns the tensors whose sums over all workers make a table; none for large ones."""
-        joined = rows.joined(column)
-        is_small = rows.elements(joined) <= self._options.dense_below
-        return rows.spread(joined) if self._options.sum_rows and is_small else []
+    def _densified(self, column: Sequence[tf.IndexedSlices]) -> list[tf.Tensor]:
+        """Returns a sparse gradient as dense tensors to reduce; an empty list for large tables."""
+        joined = sparse.concatenated(column)
+        is_small = sparse.num_elements(joined) <= self._options.dense_below
+        return sparse.densified(joined) if self._options.sum_rows and is_small else []
 
     def _rows(
         self, mine: tf.IndexedSlices, summed: Sequence[tf.Tensor], divisor: int | None
     ) -> tf.IndexedSlices:
-        """Returns the rows that any worker touched, from a summed table or from all workers."""
+        """Returns the rows that any worker touched, from a reduced table or gathered."""
         if summed:
             table, counts = summed
-            result = rows.collected(table, counts, like=mine)
+            result = sparse.touched_rows(table, counts, like=mine)
         else:
-            mine = rows.unique(mine) if self._options.sum_rows else mine
-            values = self._collectives.all_gather(mine.values)
-            indices = self._collectives.all_gather(mine.indices)
-            result = tf.IndexedSlices(values, indices, mine.dense_shape)
-            result = rows.unique(result) if self._options.sum_rows else result
+            mine = sparse.unique(mine) if self._options.sum_rows else mine
+            result = sparse.all_gather(mine, self._collectives)
+            result = sparse.unique(result) if self._options.sum_rows else result
         if divisor is None:
             return result
         return tf.IndexedSlices(result.values / divisor, result.indices, result.dense_shape)
 
-    def _moved(self, values: Sequence[tf.Tensor], exactly: bool) -> list[tf.Tensor]:
-        """Returns the sums over all workers, moved in buckets."""
+    def _all_reduce_buckets(self, values: Sequence[tf.Tensor], exactly: bool) -> list[tf.Tensor]:
+        """Returns the sums over all workers, reduced in buckets."""
         half = self._options.compression == "fp16" and not exactly
         sent = [tf.cast(v, tf.float16) if half and v.dtype == tf.float32 else v for v in values]
         sums: list[tf.Tensor] = [None] * len(sent)
@@ -234,7 +234,7 @@ class ReplicaCrossDeviceOps(tf.distribute.CrossDeviceOps):
         value_destination_pairs: Iterable[tuple[Any, Any]],
         options: Any = None,
     ) -> list[Any]:
-        """Returns the sums or means over all replicas, moved together."""
+        """Returns the sums or means over all replicas, reduced together."""
         del options
         columns = [_components(value) for value, _ in value_destination_pairs]
         results: list[Any] = [None] * len(columns)
@@ -248,13 +248,13 @@ class ReplicaCrossDeviceOps(tf.distribute.CrossDeviceOps):
         return results
 
     def broadcast(self, tensor: Any, destinations: Any) -> Any:
-        """Returns the tensor: from the first replica of this worker to its others.
+        """Broadcasts a tensor from the first replica of this worker to its others.
 
         So it is in stock tf.distribute, where a variable with ONLY_FIRST_REPLICA (a counter of
         steps) does not leave the worker. Optimizers write one in every step.
         """
         del destinations
-        return self._mirrored(_of_tensors(tensor))
+        return self._mirrored(_as_tensors(tensor))
 
     def _gather(
         self, per_replica_value: Any, destinations: Any, axis: int, options: Any = None
@@ -280,7 +280,7 @@ class ReplicaCrossDeviceOps(tf.distribute.CrossDeviceOps):
         return tf.nest.pack_sequence_as(value, self.all_reduce(reduce_op, [values]))
 
     def _mirrored(self, value: tf.Tensor | tf.IndexedSlices) -> Any:
-        """Returns the value on each of this worker's devices."""
+        """Copies a value to each of this worker's devices."""
         if isinstance(value, DistributedValues):
             return value
         if len(self._devices) == 1:
@@ -292,10 +292,10 @@ class ReplicaCrossDeviceOps(tf.distribute.CrossDeviceOps):
         return regroup(tuple(copies), wrap_class=Mirrored)
 
 
-def _numbers(
+def _finite_where_counted(
     values: Sequence[tf.Tensor | tf.IndexedSlices], weight: tf.Tensor | None
 ) -> Sequence[tf.Tensor | tf.IndexedSlices]:
-    """Replaces what is not a number by 0 where the weight is 0."""
+    """Replaces NaN and infinity by 0 where the weight is 0."""
     if not values or weight is None or tf.get_static_value(weight):
         return values
 
@@ -309,7 +309,7 @@ def _numbers(
 
 
 def buckets(sizes: Sequence[int], limit: int) -> list[list[int]]:
-    """Returns positions in groups of at most `limit` bytes or one position, the last ones first.
+    """Groups positions into buckets of at most `limit` bytes or one position, the last first.
 
     >>> buckets([10, 10, 30, 5], 20)
     [[3], [2], [1, 0]]
@@ -339,7 +339,7 @@ def nccl_between(devices: Sequence[str]) -> tf.distribute.CrossDeviceOps | None:
     return tf.distribute.NcclAllReduce() if is_for_all else None
 
 
-def _refuse_xla(collectives: Collectives) -> None:
+def _check_no_xla(collectives: Collectives) -> None:
     if collectives.size > 1 and is_compiled_by_xla(tf.compat.v1.get_default_graph()):
         raise ValueError(
             "What reduces over workers is not compiled by XLA. Received: jit_compile=True. Leave "
@@ -348,7 +348,7 @@ def _refuse_xla(collectives: Collectives) -> None:
 
 
 def _bytes_of(value: tf.Tensor) -> int:
-    """Returns a tensor's bytes; 0 where its shape is not known when the graph is made."""
+    """Returns the number of bytes of a tensor; 0 if its static shape is unknown."""
     return (value.shape.num_elements() or 0) * value.dtype.size
 
 
@@ -365,9 +365,9 @@ def _divided(value: tf.Tensor, total: int | tf.Tensor, size: int) -> tf.Tensor:
     return value / tf.maximum(tf.cast(total, value.dtype), 1)
 
 
-def _of_tensors(value: Any) -> tf.Tensor | tf.IndexedSlices:
+def _as_tensors(value: Any) -> tf.Tensor | tf.IndexedSlices:
     is_rows = isinstance(value, tf.IndexedSlices)
-    return rows.of_tensors(value) if is_rows else tf.convert_to_tensor(value)
+    return sparse.as_tensors(value) if is_rows else tf.convert_to_tensor(value)
 
 
 def _components(per_replica_value: Any) -> tuple[Any, ...]:

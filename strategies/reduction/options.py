@@ -1,8 +1,12 @@
-"""How gradients are reduced: one object for all strategies."""
+"""Options of the reduction of gradients, for all strategies."""
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
+
+from strategies._tensorflow import CommunicationOptions
+from strategies.checks import check_whole_number
 
 _COMPRESSIONS = (None, "fp16")
 _MODES = ("all_reduce", "reduce")
@@ -10,7 +14,7 @@ _MODES = ("all_reduce", "reduce")
 
 @dataclass(frozen=True)
 class ReductionOptions:
-    """How the values of replicas are reduced; valid once built.
+    """Options of the reduction of gradients, validated on construction.
 
     >>> ReductionOptions(compression="fp16").compression
     'fp16'
@@ -47,12 +51,7 @@ class ReductionOptions:
 
     def __post_init__(self) -> None:
         for name in ("bucket_bytes", "dense_below", "split_above"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-                raise ValueError(
-                    f"{name} is a whole number from 0. Received: {value!r}. "
-                    "Leave it out for the default."
-                )
+            check_whole_number(name, getattr(self, name), 0, "Leave it out for the default.")
         if self.compression not in _COMPRESSIONS:
             raise ValueError(
                 f"compression is one of {', '.join(map(repr, _COMPRESSIONS))}. Received: "
@@ -64,3 +63,25 @@ class ReductionOptions:
                 f"mode is one of {', '.join(map(repr, _MODES))}. Received: {self.mode!r}. "
                 "Leave it out for 'all_reduce'."
             )
+
+
+def packed(reduction: ReductionOptions | None, options: CommunicationOptions) -> ReductionOptions:
+    """Returns the reduction options, with buckets of `bytes_per_pack` if that is given.
+
+    >>> packed(None, CommunicationOptions(bytes_per_pack=100)).bucket_bytes
+    100
+
+    Raises:
+      ValueError: if both say how large a pack is, and not the same.
+    """
+    default = ReductionOptions()
+    reduction = default if reduction is None else reduction
+    if not options.bytes_per_pack:
+        return reduction
+    if reduction.bucket_bytes not in (default.bucket_bytes, options.bytes_per_pack):
+        raise ValueError(
+            "Gradients travel in buckets of one size. Received: "
+            f"bytes_per_pack={options.bytes_per_pack} and bucket_bytes={reduction.bucket_bytes}. "
+            "Leave out one."
+        )
+    return dataclasses.replace(reduction, bucket_bytes=options.bytes_per_pack)

@@ -1,6 +1,7 @@
 """Programs as keras.io's examples are, under every strategy, beside one process.
 
-tests/scripts/keras_io has them. Where batches are the same, so are weights, logs and predictions.
+tests/distributed/keras_io has them. Where batches are the same, so are weights, logs and
+predictions.
 """
 
 import pytest
@@ -13,16 +14,22 @@ CLUSTERS = [
     ("cluster:half_async", 1),
     ("cluster:geo", 1),
 ]
-# One of each kind: functional, subclassed, an own training step, masks, strings.
-FEW = ["tickets", "train_step", "structured_data", "collaborative_filtering"]
+# Functional with several inputs and outputs, and an own training step.
+FEW = ["tickets", "train_step"]
+
+
+@pytest.fixture(scope="module")
+def references(tmp_path_factory):
+    """Arguments that name where the numbers of one process are kept."""
+    return ["--references", tmp_path_factory.mktemp("references")]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [[], ["--distributed"]], ids=["keras", "distributed"])
 @pytest.mark.parametrize("setup", ["mirrored", "central"])
-def test_two_replicas_follow_one_process(train, setup, options):
+def test_two_replicas_follow_one_process(train, references, setup, options):
     # One worker has no TF_CONFIG to meet others by: the strategy is of one process.
-    train(SCRIPT, setup, *options, workers=1, timeout=1500)
+    train(SCRIPT, setup, *references, *options, workers=1, timeout=1500)
 
 
 def test_some_examples_follow_one_process_on_two_workers(train):
@@ -32,5 +39,5 @@ def test_some_examples_follow_one_process_on_two_workers(train):
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [[], ["--distributed"]], ids=["keras", "distributed"])
 @pytest.mark.parametrize(("setup", "ps"), CLUSTERS)
-def test_two_workers_follow_one_process(train, setup, ps, options):
-    train(SCRIPT, setup, *options, ps=ps, timeout=1500)
+def test_two_workers_follow_one_process(train, references, setup, ps, options):
+    train(SCRIPT, setup, *references, *options, ps=ps, timeout=1500)

@@ -10,7 +10,7 @@ import pytest
 SERVERS = ("--workers", "2", "--ps", "1")
 SLOW = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]
-SCRIPT = ROOT / "tests" / "scripts" / "click_model.py"
+SCRIPT = ROOT / "tests" / "distributed" / "click_model.py"
 MODES = ["sync", "async", "half_async", "geo"]
 
 

@@ -16,7 +16,7 @@ MPIRUN = {
 }
 
 
-@pytest.fixture(params=MPIRUN)
+@pytest.fixture(params=["openmpi", pytest.param("pmi", marks=pytest.mark.slow)])
 def mpirun(request, job):
     """Runs a command as several processes of one MPI job; returns what they printed."""
     command = MPIRUN[request.param]

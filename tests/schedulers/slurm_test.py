@@ -77,8 +77,10 @@ def slurm(tmp_path_factory):
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
     }
     munge = ["munged", "--foreground", "--force", f"--key-file={key}"]
-    for option in ("socket", "pid-file", "log-file", "seed-file"):
-        munge.append(f"--{option}={directory}/munge.{option.removesuffix('-file')}")
+    munge += [
+        f"--{option}={directory}/munge.{option.removesuffix('-file')}"
+        for option in ("socket", "pid-file", "log-file", "seed-file")
+    ]
     daemons = [munge, ["slurmctld", "-D", "-i"], *(["slurmd", "-D", "-N", node] for node in NODES)]
     log = (directory / "daemons.log").open("wb")
     running = []

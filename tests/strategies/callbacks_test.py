@@ -1,4 +1,4 @@
-"""Callbacks, with workers that are only numbers; real ones are in tests/scripts/around.py."""
+"""Callbacks, with workers that are only numbers; real ones are in tests/distributed/around.py."""
 
 import types
 
@@ -9,28 +9,19 @@ import tensorflow as tf
 import tf_keras
 
 import strategies
-from strategies import callbacks, first_worker, workers
-from strategies.callbacks import LearningRateWarmup, Throughput, on_first_worker
+from strategies import callbacks
+from strategies.callbacks import LearningRateWarmup, Throughput, first_worker, on_first_worker
+from strategies.collectives import workers
+from tests.support.check_jobs import checks_of
+from tests.support.fakes import FakeWorker
 
 KERAS = pytest.mark.parametrize("api", [keras, tf_keras])
 
 
 @pytest.mark.parametrize("api", [keras, pytest.param(tf_keras, marks=pytest.mark.slow)])
-def test_around_training_on_real_workers(train, tmp_path, api):
-    train("around.py", api.__name__, tmp_path)
-
-
-class Worker:
-    """One of two workers, of which the others say the same as this one, or what they are told."""
-
-    size = 2
-
-    def __init__(self, rank, others=None):
-        self.rank, self._others, self.asked = rank, others, 0
-
-    def all_gather(self, tensor):
-        self.asked += 1
-        return tf.concat([tensor, tensor if self._others is None else self._others], 0)
+@pytest.mark.parametrize("check", checks_of("around.py"))
+def test_around_training_on_real_workers(run_check, check, api):
+    run_check(check, api.__name__)
 
 
 STRATEGY = tf.distribute.get_strategy()
@@ -57,7 +48,7 @@ def fit(model, *given, **options):
 @KERAS
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_callback_acts_on_the_first_worker(monkeypatch, api, rank):
-    worker = use(monkeypatch, Worker(rank))
+    worker = use(monkeypatch, FakeWorker(rank))
     seen = []
 
     class Recorder(api.callbacks.Callback):
@@ -77,12 +68,12 @@ def test_a_callback_acts_on_the_first_worker(monkeypatch, api, rank):
     fit(model_of(api), on_first_worker(Recorder(), STRATEGY))
     everything = ["set_model", "on_train_begin", 0, 1, 2, 3, "on_epoch_end"]
     assert seen == (everything if rank == 0 else [])
-    assert worker.asked == 2  # all begin together, and end together
+    assert worker.agreements == 2  # all begin together, and end together
 
 
 @pytest.mark.parametrize("change", ["stop", "rate"])
 def test_the_first_worker_alone_changes_nothing(monkeypatch, change):
-    use(monkeypatch, Worker(0))
+    use(monkeypatch, FakeWorker(0))
 
     class Change(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
@@ -107,9 +98,9 @@ def test_what_is_in_step_by_itself_is_refused(api):
 
 
 def test_a_backup_that_another_worker_does_not_see_is_an_error(monkeypatch, tmp_path):
-    use(monkeypatch, Worker(1, others=[3]))
+    use(monkeypatch, FakeWorker(1, others=lambda *_: [3]))
     backup = on_first_worker(keras.callbacks.BackupAndRestore(tmp_path / "backup"), STRATEGY)
-    with pytest.raises(ValueError, match=r"epochs to begin with: \[0, 3\]. Put backup_dir"):
+    with pytest.raises(ValueError, match=r"epochs to begin with: \[3, 0\]. Put backup_dir"):
         fit(model_of(keras), backup)
 
 

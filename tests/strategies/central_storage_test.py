@@ -1,8 +1,11 @@
-"""CentralStorageStrategy; what is checked stands in tests/scripts."""
+"""CentralStorageStrategy; the checks stand in tests/distributed."""
 
 import pytest
 
+from tests.support.check_jobs import checks_of
 
-@pytest.mark.parametrize("api", ["keras", "tf_keras"])
-def test_replicas_do_what_one_process_does(train, api):
-    train("central.py", api, workers=1)
+
+@pytest.mark.parametrize("api", ["keras", pytest.param("tf_keras", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("check", checks_of("central.py"))
+def test_replicas_do_what_one_process_does(run_check, check, api):
+    run_check(check, api, workers=1)

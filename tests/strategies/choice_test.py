@@ -7,7 +7,7 @@ import tensorflow as tf
 from absl import logging
 
 import strategies
-from strategies import ParameterServerOptions, ReductionOptions, choice
+from strategies import ParameterServerOptions, ReductionOptions, factory
 
 SERVERS = {"cluster": {"worker": ["a:1", "b:1"], "ps": ["c:1"]}, "task": {"type": "worker"}}
 WORKERS = {"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker"}}
@@ -27,7 +27,7 @@ def chosen(monkeypatch):
             made.append((fake_name, arguments))
 
         fake.__name__ = name
-        monkeypatch.setattr(choice, name, fake)
+        monkeypatch.setattr(factory, name, fake)
 
     def choose(config, *args, index=0, **arguments):
         monkeypatch.delenv("TF_CONFIG", raising=False)

@@ -6,7 +6,8 @@ import tensorflow as tf
 import strategies
 from strategies import ReductionOptions
 from strategies._tensorflow import CommunicationOptions
-from strategies.communication import _check_for_horovod, chosen, packed
+from strategies.collectives.selection import _check_for_horovod, chosen
+from strategies.reduction.options import packed
 
 Implementation = tf.distribute.experimental.CommunicationImplementation
 

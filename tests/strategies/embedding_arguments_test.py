@@ -106,3 +106,42 @@ def test_rows_are_set_for_integers(tmp_path):
     with pytest.raises(ValueError, match="Received: a uint64 id of 2"):
         layer.import_rows(str(tmp_path))
     assert not len(layer.rows()[0])
+
+
+SETTINGS = [
+    {"admission": strategies.Admission(3)},
+    {"admission": strategies.Admission(3, memory=2**16), "eviction": strategies.Eviction(age=5)},
+    {"input_dim": 9, "overflow": "share", "eviction": strategies.Eviction(count=2)},
+    {"input_dim": 9, "placement": "replicated", "optimizer": "adagrad"},
+]
+
+
+@both
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+@pytest.mark.parametrize("is_single", [True, False])
+def test_every_setting_is_in_a_saved_model(api, settings, is_single, tmp_path):
+    module = {"keras": keras, "tf_keras": tf_keras}[api]
+    inputs = module.Input([1], dtype="int64", name="ids")
+    if is_single:
+        layer = EMBEDDINGS[api](2, **settings)
+        outputs = layer(inputs)
+    else:
+        table = strategies.TableConfig("table", 2, **settings)
+        layer = EMBEDDINGS[api](features={"ids": strategies.FeatureConfig(table)})
+        outputs = layer({"ids": inputs})["ids"]
+    module.Model(inputs, outputs).save(tmp_path / "model.keras")
+    loaded = module.models.load_model(tmp_path / "model.keras")
+    loaded(np.array([[1]], np.int64))
+    (again,) = (each for each in loaded.layers if isinstance(each, EMBEDDINGS[api]))
+    assert again.get_config() == layer.get_config()
+
+
+@both
+@pytest.mark.parametrize(
+    ("name", "value"), [("admission", 3), ("eviction", 3), ("admission", strategies.Eviction(3))]
+)
+def test_a_setting_of_another_type_is_refused(api, name, value):
+    with pytest.raises(ValueError, match=f"{name} is a strategies.*Received"):
+        EMBEDDINGS[api](2, **{name: value})
+    with pytest.raises(ValueError, match="TableConfig. Received: 'items'"):
+        strategies.FeatureConfig("items")

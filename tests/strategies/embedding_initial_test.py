@@ -5,8 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from strategies.embedding.initial import initial_rows
-from strategies.embedding.normal import quantile
+from strategies.embedding.shard.initializers import initial_rows, quantile
 
 INITIALIZERS = [
     keras.initializers.Zeros(),

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import strategies
 from strategies import Admission, DistributedEmbedding, Eviction, FeatureConfig, TableConfig
-from strategies.embedding.combine import Bags
+from strategies.embedding.inputs import Bags
 
 ID = st.integers(-(2**63), 2**63 - 1)
 

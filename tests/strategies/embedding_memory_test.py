@@ -1,4 +1,4 @@
-"""What is noted of rows, and what room arrays have."""
+"""Metadata of rows, and the capacity of arrays."""
 
 import keras
 import numpy as np
@@ -6,46 +6,46 @@ import pytest
 import tensorflow as tf
 
 import strategies
-from strategies.embedding.config import MOST_TOUCHES
-from strategies.embedding.marks import Marks
-from strategies.row_array import Rows
+from strategies.embedding.config import MAX_FREQUENCY
+from strategies.embedding.shard.row_metadata import RowMetadata
+from strategies.variables.growable_array import GrowableArray
 
 
-def room_of(rows):
+def capacity_of(rows):
     return int(tf.raw_ops.VariableShape(input=rows._array.handle)[0])
 
 
 def test_when_and_how_often_are_one_number_and_do_not_disturb_each_other():
-    marks = Marks()
+    metadata = RowMetadata()
     rows = tf.constant([0, 1, 2], tf.int64)
-    marks.array.resize(tf.constant(3, tf.int64))
-    marks.touch(rows, tf.constant(7, tf.int64), tf.constant([1, 2, MOST_TOUCHES + 5], tf.int64))
-    marks.touch(rows[:2], tf.constant(2**40, tf.int64), tf.constant([5, 6], tf.int64))
-    assert marks.times.gather(rows).numpy().tolist() == [2**40, 2**40, 7]
+    metadata.array.resize(tf.constant(3, tf.int64))
+    metadata.touch(rows, tf.constant(7, tf.int64), tf.constant([1, 2, MAX_FREQUENCY + 5], tf.int64))
+    metadata.touch(rows[:2], tf.constant(2**40, tf.int64), tf.constant([5, 6], tf.int64))
+    assert metadata.last_step.gather(rows).numpy().tolist() == [2**40, 2**40, 7]
     # A row that comes in each example never counts as one that came seldom.
-    assert marks.touches.gather(rows).numpy().tolist() == [6, 8, MOST_TOUCHES]
-    marks.times.update(rows[1:], tf.constant([3, 4], tf.int64))
-    marks.touches.update(rows[:2], tf.constant([9, -1], tf.int32))
-    assert marks.times.gather(rows).numpy().tolist() == [2**40, 3, 4]
-    assert marks.touches.gather(rows).numpy().tolist() == [9, 0, MOST_TOUCHES]
+    assert metadata.frequency.gather(rows).numpy().tolist() == [6, 8, MAX_FREQUENCY]
+    metadata.last_step.update(rows[1:], tf.constant([3, 4], tf.int64))
+    metadata.frequency.update(rows[:2], tf.constant([9, -1], tf.int32))
+    assert metadata.last_step.gather(rows).numpy().tolist() == [2**40, 3, 4]
+    assert metadata.frequency.gather(rows).numpy().tolist() == [9, 0, MAX_FREQUENCY]
 
 
 def test_an_eviction_names_no_count_beyond_that():
-    assert strategies.Eviction(count=MOST_TOUCHES).count == MOST_TOUCHES
-    with pytest.raises(ValueError, match=f"up to {MOST_TOUCHES}. Received: count=1048576"):
-        strategies.Eviction(count=MOST_TOUCHES + 1)
+    assert strategies.Eviction(count=MAX_FREQUENCY).count == MAX_FREQUENCY
+    with pytest.raises(ValueError, match=f"up to {MAX_FREQUENCY}. Received: count=1048576"):
+        strategies.Eviction(count=MAX_FREQUENCY + 1)
 
 
 @pytest.mark.parametrize("expected", [100, 300_000, 3_000_000])
-def test_an_array_has_the_room_that_is_expected_of_it_and_grows_beyond(expected):
-    rows = Rows((4,), tf.float32, fill=1.0, expected=expected)
+def test_an_array_has_the_capacity_that_is_expected_of_it_and_grows_beyond(expected):
+    rows = GrowableArray((4,), tf.float32, fill=1.0, expected=expected)
     rows.resize(tf.constant(expected * 3 // 4, tf.int64))
-    assert room_of(rows) <= max(expected, (1 << 24) // 16)
+    assert capacity_of(rows) <= max(expected, (1 << 24) // 16)
     rows.resize(tf.constant(expected, tf.int64))
-    assert room_of(rows) == expected
+    assert capacity_of(rows) == expected
     if expected == 100:
         rows.resize(tf.constant(101, tf.int64))
-        assert room_of(rows) == 200
+        assert capacity_of(rows) == 200
         assert rows.gather(tf.constant([0, 100], tf.int64)).numpy().tolist() == [[1.0] * 4] * 2
 
 
@@ -55,18 +55,18 @@ def test_tables_that_say_input_dim_and_their_slot_variables_reserve_no_more():
     model = keras.Model(ids, keras.layers.Dense(1)(layer(ids)))
     model.compile("adagrad", "mse")
     model.train_on_batch(np.arange(150_000), np.zeros([150_000, 1], np.float32))
-    (table,) = layer._built_tables()._homes[0].tables.values()
+    (table,) = layer._built_tables()._shards[0].tables.values()
     slots = table.store.slots()
     assert list(slots) == ["accumulator"]
-    for array in (table.store.variable.table, table.store.marks.array, *slots.values()):
-        assert room_of(array) <= 200_001  # and not 2**18
+    for array in (table.store.variable.table, table.store.metadata.array, *slots.values()):
+        assert capacity_of(array) <= 200_001  # and not 2**18
 
 
 def test_a_row_that_ids_share_counts_for_all_of_them():
     layer = strategies.DistributedEmbedding(2, input_dim=1, overflow="share")
     layer(tf.constant([1, 1], tf.int64), training=True)
     layer(tf.constant([1, 2, 3, 3], tf.int64), training=True)
-    (table,) = layer._built_tables()._homes[0].tables.values()
+    (table,) = layer._built_tables()._shards[0].tables.values()
     rows = tf.concat([table.map.find(tf.constant([1], tf.int64)), table.overflow.row()], 0)
-    assert table.store.marks.touches.gather(rows).numpy().tolist() == [3, 3]
-    assert table.store.marks.times.gather(rows).numpy().tolist() == [2, 2]
+    assert table.store.metadata.frequency.gather(rows).numpy().tolist() == [3, 3]
+    assert table.store.metadata.last_step.gather(rows).numpy().tolist() == [2, 2]

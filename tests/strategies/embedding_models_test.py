@@ -12,6 +12,8 @@ import tensorflow as tf
 
 import strategies
 from strategies import Admission, DistributedEmbedding, FeatureConfig, TableConfig
+from tests.support.check_jobs import checks_of
+from tests.support.embeddings import embedding_of
 
 APIS = ["keras", "tf_keras"]
 IDS = np.arange(1, 33).reshape([8, 4])
@@ -19,8 +21,7 @@ LABELS = (np.arange(8) % 2).astype("float32")[:, None]
 
 
 def api_of(name):
-    ours = importlib.import_module(f"strategies.embedding.{name}_layer").DistributedEmbedding
-    return importlib.import_module(name), ours
+    return importlib.import_module(name), embedding_of(name)
 
 
 def plain(k, embedding, *heads):
@@ -320,19 +321,24 @@ def test_importing_the_package_is_enough_to_load_a_model(name, tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-# What the script is given, workers, servers.
-RUNS = [
-    (["none"], 1, 0),
-    (["mirrored"], 1, 0),
-    (["cluster"], 2, 0),
-    (["cluster"], 2, 1),
-    (["cluster", "--mode", "async", "no_training_argument"], 2, 1),
-]
+@pytest.mark.slow
+@pytest.mark.parametrize("name", APIS)
+@pytest.mark.parametrize(
+    ("kind", "workers", "ps"),
+    [("none", 1, 0), ("mirrored", 1, 0), ("cluster", 2, 0), ("cluster", 2, 1)],
+)
+@pytest.mark.parametrize("check", checks_of("embedding_models.py"))
+def test_losses_are_those_of_stock_layers_under_every_strategy(
+    run_check, check, name, kind, workers, ps
+):
+    run_check(check, name, kind, workers=workers, ps=ps, timeout=900)
+
+
+WITHOUT_TRAINING = "a_subclassed_model_without_training_has_rows_in_fit_and_none_elsewhere"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", APIS)
-def test_losses_are_those_of_stock_layers_under_every_strategy(train, tmp_path, name):
-    for arguments, workers, ps in RUNS:
-        script = "embedding_models.py", tmp_path, *arguments, name
-        train(*script, workers=workers, ps=ps, timeout=900)
+@pytest.mark.parametrize("check", checks_of("embedding_models.py", only=[WITHOUT_TRAINING]))
+def test_rows_are_made_in_fit_alone_where_nobody_waits(run_check, check, name):
+    run_check(check, name, "cluster", "async", ps=1, timeout=900)

@@ -1,4 +1,4 @@
-"""Rows asked for beforehand; on real servers in tests/scripts/servers_prefetch.py."""
+"""Prefetched rows; on real servers in tests/distributed/servers_prefetch.py."""
 
 import threading
 
@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 import strategies
-from strategies.embedding.ahead import Ahead
+from strategies.embedding.lookup.prefetch_queue import PrefetchQueue
 
 slow = pytest.mark.slow
 
@@ -16,74 +16,74 @@ def keys(*ids):
     return np.array([[0, each, 1] for each in ids], np.int64)
 
 
-def answer(number):
+def result(number):
     return lambda: [np.array([number])]
 
 
-def test_an_answer_is_for_the_same_keys_and_used_once():
-    ahead = Ahead(2)
-    ahead.ask(keys(1, 2), True, answer(5))
-    ahead.ask(keys(3), True, answer(6))
-    assert ahead.take(keys(2, 1), True) is None
-    assert ahead.take(keys(1, 2), False) is None
-    assert ahead.take(keys(3), True) == [6]
-    assert ahead.take(keys(1, 2), True) == [5]
-    assert ahead.take(keys(1, 2), True) is None
+def test_a_result_is_for_the_same_keys_and_used_once():
+    queue = PrefetchQueue(2)
+    queue.submit(keys(1, 2), True, result(5))
+    queue.submit(keys(3), True, result(6))
+    assert queue.pop(keys(2, 1), True) is None
+    assert queue.pop(keys(1, 2), False) is None
+    assert queue.pop(keys(3), True) == [6]
+    assert queue.pop(keys(1, 2), True) == [5]
+    assert queue.pop(keys(1, 2), True) is None
 
 
-def test_what_is_asked_for_is_not_asked_for_again():
-    ahead = Ahead(1)
-    ahead.ask(keys(1), True, answer(5))
-    ahead.ask(keys(1), True, lambda: pytest.fail("asked again"))
-    assert ahead.take(keys(1), True) == [5]
-    ahead.ask(keys(1), True, answer(6))
-    assert ahead.take(keys(1), True) == [6]
+def test_a_submitted_lookup_is_not_submitted_again():
+    queue = PrefetchQueue(1)
+    queue.submit(keys(1), True, result(5))
+    queue.submit(keys(1), True, lambda: pytest.fail("submitted again"))
+    assert queue.pop(keys(1), True) == [5]
+    queue.submit(keys(1), True, result(6))
+    assert queue.pop(keys(1), True) == [6]
 
 
-def test_asking_does_not_wait_and_taking_does():
-    ahead, may_answer = Ahead(1), threading.Event()
+def test_submit_does_not_wait_and_pop_does():
+    queue, may_return = PrefetchQueue(1), threading.Event()
 
     def slowly():
-        may_answer.wait()
+        may_return.wait()
         return [np.array([7])]
 
-    ahead.ask(keys(1), True, slowly)
-    threading.Timer(0.1, may_answer.set).start()
-    assert ahead.take(keys(1), True) == [7]
+    queue.submit(keys(1), True, slowly)
+    threading.Timer(0.1, may_return.set).start()
+    assert queue.pop(keys(1), True) == [7]
 
 
-def test_what_was_asked_for_is_forgotten():
-    ahead = Ahead(1)
-    ahead.ask(keys(1), True, answer(5))
-    ahead.forget()
-    assert ahead.take(keys(1), True) is None
+def test_a_cleared_queue_is_empty():
+    queue = PrefetchQueue(1)
+    queue.submit(keys(1), True, result(5))
+    queue.clear()
+    assert queue.pop(keys(1), True) is None
 
 
-def test_a_step_gets_the_error_of_who_asked():
-    ahead = Ahead(1)
+def test_pop_raises_the_error_of_the_lookup():
+    queue = PrefetchQueue(1)
 
     def fails():
         raise RuntimeError("ps 0 is gone")
 
-    ahead.ask(keys(1), True, fails)
+    queue.submit(keys(1), True, fails)
     with pytest.raises(RuntimeError, match="ps 0 is gone"):
-        ahead.take(keys(1), True)
+        queue.pop(keys(1), True)
 
 
 def test_other_ids_than_those_of_the_steps_are_refused():
-    ahead = Ahead(2)
+    queue = PrefetchQueue(2)
     for number in range(3):
-        ahead.ask(keys(number), True, answer(number))
-        ahead.check()
+        queue.submit(keys(number), True, result(number))
+        queue.check()
     for number in range(3, 9):
-        ahead.ask(keys(number), True, answer(number))
+        queue.submit(keys(number), True, result(number))
     with pytest.raises(ValueError, match="the ids of 4 batches, and a step with others"):
-        ahead.check()
+        queue.check()
     # Not once a step had what it needs; what is too old is gone.
-    assert ahead.take(keys(4), True) is None
-    assert ahead.take(keys(5), True) == [5]
-    ahead.ask(keys(9), True, answer(9))
-    ahead.check()
+    assert queue.pop(keys(4), True) is None
+    assert queue.pop(keys(5), True) == [5]
+    queue.submit(keys(9), True, result(9))
+    queue.check()
 
 
 def test_without_servers_a_dataset_is_as_it_was():

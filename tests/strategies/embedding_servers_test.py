@@ -1,11 +1,12 @@
-"""DistributedEmbedding on parameter servers; what is checked stands in tests/scripts."""
+"""DistributedEmbedding on parameter servers; the checks stand in tests/distributed."""
 
 import json
 
 import numpy as np
 import pytest
 
-from strategies.server.rows import RowsOnServers
+from strategies.ps.sparse import RemoteRowVariable
+from tests.support.check_jobs import checks_of
 
 slow = pytest.mark.slow
 
@@ -20,9 +21,9 @@ slow = pytest.mark.slow
         pytest.param("sync", 5, 3, 2, {}, marks=slow),
     ],
 )
-def test_no_change_of_a_row_is_lost(train, mode, steps, workers, ps, options):
-    arguments = mode, steps, json.dumps(options)
-    train("servers_embedding.py", *arguments, workers=workers, ps=ps, timeout=300)
+@pytest.mark.parametrize("check", checks_of("servers_embedding.py"))
+def test_no_change_of_a_row_is_lost(run_check, check, mode, steps, workers, ps, options):
+    run_check(check, mode, steps, json.dumps(options), workers=workers, ps=ps, timeout=300)
 
 
 @slow
@@ -37,16 +38,20 @@ def test_no_change_of_a_row_is_lost(train, mode, steps, workers, ps, options):
         ("keras", 1, 2, 2),
     ],
 )
-def test_in_step_it_does_what_a_stock_layer_does_in_one_process(train, api, workers, ps, replicas):
-    train("embedding.py", api, replicas, workers=workers, ps=ps, timeout=500)
+@pytest.mark.parametrize("check", checks_of("embedding.py"))
+def test_in_step_it_does_what_a_stock_layer_does_in_one_process(
+    run_check, check, api, workers, ps, replicas
+):
+    run_check(check, api, replicas, workers=workers, ps=ps, timeout=500)
 
 
 @slow
 @pytest.mark.parametrize(
     ("api", "workers", "ps"), [("keras", 1, 1), ("keras", 2, 3), ("tf_keras", 3, 2)]
 )
-def test_the_life_of_rows(train, api, workers, ps):
-    train("embedding_life.py", api, workers=workers, ps=ps, timeout=500)
+@pytest.mark.parametrize("check", checks_of("embedding_life.py"))
+def test_the_life_of_rows(run_check, check, api, workers, ps):
+    run_check(check, api, workers=workers, ps=ps, timeout=500)
 
 
 @slow
@@ -80,12 +85,13 @@ def test_rows_go_from_workers_to_servers_and_back(train, tmp_path):
     ("mode", "workers", "ps", "replicas"),
     [("sync", 2, 0, 2), ("sync", 1, 2, 2), ("sync", 2, 2, 2), ("async", 2, 1, 2)],
 )
-def test_a_step_is_one_of_all_replicas(train, mode, workers, ps, replicas):
-    train("embedding_steps.py", mode, replicas, workers=workers, ps=ps, timeout=300)
+@pytest.mark.parametrize("check", checks_of("embedding_steps.py"))
+def test_a_step_is_one_of_all_replicas(run_check, check, mode, workers, ps, replicas):
+    run_check(check, mode, replicas, workers=workers, ps=ps, timeout=300)
 
 
 def test_a_worker_does_not_change_rows_by_itself():
-    rows = RowsOnServers([], np.zeros(3, np.float32), True, "table", None)
+    rows = RemoteRowVariable([], np.zeros(3, np.float32), True, "table", None)
     np.testing.assert_array_equal(rows.value(), [[0.0, 0.0, 0.0]])
     slot = rows.make_slot(f"{rows.table_name}momentum", np.zeros([1, 3], np.float32))
     slot.assign(np.zeros([1, 3], np.float32))  # as Keras does with what it saved

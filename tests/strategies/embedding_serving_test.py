@@ -12,7 +12,8 @@ import tf_keras
 from pyarrow import parquet
 
 from strategies import DistributedEmbedding, FeatureConfig, TableConfig
-from strategies.embedding import array_files, state, tf_keras_layer
+from strategies.embedding import tf_keras_layer
+from strategies.embedding.checkpoint import npy_stream, snapshot
 
 LOADED = """
 import sys
@@ -178,8 +179,8 @@ def test_parquet_files(tmp_path, monkeypatch, pieces):
 def in_pieces_of(monkeypatch, layer, rows):
     """Lets rows be moved in pieces of so many."""
     size = layer._built_tables().table(None).store.row_bytes() * rows
-    monkeypatch.setattr(state, "_PIECE_BYTES", size)
-    monkeypatch.setattr(array_files, "_PIECE_BYTES", size)
+    monkeypatch.setattr(snapshot, "_CHUNK_BYTES", size)
+    monkeypatch.setattr(npy_stream, "_CHUNK_BYTES", size)
 
 
 def test_parquet_without_pyarrow_is_refused(tmp_path, monkeypatch):

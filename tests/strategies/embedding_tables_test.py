@@ -1,12 +1,12 @@
-"""What tables of a DistributedEmbedding do beyond training; the checks stand in tests/scripts."""
+"""Tables of a DistributedEmbedding beyond training; the checks stand in tests/distributed."""
 
 import json
-from pathlib import Path
 
 import pytest
 
+from tests.support.check_jobs import PROGRAMS, checks_of
+
 SLOW = pytest.mark.slow
-SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
 
 
 @pytest.mark.parametrize(
@@ -26,8 +26,11 @@ SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
         ),
     ],
 )
-def test_own_optimizers_shared_rows_plain_files_and_serving(train, api, workers, replicas):
-    train("embedding_tables.py", api, replicas, workers=workers)
+@pytest.mark.parametrize("check", checks_of("embedding_tables.py"))
+def test_own_optimizers_shared_rows_plain_files_and_serving(
+    run_check, check, api, workers, replicas
+):
+    run_check(check, api, replicas, workers=workers)
 
 
 @SLOW
@@ -38,7 +41,7 @@ def test_a_save_that_is_killed_leaves_the_last_one(forked, train, tmp_path, work
     script = "embedding_killed.py"
     directory = tmp_path / "rows"
     code, output = forked.run(
-        "--workers", workers, "--start-timeout", 60, SCRIPTS / script, directory, "save", files
+        "--workers", workers, "--start-timeout", 60, PROGRAMS / script, directory, "save", files
     )
     assert code != 0 and "nobody was killed" not in output, output
     latest = json.loads((directory / "latest").read_text())

@@ -1,6 +1,8 @@
-"""DistributedEmbedding; what is checked on several workers stands in tests/scripts."""
+"""DistributedEmbedding; the checks on several workers stand in tests/distributed."""
 
 import pytest
+
+from tests.support.check_jobs import checks_of
 
 SLOW = pytest.mark.slow
 
@@ -24,14 +26,16 @@ SLOW = pytest.mark.slow
         ),
     ],
 )
-def test_it_does_what_a_stock_layer_does_in_one_process(train, api, workers, replicas):
-    train("embedding.py", api, replicas, workers=workers)
+@pytest.mark.parametrize("check", checks_of("embedding.py"))
+def test_it_does_what_a_stock_layer_does_in_one_process(run_check, check, api, workers, replicas):
+    run_check(check, api, replicas, workers=workers)
 
 
 @SLOW
-def test_so_it_does_where_there_is_no_horovod(job, train):
+@pytest.mark.parametrize("check", checks_of("embedding.py"))
+def test_so_it_does_where_there_is_no_horovod(job, run_check, check):
     job.hide_horovod()
-    train("embedding.py", "keras")
+    run_check(check, "keras")
 
 
 @pytest.mark.parametrize(
@@ -41,8 +45,9 @@ def test_so_it_does_where_there_is_no_horovod(job, train):
         *(pytest.param(*c, marks=SLOW) for c in [("keras", 1), ("keras", 3), ("tf_keras", 2)]),
     ],
 )
-def test_the_life_of_rows(train, api, workers):
-    train("embedding_life.py", api, workers=workers)
+@pytest.mark.parametrize("check", checks_of("embedding_life.py"))
+def test_the_life_of_rows(run_check, check, api, workers):
+    run_check(check, api, workers=workers)
 
 
 @pytest.mark.parametrize(

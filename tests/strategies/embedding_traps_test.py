@@ -1,13 +1,12 @@
 """What other systems of embeddings fell into: a test by the name of each trap.
 
 Workers are threads of this process that meet where collectives do. What holds for them holds for
-processes too: embedding.py and embedding_life.py in tests/scripts train on real ones.
+processes too: embedding.py and embedding_life.py in tests/distributed train on real ones.
 """
 
 import ast
 import functools
 import importlib
-import threading
 from pathlib import Path
 
 import keras
@@ -22,87 +21,13 @@ from strategies import (
     Eviction,
     FeatureConfig,
     TableConfig,
-    row_variable,
 )
 from strategies.collectives import LocalCollectives
-from strategies.collectives.base import ExchangeByGathering
-from strategies.embedding import array_files, state
-from strategies.embedding.hashing import bucket_of
+from strategies.embedding.checkpoint import npy_stream, snapshot
+from strategies.embedding.shard.hashing import shard_of
+from tests.support.worker_threads import on_workers
 
 ENDS = [-(2**63), -3, -2, -1, 0, 1, 2**63 - 2, 2**63 - 1]
-
-
-class Meeting:
-    """Where threads give each other values."""
-
-    def __init__(self, size):
-        self.size = size
-        self.barrier = threading.Barrier(size)
-        self.values = [None] * size
-
-    def exchanged(self, rank, value):
-        self.values[rank] = value
-        self.barrier.wait(60)
-        values = list(self.values)
-        self.barrier.wait(60)
-        return values
-
-
-class Thread(ExchangeByGathering):
-    """The collectives of a worker that is a thread; counts its exchanges."""
-
-    def __init__(self, meeting, rank):
-        self._meeting = meeting
-        self.rank, self.size = rank, meeting.size
-        self.exchanges = 0
-
-    def all_gather(self, tensor):
-        return tf.concat(self._meeting.exchanged(self.rank, tensor), 0)
-
-    def all_reduce(self, tensors):
-        return [tf.add_n(self._meeting.exchanged(self.rank, tensor)) for tensor in tensors]
-
-    def broadcast(self, tensor):
-        return self._meeting.exchanged(self.rank, tensor)[0]
-
-    def all_to_all(self, tensor, counts):
-        self.exchanges += 1
-        return super().all_to_all(tensor, counts)
-
-
-def leave_scope():
-    """Ends what the layer began for its thread, which TensorFlow cannot do when the thread ends."""
-    vars(row_variable._creators).pop("graph", None)
-    scope = vars(row_variable._creators).pop("scope", None)
-    if scope is not None:
-        scope.close()
-
-
-def on_workers(size, worker):
-    """Returns what `worker` returns on each of so many workers, given its collectives."""
-    if size == 1:
-        return [worker(LocalCollectives())]
-    meeting, results, errors = Meeting(size), [None] * size, []
-
-    def run(rank):
-        try:
-            results[rank] = worker(Thread(meeting, rank))
-        except threading.BrokenBarrierError:
-            pass
-        except Exception as error:
-            errors.append(error)
-            meeting.barrier.abort()
-        finally:
-            leave_scope()
-
-    threads = [threading.Thread(target=run, args=[rank]) for rank in range(size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
-    return results
 
 
 def layer_of(collectives, *arguments, **options):
@@ -249,13 +174,13 @@ def test_7_a_row_and_its_slot_variables_are_of_one_moment_and_none_is_left_unset
     first.save_rows(str(tmp_path))  # before there are slot variables
     step(first, optimizer, [1, 2])
     first.set_rows(np.array([3]), np.array([[0.0]]))  # a row that no step has touched
-    packed = first.packed_rows()
+    packed = first.snapshot_rows()
     assert {len(packed[f"0/{name}"]) for name in ("ids", "rows", "times", "touches")} == {3}
     assert packed["0/slot/accumulator"].tolist() == [[1.5], [1.5], [0.5]]
     step(first, optimizer, [3])
     second.load_rows(str(tmp_path))
     step(second, make(), [1])
-    again = second.packed_rows()
+    again = second.snapshot_rows()
     assert (again["0/ids"].tolist(), again["0/slot/accumulator"].tolist()) == ([1], [[1.5]])
     rows = first.rows()[1]
     np.testing.assert_array_equal(rows, [second.rows()[1][0]] * 3)
@@ -267,12 +192,12 @@ def test_8_any_number_of_workers_restores_and_other_tables_are_named(tmp_path):
         for ids in (ENDS, ENDS[2:]):
             step(layer, keras.optimizers.Adam(0.1), ids)
         layer.save_rows(str(tmp_path))
-        return layer.packed_rows()
+        return layer.snapshot_rows()
 
     def load(collectives):
         layer = layer_of(collectives, 2)
         layer.load_rows(str(tmp_path))
-        return layer.packed_rows()
+        return layer.snapshot_rows()
 
     def in_order(arrays):
         order = np.argsort(arrays["0/ids"])
@@ -290,8 +215,8 @@ def test_8_any_number_of_workers_restores_and_other_tables_are_named(tmp_path):
 @pytest.fixture
 def pieces_of_three_rows(monkeypatch):
     """Lets rows of 16 numbers with momentum be moved three at a time, and more of smaller ones."""
-    for module in (state, array_files):
-        monkeypatch.setattr(module, "_PIECE_BYTES", 3 * (2 * 64 + 60))
+    for module in (snapshot, npy_stream):
+        monkeypatch.setattr(module, "_CHUNK_BYTES", 3 * (2 * 64 + 60))
 
 
 def test_what_moves_in_pieces_is_whole(tmp_path, pieces_of_three_rows):
@@ -307,13 +232,13 @@ def test_what_moves_in_pieces_is_whole(tmp_path, pieces_of_three_rows):
         layer.evict()
         layer.save_rows(str(tmp_path / "rows"), delta=True)
         layer.export_rows(str(tmp_path / "plain"))
-        return layer.packed_rows()
+        return layer.snapshot_rows()
 
     def load(collectives):
         layer, plain = (layer_of(collectives, 16, **rule) for _ in range(2))
         layer.load_rows(str(tmp_path / "rows"))
         plain.import_rows(str(tmp_path / "plain"))
-        return layer.packed_rows(), plain.rows()
+        return layer.snapshot_rows(), plain.rows()
 
     def in_order(arrays):
         order = np.argsort(arrays["0/ids"])
@@ -372,15 +297,15 @@ def test_a_full_table_is_restored_by_another_number_of_workers(tmp_path, before,
         step(layer, make(), many if collectives.rank == 0 else [])
         layer.save_rows(str(tmp_path / "rows"))
         layer.export_rows(str(tmp_path / "plain"))
-        return layer.packed_rows()
+        return layer.snapshot_rows()
 
     def load(collectives):
         layers = [layer_of(collectives, 1, room, **rule) for _ in range(3)]
         layers[0].load_rows(str(tmp_path / "rows"))
-        layers[1].unpack_rows(saved)
+        layers[1].restore_rows(saved)
         layers[2].import_rows(str(tmp_path / "plain"))
         rows = [layer(many).numpy()[:, 0] for layer in layers]
-        counts = [layer.packed_rows()["0/overflow_touches"].tolist() for layer in layers]
+        counts = [layer.snapshot_rows()["0/overflow_touches"].tolist() for layer in layers]
         for layer in layers[:2]:
             step(layer, make(), many if collectives.rank == 0 else [])
         there = [len(layer.rows()[0]) for layer in layers]
@@ -388,7 +313,7 @@ def test_a_full_table_is_restored_by_another_number_of_workers(tmp_path, before,
 
     saved = on_workers(before, save)[0]
     known = np.isin(many, saved["0/ids"])
-    owners, owners_now = (bucket_of(tf.constant(many), size).numpy() for size in (before, after))
+    owners, owners_now = (shard_of(tf.constant(many), size).numpy() for size in (before, after))
     sharing = np.bincount(owners[~known], minlength=before)
     assert known.sum() == room and saved["0/overflow_rows"][:, 0].tolist() == (-sharing).tolist()
     first = sharing[owners_now % before]
@@ -409,7 +334,7 @@ def test_a_full_table_is_restored_by_another_number_of_workers(tmp_path, before,
 def test_a_table_has_no_more_rows_than_it_may_wherever_they_come_from(tmp_path, before, after):
     many = np.arange(60)
     # More than the part of the worker that they all come to.
-    ids = many[bucket_of(tf.constant(many), after).numpy() == 0][:6]
+    ids = many[shard_of(tf.constant(many), after).numpy() == 0][:6]
     arrays = ids, np.ones([6, 1])
 
     def save(collectives):
@@ -417,11 +342,11 @@ def test_a_table_has_no_more_rows_than_it_may_wherever_they_come_from(tmp_path, 
         layer.set_rows(*arrays)
         layer.save_rows(str(tmp_path / "rows"))
         layer.export_rows(str(tmp_path / "plain"))
-        return layer.packed_rows()
+        return layer.snapshot_rows()
 
     ways = [
         lambda layer: layer.load_rows(str(tmp_path / "rows")),
-        lambda layer: layer.unpack_rows(saved),
+        lambda layer: layer.restore_rows(saved),
         lambda layer: layer.import_rows(str(tmp_path / "plain")),
         lambda layer: layer.set_rows(*arrays),
     ]
@@ -675,7 +600,7 @@ def test_a_step_is_one_of_all_replicas_however_often_it_looks_up(replicas):
     for each in (1, 2):
         run(tf.constant([each], tf.int64))
     assert layer.evict() == {"table": 0}, "1 came a step ago"
-    assert layer.packed_rows()["0/step"] == 2
+    assert layer.snapshot_rows()["0/step"] == 2
     run(tf.constant([3], tf.int64))
     assert layer.evict() == {"table": 2}
     assert layer.rows()[0].tolist() == [2, 3, 102, 103]
@@ -724,7 +649,7 @@ def test_copies_in_all_workers_do_what_one_table_does(tmp_path):
         seen = layer(dict.fromkeys(features, tf.constant(range(-10, 10), tf.int64)))
         everything = {name: rows.numpy() for name, rows in seen.items()}
         owned = {name: layer.rows(name)[0].tolist() for name in features}
-        return layer.packed_rows(), everything, layer.statistics(), layer.plan(), owned
+        return layer.snapshot_rows(), everything, layer.statistics(), layer.plan(), owned
 
     (one, seen, counted, plan, _), *_ = on_workers(1, train)
     assert "copy" not in plan
@@ -756,7 +681,7 @@ def test_copies_in_all_workers_do_what_one_table_does(tmp_path):
         layer = layer_of(collectives, features=others)
         layer.load_rows(str(tmp_path / "3"))
         layer.set_rows(np.array([1000 + collectives.rank]), np.ones([1, 2]), "a part")
-        return layer.packed_rows(), layer(dict.fromkeys(features, tf.constant([1000, 1001])))
+        return layer.snapshot_rows(), layer(dict.fromkeys(features, tf.constant([1000, 1001])))
 
     for size in (1, 2):
         for packed, added in on_workers(size, load):

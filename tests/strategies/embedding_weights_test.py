@@ -1,6 +1,4 @@
-"""What Keras does with weights, on an embedding's rows; most of it stands in tests/scripts."""
-
-from pathlib import Path
+"""What Keras does with weights, on an embedding's rows; most of it stands in tests/distributed."""
 
 import keras
 import numpy as np
@@ -9,10 +7,12 @@ import tensorflow as tf
 import tf_keras
 
 import strategies
-from strategies.embedding import snapshot
+from strategies.embedding.checkpoint import weight_tokens
 from strategies.embedding.tf_keras_layer import DistributedEmbedding as TfKerasEmbedding
+from tests.support.check_jobs import checks_of
 
 slow = pytest.mark.slow
+CHECKS = pytest.mark.parametrize("check", checks_of("embedding_weights.py"))
 APIS = pytest.mark.parametrize(
     ("api", "embedding"),
     [(keras, strategies.DistributedEmbedding), (tf_keras, TfKerasEmbedding)],
@@ -24,16 +24,14 @@ APIS = pytest.mark.parametrize(
     ("api", "kind"),
     [
         ("keras", "none"),
-        ("tf_keras", "none"),
+        pytest.param("tf_keras", "none", marks=slow),
         pytest.param("keras", "mirrored", marks=slow),
         pytest.param("tf_keras", "mirrored", marks=slow),
     ],
 )
-def test_in_one_process(forked, api, kind):
-    script = Path(__file__).parent.parent / "scripts" / "embedding_weights.py"
-    command = [forked.python, str(script), api, kind]
-    output, _ = (process := forked.popen(command)).communicate(timeout=500)
-    assert process.returncode == 0 and "passed" in output, output
+@CHECKS
+def test_in_one_process(run_check, check, api, kind):
+    run_check(check, api, kind, workers=0, timeout=500)
 
 
 @pytest.mark.parametrize(
@@ -46,9 +44,9 @@ def test_in_one_process(forked, api, kind):
         pytest.param("keras", 1, 1, "async", marks=slow),
     ],
 )
-def test_on_several_workers_and_on_servers(train, api, workers, ps, mode):
-    arguments = api, "cluster", mode
-    train("embedding_weights.py", *arguments, workers=workers, ps=ps, timeout=500)
+@CHECKS
+def test_on_several_workers_and_on_servers(run_check, check, api, workers, ps, mode):
+    run_check(check, api, "cluster", mode, workers=workers, ps=ps, timeout=500)
 
 
 @APIS
@@ -69,11 +67,11 @@ def test_a_layer_gives_its_rows_and_takes_them_back(api, embedding):
 def test_a_snapshot_lives_as_long_as_its_array(api, embedding):
     layer = embedding(2)
     layer.build()
-    before = len(snapshot._taken)
+    before = len(weight_tokens._taken)
     weights = [layer.get_weights() for _ in range(3)]
-    assert len(snapshot._taken) == before + 3
+    assert len(weight_tokens._taken) == before + 3
     lost = np.array(weights.pop()[0])
-    assert len(snapshot._taken) == before + 2
+    assert len(weight_tokens._taken) == before + 2
     with pytest.raises(ValueError, match="and that was kept. Received: other values"):
         layer.set_weights([lost])
     mean = (weights[0][0] + weights[1][0]) / 2
@@ -129,7 +127,7 @@ def test_tables_of_one_width_come_back_together_and_a_shared_row_too():
 
 
 def test_more_rows_than_are_kept_are_refused(monkeypatch):
-    monkeypatch.setattr(snapshot, "LARGEST", 100)
+    monkeypatch.setattr(weight_tokens, "MAX_SNAPSHOT_BYTES", 100)
     layer = strategies.DistributedEmbedding(2, name="ids")
     layer.build()
     layer.set_rows(np.arange(4), np.ones([4, 2]))

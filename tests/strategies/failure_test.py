@@ -1,7 +1,6 @@
 """Workers that die, and Ctrl-C, in the middle of training."""
 
 import signal
-import sys
 import time
 
 import pytest
@@ -12,7 +11,7 @@ from tf_config import TFConfig, local_cluster
 @pytest.fixture
 def endless(job, request):
     """The path of a script that trains until it is ended."""
-    return request.path.parent.parent / "scripts" / "endless.py"
+    return request.path.parent.parent / "distributed" / "endless.py"
 
 
 def start_training(job, endless):
@@ -31,7 +30,7 @@ def task_process(job, index):
     raise AssertionError(f"There is no worker {index}.")
 
 
-@pytest.mark.parametrize("index", [0, 1])
+@pytest.mark.parametrize("index", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_worker_that_is_killed_ends_the_job_and_is_named(job, endless, index):
     launcher = start_training(job, endless)
     killed = time.monotonic()
@@ -45,21 +44,28 @@ def test_a_worker_that_is_killed_ends_the_job_and_is_named(job, endless, index):
 
 
 @pytest.mark.parametrize("index", [0, 1])
-def test_without_a_launcher_a_dead_peer_ends_the_others(job, endless, communication, index):
+def test_without_a_launcher_a_dead_peer_ends_the_others(forked, endless, communication, index):
     cluster = local_cluster(workers=2)
     workers = []
     for task in cluster.training_tasks:
-        job.environ["TF_CONFIG"] = TFConfig(cluster, task).to_json()
-        workers.append(job.popen([sys.executable, str(endless)]))
-    job.wait_for(lambda: all((job.directory / f"training-{i}").exists() for i in range(2)), 60)
+        forked.environ["TF_CONFIG"] = TFConfig(cluster, task).to_json()
+        workers.append(forked.popen([forked.python, str(endless)]))
+    forked.wait_for(
+        lambda: all((forked.directory / f"training-{i}").exists() for i in range(2)), 60
+    )
     workers[index].kill()
     output, _ = workers[1 - index].communicate(timeout=10)
     assert workers[1 - index].returncode != 0
     # The reason differs with the moment.
     assert {"horovod": "horovod", "tensorflow": "unavailable"}[communication] in output.lower()
-    job.assert_nothing_left()
+    forked.assert_nothing_left()
 
 
+@pytest.mark.parametrize(
+    "communication",
+    ["horovod", pytest.param("tensorflow", marks=pytest.mark.slow)],
+    indirect=True,
+)
 @pytest.mark.usefixtures("communication")
 def test_ctrl_c_ends_the_training_on_all_workers(job, endless):
     launcher = start_training(job, endless)

@@ -1,4 +1,4 @@
-"""What is written once; real workers do it in tests/scripts/around.py."""
+"""What is written once; real workers do it in tests/distributed/around.py."""
 
 import os
 
@@ -7,24 +7,7 @@ import tensorflow as tf
 
 import strategies
 from strategies import files
-
-
-class Worker:
-    """One of two workers; `others_fail` tells what the other one reports."""
-
-    size = 2
-
-    def __init__(self, rank, other_fails=()):
-        self.rank, self._other_fails = rank, list(other_fails)
-        self.asked = 0
-
-    def all_gather(self, tensor):
-        if tensor.dtype == tf.uint8:  # the other one makes the same call
-            return tf.concat([tensor, tensor], 0)
-        self.asked += 1
-        other = tf.constant([int(self.asked in self._other_fails)])
-        return tf.concat([tensor, other] if self.rank == 0 else [other, tensor], 0)
-
+from tests.support.fakes import FakeWorker
 
 STRATEGY = tf.distribute.get_strategy()
 
@@ -34,32 +17,44 @@ def use(monkeypatch, worker):
     return worker
 
 
+def failing(rank, exchange):
+    """Returns a worker; the other one reports a failure in an exchange."""
+
+    def other(_, mine):
+        if mine.dtype == tf.uint8:
+            return mine
+        return [int(worker.exchanges == exchange)]
+
+    worker = FakeWorker(rank, others=other)
+    return worker
+
+
 def write(path, text="new"):
     with open(path, "w") as file:
         file.write(text)
 
 
 def test_the_first_workers_file_takes_its_place_when_all_have_written(tmp_path, monkeypatch):
-    worker = use(monkeypatch, Worker(0))
+    worker = use(monkeypatch, FakeWorker(0))
     place = tmp_path / "note.txt"
     write(place, "old")
     with strategies.writing(place, STRATEGY) as path:
         write(path)
-        assert place.read_text() == "old" and worker.asked == 1
-    assert place.read_text() == "new" and worker.asked == 2
+        assert place.read_text() == "old" and worker.exchanges == 1
+    assert place.read_text() == "new" and worker.exchanges == 2
     assert os.listdir(tmp_path) == ["note.txt"]
 
 
 def test_the_others_files_are_thrown_away(tmp_path, monkeypatch):
-    worker = use(monkeypatch, Worker(1))
+    worker = use(monkeypatch, FakeWorker(1))
     with strategies.writing(tmp_path / "note.txt", STRATEGY) as path:
         write(path)
-    assert worker.asked == 2
+    assert worker.exchanges == 2
     assert not os.path.exists(os.path.dirname(path)) and not os.listdir(tmp_path)
 
 
 def test_a_directory_and_several_files_are_moved_whole(tmp_path, monkeypatch):
-    use(monkeypatch, Worker(0))
+    use(monkeypatch, FakeWorker(0))
     for text in ("old", "new"):
         with strategies.writing(tmp_path / "model", STRATEGY) as path:
             os.mkdir(path)
@@ -73,35 +68,35 @@ def test_a_directory_and_several_files_are_moved_whole(tmp_path, monkeypatch):
 
 
 def test_what_fails_in_the_block_leaves_nothing_behind(tmp_path, monkeypatch):
-    worker = use(monkeypatch, Worker(0))
+    worker = use(monkeypatch, FakeWorker(0))
     with pytest.raises(ZeroDivisionError):
         with strategies.writing(tmp_path / "note.txt", STRATEGY) as path:
             write(path)
             raise ZeroDivisionError
-    assert not os.listdir(tmp_path) and worker.asked == 1
+    assert not os.listdir(tmp_path) and worker.exchanges == 1
 
 
 def test_nothing_written_is_an_error(tmp_path, monkeypatch):
-    use(monkeypatch, Worker(0))
+    use(monkeypatch, FakeWorker(0))
     with pytest.raises(ValueError, match="Received: nothing, for .*note.txt"):
         with strategies.writing(tmp_path / "note.txt", STRATEGY):
             pass
 
 
-@pytest.mark.parametrize("asked", [1, 2])
+@pytest.mark.parametrize("exchange", [1, 2])
 @pytest.mark.parametrize("rank", [0, 1])
-def test_another_workers_failure_is_everybodys(tmp_path, monkeypatch, rank, asked):
-    use(monkeypatch, Worker(rank, [asked]))
+def test_another_workers_failure_is_everybodys(tmp_path, monkeypatch, rank, exchange):
+    use(monkeypatch, failing(rank, exchange))
     with pytest.raises(RuntimeError, match=f"Received: worker {1 - rank} could not"):
         with strategies.writing(tmp_path / "note.txt", STRATEGY) as path:
-            assert asked == 2
+            assert exchange == 2
             write(path)
 
 
 def test_paths_of_their_own(tmp_path, monkeypatch):
-    use(monkeypatch, Worker(0))
+    use(monkeypatch, FakeWorker(0))
     assert strategies.own_path(tmp_path / "log.csv", STRATEGY) == str(tmp_path / "log.csv")
-    use(monkeypatch, Worker(1))
+    use(monkeypatch, FakeWorker(1))
     mine = strategies.own_path(tmp_path / "log.csv", STRATEGY)
     assert os.path.basename(mine) == "log.csv"
     assert not mine.startswith(str(tmp_path)) and os.path.isdir(os.path.dirname(mine))

@@ -7,28 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 
-from strategies.input import Epochs, equal_steps, share
-
-
-class Worker:
-    """One of several workers, which have the given numbers of steps, or all as many as it."""
-
-    def __init__(self, rank, size, steps=()):
-        self.rank, self.size, self._steps = rank, size, steps
-
-    def all_gather(self, tensor):
-        return tf.constant(self._steps, tf.int64) if self._steps else tf.repeat(tensor, self.size)
-
-    def apart(self):
-        return self
-
-    def all_reduce(self, tensors):
-        return tensors
+from strategies.data.sharding import Epochs, equal_steps, shard_dataset
+from tests.support.fakes import with_steps
 
 
 def parts(dataset, size):
     """Returns each worker's batches."""
-    return [list(share(dataset, Worker(rank, size))) for rank in range(size)]
+    return [list(shard_dataset(dataset, with_steps(rank, size))) for rank in range(size)]
 
 
 @settings(max_examples=30)
@@ -66,15 +51,15 @@ def test_every_kind_of_component_is_cut():
 
 def test_a_fixed_batch_size_stays_fixed():
     dataset = tf.data.Dataset.range(8).batch(4, drop_remainder=True)
-    assert share(dataset, Worker(0, 2)).element_spec.shape == [2]
-    assert share(dataset, Worker(0, 3)).element_spec.shape == [2]
-    assert share(dataset, Worker(2, 3)).element_spec.shape == [1]
+    assert shard_dataset(dataset, with_steps(0, 2)).element_spec.shape == [2]
+    assert shard_dataset(dataset, with_steps(0, 3)).element_spec.shape == [2]
+    assert shard_dataset(dataset, with_steps(2, 3)).element_spec.shape == [1]
 
 
 def test_one_worker_gets_the_dataset_as_it_is():
     dataset = tf.data.Dataset.range(8)
-    assert share(dataset, Worker(0, 1)) is dataset
-    assert equal_steps(dataset, Worker(0, 1)) is dataset
+    assert shard_dataset(dataset, with_steps(0, 1)) is dataset
+    assert equal_steps(dataset, with_steps(0, 1)) is dataset
 
 
 @pytest.mark.parametrize(
@@ -86,7 +71,7 @@ def test_one_worker_gets_the_dataset_as_it_is():
 )
 def test_a_dataset_that_is_not_batched_is_refused(dataset):
     with pytest.raises(ValueError, match=r"Call .batch\(...\) with the batch size of"):
-        share(dataset, Worker(0, 2))
+        shard_dataset(dataset, with_steps(0, 2))
 
 
 def test_components_of_different_length_are_refused():
@@ -95,24 +80,24 @@ def test_components_of_different_length_are_refused():
         output_signature=(tf.TensorSpec([None]), tf.TensorSpec([None])),
     ).apply(tf.data.experimental.assert_cardinality(1))
     with pytest.raises(tf.errors.InvalidArgumentError, match="the same number of rows"):
-        list(share(dataset, Worker(0, 2)))
+        list(shard_dataset(dataset, with_steps(0, 2)))
 
 
 @pytest.mark.parametrize(("rank", "expected"), [(0, [2, 1, 0]), (1, [2, 2, 2])])
 def test_who_runs_dry_goes_on_with_empty_batches(rank, expected):
     dataset = tf.data.Dataset.range([3, 6][rank]).batch(2)
-    padded = equal_steps(dataset, Worker(rank, 2, [2, 3]))
+    padded = equal_steps(dataset, with_steps(rank, 2, [2, 3]))
     assert [len(batch) for batch in padded] == expected
 
 
 def test_equal_and_endless_data_stay_as_they_are():
     dataset = tf.data.Dataset.range(4).batch(2)
-    assert equal_steps(dataset, Worker(0, 2, [2, 2])) is dataset
+    assert equal_steps(dataset, with_steps(0, 2, [2, 2])) is dataset
     endless = dataset.repeat()
     infinite = tf.data.INFINITE_CARDINALITY
-    assert equal_steps(endless, Worker(0, 2, [infinite, infinite])) is endless
+    assert equal_steps(endless, with_steps(0, 2, [infinite, infinite])) is endless
     with pytest.raises(ValueError, match=r"infinite in worker 1, .* steps by rank: \[2, -1\]"):
-        equal_steps(dataset, Worker(0, 2, [2, infinite]))
+        equal_steps(dataset, with_steps(0, 2, [2, infinite]))
 
 
 def test_epochs_go_on_and_an_epoch_left_early_starts_anew():
@@ -142,7 +127,7 @@ def test_epochs_of_a_function_with_a_fixed_seed_differ():
 def test_kerass_arrays_are_shuffled_anew_where_they_are_shuffled(shuffle):
     adapter = ArrayDataAdapter(np.arange(10), batch_size=4, shuffle=shuffle)
     tf.random.set_seed(1)
-    parts = share(adapter.get_tf_dataset(), Worker(0, 2))
+    parts = shard_dataset(adapter.get_tf_dataset(), with_steps(0, 2))
     tf.random.set_seed(None)
     assert isinstance(parts, Epochs) == shuffle
     one, other = ([part.numpy().tolist() for part in parts] for _ in range(2))
@@ -154,7 +139,7 @@ def test_own_batches_are_split_over_the_steps():
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
     dataset = tf.data.Dataset.range(6).batch(4).with_options(options)
-    split = share(dataset, Worker(0, 2, [4, 4]))
+    split = shard_dataset(dataset, with_steps(0, 2, [4, 4]))
     assert [batch.numpy().tolist() for batch in split] == [[0, 1], [2, 3], [4], [5]]
 
 
@@ -166,7 +151,11 @@ def test_files_are_shared_out_where_the_dataset_asks_for_it(tmp_path):
     files = sorted(map(str, tmp_path.iterdir()))
     dataset = tf.data.TextLineDataset(files).batch(2).with_options(options)
     seen = [
-        b"".join(np.concatenate([part.numpy() for part in share(dataset, Worker(rank, 2, [4, 4]))]))
+        b"".join(
+            np.concatenate(
+                [part.numpy() for part in shard_dataset(dataset, with_steps(rank, 2, [4, 4]))]
+            )
+        )
         for rank in range(2)
     ]
     assert seen == [b"0a0b2a2b", b"1a1b3a3b"]
@@ -190,7 +179,7 @@ def test_elements_keep_their_structure(element, policy, steps):
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy[policy]
     for replicas in (1, 2):
-        shared = share(dataset.with_options(options), Worker(0, 2, steps), replicas)
+        shared = shard_dataset(dataset.with_options(options), with_steps(0, 2, steps), replicas)
         spec = tf.nest.map_structure(
             lambda one: getattr(one, "_value_specs", [one])[0], shared.element_spec
         )

@@ -1,22 +1,30 @@
-"""MirroredStrategy; what is checked stands in tests/scripts."""
+"""MirroredStrategy; the checks stand in tests/distributed."""
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import strategies
+from tests.support.check_jobs import checks_of
 
 
 @pytest.mark.parametrize(
-    ("api", "ops"), [("keras", None), ("tf_keras", None), ("keras", "ReductionToOneDevice")]
+    ("api", "ops"),
+    [
+        ("keras", None),
+        ("tf_keras", None),
+        pytest.param("keras", "ReductionToOneDevice", marks=pytest.mark.slow),
+    ],
 )
-def test_replicas_do_what_one_process_does(train, api, ops):
-    train("mirrored.py", api, *([ops] if ops else []), workers=1)
+@pytest.mark.parametrize("check", checks_of("mirrored.py"))
+def test_replicas_do_what_one_process_does(run_check, check, api, ops):
+    run_check(check, api, *([ops] if ops else []), workers=1)
 
 
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_replicas_reduce_inside_conditions(train, workers):
-    train("accumulation.py", 2, workers=workers)
+@pytest.mark.parametrize("check", checks_of("accumulation.py"))
+def test_replicas_reduce_inside_conditions(run_check, check, workers):
+    run_check(check, 2, workers=workers)
 
 
 def test_whole_numbers_of_a_batch_stay_whole_and_others_have_a_mean():

@@ -1,13 +1,11 @@
-"""The strategy on real workers; what is checked stands in tests/scripts."""
-
-import subprocess
-import sys
+"""The strategy on real workers; the checks stand in tests/distributed."""
 
 import numpy as np
 import pytest
 
 import strategies
 from strategies.multi_worker import start_timeout_seconds
+from tests.support.check_jobs import checks_of
 from tf_config import ClusterConfigError
 from tf_config.settings import START_TIMEOUT_SECONDS
 
@@ -18,31 +16,35 @@ TWO = (
 
 # What is slow runs in `make test-all`: the same checks in more combinations.
 SLOW = pytest.mark.slow
+BASIC = "parity.py", "training.py", "custom_loop.py"
 
 
 @pytest.mark.parametrize(
     ("api", "workers"),
     [
         ("keras", 2),
-        ("tf_keras", 2),
-        *(pytest.param(*case, marks=SLOW) for case in [("keras", 3), ("tf_keras", 3)]),
+        *(
+            pytest.param(*case, marks=SLOW)
+            for case in [("tf_keras", 2), ("keras", 3), ("tf_keras", 3)]
+        ),
     ],
 )
-@pytest.mark.parametrize("script", ["parity.py", "training.py", "custom_loop.py"])
-def test_workers_do_what_one_process_does(train, script, api, workers):
-    train(script, api, workers=workers)
+@pytest.mark.parametrize("check", checks_of(*BASIC))
+def test_workers_do_what_one_process_does(run_check, check, api, workers):
+    run_check(check, api, workers=workers)
 
 
-@pytest.mark.parametrize("api", ["keras", pytest.param("tf_keras", marks=SLOW)])
-@pytest.mark.parametrize("script", ["parity.py", "training.py", "custom_loop.py"])
-def test_so_they_do_where_there_is_no_horovod(job, train, script, api):
+@pytest.mark.parametrize("api", [pytest.param("keras", marks=SLOW), "tf_keras"])
+@pytest.mark.parametrize("check", [*checks_of("parity.py"), *checks_of(*BASIC[1:], marks=SLOW)])
+def test_so_they_do_where_there_is_no_horovod(job, run_check, check, api):
     job.hide_horovod()
-    train(script, api)
+    run_check(check, api)
 
 
-def test_tensorflows_collectives_carry_every_type(job, train):
+@pytest.mark.parametrize("check", checks_of("collectives.py"))
+def test_tensorflows_collectives(job, run_check, check):
     job.hide_horovod()
-    train("collectives.py")
+    run_check(check)
 
 
 @pytest.mark.parametrize(
@@ -55,26 +57,28 @@ def test_tensorflows_collectives_carry_every_type(job, train):
         ),
     ],
 )
-@pytest.mark.parametrize("script", ["parity.py", pytest.param("training.py", marks=SLOW)])
-def test_so_do_several_replicas_a_worker(train, script, api, workers):
-    train(script, api, 2, workers=workers)
+@pytest.mark.parametrize("check", [*checks_of("parity.py"), *checks_of("training.py", marks=SLOW)])
+def test_so_do_several_replicas_a_worker(run_check, check, api, workers):
+    run_check(check, api, 2, workers=workers)
 
 
-@pytest.mark.parametrize(("workers", "replicas"), [(1, 3), (2, 2)])
-def test_custom_loops_with_several_replicas_a_worker(train, workers, replicas):
-    train("replicas.py", replicas, workers=workers)
+@pytest.mark.parametrize(("workers", "replicas"), [pytest.param(1, 3, marks=SLOW), (2, 2)])
+@pytest.mark.parametrize("check", checks_of("replicas.py"))
+def test_custom_loops_with_several_replicas_a_worker(run_check, check, workers, replicas):
+    run_check(check, replicas, workers=workers)
 
 
 @pytest.mark.parametrize(
     ("api", "options"),
     [
-        ("keras", '{"bucket_bytes": 64}'),
-        ("tf_keras", '{"sum_rows": true, "dense_below": 100}'),
+        pytest.param("keras", '{"bucket_bytes": 64}', marks=SLOW),
+        pytest.param("tf_keras", '{"sum_rows": true, "dense_below": 100}', marks=SLOW),
         pytest.param("tf_keras", '{"bucket_bytes": 0, "sum_rows": true}', marks=SLOW),
     ],
 )
-def test_parity_however_gradients_travel(train, api, options):
-    train("parity.py", api, 1, options)
+@pytest.mark.parametrize("check", checks_of("parity.py"))
+def test_parity_however_gradients_travel(run_check, check, api, options):
+    run_check(check, api, 1, options)
 
 
 @pytest.mark.parametrize(
@@ -87,8 +91,9 @@ def test_parity_however_gradients_travel(train, api, options):
     ],
     indirect=["communication"],
 )
-def test_compression(train, communication, api, replicas):
-    train("compression.py", api, replicas)
+@pytest.mark.parametrize("check", checks_of("compression.py"))
+def test_compression(run_check, check, communication, api, replicas):
+    run_check(check, api, replicas)
 
 
 @pytest.mark.parametrize(
@@ -101,14 +106,16 @@ def test_compression(train, communication, api, replicas):
         ),
     ],
 )
-def test_half_precision(train, api, workers, replicas):
-    train("mixed_precision.py", api, replicas, workers=workers)
+@pytest.mark.parametrize("check", checks_of("mixed_precision.py"))
+def test_half_precision(run_check, check, api, workers, replicas):
+    run_check(check, api, replicas, workers=workers)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("ps", "options"), [(1, [1]), (0, [2, "central"])])
-def test_half_precision_on_servers_and_in_one_place(train, ps, options):
-    train("mixed_precision.py", "keras", *options, workers=1 + ps, ps=ps)
+@pytest.mark.parametrize("check", checks_of("mixed_precision.py"))
+def test_half_precision_on_servers_and_in_one_place(run_check, check, ps, options):
+    run_check(check, "keras", *options, workers=1 + ps, ps=ps)
 
 
 def test_a_keras_in_which_workers_cannot_agree_on_overflow_is_refused(monkeypatch):
@@ -137,9 +144,9 @@ def test_a_model_saved_with_our_loss_scaling_loads(tmp_path):
     assert [optimizer.initial_scale for optimizer in (loaded, older)] == [8.0, 8.0]
 
 
-@pytest.mark.parametrize("script", ["parity.py", "training.py", "custom_loop.py"])
-def test_a_cluster_of_one_worker_needs_no_other(train, script):
-    train(script, "keras", workers=1)
+@pytest.mark.parametrize("check", [*checks_of("parity.py"), *checks_of(*BASIC[1:], marks=SLOW)])
+def test_a_cluster_of_one_worker_needs_no_other(run_check, check):
+    run_check(check, "keras", workers=1)
 
 
 def test_without_tf_config_there_is_one_worker(monkeypatch):
@@ -192,36 +199,40 @@ def test_the_start_timeout_comes_from_the_argument_then_from_the_launcher():
 WITHOUT_HOROVOD = "import sys; sys.modules['horovod'] = None; import strategies\n"
 
 
-def run_without_horovod(code, environ):
-    return subprocess.run(
-        [sys.executable, "-c", WITHOUT_HOROVOD + code],
-        env={**environ, "PYTHONPATH": ":".join(sys.path)},
-        capture_output=True,
-        text=True,
-    )
+@pytest.fixture
+def run_without_horovod(forked):
+    """Runs code in such a process; returns its exit code and its output."""
+
+    def run(code, **environ):
+        forked.environ |= environ
+        process = forked.popen([forked.python, "-c", WITHOUT_HOROVOD + code])
+        output, _ = process.communicate(timeout=60)
+        return process.returncode, output
+
+    return run
 
 
-def test_one_worker_needs_no_horovod():
-    result = run_without_horovod("print(strategies.from_tf_config().num_replicas_in_sync)", {})
-    assert result.stdout == "1\n", result.stderr
+def test_one_worker_needs_no_horovod(run_without_horovod):
+    code, output = run_without_horovod("print(strategies.from_tf_config().num_replicas_in_sync)")
+    assert code == 0
+    assert output.endswith("1\n")
 
 
-def test_horovod_that_is_asked_for_and_missing_names_build_md():
-    result = run_without_horovod(
+def test_horovod_that_is_asked_for_and_missing_names_build_md(run_without_horovod):
+    code, output = run_without_horovod(
         "strategies.MultiWorkerMirroredStrategy(communication='horovod')",
-        {"TF_CONFIG": TWO % ("", "worker")},
+        TF_CONFIG=TWO % ("", "worker"),
     )
-    assert result.returncode == 1
-    last = result.stderr.strip().splitlines()[-1]
+    last = output.strip().splitlines()[-1]
+    assert code == 1
     assert last.startswith("ImportError: communication='horovod' needs Horovod 0.28.1, built")
     assert "BUILD.md" in last
 
 
-def test_tensorflows_collectives_start_before_the_first_tensor():
-    result = run_without_horovod(
+def test_tensorflows_collectives_start_before_the_first_tensor(run_without_horovod):
+    code, output = run_without_horovod(
         "import tensorflow as tf; tf.constant(1); strategies.from_tf_config()",
-        {"TF_CONFIG": TWO % ("", "worker")},
+        TF_CONFIG=TWO % ("", "worker"),
     )
-    assert result.returncode == 1
-    last = result.stderr.strip().splitlines()[-1]
-    assert "Make the strategy at the start of the script" in last
+    assert code == 1
+    assert "Make the strategy at the start of the script" in output.strip().splitlines()[-1]

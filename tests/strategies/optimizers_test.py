@@ -1,6 +1,8 @@
-"""Every optimizer of Keras's on real workers; what is checked stands in tests/scripts."""
+"""Every optimizer of Keras's on real workers; the checks stand in tests/distributed."""
 
 import pytest
+
+from tests.support.check_jobs import checks_of
 
 SLOW = pytest.mark.slow
 REDUCE = '{"mode": "reduce", "split_above": 4}'
@@ -31,35 +33,44 @@ CASES = [
 
 
 @pytest.mark.parametrize(("api", "workers", "replicas", "options"), CASES)
-def test_every_optimizer_does_what_it_does_in_one_process(train, api, workers, replicas, options):
-    train("optimizers.py", api, replicas, options, workers=workers, timeout=300)
+@pytest.mark.parametrize("check", checks_of("optimizers.py"))
+def test_every_optimizer_does_what_it_does_in_one_process(
+    run_check, check, api, workers, replicas, options
+):
+    run_check(check, api, replicas, options, workers=workers, timeout=300)
 
 
+@pytest.mark.parametrize("check", checks_of("optimizers.py", only=["adam", "lion", "clipnorm"]))
+def test_so_it_does_on_tensorflows_collectives(job, run_check, check):
+    job.hide_horovod()
+    run_check(check, "tf_keras", 1, '{"bucket_bytes": 64}', timeout=300)
+
+
+@SLOW
 @pytest.mark.parametrize(
-    ("api", "workers", "replicas", "options", "names"),
+    ("api", "workers", "replicas", "options"),
     [
-        ("tf_keras", 2, 1, '{"bucket_bytes": 64}', ["Adam", "Lion", "clipnorm"]),
-        *(
-            pytest.param(*case, [], marks=SLOW)
-            for case in [
-                ("keras", 2, 1, "{}"),
-                ("keras", 2, 2, '{"bucket_bytes": 64}'),
-                ("keras", 4, 1, '{"bucket_bytes": 0}'),
-                ("tf_keras", 2, 1, "{}"),
-                ("tf_keras", 2, 2, "{}"),
-                ("keras", 2, 1, REDUCE),
-                ("tf_keras", 2, 2, REDUCE),
-            ]
-        ),
+        ("keras", 2, 1, "{}"),
+        ("keras", 2, 2, '{"bucket_bytes": 64}'),
+        ("keras", 4, 1, '{"bucket_bytes": 0}'),
+        ("tf_keras", 2, 1, "{}"),
+        ("tf_keras", 2, 2, "{}"),
+        ("keras", 2, 1, REDUCE),
+        ("tf_keras", 2, 2, REDUCE),
     ],
 )
-def test_so_it_does_on_tensorflows_collectives(job, train, api, workers, replicas, options, names):
+@pytest.mark.parametrize("check", checks_of("optimizers.py"))
+def test_so_does_every_optimizer(job, run_check, check, api, workers, replicas, options):
     job.hide_horovod()
-    train("optimizers.py", api, replicas, options, *names, workers=workers, timeout=300)
+    run_check(check, api, replicas, options, workers=workers, timeout=300)
 
 
-@pytest.mark.slow
-def test_so_it_does_where_its_state_is_in_parts(train):
-    names = ["Adam", "Lion", "Ftrl", "averages, overwritten", "clipnorm"]
-    options = '{"mode": "reduce", "split_above": 10}'
-    train("optimizers.py", "keras", 1, options, *names, timeout=300)
+@SLOW
+@pytest.mark.parametrize(
+    "check",
+    checks_of(
+        "optimizers.py", only=["adam", "lion", "ftrl", "averages_that_overwrite", "clipnorm"]
+    ),
+)
+def test_so_it_does_where_its_state_is_in_parts(run_check, check):
+    run_check(check, "keras", 1, '{"mode": "reduce", "split_above": 10}', timeout=300)

@@ -1,6 +1,8 @@
-"""The order of what workers exchange; what is checked stands in tests/scripts/order.py."""
+"""The order of what workers exchange; the checks stand in tests/distributed/order.py."""
 
 import pytest
+
+from tests.support.check_jobs import checks_of
 
 SLOW = pytest.mark.slow
 
@@ -18,5 +20,8 @@ SLOW = pytest.mark.slow
     ],
     indirect=["communication"],
 )
-def test_workers_exchange_in_the_same_order(train, communication, api, workers, replicas):
-    train("order.py", api, replicas, workers=workers)
+@pytest.mark.parametrize("check", checks_of("order.py"))
+def test_workers_exchange_in_the_same_order(
+    run_check, check, communication, api, workers, replicas
+):
+    run_check(check, api, replicas, workers=workers)

@@ -9,7 +9,7 @@ import pytest
 
 from tf_config import Task, TFConfig, local_cluster
 
-SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "steady.py"
+SCRIPT = Path(__file__).resolve().parents[1] / "distributed" / "steady.py"
 STEPS = 20  # of an epoch of the script
 SLOW = pytest.mark.slow
 

@@ -1,19 +1,17 @@
-"""ParameterServerStrategy on real clusters; what is checked stands in tests/scripts."""
+"""ParameterServerStrategy on real clusters; the checks stand in tests/distributed."""
 
 import json
 import signal
 import subprocess
-import sys
 import time
-from pathlib import Path
 
 import pytest
 
-from strategies.server.placement import Placement
+from strategies.ps.placement import Placement
+from tests.support.check_jobs import PROGRAMS, checks_of
 from tf_config.builder import free_ports
 
 slow = pytest.mark.slow
-SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
 
 
 @pytest.mark.parametrize(
@@ -28,13 +26,17 @@ SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
         pytest.param("tf_keras", 3, 2, {"placement": "hash"}, marks=slow),
     ],
 )
-def test_workers_in_step_follow_one_process(train, keras, workers, ps, options):
-    arguments = keras, json.dumps(options)
-    train("servers_parity.py", *arguments, workers=workers, ps=ps, timeout=400)
+@pytest.mark.parametrize("check", checks_of("servers_parity.py"))
+def test_workers_in_step_follow_one_process(run_check, check, keras, workers, ps, options):
+    run_check(check, keras, json.dumps(options), workers=workers, ps=ps, timeout=400)
 
 
-def test_so_they_do_with_momentum(train):
-    train("servers_parity.py", "keras", "{}", 1, workers=2, ps=2, timeout=400)
+FIRST = ["a_dense_model_with_momentum", "an_embedding_with_sgd"]
+
+
+@pytest.mark.parametrize("check", checks_of("servers_parity.py", only=FIRST))
+def test_so_they_do_with_momentum(run_check, check):
+    run_check(check, "keras", "{}", ps=2, timeout=400)
 
 
 @pytest.mark.parametrize(("workers", "ps"), [(2, 2), pytest.param(3, 2, marks=slow)])
@@ -44,7 +46,7 @@ def test_those_that_remain_go_on_when_a_worker_ends(train, workers, ps):
 
 @slow
 def test_a_chief_is_the_first_worker(forked):
-    script = SCRIPTS / "servers_early.py"
+    script = PROGRAMS / "servers_early.py"
     code, output = forked.run("--chief", "--workers", 1, "--ps", 2, script, timeout=200)
     assert code == 0 and "[chief 0] passed" in output and "[worker 0] passed" in output, output
 
@@ -80,8 +82,9 @@ def test_a_worker_that_only_serves_is_named(forked):
 
 
 @slow
-def test_what_a_step_may_be_and_what_is_refused(train):
-    train("servers_ways.py", workers=2, ps=2, timeout=300)
+@pytest.mark.parametrize("check", checks_of("servers_ways.py"))
+def test_what_a_step_may_be_and_what_is_refused(run_check, check):
+    run_check(check, ps=2, timeout=500)
 
 
 @pytest.mark.parametrize(
@@ -96,9 +99,11 @@ def test_what_a_step_may_be_and_what_is_refused(train):
         pytest.param("geo", 12, 1, 2, {"geo_steps": 2}, marks=slow),
     ],
 )
-def test_no_change_is_lost_and_staleness_is_bounded(train, mode, steps, workers, ps, options):
-    arguments = mode, steps, json.dumps(options)
-    train("servers_counting.py", *arguments, workers=workers, ps=ps, timeout=400)
+@pytest.mark.parametrize("check", checks_of("servers_counting.py"))
+def test_no_change_is_lost_and_staleness_is_bounded(
+    run_check, check, mode, steps, workers, ps, options
+):
+    run_check(check, mode, steps, json.dumps(options), workers=workers, ps=ps, timeout=400)
 
 
 @pytest.mark.parametrize(
@@ -114,8 +119,9 @@ def test_no_change_is_lost_and_staleness_is_bounded(train, mode, steps, workers,
         pytest.param("keras", "sync", 2, 1, marks=slow),
     ],
 )
-def test_all_rows_are_evaluated_on_every_worker(train, keras, mode, replicas, ps):
-    train("servers_evaluation.py", keras, mode, replicas, workers=2, ps=ps, timeout=400)
+@pytest.mark.parametrize("check", checks_of("servers_evaluation.py"))
+def test_all_rows_are_evaluated_on_every_worker(run_check, check, keras, mode, replicas, ps):
+    run_check(check, keras, mode, replicas, ps=ps, timeout=400)
 
 
 @slow
@@ -142,7 +148,7 @@ class Cluster:
         task = {"cluster": self._cluster, "task": {"type": kind, "index": index}}
         self._job.environ["TF_CONFIG"] = json.dumps(task)
         what = ["-m", "strategies.serve"] if kind == "ps" else [str(self._script)]
-        return self._job.popen([sys.executable, *what, *map(str, arguments)])
+        return self._job.popen([self._job.python, *what, *map(str, arguments)])
 
 
 # A step takes 1 from the weight, and its number goes to a file, for the test to see.
@@ -170,8 +176,8 @@ while not os.path.exists("stop"):
     open(f"worker{{me}}.new", "w").write(str(number))
     os.replace(f"worker{{me}}.new", f"worker{{me}}")
     time.sleep(0.02)
-extended.exchange.drain()
-print("did", number, "found", int(-extended.on_servers.read([weight.held])[0][0]))
+extended.update_mode.drain()
+print("did", number, "found", int(-extended.registry.read([weight.remote])[0][0]))
 """
 
 
@@ -190,7 +196,7 @@ def steps_cluster(job, mode, workers=2, ps=2, **options):
 @pytest.mark.parametrize(
     ("mode", "options"),
     [
-        ("async", {}),
+        pytest.param("async", {}, marks=slow),
         pytest.param("half_async", {}, marks=slow),
         pytest.param("geo", {"geo_steps": 2}, marks=slow),
     ],
@@ -214,9 +220,9 @@ def test_a_worker_is_killed_and_comes_again(job, mode, options):
     job.assert_nothing_left()
 
 
-def test_a_server_is_killed(job):
-    _, servers, workers = steps_cluster(job, "async")
-    job.wait_for(lambda: steps_of(job, 0) > 5 and steps_of(job, 1) > 5, within=90)
+def test_a_server_is_killed(forked):
+    _, servers, workers = steps_cluster(forked, "async")
+    forked.wait_for(lambda: steps_of(forked, 0) > 5 and steps_of(forked, 1) > 5, within=90)
     servers[1].send_signal(signal.SIGKILL)
     killed = time.monotonic()
     for worker in workers:
@@ -226,7 +232,7 @@ def test_a_server_is_killed(job):
     assert time.monotonic() - killed < 20
     servers[0].terminate()
     servers[0].wait(10)
-    job.assert_nothing_left()
+    forked.assert_nothing_left()
 
 
 @slow
@@ -248,25 +254,25 @@ def test_a_server_is_paused(job):
     assert max(found for _, found in counts) == sum(did for did, _ in counts)
 
 
-def test_ctrl_c_ends_all(job):
-    job.script(STEPS.format(mode="async", options={}), "steps.py")
-    process = job.start("--workers", 1, "--ps", 1, job.directory / "steps.py")
-    job.wait_for(lambda: steps_of(job, 0) > 2, within=90)
+def test_ctrl_c_ends_all(forked):
+    forked.script(STEPS.format(mode="async", options={}), "steps.py")
+    process = forked.start("--workers", 1, "--ps", 1, forked.directory / "steps.py")
+    forked.wait_for(lambda: steps_of(forked, 0) > 2, within=90)
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=30)
     assert process.returncode == 128 + signal.SIGINT
-    job.assert_nothing_left()
+    forked.assert_nothing_left()
 
 
-def test_without_servers_it_says_how_to_get_them(job):
-    script = job.script("import strategies; strategies.ParameterServerStrategy()")
-    process = job.popen([sys.executable, str(script)])
+def test_without_servers_it_says_how_to_get_them(forked):
+    script = forked.script("import strategies; strategies.ParameterServerStrategy()")
+    process = forked.popen([forked.python, str(script)])
     output, _ = process.communicate(timeout=60)
     assert "Received: no TF_CONFIG" in output and "tf-config run --workers 2 --ps 1" in output
 
 
-def test_a_server_is_a_ps_task(job):
-    process = job.popen([sys.executable, "-m", "strategies.serve"])
+def test_a_server_is_a_ps_task(forked):
+    process = forked.popen([forked.python, "-m", "strategies.serve"])
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 2
     assert "runs as a ps task. Received: no TF_CONFIG" in output

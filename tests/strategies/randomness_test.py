@@ -1,24 +1,26 @@
-"""Random numbers of replicas, and long training with them; scripts run on real workers."""
+"""Random numbers of replicas, and long training; the checks stand in tests/distributed."""
 
 import pytest
 import tensorflow as tf
 
-from strategies import randomness
+from strategies.core import random_seeds as randomness
+from tests.support.check_jobs import checks_of
 
 SLOW = pytest.mark.slow
+CHECKS = pytest.mark.parametrize("check", checks_of("in_step.py"))
 
 
 @pytest.mark.parametrize(
     ("api", "workers", "replicas"),
     [
-        ("keras", 2, 2),
-        ("tf_keras", 2, 1),
+        ("keras", 2, 1),
         *(
             pytest.param(*case, marks=SLOW)
             for case in [
                 ("keras", 1, 1),
                 ("keras", 1, 3),
-                ("keras", 2, 1),
+                ("keras", 2, 2),
+                ("tf_keras", 2, 1),
                 ("keras", 3, 1),
                 ("tf_keras", 3, 1),
                 ("tf_keras", 2, 2),
@@ -26,15 +28,17 @@ SLOW = pytest.mark.slow
         ),
     ],
 )
-def test_200_steps_leave_all_replicas_equal(train, api, workers, replicas):
-    train("in_step.py", api, replicas, workers=workers)
+@CHECKS
+def test_200_steps_leave_all_replicas_equal(run_check, check, api, workers, replicas):
+    run_check(check, api, replicas, workers=workers)
 
 
 @SLOW
 @pytest.mark.parametrize("api", ["keras", "tf_keras"])
-def test_so_they_do_on_tensorflows_collectives(job, train, api):
+@CHECKS
+def test_so_they_do_on_tensorflows_collectives(job, run_check, check, api):
     job.hide_horovod()
-    train("in_step.py", api)
+    run_check(check, api)
 
 
 def test_outside_of_replicas_a_seed_is_as_it_was_written():
@@ -49,6 +53,6 @@ def test_a_graph_has_its_seed_again_afterwards(monkeypatch, rank, is_own):
     monkeypatch.setattr(randomness, "global_seed", lambda: 5)
     with tf.Graph().as_default() as graph:
         graph.seed = 5
-        with randomness.own_seed(rank):
+        with randomness.worker_seed_scope(rank):
             assert (graph.seed != 5) == is_own
         assert graph.seed == 5

@@ -8,20 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import strategies
-from strategies import reading
-from strategies.input import ready, share, whole_of
-from strategies.reading import batches_of, names_of, rows_of, shard_of
-
-
-class Worker:
-    """One of several workers, whose numbers of steps are given or the same."""
-
-    def __init__(self, rank, size, steps=()):
-        self.rank, self.size, self._steps = rank, size, list(steps)
-
-    def all_gather(self, tensor):
-        assert not self._steps or int(tensor[0]) == self._steps[self.rank]
-        return tf.constant(self._steps, tf.int64) if self._steps else tf.repeat(tensor, self.size)
+from strategies.data import read_files as reading
+from strategies.data.read_files import batches_of, names_of, rows_of, shard_unit
+from strategies.data.sharding import mark_sharded, shard_dataset, unsharded
+from tests.support.check_jobs import checks_of
+from tests.support.fakes import with_steps
 
 
 def use(monkeypatch, worker):
@@ -57,7 +48,7 @@ def all_rows(counts):
 def test_each_row_is_one_workers_once_an_epoch(tmp_path_factory, counts, size, shard, shuffle):
     names = files_of(tmp_path_factory.mktemp("files"), counts)
     parts = [
-        rows_of(names, Worker(rank, size), shard=shard, shuffle=shuffle, seed=1, readers=2)
+        rows_of(names, with_steps(rank, size), shard=shard, shuffle=shuffle, seed=1, readers=2)
         for rank in range(size)
     ]
     for _ in range(2):
@@ -70,14 +61,14 @@ def test_each_row_is_one_workers_once_an_epoch(tmp_path_factory, counts, size, s
 def test_files_are_shared_out_by_their_place(tmp_path):
     names = files_of(tmp_path, [2, 3, 1, 4, 2])
     for rank in range(2):
-        rows = text(rows_of(names, Worker(rank, 2), shard="files", shuffle=100))
+        rows = text(rows_of(names, with_steps(rank, 2), shard="files", shuffle=100))
         assert {row.split(":")[0] for row in rows} == {str(n) for n in range(5) if n % 2 == rank}
 
 
 def test_rows_are_taken_from_several_files_in_turn(tmp_path):
     names = files_of(tmp_path, [2, 2, 2])
-    assert text(rows_of(names, Worker(0, 1), readers=1)) == all_rows([2, 2, 2])
-    two = text(rows_of(names, Worker(0, 1), readers=2))
+    assert text(rows_of(names, with_steps(0, 1), readers=1)) == all_rows([2, 2, 2])
+    two = text(rows_of(names, with_steps(0, 1), readers=2))
     assert two == ["0:0", "1:0", "0:1", "1:1", "2:0", "2:1"]
 
 
@@ -86,7 +77,7 @@ def test_a_seed_fixes_the_orders_of_all_epochs(tmp_path, shard):
     names = files_of(tmp_path, [20, 30, 10, 20])
 
     def orders(seed):
-        rows = rows_of(names, Worker(0, 2), shuffle=30, seed=seed, shard=shard)
+        rows = rows_of(names, with_steps(0, 2), shuffle=30, seed=seed, shard=shard)
         return [text(rows) for _ in range(3)]
 
     first = orders(7)
@@ -101,7 +92,7 @@ STEPS = [4, 2, 1]
 
 
 def epoch(tmp_path, monkeypatch, uneven, rank, counts=COUNTS, steps=STEPS):
-    use(monkeypatch, Worker(rank, 3, steps))
+    use(monkeypatch, with_steps(rank, 3, steps))
     dataset = strategies.read_files(
         files_of(tmp_path, counts), None, 6, shuffle=0, shard="files", uneven=uneven
     )
@@ -162,26 +153,26 @@ def test_options_that_are_set_later_change_no_part():
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
     rows = tf.data.Dataset.range(4)
-    mine = ready(rows.batch(2), lambda: rows.batch(4)).with_options(options)
-    found = [batch.numpy().tolist() for batch in share(mine, Worker(0, 2))]
+    mine = mark_sharded(rows.batch(2), lambda: rows.batch(4)).with_options(options)
+    found = [batch.numpy().tolist() for batch in shard_dataset(mine, with_steps(0, 2))]
     assert found == [[0, 1], [2, 3]]
-    assert [batch.numpy().tolist() for batch in whole_of(mine)] == [[0, 1, 2, 3]]
-    assert whole_of(ready(rows.batch(2))) is None
+    assert [batch.numpy().tolist() for batch in unsharded(mine)] == [[0, 1, 2, 3]]
+    assert unsharded(mark_sharded(rows.batch(2))) is None
 
 
 def test_a_batch_is_cut_for_several_replicas():
     rows = tf.data.Dataset.range(4)
-    shared = share(ready(batches_of(rows, 3, "empty", 2)), Worker(0, 2), 2)
+    shared = shard_dataset(mark_sharded(batches_of(rows, 3, "empty", 2)), with_steps(0, 2), 2)
     batches = [[part.numpy().tolist() for part in batch.values] for batch in shared]
     assert batches == [[[0, 1], [2]], [[3], []]]
-    whole = ready(batches_of(rows, 3, "empty", 2))
-    assert share(whole, Worker(1, 2)) is whole
+    whole = mark_sharded(batches_of(rows, 3, "empty", 2))
+    assert shard_dataset(whole, with_steps(1, 2)) is whole
 
 
 def test_the_first_workers_have_one_row_more(tmp_path, monkeypatch):
     sizes = []
     for rank in range(3):
-        use(monkeypatch, Worker(rank, 3))
+        use(monkeypatch, with_steps(rank, 3))
         dataset = strategies.read_files(files_of(tmp_path, [9, 9, 9]), None, 8)
         sizes.append(len(next(iter(dataset))))
     assert sizes == [3, 3, 2]
@@ -208,16 +199,16 @@ def test_fewer_files_than_workers_is_said_with_their_names(tmp_path, monkeypatch
     names = files_of(tmp_path, [4])
     said = []
     monkeypatch.setattr(
-        "strategies.reading.logging.warning", lambda text, *a: said.append(text % a)
+        "strategies.data.read_files.logging.warning", lambda text, *a: said.append(text % a)
     )
-    assert shard_of(names, "auto", Worker(1, 2)) == "rows"
-    assert text(rows_of(names, Worker(1, 2), shard="rows")) == ["0:1", "0:3"]
+    assert shard_unit(names, "auto", with_steps(1, 2)) == "rows"
+    assert text(rows_of(names, with_steps(1, 2), shard="rows")) == ["0:1", "0:3"]
     assert len(said) == 1 and f"reads all of {names[0]} and keeps each 2-th row" in said[0]
-    assert shard_of(names, "rows", Worker(1, 2)) == "rows"
-    assert shard_of(names, "auto", Worker(0, 1)) == "files"
+    assert shard_unit(names, "rows", with_steps(1, 2)) == "rows"
+    assert shard_unit(names, "auto", with_steps(0, 1)) == "files"
     assert len(said) == 1
     with pytest.raises(ValueError, match="1 for 2 workers: .*part-000.txt. Cut them into more"):
-        shard_of(names, "files", Worker(1, 2))
+        shard_unit(names, "files", with_steps(1, 2))
 
 
 def test_names_and_patterns(tmp_path):
@@ -248,16 +239,20 @@ def test_wrong_arguments(tmp_path, arguments, message):
 
 
 def test_a_batch_has_a_row_for_each_worker(tmp_path, monkeypatch):
-    use(monkeypatch, Worker(0, 3))
+    use(monkeypatch, with_steps(0, 3))
     with pytest.raises(ValueError, match="row for each of 3 workers. Received: batch_size=2"):
         strategies.read_files(files_of(tmp_path, [1, 1, 1]), None, 2)
 
 
-@pytest.mark.parametrize("api", ["keras", "tf_keras"])
-def test_training_from_files(train, tmp_path, api):
-    train("reading.py", api, tmp_path)
+@pytest.mark.parametrize("api", ["keras", pytest.param("tf_keras", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("check", checks_of("reading.py"))
+def test_training_from_files(run_check, check, api):
+    run_check(check, api)
 
 
-@pytest.mark.parametrize(("api", "workers"), [("keras", 1), ("tf_keras", 2)])
-def test_training_from_files_with_several_replicas(train, tmp_path, api, workers):
-    train("reading.py", api, tmp_path, 2, workers=workers)
+@pytest.mark.parametrize(
+    ("api", "workers"), [("tf_keras", 1), pytest.param("tf_keras", 2, marks=pytest.mark.slow)]
+)
+@pytest.mark.parametrize("check", checks_of("reading.py"))
+def test_training_from_files_with_several_replicas(run_check, check, api, workers):
+    run_check(check, api, 2, workers=workers)

@@ -1,13 +1,19 @@
-"""What tf.distribute promises; what is checked stands in tests/scripts/replica_context.py."""
+"""What tf.distribute promises; the checks stand in tests/distributed/replica_context.py."""
 
 import pytest
 
+from tests.support.check_jobs import checks_of
 
+CHECKS = pytest.mark.parametrize("check", checks_of("replica_context.py"))
+
+
+@CHECKS
 @pytest.mark.parametrize("kind", ["mirrored", "central_storage"])
-def test_replicas_of_one_process(train, kind):
-    train("replica_context.py", kind, workers=1, timeout=300)
+def test_replicas_of_one_process(run_check, check, kind):
+    run_check(check, kind, workers=1, timeout=300)
 
 
+@CHECKS
 @pytest.mark.parametrize("replicas", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_workers(train, replicas):
-    train("replica_context.py", "workers", replicas, timeout=300)
+def test_workers(run_check, check, replicas):
+    run_check(check, "workers", replicas, timeout=300)

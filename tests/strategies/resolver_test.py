@@ -4,7 +4,7 @@ import pytest
 import tensorflow as tf
 
 import strategies
-from strategies.resolver import config_of, resolver_of
+from strategies.core.resolver import config_of, resolver_of
 from tf_config import ClusterConfigError, TFConfig
 
 TWO = '{"cluster": {"chief": ["a:1"], "worker": ["b:2"]}, "task": {"type": "%s", "index": 0}}'

@@ -1,9 +1,10 @@
-"""What trains is created in the scope; what is checked on workers stands in tests/scripts."""
+"""What trains is created in the scope; the checks on workers stand in tests/distributed."""
 
 import pytest
 import tensorflow as tf
 
 import strategies
+from tests.support.check_jobs import checks_of
 
 
 @pytest.mark.parametrize(
@@ -38,5 +39,6 @@ def test_a_model_from_outside_the_scope_is_not_trained(make):
         ),
     ],
 )
-def test_nor_on_workers(train, api, workers, ps, options):
-    train("scope.py", api, *options, workers=workers, ps=ps)
+@pytest.mark.parametrize("check", checks_of("scope.py"))
+def test_nor_on_workers(run_check, check, api, workers, ps, options):
+    run_check(check, api, *options, workers=workers, ps=ps)

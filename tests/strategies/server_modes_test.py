@@ -1,17 +1,18 @@
 """What an option of parameter servers changes, seen by what is sent to a server that is none."""
 
+import re
 import threading
 import time
 
 import numpy as np
 import pytest
 
-from strategies.parameter_server import exchange_of
-from strategies.server.options import ParameterServerOptions
-from strategies.server.push import Push
+from strategies.parameter_server import update_mode_of
+from strategies.ps.options import ParameterServerOptions
+from strategies.ps.push import Push
 
 
-class Program:
+class StepProgram:
     """Notes what comes to a server, which is closed for as long as a test wants."""
 
     def __init__(self):
@@ -44,17 +45,17 @@ def push(value):
     return Push([[np.array([value])]], [[]], [], [])
 
 
-def exchange(**settings):
-    return exchange_of(ParameterServerOptions("async", **settings), OneServer())
+def update_mode(**settings):
+    return update_mode_of(ParameterServerOptions("async", **settings), OneServer())
 
 
-def steps(exchange, program, numbers):
+def steps(update_mode, program, numbers):
     """Makes steps, each when the one before has been sent; returns what each goes on with."""
     found = []
     for number in numbers:
-        fresh = exchange.step(program, push(number))
+        fresh = update_mode.step(program, push(number))
         found.append(None if fresh is None else int(fresh[0][0]))
-        exchange.drain()
+        update_mode.drain()
     return found
 
 
@@ -66,9 +67,9 @@ def steps(exchange, program, numbers):
     ],
 )
 def test_values_come_back_every_so_many_steps(settings, expected, pulls):
-    program = Program()
+    program = StepProgram()
     program.open.set()
-    assert steps(exchange(**settings), program, range(7)) == expected
+    assert steps(update_mode(**settings), program, range(7)) == expected
     assert program.pulls == pulls
 
 
@@ -81,8 +82,8 @@ def test_values_come_back_every_so_many_steps(settings, expected, pulls):
     ],
 )
 def test_steps_that_wait_make_one_change_of_their_sum(settings, changes):
-    program = Program()
-    sending = exchange(**settings)
+    program = StepProgram()
+    sending = update_mode(**settings)
     sending.step(program, push(1))
     assert program.began.wait(30)
     for value in range(2, 7):
@@ -97,8 +98,8 @@ def test_steps_that_wait_make_one_change_of_their_sum(settings, changes):
     [({}, 1), ({"send_queue_size": 3}, 3), ({"max_merge": 2}, 4)],
 )
 def test_so_many_steps_wait_to_be_sent_and_the_next_one_waits_for_them(settings, waiting):
-    program = Program()
-    sending = exchange(**settings)
+    program = StepProgram()
+    sending = update_mode(**settings)
     made = []
 
     def train():
@@ -133,6 +134,5 @@ def test_so_many_steps_wait_to_be_sent_and_the_next_one_waits_for_them(settings,
     ],
 )
 def test_wrong_options_are_refused(settings, message):
-    with pytest.raises(ValueError) as raised:
+    with pytest.raises(ValueError, match=re.escape(message)):
         ParameterServerOptions(**settings)
-    assert message in str(raised.value)

@@ -1,4 +1,4 @@
-"""Mode "reduce" and its parts; what is checked on clusters stands in tests/scripts."""
+"""Mode "reduce" and its parts; the checks on clusters stand in tests/distributed."""
 
 import keras
 import numpy as np
@@ -7,8 +7,10 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as some
 
-from strategies.elementwise import is_elementwise, optimizer_of
-from strategies.parts import Cut, Split, SplitVariable
+from strategies._keras import optimizer_of
+from strategies.variables.elementwise import is_elementwise
+from strategies.variables.partition import Partition, PartitionedVariable, PartitionSpec
+from tests.support.check_jobs import checks_of
 
 SLOW = pytest.mark.slow
 
@@ -29,12 +31,11 @@ SLOW = pytest.mark.slow
         ),
     ],
 )
+@pytest.mark.parametrize("check", checks_of("split_state.py"))
 def test_each_replica_holds_a_part_and_nothing_else_changes(
-    train, tmp_path, api, workers, replicas
+    run_check, check, api, workers, replicas
 ):
-    directory = tmp_path / "shared"
-    directory.mkdir()
-    train("split_state.py", api, replicas, directory, workers=workers)
+    run_check(check, api, replicas, workers=workers)
 
 
 shapes = some.lists(some.integers(0, 5), max_size=3).map(tuple)
@@ -42,34 +43,34 @@ shapes = some.lists(some.integers(0, 5), max_size=3).map(tuple)
 
 @given(shapes, some.integers(1, 7))
 def test_parts_joined_are_the_whole(shape, count):
-    cut = Cut(shape, count)
+    spec = PartitionSpec(shape, count)
     value = tf.constant(np.arange(np.prod(shape, dtype=int)).reshape(shape))
-    parts = [cut.part(value, number) for number in range(count)]
-    assert [tuple(part.shape) for part in parts] == [cut.shape_of(n) for n in range(count)]
-    assert max(cut.sizes) - min(cut.sizes) <= 1
-    np.testing.assert_array_equal(cut.whole(tf.concat(parts, 0)), value)
+    parts = [spec.part(value, number) for number in range(count)]
+    assert [tuple(part.shape) for part in parts] == [spec.shape_of(n) for n in range(count)]
+    assert max(spec.sizes) - min(spec.sizes) <= 1
+    np.testing.assert_array_equal(spec.whole(tf.concat(parts, 0)), value)
 
 
 @given(some.lists(some.integers(0, 5), max_size=8), some.integers(1, 8))
 def test_parts_of_rows_are_parts_of_the_table(indices, count):
-    cut = Cut((6, 2), count)
+    spec = PartitionSpec((6, 2), count)
     values = np.random.default_rng(0).normal(size=[len(indices), 2]).astype("float32")
     rows = tf.IndexedSlices(values, tf.constant(indices, tf.int32), tf.constant([6, 2]))
     for number in range(count):
-        part = tf.convert_to_tensor(cut.part(rows, number))
-        expected = cut.part(tf.convert_to_tensor(rows), number)
+        part = tf.convert_to_tensor(spec.part(rows, number))
+        expected = spec.part(tf.convert_to_tensor(rows), number)
         np.testing.assert_allclose(part, expected, rtol=1e-6)
 
 
 def split_variable():
-    split = Split(Cut((3, 2), 2), [0, 1], lambda parts: tf.concat(parts, 0))
+    partition = Partition(PartitionSpec((3, 2), 2), [0, 1], lambda parts: tf.concat(parts, 0))
     parts = [tf.Variable(tf.zeros([2, 2])), tf.Variable(tf.ones([1, 2]))]
-    return split, SplitVariable(parts, split, "momentum")
+    return partition, PartitionedVariable(parts, partition, "momentum")
 
 
 def test_what_is_in_view_is_read_and_written():
-    split, variable = split_variable()
-    with split.viewing(1):
+    partition, variable = split_variable()
+    with partition.viewing(1):
         assert variable.shape == (1, 2)
         variable.assign_add(variable * 2)
         variable.scatter_sub(tf.IndexedSlices(tf.ones([1, 2]), tf.constant([0])))
@@ -81,9 +82,9 @@ def test_what_is_in_view_is_read_and_written():
 
 
 def test_what_is_kept_does_not_ask_the_others():
-    split, variable = split_variable()
-    with variable.kept():
-        split.join = None
+    partition, variable = split_variable()
+    with variable.cached_whole():
+        partition.join = None
         np.testing.assert_array_equal(variable.numpy(), [[0, 0], [0, 0], [1, 1]])
 
 

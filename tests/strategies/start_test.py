@@ -7,7 +7,7 @@ import time
 import pytest
 
 from strategies.collectives import horovod as horovod_collectives
-from strategies.collectives.meeting import wait_for_all
+from strategies.collectives.startup.rendezvous import wait_for_all
 from tf_config import Address, ClusterConfigError, ClusterSpec, Task, TFConfig, local_cluster
 from tf_config.builder import free_ports
 
@@ -21,7 +21,16 @@ def start_worker(forked, cluster, task, code=MEET):
 
 
 @pytest.mark.usefixtures("communication")
-@pytest.mark.parametrize("missing", [0, 1])
+@pytest.mark.parametrize(
+    ("communication", "missing"),
+    [
+        ("horovod", 1),
+        ("tensorflow", 0),
+        pytest.param("horovod", 0, marks=pytest.mark.slow),
+        pytest.param("tensorflow", 1, marks=pytest.mark.slow),
+    ],
+    indirect=["communication"],
+)
 def test_a_worker_that_does_not_come_is_named_until_the_time_is_up(forked, missing):
     cluster = local_cluster(workers=2)
     tasks = cluster.training_tasks
@@ -152,7 +161,7 @@ def test_a_first_worker_whose_own_name_is_not_known_yet_listens_all_the_same():
 def test_a_machines_name_that_gloo_cannot_use(monkeypatch, hosts, name, version, fine):
     monkeypatch.setattr(socket, "gethostname", lambda: name)
     spec = ClusterSpec.from_dict({"worker": [f"{h}:{n}" for n, h in enumerate(hosts, 1)]})
-    check = horovod_collectives._check_name_of_this_host
+    check = horovod_collectives._check_hostname
     if fine:
         check(spec, Task("worker", 0), version)
     else:

@@ -63,10 +63,10 @@ def test_values_of_one_type_travel_together():
 
 def test_what_is_apart_has_groups_and_an_order_of_its_own():
     workers = collectives()
-    apart = workers.apart()
+    stream = workers.new_stream()
 
     def function(value):
-        return workers.all_reduce([value]) + apart.all_reduce([value])
+        return workers.all_reduce([value]) + stream.all_reduce([value])
 
     one, other = operations(function, tf.TensorSpec([4]))
     assert group_of(one) != group_of(other)
@@ -87,7 +87,7 @@ def test_what_is_apart_has_groups_and_an_order_of_its_own():
     ],
 )
 def test_floats_are_summed_on_gpus(device, implementation, kind, dtype, expected):
-    assert collectives(device, implementation=implementation)._place(kind, dtype) == expected
+    assert collectives(device, implementation=implementation)._placement(kind, dtype) == expected
 
 
 def test_the_timeout_reaches_the_operations():

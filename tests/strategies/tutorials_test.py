@@ -1,4 +1,4 @@
-"""TensorFlow's tutorials with another import; what they do stands in tests/scripts/tutorials."""
+"""TensorFlow's tutorials with another import; they stand in tests/distributed/tutorials."""
 
 import pytest
 

@@ -6,12 +6,12 @@ import time
 import pytest
 import tensorflow as tf
 
-from strategies.collectives.agreement import agree
 from strategies.collectives.base import LocalCollectives
-from strategies.collectives.meeting import Store
-from strategies.collectives.store import serve
-from strategies.collectives.watchdog import State, Watchdog, never_meet, watch_seconds
-from strategies.collectives.watched import Operations, WatchedCollectives
+from strategies.collectives.health.agreement import agree
+from strategies.collectives.health.operations import OperationTracker, WatchedCollectives
+from strategies.collectives.health.watchdog import State, Watchdog, is_deadlocked, watch_seconds
+from strategies.collectives.startup.rendezvous import Store, serve
+from tests.support.fakes import FakeWorker
 from tf_config import Address, Task, local_cluster
 from tf_config.store import StoreHandler, StoreServer
 
@@ -20,27 +20,19 @@ STEP = State("function", "", 40.0, "fit(), train.py, line 3")
 SAVE = State("eager", "all_gather number 7", 40.0, "save, train.py, line 5")
 
 
-class Gathered(LocalCollectives):
-    """One of two workers; the other one brings what is given."""
-
-    size = 2
-
-    def __init__(self, other):
-        self.other = other
-
-    def all_gather(self, tensor):
-        theirs = tf.constant([list(self.other.encode().ljust(tensor.shape[1]))], tensor.dtype)
-        return tf.concat([tensor, theirs], 0)
+def told(other):
+    """Returns the first of two workers; the other one brings a text."""
+    return FakeWorker(others=lambda _, mine: [list(other.encode().ljust(mine.shape[1]))])
 
 
 def test_workers_in_one_operation_go_on():
-    agree(Gathered("fit: 3 steps"), "fit", "3 steps")
+    agree(told("fit: 3 steps"), "fit", "3 steps")
 
 
 @pytest.mark.parametrize("other", ["fit: 4 steps", "evaluate: 3 steps", "barrier"])
 def test_workers_in_two_operations_raise_and_name_them(other):
     with pytest.raises(ValueError, match=f"worker 0: fit: 3 steps; worker 1: {other}"):
-        agree(Gathered(other), "fit", "3 steps")
+        agree(told(other), "fit", "3 steps")
 
 
 @pytest.mark.parametrize(
@@ -57,7 +49,7 @@ def test_workers_in_two_operations_raise_and_name_them(other):
     ],
 )
 def test_only_a_wait_that_nothing_can_end_is_ended(mine, theirs, expected):
-    assert never_meet(mine, theirs, 30.0) is expected
+    assert is_deadlocked(mine, theirs, 30.0) is expected
 
 
 @pytest.fixture
@@ -70,30 +62,30 @@ def store():
 
 
 def watchdog(store, number, ends, seconds=30.0):
-    return Watchdog(store, TASKS, TASKS[number], Operations(), seconds, ends.append)
+    return Watchdog(store, TASKS, TASKS[number], OperationTracker(), seconds, ends.append)
 
 
 def test_who_waits_names_the_other_one_and_ends_where_it_has_ended(store, caplog):
     ends = []
     waiting, other = (watchdog(store, number, ends) for number in range(2))
-    other._tell(State(place="train.py, line 9 (time.sleep(100))"))
-    waiting.look(STEP)
-    waiting.look(STEP)
+    other._publish(State(place="train.py, line 9 (time.sleep(100))"))
+    waiting.check_peers(STEP)
+    waiting.check_peers(STEP)
     assert not ends
     (warning,) = caplog.messages
     assert "worker 0 has waited 40 s in fit(), train.py, line 3" in warning
     assert "worker 1 is in train.py, line 9 (time.sleep(100))" in warning
-    other._tell(SAVE)
-    waiting.look(STEP)
-    other._tell(State(ended=True))
-    waiting.look(STEP)
+    other._publish(SAVE)
+    waiting.check_peers(STEP)
+    other._publish(State(ended=True))
+    waiting.check_peers(STEP)
     assert "worker 1 waits in save, train.py, line 5. All workers call it" in ends[0]
     assert "worker 1 has ended. All workers call it" in ends[1]
 
 
 def test_who_ends_waits_until_the_others_have(store):
     first, second = (watchdog(store, number, []) for number in range(2))
-    second._tell(State())
+    second._publish(State())
     for one in (first, second):
         one.start()
     leaving = threading.Thread(target=first.leave)
@@ -118,7 +110,7 @@ def test_operations_are_seen_while_they_run():
             seen.append(operations.waiting()[:2])
             return tensor
 
-    operations = Operations()
+    operations = OperationTracker()
     collectives = WatchedCollectives(Slow(), operations)
     collectives.all_gather(tf.constant([1]))
     collectives.all_gather(tf.constant([1]))
@@ -129,8 +121,8 @@ def test_operations_are_seen_while_they_run():
 
 
 def test_a_wait_lasts_as_long_as_nothing_moves():
-    operations = Operations()
-    with operations.eager("broadcast"):
+    operations = OperationTracker()
+    with operations.track_eager("broadcast"):
         assert operations.waiting()[2] < 0.1
         time.sleep(0.2)
         assert operations.waiting()[2] >= 0.2
@@ -147,7 +139,7 @@ import sys, time
 import numpy as np, tensorflow as tf, keras, strategies
 
 strategy = strategies.from_tf_config(communication=sys.argv[2])
-rank = strategy.extended._collectives.rank
+rank = strategy.extended.collectives.rank
 x, y = np.ones([32, 3], "float32"), np.ones([32, 1], "float32")
 with strategy.scope():
     model = keras.Sequential([keras.Input([3]), keras.layers.Dense(1)])

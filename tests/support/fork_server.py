@@ -12,6 +12,7 @@ uses `sys.executable`.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
@@ -150,10 +151,8 @@ def _received(connection: socket.socket) -> tuple[dict, list[int]] | None:
 
 
 def _kill(pid: int, number: int) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, number)
-    except ProcessLookupError:
-        pass
 
 
 def _reap(connections: dict[int, socket.socket], selector: selectors.BaseSelector) -> None:
@@ -165,10 +164,8 @@ def _reap(connections: dict[int, socket.socket], selector: selectors.BaseSelecto
         connection = connections.pop(pid)
         if connection in selector.get_map():
             selector.unregister(connection)
-        try:
+        with contextlib.suppress(OSError):
             connection.sendall(_NUMBER.pack(os.waitstatus_to_exitcode(status)))
-        except OSError:
-            pass
         connection.close()
 
 

@@ -268,6 +268,7 @@ def test_build_md_has_what_the_lines_send_a_reader_for():
         assert part in text
 
 
+@pytest.mark.slow  # Horovod imports TensorFlow for each thing that it looks for
 def test_this_machine():
     result = subprocess.run(
         [sys.executable, "-m", "tf_config", "doctor"], capture_output=True, text=True, cwd=ROOT

@@ -153,7 +153,7 @@ def test_a_directory_without_a_name_of_its_own(lines, tmp_path, monkeypatch):
 def test_gzip_comes_out_as_it_went_in(tmp_path):
     for name in ("train.txt.gz", "train.txt"):
         path = tmp_path / name
-        path.write_bytes(gzip.compress(b"1\n2\n") + gzip.compress(b"3\n"))
+        path.write_bytes(gzip.compress(b"1\n2\n", mtime=0) + gzip.compress(b"3\n"))
         out = tmp_path / f"of {name}"
         shards = cut(path, 2, out)
         assert names(out) == ["train.txt-00000.gz", "train.txt-00001.gz"]
@@ -190,11 +190,15 @@ def test_what_tensorflow_writes_is_split_and_read_by_tensorflow(tmp_path):
         ("x.tfrecords-00000-of-00002", b"\0" * 20, "whose byte 0 begins none"),
         ("x", "abc\n".encode("utf-16"), "which has zero bytes"),
         ("x.gz", b"a\nb\n", "Not a gzipped file"),
-        ("x.gz", gzip.compress(b"a\nb\n" * 10_000)[:-20], "ended before the end-of-stream"),
-        ("x.gz", gzip.compress(b"a\nb\n")[:-8] + b"12345678", "CRC check failed"),
-        ("x.gz", gzip.compress(b"a\nb\n")[:10] + b"\xff" * 20, "invalid"),
+        (
+            "x.gz",
+            gzip.compress(b"a\nb\n" * 10_000, mtime=0)[:-20],
+            "ended before the end-of-stream",
+        ),
+        ("x.gz", gzip.compress(b"a\nb\n", mtime=0)[:-8] + b"12345678", "CRC check failed"),
+        ("x.gz", gzip.compress(b"a\nb\n", mtime=0)[:10] + b"\xff" * 20, "invalid"),
         ("x", b"", "Received: 0 for 2 shards"),
-        ("x.gz", gzip.compress(b""), "Received: 0 for 2 shards"),
+        ("x.gz", gzip.compress(b"", mtime=0), "Received: 0 for 2 shards"),
         ("x", b"one line", "Received: 1 for 2 shards"),
     ],
 )
@@ -217,7 +221,10 @@ def test_the_format_that_is_said_is_the_one_that_is_read(tmp_path, capsys):
     ("other", "message"),
     [
         (tfrecord(b"a"), "'a', which is text, not packed, and 'b', which is tfrecord, not packed"),
-        (gzip.compress(b"1\n"), "which is text, not packed, and 'b', which is text, packed"),
+        (
+            gzip.compress(b"1\n", mtime=0),
+            "which is text, not packed, and 'b', which is text, packed",
+        ),
     ],
 )
 def test_files_of_two_kinds_are_not_mixed(other, message, tmp_path, capsys, monkeypatch):
@@ -319,7 +326,7 @@ def test_more_shards_than_files_may_be_open(lines, tmp_path):
 def test_a_disk_without_room_is_one_line_and_leaves_nothing(packed, tmp_path):
     content = os.urandom(300_000).hex().encode() + b"\nlast\n"
     path = tmp_path / "train.txt"
-    path.write_bytes(gzip.compress(content) if packed else content)
+    path.write_bytes(gzip.compress(content, mtime=0) if packed else content)
     result = limited(
         resource.RLIMIT_FSIZE, 100_000, path, "--shards", 2, "--output-dir", tmp_path / "out"
     )

@@ -54,5 +54,5 @@ def parser() -> argparse.ArgumentParser:
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command in _COMMANDS:
         subparser = add_command(subparsers, command, "tf-config")
-        subparser.set_defaults(function=command.run)
+        subparser.set_defaults(function=command.run, whole_parser=parser)
     return parser

@@ -23,7 +23,5 @@ def run(arguments: argparse.Namespace) -> int:
     """Prints the script."""
     import shtab
 
-    from tf_config.cli import parser  # here, for it knows this command as well
-
-    print(shtab.complete(parser(), arguments.shell))
+    print(shtab.complete(arguments.whole_parser, arguments.shell))
     return 0

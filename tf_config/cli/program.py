@@ -89,7 +89,7 @@ def warn_of_options_behind(arguments: argparse.Namespace) -> None:
     text = (
         script.read_text(errors="replace") if is_script([script.name]) and script.is_file() else ""
     )
-    known = arguments.parser._option_string_actions
+    known = arguments.parser._option_string_actions  # noqa: SLF001  # argparse names none
     ours = [
         word
         for word in arguments.arguments

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from typing import Any
 
 from tf_config.cli.membership import add_source, configuration, read
 from tf_config.cli.program import add_settings, request
@@ -54,7 +55,7 @@ def _rows(config: TFConfig) -> dict[str, tuple[str, str, str]]:
     return {**rows, str(config.task): (address, rank, "this task")}
 
 
-def _print_table(header: tuple[str, ...], rows: list) -> None:
+def _print_table(header: tuple[str, ...], rows: list[Any]) -> None:
     from rich.console import Console  # here, for it takes as long as all the rest together
 
     Console().print(rich_table(header, rows))

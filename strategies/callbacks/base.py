@@ -1,0 +1,47 @@
+"""A callback that works with Keras 3 and tf_keras alike."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from strategies._keras import default_hook, is_default_hook
+
+
+class Callback:
+    """Base class of callbacks for both versions of Keras; its hooks do nothing.
+
+    Neither version's own class is one of the other's.
+    """
+
+    params: Mapping[str, Any] | None = None
+    model: Any = None
+
+    def set_params(self, params: Mapping[str, Any]) -> None:
+        """Stores the parameters of this run: `epochs`, `steps` and `verbose`."""
+        self.params = params
+
+    def set_model(self, model: Any) -> None:
+        """Stores the model."""
+        self.model = model
+
+    @default_hook
+    def _nothing(self, *args: Any, **kwargs: Any) -> None:
+        """Does nothing."""
+
+    on_batch_begin = on_batch_end = _nothing
+    on_epoch_begin = on_epoch_end = _nothing
+    on_train_begin = on_train_end = on_train_batch_begin = on_train_batch_end = _nothing
+    on_test_begin = on_test_end = on_test_batch_begin = on_test_batch_end = _nothing
+    on_predict_begin = on_predict_end = on_predict_batch_begin = on_predict_batch_end = _nothing
+
+    def _implements_train_batch_hooks(self) -> bool:
+        """Returns whether tf_keras has to call the hooks of training batches."""
+        hooks = (self.on_train_batch_begin, self.on_train_batch_end)
+        return not all(map(is_default_hook, hooks))
+
+    def _implements_test_batch_hooks(self) -> bool:
+        return False
+
+    def _implements_predict_batch_hooks(self) -> bool:
+        return False

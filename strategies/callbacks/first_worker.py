@@ -1,0 +1,182 @@
+"""Callbacks that run on the first worker only, while all workers train."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from strategies._keras import (
+    default_hook,
+    initial_epoch,
+    is_default_hook,
+    optimizer_variables,
+    tensorflow_variable,
+)
+from strategies.collectives.single_worker import single_worker_scope
+from strategies.collectives.workers import barrier, collectives_of
+from strategies.equality import verify_equal
+from strategies.variables.partition import PartitionedVariable
+
+# These change training from the logs, which are the same on all workers.
+_IN_STEP_BY_THEMSELVES = (
+    "EarlyStopping",
+    "LearningRateScheduler",
+    "LearningRateWarmup",
+    "ReduceLROnPlateau",
+    "SwapEMAWeights",
+    "TerminateOnNaN",
+    "Throughput",
+)
+# tf_keras's ask the strategy themselves who writes, and read variables of which each worker has a
+# part: they need all workers.
+_TF_KERAS_ON_ALL = ("BackupAndRestore", "ModelCheckpoint", "TensorBoard")
+# What each worker does for itself.
+_ON_ALL = {"BackupAndRestore": ("on_train_begin",)}
+
+
+def on_first_worker(callback: Any, strategy: tf.distribute.Strategy) -> Any:
+    """Restricts a callback that writes files to the first worker.
+
+        callbacks = [
+            keras.callbacks.EarlyStopping("val_loss"),
+            strategies.callbacks.on_first_worker(
+                keras.callbacks.ModelCheckpoint("{epoch}.keras"), strategy
+            ),
+        ]
+
+    The others' hooks do nothing, save what keeps them in step: `BackupAndRestore` restores on all
+    workers, which have to see the same `backup_dir`, and no worker begins or leaves `fit` before
+    the first one has read or written its files. tf_keras's `ModelCheckpoint`, `BackupAndRestore`
+    and `TensorBoard` know the workers themselves, and are waited for alike.
+
+    Callbacks that change training from the logs (`EarlyStopping`, `ReduceLROnPlateau`, ...) do the
+    same on all workers, for the logs are the same; they are passed to `fit` as they are. A
+    callback that calls `evaluate` or `predict`, which all workers take part in, is as well.
+
+    Args:
+      callback: one of Keras 3's or tf_keras's, or your own.
+      strategy: of the workers.
+
+    Raises:
+      ValueError: if the callback is one that has to act on all workers; while training, if it
+        stops training or sets the learning rate on the first worker alone, or if the workers do
+        not see the same backup.
+    """
+    for name in _names(callback):
+        if name in _IN_STEP_BY_THEMSELVES:
+            raise ValueError(
+                "A callback of the first worker changes nothing in training. Received: "
+                f"{name}. Pass it to fit as it is: the logs are the same on all workers, and so "
+                "is what it does."
+            )
+    return _OnFirstWorker(callback, strategy)
+
+
+class _OnFirstWorker:
+    """A callback whose hooks run on the first worker; its other attributes are the callback's."""
+
+    def __init__(self, callback: Any, strategy: tf.distribute.Strategy):
+        self._callback = callback
+        self._strategy = strategy
+        self._collectives = collectives_of(strategy)
+        self._model: Any = None
+        names = _names(callback)
+        in_tf_keras = any(cls.__module__.startswith("tf_keras.") for cls in type(callback).__mro__)
+        self._runs_on_all_workers = in_tf_keras and bool(names & set(_TF_KERAS_ON_ALL))
+        self._on_all = {hook for name in names for hook in _ON_ALL.get(name, ())}
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._callback, name)
+        if name == "set_model":
+            # TensorBoard's writes files.
+            needed = self._runs_on_all_workers or self._on_all or self._collectives.rank == 0
+            return functools.partial(self._set_model, found if needed else _nothing)
+        if not name.startswith("on_"):
+            return found
+        if name in ("on_train_begin", "on_train_end"):
+            return self._with_barrier(name, found)
+        if self._runs_on_all_workers or is_default_hook(found):
+            return found
+        return self._on_first_worker_only(name, found) if self._takes_part(name) else _nothing
+
+    def _set_model(self, hook: Callable[..., Any], model: Any) -> None:
+        self._model = model
+        hook(model)
+
+    def _takes_part(self, name: str) -> bool:
+        # State in parts is gathered from all workers before the first one saves it.
+        return self._collectives.rank == 0 or (name == "on_epoch_end" and bool(self._state()))
+
+    def _state(self) -> list[PartitionedVariable]:
+        """Returns the optimizer's variables that are partitioned over the workers."""
+        variables = map(tensorflow_variable, optimizer_variables(self._model))
+        return [variable for variable in variables if isinstance(variable, PartitionedVariable)]
+
+    def _with_barrier(self, name: str, hook: Callable[..., Any]) -> Callable[..., Any]:
+        def together(*args: Any, **kwargs: Any) -> None:
+            if self._runs_on_all_workers or name in self._on_all:
+                hook(*args, **kwargs)
+            elif self._collectives.rank == 0:
+                self._on_first_worker_only(name, hook)(*args, **kwargs)
+            if name in self._on_all:
+                self._check_same_start()
+            barrier(self._strategy)
+
+        return together
+
+    def _on_first_worker_only(self, name: str, hook: Callable[..., Any]) -> Callable[..., Any]:
+        def alone(*args: Any, **kwargs: Any) -> None:
+            with contextlib.ExitStack() as stack:
+                for variable in self._state() if name == "on_epoch_end" else ():
+                    stack.enter_context(variable.cached_whole())
+                if self._collectives.rank > 0:
+                    return
+                stack.enter_context(single_worker_scope())
+                unchanged(*args, **kwargs)
+
+        def unchanged(*args: Any, **kwargs: Any) -> None:
+            before = self._training_state(name)
+            hook(*args, **kwargs)
+            if self._training_state(name) != before:
+                raise ValueError(
+                    "A callback of the first worker changes nothing in training. Received: "
+                    f"{type(self._callback).__name__}.{name} stopped it or set the learning rate. "
+                    "Pass the callback to fit as it is, and let the logs alone decide."
+                )
+
+        return alone if self._collectives.size > 1 else hook
+
+    def _training_state(self, name: str) -> tuple[Any, ...]:
+        model = self._callback.model
+        stop = bool(getattr(model, "stop_training", False))
+        if "batch" in name:  # a learning rate may be on a GPU, and is not read in every step
+            return (stop,)
+        rate: Any = getattr(getattr(model, "optimizer", None), "learning_rate", None)
+        return stop, float(rate.numpy()) if hasattr(rate, "numpy") else rate
+
+    def _check_same_start(self) -> None:
+        epoch = initial_epoch(self._callback.model)
+        epochs = self._collectives.all_gather(tf.constant([epoch])).numpy().tolist()
+        if len(set(epochs)) > 1:
+            raise ValueError(
+                "All workers restore the same backup. Received, by rank, epochs to begin with: "
+                f"{epochs}. Put backup_dir where all workers see the same files."
+            )
+        verify_equal(self._strategy, self._callback.model.variables)
+
+
+@default_hook  # Keras need not wait for it
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    """Stands for a hook on the other workers."""
+
+
+def _names(callback: Any) -> set[str]:
+    """Returns the names of a callback's classes that Keras or this package defines."""
+    makers = ("keras", "tf_keras", "strategies")
+    return {
+        cls.__name__ for cls in type(callback).__mro__ if cls.__module__.split(".")[0] in makers
+    }

@@ -1,0 +1,29 @@
+"""Checks of arguments that many constructors take, with one message for all of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def check_whole_number(name: str, value: Any, least: int | None = None, advice: str = "") -> None:
+    """Checks that an argument is an integer; True and False are none.
+
+    >>> check_whole_number("steps", 1, least=1)
+    >>> check_whole_number("steps", 0, least=1, advice="Leave it out for the default.")
+    Traceback (most recent call last):
+    ValueError: steps is a whole number from 1. Received: 0. Leave it out for the default.
+
+    Args:
+      name: the argument's.
+      value: what was given.
+      least: the smallest allowed value; None for no bound.
+      advice: what else may be given, for the message.
+
+    Raises:
+      ValueError: if it is no integer, or too small.
+    """
+    is_integer = isinstance(value, int) and not isinstance(value, bool)
+    if is_integer and (least is None or value >= least):
+        return
+    bound = "" if least is None else f" from {least}"
+    raise ValueError(f"{name} is a whole number{bound}. Received: {value!r}. {advice}".rstrip())

@@ -1,0 +1,1 @@
+"""Detection of workers that have ended, or that wait in different operations."""

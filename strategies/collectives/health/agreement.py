@@ -1,0 +1,60 @@
+"""Checks that all workers make the same call, before they exchange anything."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from strategies._tensorflow import replica_specs
+from strategies.collectives.base import Collectives
+
+_BYTES = 256
+
+
+def agree(collectives: Collectives, operation: str, detail: str = "") -> None:
+    """Checks that all workers are in the same operation, with the same details; waits for all.
+
+    It costs one small exchange. In a function's graph, where each worker has its own, it does
+    nothing.
+
+    >>> from strategies.collectives.base import LocalCollectives
+    >>> agree(LocalCollectives(), "barrier")
+
+    Args:
+      collectives: the workers.
+      operation: what this worker is about to do.
+      detail: what has to be the same on all workers, such as the number of steps.
+
+    Raises:
+      ValueError: if another worker is in another operation, or has other details; on all workers.
+    """
+    if collectives.size == 1 or not tf.executing_eagerly():
+        return
+    mine = f"{operation}: {detail}" if detail else operation
+    sent = mine.encode()[:_BYTES].ljust(_BYTES)
+    received = collectives.all_gather(tf.constant([list(sent)], tf.uint8)).numpy()
+    calls = [bytes(row).decode(errors="replace").strip() for row in received]
+    if len(set(calls)) > 1:
+        by_worker = "; ".join(f"worker {rank}: {text}" for rank, text in enumerate(calls))
+        raise ValueError(
+            "All workers make the same calls in the same order, with as many rows and steps. "
+            f"Received: {by_worker}. Give all workers the same data, or shard it by "
+            "strategies.read_files or AutoShardPolicy.OFF, which fill up what is uneven; call "
+            "fit, evaluate, predict, reduce, gather and save on all of them."
+        )
+
+
+def spec_text(spec: Any) -> str:
+    """Returns a text of the dtypes and ranks of a dataset's components.
+
+    >>> spec_text((tf.TensorSpec([None, 3]), tf.TensorSpec([None], tf.int64)))
+    'float32 of rank 2, int64 of rank 1'
+    """
+    texts = []
+    for leaf in tf.nest.flatten(spec):
+        leaf = replica_specs(leaf)[0]
+        dtype = getattr(getattr(leaf, "dtype", None), "name", type(leaf).__name__)
+        rank = getattr(getattr(leaf, "shape", None), "rank", None)
+        texts.append(dtype if rank is None else f"{dtype} of rank {rank}")
+    return ", ".join(texts)

@@ -1,0 +1,115 @@
+"""Collectives that record what this worker waits in, for a watchdog to read."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from strategies._tensorflow import ResourceVariable
+from strategies.collectives.base import Collectives
+
+
+class OperationTracker:
+    """Records the collective operations of this process: those begun, and those not ended.
+
+    Those that run eagerly are counted here. Those inside of functions count themselves, in two
+    variables, for Python does not see them run.
+    """
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._eager: dict[int, tuple[int, str]] = {}
+        self._graphs: list[tuple[ResourceVariable, ResourceVariable]] = []
+        self._seen: tuple[Any, ...] = ()
+        self._since = time.monotonic()
+
+    @contextlib.contextmanager
+    def track_eager(self, kind: str) -> Iterator[None]:
+        """Records an eager operation for as long as the block runs."""
+        self._count += 1
+        thread = threading.get_ident()
+        self._eager[thread] = (self._count, kind)
+        try:
+            yield
+        finally:
+            self._eager.pop(thread, None)
+
+    def add_counters(self) -> tuple[ResourceVariable, ResourceVariable]:
+        """Creates the counters of a stream's operations that functions have begun and ended."""
+        with tf.init_scope(), tf.device("/device:CPU:0"):
+            counters = tuple(ResourceVariable(0, dtype=tf.int64, trainable=False) for _ in range(2))
+        self._graphs.append(counters)
+        return counters
+
+    def waiting(self) -> tuple[str, str, float]:
+        """Returns what this worker waits in: "eager", "function" or ""; its name; for how long."""
+        counts = [[int(c.numpy()) for c in counters] for counters in list(self._graphs)]
+        eager = sorted(self._eager.values())
+        seen = (tuple(eager), tuple(map(tuple, counts)))
+        now = time.monotonic()
+        if seen != self._seen:
+            self._seen, self._since = seen, now
+        if eager:
+            return "eager", f"{eager[0][1]} number {eager[0][0]}", now - self._since
+        if any(begun > ended for begun, ended in counts):
+            return "function", "", now - self._since
+        return "", "", 0.0
+
+
+class WatchedCollectives:
+    """Collectives whose operations are recorded by an `OperationTracker`; see `Collectives`.
+
+    Args:
+      collectives: that do the work.
+      operations: the account.
+    """
+
+    def __init__(self, collectives: Collectives, operations: OperationTracker):
+        self.rank = collectives.rank
+        self.size = collectives.size
+        self._collectives = collectives
+        self._operations = operations
+        self._counters = operations.add_counters()
+        self._child_streams: list[WatchedCollectives] = []
+
+    def new_stream(self) -> WatchedCollectives:
+        """Returns collectives whose operations are ordered independently; see `Collectives`."""
+        # Kept, for what tf.data holds is a variable's handle, and not the variable.
+        stream = WatchedCollectives(self._collectives.new_stream(), self._operations)
+        self._child_streams.append(stream)
+        return stream
+
+    def all_reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Returns the sums over all workers; see `Collectives`."""
+        return self._run("all_reduce", self._collectives.all_reduce, list(tensors))
+
+    def all_gather(self, tensor: tf.Tensor) -> tf.Tensor:
+        """Returns the workers' tensors joined along axis 0; see `Collectives`."""
+        return self._run("all_gather", self._collectives.all_gather, tensor)
+
+    def broadcast(self, tensor: tf.Tensor) -> tf.Tensor:
+        """Returns the first worker's tensor; see `Collectives`."""
+        return self._run("broadcast", self._collectives.broadcast, tensor)
+
+    def all_to_all(self, tensor: tf.Tensor, counts: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the rows that the workers sent to this one; see `Collectives`."""
+        return self._run("all_to_all", self._collectives.all_to_all, tensor, counts)
+
+    def _run(self, kind: str, operation: Callable[..., Any], *arguments: Any) -> Any:
+        if tf.executing_eagerly():
+            with self._operations.track_eager(kind):
+                return operation(*arguments)
+        begun, ended = self._counters
+        arguments = tf.nest.map_structure(tf.convert_to_tensor, arguments)
+        with tf.control_dependencies(tf.nest.flatten(arguments)):
+            counted = begun.assign_add(1, read_value=False)
+        with tf.control_dependencies([counted]):
+            result = operation(*tf.nest.map_structure(tf.identity, arguments))
+        with tf.control_dependencies(tf.nest.flatten(result)):
+            ended.assign_add(1, read_value=False)
+        return result

@@ -1,0 +1,143 @@
+"""Selection of the collectives of a job: Horovod, or TensorFlow's own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+from absl import logging
+
+from strategies._tensorflow import CommunicationOptions
+from strategies.collectives import Collectives, LocalCollectives
+from strategies.collectives.health.watchdog import watch, watch_seconds
+from tf_config import ClusterConfigError, TFConfig
+
+VARIABLE = "KERAS_STRATEGIES_COMMUNICATION"
+_CHOICES = ("auto", "horovod", "tensorflow")
+_Implementation = tf.distribute.experimental.CommunicationImplementation
+
+
+def start(
+    config: TFConfig | None,
+    communication: str,
+    options: CommunicationOptions,
+    timeout: float,
+    device: str,
+) -> Collectives:
+    """Waits for all workers and returns the collectives among them.
+
+    Args:
+      config: the cluster and this task; None is one worker.
+      communication: one of those that `chosen` returns.
+      options: how TensorFlow's collectives work.
+      timeout: seconds to wait for the other workers.
+      device: the first one of this worker's.
+    """
+    if config is None:
+        return LocalCollectives()
+    if config.cluster.tasks("ps"):
+        raise ClusterConfigError(
+            "MultiWorkerMirroredStrategy has no use for parameter servers. Received: "
+            f"{len(config.cluster.tasks('ps'))} in TF_CONFIG. Take 'ps' out of 'cluster'."
+        )
+    if config.task.type == "evaluator" or len(config.cluster.training_tasks) == 1:
+        return LocalCollectives()
+    tasks = config.cluster.training_tasks
+    if [task.index for task in tasks if task.type == "worker"] != list(
+        range(len(config.cluster.tasks("worker")))
+    ):
+        raise ClusterConfigError(
+            "Every worker has to know all others. Received: a cluster with the tasks "
+            f"{', '.join(map(str, tasks))}. Name the workers between them too."
+        )
+    seconds = watch_seconds()
+    if communication == "auto":
+        communication, reason = _available()
+    else:
+        reason = "as asked for"
+    if config.task == tasks[0]:
+        logging.info("%d workers communicate by %s: %s.", len(tasks), communication, reason)
+    # Each is imported where it is taken, for the other may not be usable here.
+    if communication == "tensorflow":
+        from strategies.collectives.tensorflow import TensorFlowCollectives
+
+        started: Collectives = TensorFlowCollectives.start(
+            config.cluster, config.task, timeout, device, options
+        )
+        return watch(started, config.cluster, config.task, seconds)
+    from strategies.collectives import horovod
+
+    _check_for_horovod(options, horovod.has_nccl())
+    started = horovod.HorovodCollectives.start(config.cluster, config.task, timeout)
+    return watch(started, config.cluster, config.task, seconds)
+
+
+def chosen(communication: str | None, environ: Mapping[str, str] = os.environ) -> str:
+    """Returns the communication chosen by the argument, else the environment, else "auto".
+
+    >>> chosen(None, {"KERAS_STRATEGIES_COMMUNICATION": "tensorflow"})
+    'tensorflow'
+
+    Raises:
+      ValueError: if there is no such thing.
+    """
+    value = environ.get(VARIABLE, "auto") if communication is None else communication
+    if value not in _CHOICES:
+        raise ValueError(
+            f"Workers communicate by one of {', '.join(map(repr, _CHOICES))}. Received: "
+            f"{value!r}. Correct the argument communication or the variable {VARIABLE}."
+        )
+    return value
+
+
+def checked(options: Any) -> CommunicationOptions:
+    """Returns valid `tf.distribute.experimental.CommunicationOptions`; the default for None.
+
+    Raises:
+      ValueError: if it is anything else.
+    """
+    if options is None:
+        return CommunicationOptions()
+    if not isinstance(options, CommunicationOptions):
+        raise ValueError(
+            "communication_options is a tf.distribute.experimental.CommunicationOptions. "
+            f"Received: {options!r}. How gradients are reduced is said by "
+            "options=strategies.ReductionOptions(...)."
+        )
+    return options
+
+
+def _available() -> tuple[str, str]:
+    """Returns the communication that is available here, and the reason for it."""
+    from strategies.collectives import horovod
+
+    try:
+        horovod.load()
+    except ImportError as error:
+        return "tensorflow", str(error.__cause__ or error)
+    return "horovod", "it is installed"
+
+
+def _check_for_horovod(options: CommunicationOptions, has_nccl: bool) -> None:
+    """Checks that Horovod supports the communication options.
+
+    Raises:
+      ValueError: if it does not.
+    """
+    if options.timeout_seconds:
+        raise ValueError(
+            "An operation of Horovod's has no timeout. Received: "
+            f"timeout_seconds={options.timeout_seconds}. Take communication='tensorflow', or "
+            "leave it out; HOROVOD_STALL_SHUTDOWN_TIME_SECONDS ends a job that hangs."
+        )
+    implementation = options.implementation
+    if implementation == _Implementation.AUTO:
+        return
+    if implementation != _Implementation.NCCL or not has_nccl:
+        raise ValueError(
+            "Horovod takes Gloo, MPI or NCCL as it was built for. Received: "
+            f"CommunicationImplementation.{implementation.name}. Take "
+            "communication='tensorflow', or leave it out."
+        )

@@ -1,0 +1,176 @@
+"""TensorFlow's gRPC server, which makes this process a worker of a cluster."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import sys
+import time
+
+import tensorflow as tf
+
+from strategies._tensorflow import context
+from strategies.collectives.startup.liveness import LivenessWatch
+from strategies.collectives.startup.rendezvous import leave, serve, wait_for_all
+from strategies.collectives.startup.waiting import wait_until
+from tf_config import ClusterConfigError, ClusterSpec, Task
+from tf_config.store import StoreHandler, StoreServer
+
+_ANSWER_SECONDS = 2.0
+_LEAVE_SECONDS = 5.0
+# The group of those that are about to end; all others have higher numbers.
+_LEAVE_GROUP = 0
+
+# A process has one server of TensorFlow's.
+_joined: tuple[ClusterSpec, Task] | None = None
+
+
+def join(cluster: ClusterSpec, task: Task, timeout: float) -> None:
+    """Waits for all workers and starts TensorFlow's server; called again, does nothing.
+
+    Args:
+      cluster: the workers.
+      task: this one.
+      timeout: seconds to wait for the others.
+
+    Raises:
+      TimeoutError: if a worker does not come in time; the message names it.
+      ClusterConfigError: if this worker's port is taken, or the workers' clusters differ.
+      RuntimeError: if TensorFlow has made tensors before, or has joined another job.
+    """
+    global _joined
+    if _joined == (cluster, task):
+        return
+    if _joined is not None:
+        raise RuntimeError(
+            "A process joins one multi-worker job. Received: another one in this process, as "
+            f"{_joined[1]}. Keep to one TF_CONFIG a process."
+        )
+    start = time.monotonic()
+    _configure(cluster, task)
+    _start_barrier(cluster, task, timeout)
+    _serve_tensorflow(cluster, task)
+    _wait_for_servers(cluster, task, start, timeout)
+    _joined = (cluster, task)
+    watch = LivenessWatch({device_of(other): str(other) for other in cluster.training_tasks})
+    watch.start()
+    atexit.register(_leave, len(cluster.training_tasks), watch)
+
+
+def device_of(task: Task) -> str:
+    """Returns the device name of a task.
+
+    >>> device_of(Task("worker", 1))
+    '/job:worker/replica:0/task:1'
+    """
+    return f"/job:{task.type}/replica:0/task:{task.index}"
+
+
+def _leave(size: int, watch: LivenessWatch) -> None:
+    """Waits briefly for the other workers before the process ends.
+
+    What this worker sent last may still be on its way out of the process.
+    """
+    watch.stop()
+    if hasattr(sys, "last_value"):  # an error ends this process: nobody else is about to leave
+        return
+    with contextlib.suppress(tf.errors.OpError), tf.device("/device:CPU:0"):
+        tf.raw_ops.CollectiveReduceV2(
+            input=[0],
+            group_size=size,
+            group_key=_LEAVE_GROUP,
+            instance_key=1,
+            ordering_token=[],
+            merge_op="Add",
+            final_op="Id",
+            communication_hint="ring",
+            timeout_seconds=_LEAVE_SECONDS,
+        )
+
+
+def _configure(cluster: ClusterSpec, task: Task) -> None:
+    try:
+        context().configure_collective_ops(
+            collective_leader=device_of(cluster.training_tasks[0]),
+            device_filters=(device_of(task),),
+        )
+    except (RuntimeError, ValueError):
+        raise RuntimeError(
+            "TensorFlow's collectives are set up before the first tensor. Received: tensors or "
+            "another strategy's collectives from before. Make the strategy at the start of the "
+            "script, or take Horovod (communication='horovod')."
+        ) from None
+
+
+def _start_barrier(cluster: ClusterSpec, task: Task, timeout: float) -> None:
+    """Waits for all workers, through a store that the first one serves for that time."""
+    first = cluster.training_tasks[0]
+    if task != first:
+        wait_for_all(cluster, task, timeout, "tensorflow")
+        leave(cluster, task)
+        return
+    store = serve(StoreServer, cluster.addresses[task], task, StoreHandler)
+    try:
+        wait_for_all(cluster, task, timeout, "tensorflow")
+        leave(cluster, task, wait_for_others=True)
+    finally:
+        # TensorFlow's server listens at the same address.
+        store.shutdown()
+        store.server_close()
+
+
+def _serve_tensorflow(cluster: ClusterSpec, task: Task) -> None:
+    jobs: dict[str, dict[int, str]] = {}
+    for other in cluster.training_tasks:
+        jobs.setdefault(other.type, {})[other.index] = str(cluster.addresses[other])
+    definition = tf.train.ServerDef(
+        cluster=tf.train.ClusterSpec(jobs).as_cluster_def(),
+        default_session_config=context().config,
+        job_name=task.type,
+        task_index=task.index,
+        protocol="grpc",
+    )
+    context().enable_collective_ops(definition)
+    try:
+        context().ensure_initialized()
+    except (tf.errors.OpError, RuntimeError) as error:
+        raise ClusterConfigError(
+            f"Each worker listens at its own address. Received: {cluster.addresses[task]} for "
+            f"{task}, where TensorFlow's server does not start: {error}. Choose a free port of "
+            "this machine in TF_CONFIG."
+        ) from None
+
+
+def _wait_for_servers(cluster: ClusterSpec, task: Task, start: float, timeout: float) -> None:
+    """Waits until the server of every worker answers; names those that do not."""
+    missing = [other for other in cluster.training_tasks if other != task]
+
+    def all_answer() -> bool:
+        missing[:] = [other for other in missing if not _answers(other)]
+        return not missing
+
+    def names() -> str:
+        return ", ".join(f"{other} ({cluster.addresses[other]})" for other in missing)
+
+    wait_until(
+        all_answer,
+        lambda: f"the server of {names()}",
+        lambda _: (
+            f"All workers' servers answer within {timeout:g} s of the start. Received at "
+            f"{task}: no answer from {names()}. See that each of them did not fail, and that "
+            "its address is open."
+        ),
+        timeout,
+        waiter=task,
+        start=start,
+    )
+
+
+def _answers(task: Task) -> bool:
+    try:
+        context().check_collective_ops_peer_health(
+            device_of(task), timeout_in_ms=int(_ANSWER_SECONDS * 1000)
+        )
+    except tf.errors.OpError:
+        return False
+    return True

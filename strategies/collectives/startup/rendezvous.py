@@ -1,0 +1,176 @@
+"""The rendezvous of all workers at the start, with a timeout that names those missing.
+
+The first worker serves a small store over HTTP (Horovod's rendezvous server, or `StoreServer`);
+each worker leaves its name there and looks for the names of all others.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import socket
+import socketserver
+import threading
+import time
+from http import HTTPStatus
+
+from strategies.collectives.startup.waiting import wait_until
+from tf_config import Address, ClusterConfigError, ClusterSpec, Task
+from tf_config.store import ask
+
+_POLL_SECONDS = 0.1
+_LEAVE_SECONDS = 10.0
+_ARRIVALS = "keras_strategies_meeting"
+_DEPARTURES = "keras_strategies_parting"
+
+
+def wait_for_all(
+    cluster: ClusterSpec, task: Task, timeout: float, communication: str = "horovod"
+) -> None:
+    """Waits for all workers; logs those that are missing every 5 seconds.
+
+    Args:
+      cluster: what this task was told of the cluster.
+      task: this one.
+      timeout: seconds until it gives up.
+      communication: what it takes to exchange values.
+
+    Raises:
+      TimeoutError: if a worker did not come in time; the message names it.
+      ClusterConfigError: if a worker came that was told of another cluster, or that takes
+        something else to exchange values.
+    """
+    tasks = cluster.training_tasks
+    store = Store(cluster.addresses[tasks[0]])
+    digest = hashlib.sha256(repr(cluster.to_dict()).encode()).hexdigest()
+    mine = f"{digest} {communication}".encode()
+    others = [other for other in tasks if other != task]
+    has_arrived = False
+
+    def all_arrived() -> bool:
+        nonlocal has_arrived
+        has_arrived = has_arrived or not others or store.put(task, mine)
+        # One question at a time: with all at once, N workers would ask N * N.
+        while has_arrived and others and _has_arrived(store, others[0], mine):
+            others.pop(0)
+        return not others
+
+    def missing() -> str:
+        if has_arrived:
+            others[:] = [other for other in others if not _has_arrived(store, other, mine)]
+        # Where nobody answers, the first worker is not here, and only that is known.
+        absent = others if has_arrived else tasks[:1]
+        return ", ".join(f"{other} ({cluster.addresses[other]})" for other in absent)
+
+    wait_until(
+        all_arrived,
+        missing,
+        lambda names: (
+            f"All workers meet at the start of training within {timeout:g} s. {task} "
+            f"still waits for {names}. See that each of them was started with the same "
+            "cluster and did not fail; a longer wait is set with '--start-timeout' or "
+            "the argument start_timeout."
+        ),
+        timeout,
+        waiter=task,
+    )
+
+
+def leave(cluster: ClusterSpec, task: Task, wait_for_others: bool = False) -> None:
+    """Announces that this task has met all others and no longer needs the store.
+
+    Args:
+      cluster: the workers.
+      task: this one.
+      wait_for_others: whether to return only when all others have said so, or are late.
+    """
+    tasks = cluster.training_tasks
+    store = Store(cluster.addresses[tasks[0]], _DEPARTURES)
+    store.put(task, b"")
+    end = time.monotonic() + _LEAVE_SECONDS
+    while wait_for_others and time.monotonic() < end:
+        if all(store.get(other) is not None for other in tasks):
+            return
+        time.sleep(_POLL_SECONDS)
+
+
+class Store:
+    """The first worker's key-value store, as the others see it.
+
+    Args:
+      address: of the first worker.
+      scope: what the entries belong to.
+    """
+
+    def __init__(self, address: Address, scope: str = _ARRIVALS):
+        self._address = address
+        self._scope = scope
+
+    def put(self, task: Task, value: bytes) -> bool:
+        """Writes a task's entry; returns whether the store was there."""
+        status, _ = self._request("PUT", task, value)
+        return status == HTTPStatus.OK
+
+    def get(self, task: Task) -> bytes | None:
+        """Returns a task's entry; None if there is none."""
+        status, body = self._request("GET", task)
+        return body if status == HTTPStatus.OK else None
+
+    def _request(self, method: str, task: Task, body: bytes = b"") -> tuple[int, bytes]:
+        return ask(self._address, method, f"/{self._scope}/{task.label}", body)
+
+
+def serve(
+    server_class: type[socketserver.BaseServer], address: Address, task: Task, *arguments: object
+) -> socketserver.BaseServer:
+    """Starts a server at an address, in a thread of its own.
+
+    Args:
+      server_class: what is started.
+      address: where it listens.
+      task: whose address that is.
+      *arguments: those of `server_class` after the address.
+
+    Raises:
+      ClusterConfigError: if the address is taken.
+    """
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    attributes = {
+        "daemon_threads": True,
+        "allow_reuse_port": False,  # newer Pythons share the port between two servers
+        "address_family": family,
+    }
+    server_class = type("Server", (server_class,), attributes)
+    for host in (address.host, ""):
+        try:
+            server = server_class((host, address.port), *arguments)  # type: ignore[arg-type]
+        except OSError as error:
+            # Behind address translation the name that others use is not one of this machine's,
+            # and a pod's name is known some seconds after its start.
+            unknown = isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
+            if unknown and host:
+                continue
+            raise ClusterConfigError(
+                f"The first worker listens at its own address. Received: {address} for {task}, "
+                f"but {error.strerror}. Choose a free port of this machine in TF_CONFIG."
+            ) from None
+        break
+    threading.Thread(target=server.serve_forever, name="rendezvous", daemon=True).start()
+    return server
+
+
+def _has_arrived(store: Store, task: Task, expected: bytes) -> bool:
+    entry = store.get(task)
+    if entry is not None and entry.split()[:1] == expected.split()[:1] and entry != expected:
+        theirs, ours = entry.decode().split()[-1], expected.decode().split()[-1]
+        raise ClusterConfigError(
+            f"All workers exchange values in one way. Received: {theirs} in {task}, {ours} here. "
+            "Give all of them the same argument communication, or the same variable "
+            "KERAS_STRATEGIES_COMMUNICATION; 'tf-config doctor' says where Horovod can be used."
+        )
+    if entry is not None and entry != expected:
+        raise ClusterConfigError(
+            "All workers are told of the same cluster. Received: another one in "
+            f"{task}. Compare 'tf-config show' on both, and start all tasks anew."
+        )
+    return entry is not None

@@ -1,0 +1,1 @@
+"""The common base of all strategies."""

@@ -1,0 +1,369 @@
+"""Implementation of the mirrored strategies: variables, replicas, reduction and input."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from strategies._keras import (
+    LOSS_SCALE,
+    SEED_STATE,
+    check_overflow_can_be_agreed,
+    is_unsynchronized_state,
+    overflow_agreed,
+)
+from strategies._tensorflow import (
+    CheckpointInitialValue,
+    CollectiveAllReduceExtended,
+    WhileBodyFuncGraph,
+    autograph_artifact,
+    canonicalize,
+    function_of,
+    select_replica,
+)
+from strategies.collectives import Collectives
+from strategies.collectives.health.agreement import agree
+from strategies.collectives.replica import ReplicaCollectives
+from strategies.collectives.single_worker import in_single_worker_scope
+from strategies.core.random_seeds import seed_state_creator, worker_seed_scope
+from strategies.core.scope import check_step, check_updated, explain_mixed_strategies
+from strategies.data.distributed_dataset import ReplicaDataset, check_options, per_replica_datasets
+from strategies.data.sharding import equal_steps, number_of_rows, shard_dataset
+from strategies.reduction import ReductionOptions, ReplicaCrossDeviceOps
+from strategies.variables.sparse_variable import SparseVariable, table_asked_for
+from strategies.variables.zero import ShardedOptimizerState
+from tf_config.sidecar import MADE, USED, report
+
+
+class ReplicatedExtended(CollectiveAllReduceExtended):
+    """Extends the stock mirrored strategy by other collectives, input and initial values.
+
+    Each worker is one process with one replica or more, each on a device of its own. Values are
+    summed inside the process first, and then over the workers.
+
+    Args:
+      strategy: the strategy that this is the inside of.
+      collectives: the workers.
+      devices: this worker's, one for each of its replicas; as many on every worker.
+      options: how values are reduced.
+      resolver: what the strategy's property `cluster_resolver` returns.
+      local: what sums over the replicas of one worker.
+    """
+
+    def __init__(
+        self,
+        strategy: tf.distribute.Strategy,
+        collectives: Collectives,
+        devices: Sequence[str],
+        options: ReductionOptions,
+        resolver: tf.distribute.cluster_resolver.ClusterResolver | None = None,
+        local: tf.distribute.CrossDeviceOps | None = None,
+    ):
+        # Not stock's constructor: it starts TensorFlow's own collectives. These are the
+        # attributes that the methods inherited from it read.
+        tf.compat.v1.distribute.StrategyExtended.__init__(self, strategy)
+        self.collectives = collectives
+        self._devices = tuple(canonicalize(device) for device in devices)
+        self._cross_device_ops = ReplicaCrossDeviceOps(
+            collectives, self._devices, options, self._weights_of_replicas, local
+        )
+        self._options = options
+        self._unmerged_ops: list[ReplicaCrossDeviceOps] = []
+        self._host_cross_device_ops = self._cross_device_ops
+        self._sharded_state: ShardedOptimizerState | None = None
+        if options.mode == "reduce":
+            self._sharded_state = ShardedOptimizerState(
+                collectives, self._devices, options.split_above
+            )
+        self._communication_options = tf.distribute.experimental.CommunicationOptions()
+        self._cluster_resolver = resolver
+        self._task_type = None if resolver is None else resolver.task_type
+        self._task_id = None if resolver is None else resolver.task_id
+        self._num_workers = collectives.size
+        self._num_devices_per_worker = len(self._devices)
+        self._id_in_cluster = collectives.rank
+        self._is_chief = collectives.rank == 0
+        self._worker_device = canonicalize("/device:CPU:0")
+        self._input_workers_devices = ((self._worker_device, self._devices),)
+        self._cfer_fn_cache: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+        self._use_var_policy = False
+        # Tells tf_keras that a batch may be empty.
+        self.experimental_enable_get_next_as_optional = True
+        self._row_weights: dict[int, tf.Tensor] = {}
+        self._lifted: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+        self._is_used = resolver is None
+        if resolver is not None:
+            report(MADE)
+
+    def between_workers(self) -> Collectives:
+        """Returns the collectives among all workers."""
+        return self.collectives
+
+    def refresh(self) -> None:
+        """Updates this worker's variables from servers; here there are none."""
+
+    def _scope(self, strategy: tf.distribute.Strategy) -> Any:
+        # The launcher warns of workers that have met, and then trained without the strategy.
+        if not self._is_used:
+            self._is_used = True
+            report(USED)
+        return super()._scope(strategy)
+
+    def _use_merge_call(self) -> bool:
+        # One replica a process has nobody to merge with; several are merged, but for functions
+        # in which each of them branches or loops by itself.
+        return len(self._devices) > 1 and not self._is_inside_branch()
+
+    def _is_inside_branch(self) -> bool:
+        """Returns whether a replica is in a graph nested in its function's, as of `tf.cond`.
+
+        In a loop of each replica's own TensorFlow's operations would not find each other: there
+        merge_call says that it cannot be.
+        """
+        own = getattr(threading.current_thread(), "graph", None)
+        graph = tf.compat.v1.get_default_graph()
+        if own is None or tf.executing_eagerly() or graph is own:
+            return False
+        while graph is not own:
+            if isinstance(graph, WhileBodyFuncGraph):
+                return False
+            graph = getattr(graph, "outer_graph", own)
+        return True
+
+    def _ops_of_replica(self, replica: int) -> ReplicaCrossDeviceOps:
+        """Returns the cross-device operations of one replica, for replicas that are not merged."""
+        if len(self._devices) == 1:
+            return self._cross_device_ops
+        if not self._unmerged_ops:
+            every = ReplicaCollectives.for_all_replicas(self._devices, self.collectives)
+            self._unmerged_ops = [
+                ReplicaCrossDeviceOps(collectives, [device], self._options)
+                for collectives, device in zip(every, self._devices, strict=True)
+            ]
+        return self._unmerged_ops[replica]
+
+    def _call_for_each_replica(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        if isinstance(fn, tf.types.experimental.PolymorphicFunction):
+            return self._lifted_to_all_replicas(fn)(*args, **kwargs)
+        with worker_seed_scope(self._id_in_cluster), self._row_weights_scope(args, kwargs):
+            return super()._call_for_each_replica(fn, args, kwargs)
+
+    def _lifted_to_all_replicas(self, fn: Any) -> Any:
+        """Returns a `tf.function` in which all replicas call the Python function of `fn`."""
+        if fn not in self._lifted:
+            function = fn.python_function
+
+            def call_in_all(*args: Any, **kwargs: Any) -> Any:
+                return self._call_for_each_replica(function, args, kwargs)
+
+            # AutoGraph is to convert what the replicas call, and not what calls them.
+            self._lifted[fn] = function_of(fn, autograph_artifact(call_in_all))
+        return self._lifted[fn]
+
+    @contextlib.contextmanager
+    def _row_weights_scope(self, args: Any, kwargs: Any) -> Iterator[None]:
+        """Sets, in the block, the weights of the replicas' inputs."""
+        if self._row_weights:  # a step's part, such as Keras's update of weights
+            yield
+            return
+        for replica, device in enumerate(self._devices):
+            with tf.device(device):
+                weight = _row_weight(select_replica(replica, (tuple(args), dict(kwargs))))
+            self._row_weights[replica] = weight
+        try:
+            yield
+        finally:
+            self._row_weights = {}
+
+    def local_replica(self) -> int:
+        """Returns the number of the calling replica among those of this worker."""
+        context = tf.distribute.get_replica_context()
+        in_group = tf.get_static_value(context.replica_id_in_sync_group)
+        return self._get_local_replica_id(int(in_group))
+
+    def _weights_of_replicas(self) -> list[tf.Tensor] | None:
+        """Returns the weights of the replicas' inputs; None outside of a replica's function."""
+        weights = [self._row_weights.get(replica) for replica in range(len(self._devices))]
+        return None if any(weight is None for weight in weights) else weights
+
+    def _replica_ctx_all_reduce(
+        self, reduce_op: tf.distribute.ReduceOp, value: Any, options: Any = None
+    ) -> Any:
+        del options
+        if self._use_merge_call():
+
+            def reduced_together(_: Any, values: list[Any]) -> list[Any]:
+                return self.batch_reduce_to(reduce_op, [(each, each) for each in values])
+
+            context = tf.distribute.get_replica_context()
+            reduced = context.merge_call(reduced_together, args=(tf.nest.flatten(value),))
+            return tf.nest.pack_sequence_as(value, reduced)
+        replica = self.local_replica()
+        values = tf.nest.flatten(value)
+        weight = self._row_weights.get(replica)
+        weights = None if weight is None else [weight]
+        reduced = self._ops_of_replica(replica).all_reduce(reduce_op, [values], weights)
+        return tf.nest.pack_sequence_as(value, reduced)
+
+    def call_for_each_replica(
+        self, fn: Callable[..., Any], args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Runs `fn` on each replica; see `tf.distribute.Strategy.run`.
+
+        Raises:
+          ValueError: if `fn` is a step of a model that was created outside of the scope.
+        """
+        strategy = self._container_strategy()
+        check_step(fn, strategy, is_summed=self._num_workers > 1)
+        agreed = overflow_agreed if self._num_replicas_in_sync > 1 else contextlib.nullcontext
+        with explain_mixed_strategies(fn, strategy), agreed(strategy):
+            return super().call_for_each_replica(fn, args, kwargs)
+
+    def update(
+        self,
+        var: Any,
+        fn: Callable[..., Any],
+        args: Any = (),
+        kwargs: Any = None,
+        group: bool = True,
+    ) -> Any:
+        """Updates a variable on all replicas; see `tf.distribute.StrategyExtended.update`.
+
+        Raises:
+          ValueError: if the variable was created outside of the strategy's scope.
+        """
+        check_updated(var, self._container_strategy())
+        return super().update(var, fn, args, kwargs, group)
+
+    def colocate_vars_with(self, colocate_with_variable: Any) -> Any:
+        """Creates variables beside another one, such as slot variables beside a weight.
+
+        Raises:
+          ValueError: if the variable was created outside of the strategy's scope.
+        """
+        check_updated(colocate_with_variable, self._container_strategy())
+        return super().colocate_vars_with(colocate_with_variable)
+
+    def _validate_colocate_with_variable(self, colocate_with_variable: Any) -> None:
+        if not isinstance(colocate_with_variable, SparseVariable):
+            super()._validate_colocate_with_variable(colocate_with_variable)
+
+    def _update_rows(
+        self, var: SparseVariable, fn: Callable[..., Any], args: Any, kwargs: Any
+    ) -> Any:
+        """Updates a table of this worker, of which its replicas share one copy."""
+        args, kwargs = tf.nest.map_structure(self._first_local, (tuple(args), dict(kwargs or {})))
+        with tf.device(self._worker_device):
+            return fn(var, *args, **kwargs)
+
+    def _first_local(self, value: Any) -> Any:
+        return self._local_results(value)[0]
+
+    def _create_variable(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
+        table = table_asked_for(kwargs)
+        if table is not None:
+            return table
+        beside = kwargs.get("colocate_with")
+        if isinstance(beside, SparseVariable):
+            return beside.make_slot(kwargs["name"], kwargs["initial_value"], kwargs.get("dtype"))
+        first = tf.VariableAggregation.ONLY_FIRST_REPLICA
+        if kwargs.get("name") == SEED_STATE:
+            next_creator = seed_state_creator(self._id_in_cluster * len(self._devices))
+        elif kwargs.get("name") == LOSS_SCALE:
+            if self._num_replicas_in_sync > 1:
+                check_overflow_can_be_agreed()
+        elif is_unsynchronized_state(kwargs):
+            kwargs["aggregation"] = tf.VariableAggregation.MEAN
+        elif kwargs.get("aggregation") == first and len(self._devices) == 1:
+            # The only replica is the first one; said so, it may write inside tf.cond as well.
+            kwargs["aggregation"] = tf.VariableAggregation.NONE
+        if self._sharded_state is not None:
+            variable = self._sharded_state.new_state(
+                next_creator, self._broadcast_initial_value, kwargs
+            )
+            if variable is not None:
+                return variable
+        return super()._create_variable(next_creator, **kwargs)
+
+    def _get_variable_creator_initial_value(
+        self, replica_id: int, device: str, primary_var: Any, **kwargs: Any
+    ) -> Callable[[], tf.Tensor]:
+        if replica_id > 0:
+            return super()._get_variable_creator_initial_value(
+                replica_id, device, primary_var, **kwargs
+            )
+
+        def initial_value() -> tf.Tensor:
+            with tf.device(device):
+                return self._broadcast_initial_value(kwargs["initial_value"], kwargs.get("dtype"))
+
+        return initial_value
+
+    def _broadcast_initial_value(self, value: Any, dtype: Any = None) -> tf.Tensor:
+        """Broadcasts the first worker's initial value of a variable."""
+        value = value() if callable(value) else value
+        if isinstance(value, CheckpointInitialValue):
+            value = value.wrapped_value
+        value = tf.convert_to_tensor(value, dtype=dtype)
+        return value if in_single_worker_scope() else self.collectives.broadcast(value)
+
+    def _update(self, var: Any, fn: Callable[..., Any], args: Any, kwargs: Any, group: bool) -> Any:
+        if isinstance(var, SparseVariable):
+            result = self._update_rows(var, fn, args, kwargs)
+            return tf.group(result) if group and result is not None else result
+        if self._sharded_state is None or not self._sharded_state.can_update(var):
+            return super()._update(var, fn, args, kwargs, group)
+        return self._sharded_state.update(var, fn, args, kwargs)
+
+    def _replica_ctx_update(
+        self, var: Any, fn: Callable[..., Any], args: Any, kwargs: Any, group: bool
+    ) -> Any:
+        if isinstance(var, SparseVariable) and not self._use_merge_call():
+            # Inside a branch each replica comes here; what they have in common is updated once.
+            is_first = self.local_replica() == 0
+            return self._update_rows(var, fn, args, kwargs) if is_first else None
+        by_parts = self._sharded_state is not None and self._sharded_state.can_update(var)
+        if self._sharded_state is None or not by_parts or self._use_merge_call():
+            return super()._replica_ctx_update(var, fn, args, kwargs, group)
+        replica = self.local_replica()
+        collectives = self._ops_of_replica(replica).collectives
+        return self._sharded_state.update_in_replica(var, replica, collectives, fn, args, kwargs)
+
+    def _experimental_distribute_dataset(
+        self, dataset: tf.data.Dataset, options: Any
+    ) -> ReplicaDataset:
+        check_options(options, per_replica=False)
+        agree(self.collectives, "distribution of a dataset")
+        shared = shard_dataset(dataset, self.collectives, len(self._devices))
+        return ReplicaDataset(shared, self._container_strategy(), options)
+
+    def _distribute_datasets_from_function(
+        self, dataset_fn: Callable[..., Any], options: Any
+    ) -> Any:
+        check_options(options, per_replica=self._num_workers == 1)
+        each = tf.distribute.InputReplicationMode.PER_REPLICA
+        if options is not None and options.experimental_replication_mode == each:
+            return per_replica_datasets(dataset_fn, self._container_strategy(), options)
+        dataset = dataset_fn(self._make_input_context())
+        agree(self.collectives, "distribution of a dataset")
+        shared = equal_steps(dataset, self.collectives, len(self._devices))
+        return ReplicaDataset(shared, self._container_strategy(), options)
+
+    @property
+    def _num_replicas_in_sync(self) -> int:
+        return len(self._devices) * self._num_workers
+
+
+def _row_weight(inputs: Any) -> tf.Tensor:
+    """Returns the weight of a replica's inputs: 1 if they have rows, 0 for an empty batch."""
+    for leaf in tf.nest.flatten(inputs):
+        if isinstance(leaf, (tf.Tensor, tf.RaggedTensor, tf.SparseTensor)) and leaf.shape.rank:
+            if leaf.shape[0] is None:
+                return tf.cast(number_of_rows(leaf) > 0, tf.float32)
+            return tf.constant(1.0 if leaf.shape[0] else 0.0)
+    return tf.constant(1.0)

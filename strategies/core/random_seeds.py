@@ -1,0 +1,110 @@
+"""Random seeds: each replica draws its own numbers, from a state that is the same on all."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+from absl import logging
+
+from strategies._tensorflow import ResourceVariable, global_seed
+
+# Above all counts of draws there will ever be; the bits from here on say which replica draws.
+_REPLICA_BIT = 40
+_APART = 1000003  # a prime: the seeds of several workers are far from those that users choose
+_ARGUMENTS = (
+    "initial_value",
+    "trainable",
+    "caching_device",
+    "name",
+    "dtype",
+    "constraint",
+    "synchronization",
+    "aggregation",
+    "shape",
+)
+
+
+class SeedState(ResourceVariable):
+    """One replica's copy of the state of Keras 3's `SeedGenerator`.
+
+    The copies are the same, so that a file has one state for all replicas and any number of them.
+    While a replica's function runs, reading adds the replica's number above the count, and writing
+    takes it away: else all replicas would drop the same units of their rows.
+
+    Args:
+      replica: its number among all replicas.
+      **kwargs: as a variable's creator has them.
+    """
+
+    def __init__(self, *, replica: int, **kwargs: Any):
+        self._offset = replica << _REPLICA_BIT
+        super().__init__(**{name: kwargs[name] for name in _ARGUMENTS if name in kwargs})
+
+    def _read_variable_op(self, no_copy: bool = False) -> tf.Tensor:
+        value = super()._read_variable_op(no_copy)
+        return value + tf.constant([0, self._offset], value.dtype) if _in_replica() else value
+
+    def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
+        """Assigns a state, without the replica's number."""
+        if _in_replica():
+            value = tf.convert_to_tensor(value, self.dtype)
+            mask = tf.constant([-1, (1 << _REPLICA_BIT) - 1], self.dtype)
+            value = tf.bitwise.bitwise_and(value, mask)
+        return super().assign(value, *args, **kwargs)
+
+
+def seed_state_creator(first: int) -> Callable[..., SeedState]:
+    """Returns a variable creator that makes one worker's copies, in the order of its replicas.
+
+    Args:
+      first: the number of its first replica.
+    """
+    made = 0
+
+    def create(**kwargs: Any) -> SeedState:
+        nonlocal made
+        made += 1
+        return SeedState(replica=first + made - 1, **kwargs)
+
+    return create
+
+
+def share_seed(shared: Callable[[int], int]) -> None:
+    """Sets a random global seed that is the same on all workers, unless the user has set one.
+
+    Workers shuffle and cut the same batches, so what is random there has to be alike.
+
+    Args:
+      shared: returns the first worker's number on all workers, given each worker's own.
+    """
+    seed = shared(secrets.randbelow(2**31))
+    if global_seed() is None:
+        tf.random.set_seed(seed)
+        logging.info("All workers use the random seed %d.", seed)
+
+
+@contextlib.contextmanager
+def worker_seed_scope(rank: int) -> Iterator[None]:
+    """Gives random operations created in a graph, in the block, a seed of this worker's own.
+
+    They are those of tf_keras's layers, and `tf.random.uniform` and its like. All workers have the
+    same global seed, for what is done once for all of them: the order of the data.
+    """
+    graph, common = tf.compat.v1.get_default_graph(), global_seed()
+    if rank == 0 or common is None or tf.executing_eagerly():
+        yield
+        return
+    before = graph.seed
+    graph.seed = (common + rank * _APART) % 2**31
+    try:
+        yield
+    finally:
+        graph.seed = before
+
+
+def _in_replica() -> bool:
+    return tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context()

@@ -1,0 +1,102 @@
+"""Checks that what trains under a strategy was created in its scope."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from strategies._keras import (
+    metrics_of,
+    model_of,
+    optimizer_variables,
+    tensorflow_variable,
+    trained_variables,
+)
+from strategies._tensorflow import ResourceVariable
+from strategies.variables.sparse_variable import SparseVariable
+
+# TensorFlow's words for an optimizer of another strategy, or of none.
+_NESTED_MESSAGES = (
+    "Must not nest tf.distribute.Strategy",
+    "Mixing different tf.distribute.Strategy",
+)
+_NAMED = 3  # variables in a message
+
+
+def is_outside(variable: Any) -> bool:
+    """Returns whether a variable was created outside of every strategy's scope.
+
+    >>> is_outside(tf.Variable(1.0))
+    True
+    """
+    inner = tensorflow_variable(variable)
+    is_plain = isinstance(inner, ResourceVariable) and not isinstance(inner, SparseVariable)
+    return is_plain and not hasattr(inner, "_distributed_container")
+
+
+def check_updated(variable: Any, strategy: tf.distribute.Strategy) -> None:
+    """Checks that a variable that is to be updated under a strategy was created in its scope.
+
+    Raises:
+      ValueError: if it was not.
+    """
+    if is_outside(variable):
+        raise _created_outside([variable], strategy)
+
+
+def check_step(fn: Callable[..., Any], strategy: tf.distribute.Strategy, is_summed: bool) -> None:
+    """Checks that the model of a step was created in the scope: its variables and metrics.
+
+    Args:
+      fn: given to `strategy.run`; one that is no step of a Keras model is passed over.
+      strategy: that runs it.
+      is_summed: whether metrics are summed over workers. One that was created outside of the
+        scope would be of this worker's rows alone.
+
+    Raises:
+      ValueError: if a variable was created outside of the scope.
+    """
+    model, is_training = model_of(fn)
+    if model is None:
+        return
+    # What is built in the step is built in the scope; check_updated sees to layers from before.
+    trained = trained_variables(model) if is_training else ()
+    measured = [v for metric in metrics_of(model) for v in metric.variables] if is_summed else ()
+    outside = [variable for variable in (*trained, *measured) if is_outside(variable)]
+    if outside:
+        raise _created_outside(outside, strategy)
+
+
+@contextlib.contextmanager
+def explain_mixed_strategies(
+    fn: Callable[..., Any], strategy: tf.distribute.Strategy
+) -> Iterator[None]:
+    """Replaces TensorFlow's errors about two strategies in one step by one that explains.
+
+    Raises:
+      ValueError: if an optimizer or a model of the step was created outside of the scope.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if not any(words in str(error) for words in _NESTED_MESSAGES):
+            raise
+        model, _ = model_of(fn)
+        variables = [] if model is None else optimizer_variables(model)
+        raise _created_outside(list(filter(is_outside, variables)), strategy) from error
+
+
+def _created_outside(variables: Iterable[Any], strategy: tf.distribute.Strategy) -> ValueError:
+    names = [getattr(variable, "path", variable.name) for variable in variables]
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    found = ", ".join(map(repr, names[:_NAMED])) + more
+    what = f"{found}, created outside of it" if names else "an optimizer created outside of it"
+    return ValueError(
+        "What trains under a strategy is created in its scope: the model, the optimizer and the "
+        "metrics; else each worker would train its own. Received, under "
+        f"{type(strategy).__name__}: {what}. Create and compile the model inside "
+        "`with strategy.scope():`."
+    )

@@ -1,0 +1,1 @@
+"""Input: each worker's and each replica's shard of a dataset."""

@@ -1,0 +1,306 @@
+"""Distributed datasets and their iterators: each replica's batches, on its own device."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from strategies._keras import running_call
+from strategies._tensorflow import (
+    DistributedDataset,
+    DistributedDatasetSpec,
+    DistributedIterator,
+    DistributedIteratorSpec,
+    InputWorkers,
+    PerReplica,
+    canonicalize,
+    distributed_spec,
+    get_distributed_datasets_from_function,
+    replica_specs,
+)
+from strategies.collectives.health.agreement import agree, spec_text
+from strategies.data.sharding import Epochs, element_of, may_prefetch
+
+_Replication = tf.distribute.InputReplicationMode
+
+
+class ReplicaIterator(DistributedIterator):
+    """Iterator over a `ReplicaDataset`, whose batches are on the devices of their replicas.
+
+    Args:
+      iterator: of `tf.data`, over tensors or `PerReplica` values.
+      input_workers: says which the devices are.
+      element_spec: of the iterator.
+      strategy: the strategy that distributes the batches.
+      options: as they were asked for.
+    """
+
+    def __init__(
+        self,
+        iterator: tf.data.Iterator,
+        input_workers: InputWorkers,
+        element_spec: Any,
+        strategy: tf.distribute.Strategy,
+        options: tf.distribute.InputOptions | None = None,
+    ):
+        super().__init__(
+            input_workers=input_workers,
+            components=[iterator],
+            element_spec=element_spec,
+            strategy=strategy,
+            options=options,
+        )
+
+    def get_next(self, name: str | None = None) -> Any:
+        """Returns the next batches.
+
+        Raises:
+          ValueError: in a replica's function.
+          tf.errors.OutOfRangeError: at the end.
+        """
+        del name
+        if tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context():
+            raise ValueError(
+                "An iterator has the batches of all replicas, and is advanced outside of the "
+                "function of a replica. Received: a call from inside. Pass the batches: "
+                "strategy.run(function, args=(next(iterator),))."
+            )
+        return self._placed(self._iterators[0].get_next())
+
+    def get_next_as_optional(self) -> Any:
+        """Returns the next batches as a `tf.experimental.Optional`, which is empty at the end."""
+        following = self._iterators[0].get_next_as_optional()
+        optional = tf.experimental.Optional
+        return tf.cond(
+            following.has_value(),
+            lambda: optional.from_value(self._placed(following.get_value())),
+            lambda: optional.empty(self._element_spec),
+        )
+
+    def _placed(self, element: Any) -> Any:
+        devices = self._input_workers.compute_devices_for_worker(0)
+        host = self._input_workers.worker_devices[0]
+        if len(devices) == 1:
+            return element if devices[0] == host else _on_device(element, devices[0])
+
+        def parts(value: PerReplica) -> PerReplica:
+            pairs = zip(value.values, devices, strict=True)
+            return PerReplica([_on_device(part, device) for part, device in pairs])
+
+        return tf.nest.map_structure(parts, element)
+
+    @property
+    def _type_spec(self) -> ReplicaIteratorSpec:
+        return ReplicaIteratorSpec(
+            self._input_workers, self._element_spec, self._strategy, self._options
+        )
+
+
+class ReplicaIteratorSpec(DistributedIteratorSpec):
+    """The `tf.TypeSpec` of a `ReplicaIterator`."""
+
+    @property
+    def value_type(self) -> type:
+        """The class of the iterators."""
+        return ReplicaIterator
+
+    @property
+    def _component_specs(self) -> list[tf.TypeSpec]:
+        return [tf.data.IteratorSpec(self._element_spec)]
+
+    def _from_components(self, components: list[tf.data.Iterator]) -> ReplicaIterator:
+        return ReplicaIterator(
+            components[0], self._input_workers, self._element_spec, self._strategy, self._options
+        )
+
+
+class ReplicaDataset(DistributedDataset):
+    """A distributed dataset that yields the replicas' shards of the global batches.
+
+    `shard_dataset` and `equal_steps` have given the datasets of all workers the same number of
+    steps; so no iterator asks the others before each step whether they are done, as stock's do.
+
+    Each replica's batch is on the replica's device. GPUs have the next one of numbers already,
+    unless no step may be made before it is asked for.
+
+    Args:
+      dataset: this worker's batches: tensors, or `PerReplica` values where it has several
+        replicas.
+      strategy: the strategy that distributes them.
+      options: how they come to the devices; `check_options` has seen them.
+    """
+
+    def __init__(
+        self,
+        dataset: tf.data.Dataset | Epochs,
+        strategy: tf.distribute.Strategy,
+        options: tf.distribute.InputOptions | None = None,
+    ):
+        super().__init__(
+            strategy.extended._input_workers_with_options(options),  # noqa: SLF001
+            strategy,
+            components=[dataset.one_epoch if isinstance(dataset, Epochs) else dataset],
+            element_spec=distributed_spec(strategy, dataset.element_spec),
+            enable_get_next_as_optional=False,
+            options=options,
+        )
+        self._dataset = dataset
+
+    def __iter__(self) -> DistributedIterator:
+        self._check_same_steps()
+        if isinstance(self._dataset, Epochs) or not self._can_prefetch(self._dataset):
+            return self._iterator(self._dataset)
+        devices = self._input_workers.compute_devices_for_worker(0)
+        if len(devices) > 1:
+            return self._round_robin_iterator(self._dataset)
+        size = 1 if self._options is None else self._options.experimental_per_replica_buffer_size
+        fetched = tf.data.experimental.prefetch_to_device(devices[0], size)
+        return self._iterator(self._dataset.apply(fetched))
+
+    def _check_same_steps(self) -> None:
+        """Checks that all workers start to iterate over data of as many steps."""
+        one = self._dataset.one_epoch if isinstance(self._dataset, Epochs) else self._dataset
+        steps = int(one.cardinality()) if tf.executing_eagerly() else tf.data.UNKNOWN_CARDINALITY
+        texts = {
+            tf.data.UNKNOWN_CARDINALITY: "an unknown number of steps",
+            tf.data.INFINITE_CARDINALITY: "endless steps",
+        }
+        detail = f"{texts.get(steps, f'{steps} steps')}, {spec_text(one.element_spec)}"
+        call = running_call() or "iteration over a distributed dataset"
+        agree(self._strategy.extended.collectives, call, detail)
+
+    def _iterator(self, dataset: tf.data.Dataset | Epochs) -> ReplicaIterator:
+        with tf.device(self._input_workers.worker_devices[0]):
+            iterator = iter(dataset)
+        return ReplicaIterator(
+            iterator, self._input_workers, self.element_spec, self._strategy, self._options
+        )
+
+    def _round_robin_iterator(self, dataset: tf.data.Dataset) -> DistributedIterator:
+        """Returns TensorFlow's iterator over all replicas' batches, which it assigns in turn."""
+        one_by_one = dataset.flat_map(lambda *batch: _one_by_one(element_of(dataset, batch)))
+        dealt = DistributedDataset(
+            self._input_workers,
+            self._strategy,
+            components=[one_by_one],
+            element_spec=distributed_spec(self._strategy, one_by_one.element_spec),
+            enable_get_next_as_optional=False,
+            options=self._options,
+        )
+        return iter(dealt)
+
+    def _can_prefetch(self, dataset: tf.data.Dataset) -> bool:
+        devices = self._input_workers.compute_devices_for_worker(0)
+        return (
+            # Logical CPUs share the host's memory.
+            all("CPU" not in device for device in devices)
+            and may_prefetch(dataset)
+            and all(_is_dense(spec) for spec in tf.nest.flatten(dataset.element_spec))
+        )
+
+    @property
+    def element_spec(self) -> Any:
+        """The `tf.TypeSpec`s of this worker's batches."""
+        return self._dataset.element_spec
+
+    @property
+    def _type_spec(self) -> ReplicaDatasetSpec:
+        return ReplicaDatasetSpec(
+            self._input_workers, self._element_spec, self._strategy, self._options
+        )
+
+
+class ReplicaDatasetSpec(DistributedDatasetSpec):
+    """The `tf.TypeSpec` of a `ReplicaDataset`."""
+
+    @property
+    def value_type(self) -> type:
+        """The class of the datasets."""
+        return ReplicaDataset
+
+    def _from_components(self, components: list[tf.data.Dataset]) -> ReplicaDataset:
+        return ReplicaDataset(components[0], self._strategy, self._options)
+
+
+def check_options(options: tf.distribute.InputOptions | None, per_replica: bool) -> None:
+    """Checks the options of a distributed dataset, as stock tf.distribute does.
+
+    Args:
+      options: the options; None is the default ones.
+      per_replica: whether each replica may have a dataset of its own.
+
+    Raises:
+      ValueError: if options contradict each other.
+      NotImplementedError: if each replica is to have a dataset of its own, and may not.
+    """
+    if options is None:
+        return
+    is_per_replica = options.experimental_replication_mode == _Replication.PER_REPLICA
+    if options.experimental_place_dataset_on_device:
+        if not is_per_replica:
+            raise ValueError(
+                "A dataset is on a replica's device if each replica has one. Received: "
+                "experimental_place_dataset_on_device=True without "
+                "InputReplicationMode.PER_REPLICA. Ask for both, or for neither."
+            )
+        if options.experimental_fetch_to_device:
+            raise ValueError(
+                "What is made on a replica's device is not fetched there. Received: "
+                "experimental_place_dataset_on_device=True with experimental_fetch_to_device. "
+                "Set experimental_fetch_to_device=False."
+            )
+    if is_per_replica and not per_replica:
+        raise NotImplementedError(
+            "Each replica has a dataset of its own in distribute_datasets_from_function, on one "
+            "worker. Received: InputReplicationMode.PER_REPLICA. Leave the option out."
+        )
+
+
+def per_replica_datasets(
+    dataset_fn: Callable[[tf.distribute.InputContext], tf.data.Dataset],
+    strategy: tf.distribute.Strategy,
+    options: tf.distribute.InputOptions,
+) -> Any:
+    """Returns a distributed dataset in which each replica of one worker has a dataset of its own.
+
+    Args:
+      dataset_fn: makes one for a `tf.distribute.InputContext`.
+      strategy: the strategy that distributes them.
+      options: where the datasets are, and how their batches come to the devices.
+    """
+    devices = strategy.extended.worker_devices
+    on_devices = options.experimental_place_dataset_on_device
+    sources = devices if on_devices else [canonicalize("/device:CPU:0", d) for d in devices]
+    workers = InputWorkers([(one, (own,)) for one, own in zip(sources, devices, strict=True)])
+    count = len(devices)
+    contexts = [tf.distribute.InputContext(count, number, count) for number in range(count)]
+    return get_distributed_datasets_from_function(dataset_fn, workers, contexts, strategy, options)
+
+
+def _one_by_one(element: Any) -> tf.data.Dataset:
+    """Returns a dataset of the replicas' batches, one after the other."""
+    count = len(tf.nest.flatten(element)[0].values)
+    parts = [
+        tf.data.Dataset.from_tensors(tf.nest.map_structure(lambda v, n=n: v.values[n], element))
+        for n in range(count)
+    ]
+    return functools.reduce(tf.data.Dataset.concatenate, parts)
+
+
+def _on_device(value: Any, device: str) -> Any:
+    """Returns a value placed on a device; strings stay on the host."""
+
+    def placed(tensor: tf.Tensor) -> tf.Tensor:
+        return tensor if tensor.dtype == tf.string else tf.identity(tensor)
+
+    with tf.device(device):
+        return tf.nest.map_structure(placed, value, expand_composites=True)
+
+
+def _is_dense(spec: Any) -> bool:
+    """Returns whether a component is a dense tensor of numbers, for all replicas."""
+    specs = replica_specs(spec)
+    return all(isinstance(one, tf.TensorSpec) and one.dtype != tf.string for one in specs)

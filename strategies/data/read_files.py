@@ -1,0 +1,219 @@
+"""Parallel reading of many files, as shuffled and prefetched batches."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+
+import tensorflow as tf
+from absl import logging
+
+from strategies.checks import check_whole_number
+from strategies.collectives import Collectives, LocalCollectives
+from strategies.collectives.workers import collectives_of
+from strategies.data.sharding import empty_element, mark_sharded
+from strategies.partitioning import part_bounds
+
+_SHARDS = ("auto", "files", "rows")
+_UNEVEN = ("empty", "resample", "cut")
+_NAMED = 3  # files in a message
+
+
+def read_files(
+    files: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    strategy: tf.distribute.Strategy,
+    batch_size: int,
+    *,
+    reader: Callable[[tf.Tensor], tf.data.Dataset] = tf.data.TextLineDataset,
+    readers: int = 8,
+    shuffle: int = 10_000,
+    seed: int | None = None,
+    shard: str = "auto",
+    uneven: str = "empty",
+    steps: int | None = None,
+) -> tf.data.Dataset:
+    """Returns a dataset of this worker's batches, from the rows of many files.
+
+    All workers call it alike. Each worker opens several of its files at once, takes rows from them
+    in turn, shuffles them, and makes batches ahead of training:
+
+        def rows(file):
+            return tf.data.TextLineDataset(file).map(parse)
+
+        dataset = strategies.read_files("data/*.txt", strategy, batch_size=1024, reader=rows)
+        model.fit(dataset, epochs=3)
+
+    Every epoch has another order. With a seed, training anew on as many workers has the same
+    orders, as long as `reader` gives the rows of a file in the same order.
+
+    Where some workers have more rows than others, `uneven` says what happens at the end:
+
+    * "empty": every row comes once; who is done goes on with empty batches, which count for
+      nothing, until the last worker is done.
+    * "resample": who is done goes on with its rows once more, in another order, until the last
+      worker is done; all batches are full.
+    * "cut": all stop when the first worker has no more rows; the others' last rows are left out.
+
+    So that all know the number of steps, and nobody asks the others in each of them, each worker
+    reads its files once beforehand and counts the rows. `steps` saves that.
+
+    Pass the dataset to `fit` or `strategy.experimental_distribute_dataset` as it is. `evaluate`
+    and `predict` are of all rows: where workers wait for nobody (`ParameterServerStrategy`, except
+    in "sync"), each worker then reads all files, in their order.
+
+    Args:
+      files: names, or patterns such as "data/part-*"; the same files on all workers. They are
+        taken in the order of their names.
+      strategy: of the workers.
+      batch_size: rows a step, those of all workers together.
+      reader: makes a dataset of the rows of a file, from its name: `tf.data.TextLineDataset`,
+        `tf.data.TFRecordDataset`, or a function of your own.
+      readers: how many files each worker reads at once.
+      shuffle: how many rows are kept to choose from; 0 leaves rows and files in their order.
+      seed: of the orders; None is TensorFlow's global one.
+      shard: "files" gives worker r of N the files r, r + N, ..., so that each reads its own
+        alone; "rows" lets every worker read all files and keep each N-th row; "auto" is "files",
+        or "rows" with a warning where there are fewer files than workers.
+      uneven: "empty", "resample" or "cut".
+      steps: how many an epoch has. None is as many as there are rows for.
+
+    Raises:
+      ValueError: if there are no such files, fewer than workers for `shard="files"`, fewer rows
+        in a batch than workers, a worker without rows for `uneven="cut"`, or an argument has no
+        meaning.
+    """
+    _check(batch_size, readers, shuffle, shard, uneven, steps)
+    names = names_of(files)
+    collectives = collectives_of(strategy)
+    shard = shard_unit(names, shard, collectives)
+    rows = rows_of(names, collectives, reader, readers, shuffle, seed, shard)
+    size = _local_batch_size(batch_size, collectives)
+    if steps is None:
+        ordered = rows_of(names, collectives, reader, readers, shard=shard)
+        steps = _steps(ordered, size, uneven, collectives)
+
+    def whole() -> tf.data.Dataset:
+        rows = rows_of(names, LocalCollectives(), reader, readers)
+        return batches_of(rows, batch_size, "empty", steps)
+
+    return mark_sharded(batches_of(rows, size, uneven, steps), whole)
+
+
+def names_of(files: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> list[str]:
+    """Returns the files that names and patterns match, sorted, each once.
+
+    Raises:
+      ValueError: if one stands for no file.
+    """
+    given = [files] if isinstance(files, (str, os.PathLike)) else list(files)
+    names: set[str] = set()
+    for pattern in given:
+        found = tf.io.gfile.glob(os.fspath(pattern))
+        if not found:
+            raise ValueError(
+                "Files to read are there on every worker. Received: "
+                f"{os.fspath(pattern)!r}, which is none. Correct the name or the pattern."
+            )
+        names.update(found)
+    if not names:
+        raise ValueError("There is a file to read, or more. Received: none. Give names of files.")
+    return sorted(names)
+
+
+def rows_of(
+    names: Sequence[str],
+    collectives: Collectives,
+    reader: Callable[[tf.Tensor], tf.data.Dataset] = tf.data.TextLineDataset,
+    readers: int = 8,
+    shuffle: int = 0,
+    seed: int | None = None,
+    shard: str = "files",
+) -> tf.data.Dataset:
+    """Returns this worker's rows; the arguments are those of `read_files`."""
+    by_files = shard == "files"
+    files = tf.data.Dataset.from_tensor_slices(list(names))
+    if by_files:
+        files = files.shard(collectives.size, collectives.rank)
+        if shuffle:
+            files = files.shuffle(len(names), seed=seed)
+    # In a fixed order of turns it does not matter which file is read quicker.
+    rows = files.interleave(
+        reader, cycle_length=readers, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True
+    )
+    if not by_files:
+        rows = rows.shard(collectives.size, collectives.rank)
+    return rows.shuffle(shuffle, seed=seed) if shuffle else rows
+
+
+def batches_of(rows: tf.data.Dataset, size: int, uneven: str, steps: int) -> tf.data.Dataset:
+    """Returns `steps` batches of a worker's rows; the last ones are empty if rows run out.
+
+    >>> rows = tf.data.Dataset.range(3)
+    >>> [batch.numpy().tolist() for batch in batches_of(rows, 2, "empty", 3)]
+    [[0, 1], [2], []]
+    >>> [batch.numpy().tolist() for batch in batches_of(rows, 2, "resample", 3)]
+    [[0, 1], [2, 0], [1, 2]]
+    """
+    batches = (rows.repeat() if uneven == "resample" else rows).batch(size)
+    # "resample" comes to its end where a worker has no rows at all.
+    empty = tf.data.Dataset.from_tensors(empty_element(batches.element_spec)).repeat()
+    batches = batches.concatenate(empty).take(steps)
+    return batches.prefetch(tf.data.AUTOTUNE)
+
+
+def _steps(rows: tf.data.Dataset, size: int, uneven: str, collectives: Collectives) -> int:
+    """Returns the number of steps: of batches of `size` rows on every worker."""
+    count = rows.reduce(tf.constant(0, tf.int64), lambda total, *row: total + 1)
+    counts = collectives.all_gather(-(-count[tf.newaxis] // size)).numpy().tolist()
+    if uneven == "cut" and not min(counts):
+        raise ValueError(
+            "Training is cut to what the worker with the fewest rows has. Received: no rows for "
+            f"worker {counts.index(0)}. Choose uneven='empty', or shard='rows'."
+        )
+    return min(counts) if uneven == "cut" else max(counts)
+
+
+def shard_unit(names: Sequence[str], shard: str, collectives: Collectives) -> str:
+    """Returns the unit of sharding, "files" or "rows"."""
+    if shard == "rows" or collectives.size <= len(names):
+        return "rows" if shard == "rows" else "files"
+    listed = ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
+    if shard == "files":
+        raise ValueError(
+            f"Each worker has a file of its own, or more. Received: {len(names)} for "
+            f"{collectives.size} workers: {listed}. Cut them into more with 'tf-config split', or "
+            "choose shard='rows'."
+        )
+    logging.warning(
+        "Every worker reads all of %s and keeps each %d-th row, for there are fewer files than "
+        "workers. 'tf-config split' makes more of them; shard='rows' says that it is meant so.",
+        listed,
+        collectives.size,
+    )
+    return "rows"
+
+
+def _local_batch_size(batch_size: int, collectives: Collectives) -> int:
+    """Returns this worker's batch size; the first workers have one row more than the others."""
+    if batch_size < collectives.size:
+        raise ValueError(
+            f"A batch has a row for each of {collectives.size} workers. Received: batch_size="
+            f"{batch_size}. It is that of all workers together: make it larger."
+        )
+    start, stop = part_bounds(batch_size, collectives.rank, collectives.size)
+    return stop - start
+
+
+def _check(
+    batch_size: int, readers: int, shuffle: int, shard: str, uneven: str, steps: int | None
+) -> None:
+    numbers = {"batch_size": (batch_size, 1), "readers": (readers, 1), "shuffle": (shuffle, 0)}
+    if steps is not None:
+        numbers["steps"] = (steps, 1)
+    for name, (value, least) in numbers.items():
+        check_whole_number(name, value, least)
+    for name, chosen, known in (("shard", shard, _SHARDS), ("uneven", uneven, _UNEVEN)):
+        if chosen not in known:
+            raise ValueError(
+                f"{name} is one of {', '.join(map(repr, known))}. Received: {chosen!r}."
+            )

@@ -1,0 +1,369 @@
+"""Sharding of datasets over workers: even batches, and the same number of steps for all."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from strategies._tensorflow import (
+    OptionsDataset,
+    PerReplica,
+    PerReplicaSpec,
+    auto_shard_dataset,
+    dataset_inputs,
+    empty_batch,
+    replica_specs,
+)
+from strategies.collectives import Collectives, LocalCollectives
+from strategies.partitioning import part_bounds
+
+_Policy = tf.data.experimental.AutoShardPolicy
+_Maker = Callable[[], tf.data.Dataset]
+# Datasets of a worker's own steps, and what makes the dataset that they are parts of.
+_sharded: weakref.WeakKeyDictionary[tf.data.Dataset, _Maker | None] = weakref.WeakKeyDictionary()
+
+
+class Epochs:
+    """A dataset whose iterators, one for each epoch, continue one run of it.
+
+    Keras shuffles arrays inside a function with a fixed seed wherever a global seed is set. Each
+    new run would then go through the rows in the same order; one run that goes on does not. An
+    epoch that was left before its end ends the run: the next one begins a new run, on all
+    workers alike, for nothing here is taken before it is asked for.
+
+    Args:
+      one_epoch: the dataset.
+    """
+
+    def __init__(self, one_epoch: tf.data.Dataset):
+        self.one_epoch = one_epoch
+        self._run: Any = None
+        self._inside: Any = None
+        self._steps: Any = None
+
+    @property
+    def element_spec(self) -> Any:
+        """The `tf.TypeSpec`s of the batches."""
+        return self.one_epoch.element_spec
+
+    def __iter__(self) -> Iterator[Any]:
+        if not tf.executing_eagerly():
+            return iter(self.one_epoch)
+        if not self._is_at_start():
+            self._begin()
+        return iter(self._steps)
+
+    def _begin(self) -> None:
+        """Starts a new run."""
+        end = tf.data.Dataset.from_tensors((False, empty_element(self.element_spec)))
+        marked = self.one_epoch.map(
+            lambda *batch: (True, element_of(self.one_epoch, batch))
+        ).concatenate(end)
+        run = iter(marked.repeat())
+        inside = tf.Variable(False, trainable=False)
+
+        def take(_: tf.Tensor) -> Any:
+            more, batch = run.get_next()
+            inside.assign(more)
+            return more, batch
+
+        steps = tf.data.Dataset.counter().map(take).take_while(lambda more, _: more)
+        self._steps = steps.map(lambda _, batch: batch).with_options(_no_prefetch_options())
+        self._run, self._inside = run, inside
+
+    def _is_at_start(self) -> bool:
+        """Returns whether the run is at the start of an epoch."""
+        if self._run is None:
+            return False
+        # Who knows the number of steps takes the last batch, and not the mark behind it.
+        if self._inside.numpy() and not next(self._run)[0].numpy():
+            self._inside.assign(False)
+        return not self._inside.numpy()
+
+
+def may_prefetch(dataset: tf.data.Dataset | Epochs) -> bool:
+    """Returns whether batches may be prefetched."""
+    if isinstance(dataset, Epochs) or _unwrapped(dataset) in _sharded:
+        return False
+    return dataset.options().experimental_optimization.inject_prefetch is not False
+
+
+def mark_sharded(dataset: tf.data.Dataset, whole: _Maker | None = None) -> tf.data.Dataset:
+    """Marks a dataset as one of a worker's own steps, as many on all workers, and returns it.
+
+    `shard_dataset` leaves it whole. What is made of it, by `map` for example, is any worker's own
+    data to `shard_dataset`: policy OFF.
+
+    Args:
+      dataset: the steps.
+      whole: makes the dataset of all workers' rows and whole batches; None if nobody has it.
+    """
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = _Policy.OFF
+    dataset = dataset.with_options(options)
+    _sharded[dataset] = whole
+    return dataset
+
+
+def unsharded(dataset: tf.data.Dataset) -> tf.data.Dataset | None:
+    """Returns the dataset of all workers' rows; None if only this worker's are known."""
+    while (dataset := _unwrapped(dataset)) in _sharded:
+        whole = _sharded[dataset]
+        if whole is None:
+            return None
+        dataset = whole()
+    policy = dataset.options().experimental_distribute.auto_shard_policy
+    return None if policy == _Policy.OFF else dataset
+
+
+def _unwrapped(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Returns the sharded dataset behind options, as tf_keras's `predict` sets, or `dataset`."""
+    behind = dataset
+    while behind not in _sharded and isinstance(behind, OptionsDataset):
+        (behind,) = dataset_inputs(behind)
+    return behind if behind in _sharded else dataset
+
+
+def shard_dataset(
+    dataset: tf.data.Dataset, collectives: Collectives, replicas: int = 1, in_step: bool = True
+) -> tf.data.Dataset | Epochs:
+    """Returns this worker's shard of a dataset of global batches.
+
+    `AutoShardPolicy` AUTO and DATA cut each batch by rows: of n rows the first n mod N of N
+    replicas take one more than the others, the first replicas of all workers before the second
+    ones, in order of rank (which is how Keras puts predictions together again); a batch of fewer
+    rows than replicas leaves some with an empty part. Every worker has to see the same batches in
+    the same order.
+    FILE and HINT share out files as stock tf.distribute does; with OFF each worker's data are
+    its own. Their batches are made into N of 1/N of the rows.
+
+    Where a worker has several replicas, an element has a batch for each of them.
+
+    Workers that run out early go on with empty batches. With DATA none does, for the policy says
+    that the data are the same everywhere (Keras says so of arrays), and nobody asks. If they are
+    shuffled by a function (external state that is to be ignored), the epochs are those of `Epochs`.
+    A dataset of `mark_sharded` is only cut for the replicas of a worker.
+
+    Args:
+      dataset: batches whose components all have the same number of rows: tensors,
+        `tf.RaggedTensor` or `tf.sparse.SparseTensor`, in any structure.
+      collectives: the workers.
+      replicas: how many each worker has.
+      in_step: whether all workers take as many steps; if not, nobody asks the others.
+
+    Raises:
+      ValueError: if the dataset is not batched.
+    """
+    others = collectives if in_step else LocalCollectives()
+    if collectives.size * replicas == 1:
+        return dataset
+    dataset = _unwrapped(dataset)
+    if dataset in _sharded:
+        if replicas == 1 or _is_per_replica(dataset.element_spec):
+            return dataset
+        return _shard_batches(dataset, range(replicas), replicas)
+    policy = dataset.options().experimental_distribute.auto_shard_policy
+    _check_batched(dataset.element_spec)
+    if policy in (_Policy.AUTO, _Policy.DATA):
+        mine = shard_batches(dataset, collectives.rank, collectives.size, replicas)
+        if policy == _Policy.DATA:
+            # So Keras marks what it shuffles.
+            state = dataset.options().experimental_external_state_policy
+            has_state = state == tf.data.experimental.ExternalStatePolicy.IGNORE
+            return Epochs(mine) if has_state else mine
+    else:
+        if policy != _Policy.OFF:
+            dataset = auto_shard_dataset(
+                dataset, collectives.size, collectives.rank, collectives.size
+            )
+        mine = _split_batches(dataset, collectives.size * replicas)
+        return equal_steps(mine, others, replicas)
+    return equal_steps(mine, others)
+
+
+def _is_per_replica(spec: Any) -> bool:
+    """Returns whether elements have a batch for each replica."""
+    return any(isinstance(leaf, PerReplicaSpec) for leaf in tf.nest.flatten(spec))
+
+
+def equal_steps(
+    dataset: tf.data.Dataset, collectives: Collectives, replicas: int = 1
+) -> tf.data.Dataset:
+    """Pads a worker's own batches with empty ones, up to the steps of the longest worker.
+
+    Where a worker has several replicas, each takes the next batch in turn.
+
+    Raises:
+      ValueError: if some workers' datasets are infinite and others' are not.
+    """
+    if replicas > 1:
+        dataset = _grouped_by_replica(dataset, replicas)
+    if collectives.size == 1:
+        return dataset
+    mine = int(dataset.cardinality())
+    # A worker of parameter servers that has ended gives no number: the position is no rank then.
+    counts = collectives.all_gather(tf.constant([mine], tf.int64)).numpy().tolist()
+    infinite = [rank for rank, count in enumerate(counts) if count == tf.data.INFINITE_CARDINALITY]
+    if infinite and len(infinite) < len(counts):
+        raise ValueError(
+            "The workers' datasets are all finite or all infinite. Received: infinite in "
+            f"worker {infinite[0]}, not in all others; steps by rank: {counts}. "
+            "Repeat all of them, or take a number of steps of each."
+        )
+    if infinite or len(set(counts)) == 1 and counts[0] >= 0:
+        return dataset
+    empty = tf.data.Dataset.from_tensors(empty_element(dataset.element_spec)).repeat()
+    if min(counts) >= 0:
+        return dataset.concatenate(empty.take(max(counts) - mine))
+    return _until_all_are_done(dataset, empty, collectives)
+
+
+def shard_batches(dataset: tf.data.Dataset, rank: int, size: int, replicas: int) -> tf.data.Dataset:
+    """Returns the rows of each batch that one of `size` workers takes, for each of its replicas."""
+    if size * replicas == 1:
+        return dataset
+    _check_batched(dataset.element_spec)
+    return _shard_batches(dataset, range(rank, size * replicas, size), size * replicas)
+
+
+def _shard_batches(dataset: tf.data.Dataset, parts: range, size: int) -> tf.data.Dataset:
+    """Slices each batch to the rows of some of `size` replicas."""
+
+    def mine(*batch: Any) -> Any:
+        return _per_replica(
+            [_rows_of_part(element_of(dataset, batch), index, size) for index in parts]
+        )
+
+    return dataset.map(mine, num_parallel_calls=tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)
+
+
+def _grouped_by_replica(dataset: tf.data.Dataset, replicas: int) -> tf.data.Dataset:
+    """Groups batches into elements of one for each replica, padded with empty ones at the end."""
+    count = dataset.cardinality()
+    empty = tf.data.Dataset.from_tensors(empty_batch(dataset.element_spec))
+    windows = dataset.concatenate(empty.repeat(replicas - 1)).window(replicas, drop_remainder=True)
+
+    def together(*window: Any) -> Any:
+        batches = tf.data.Dataset.zip(element_of(windows, window))
+        parts = [batches.skip(n).take(1).get_single_element() for n in range(replicas)]
+        return _per_replica(parts)
+
+    groups = windows.map(together)
+    if count < 0:
+        return groups
+    return groups.apply(tf.data.experimental.assert_cardinality(-(-count // replicas)))
+
+
+def _per_replica(parts: list[Any]) -> Any:
+    """Returns the `PerReplica` value of several replicas; that of one replica as it is."""
+    if len(parts) == 1:
+        return parts[0]
+    return tf.nest.map_structure(lambda *values: PerReplica(values), *parts)
+
+
+def _split_batches(dataset: tf.data.Dataset, size: int) -> tf.data.Dataset:
+    """Splits each batch into `size` smaller ones, one after the other."""
+
+    def parts(*batch: Any) -> tf.data.Dataset:
+        indices = tf.data.Dataset.range(size)
+        return indices.map(lambda index: _rows_of_part(element_of(dataset, batch), index, size))
+
+    count = dataset.cardinality()
+    split = dataset.flat_map(parts)
+    if count == tf.data.UNKNOWN_CARDINALITY:
+        return split
+    infinite = count == tf.data.INFINITE_CARDINALITY
+    return split.apply(tf.data.experimental.assert_cardinality(count if infinite else count * size))
+
+
+def _rows_of_part(batch: Any, index: int | tf.Tensor, size: int) -> Any:
+    """Returns part `index` of an even partition of a batch's rows into `size` parts."""
+    leaves = tf.nest.flatten(batch)
+    rows = number_of_rows(leaves[0])
+    start, stop = part_bounds(rows, tf.cast(index, tf.int64), size, tf.minimum)
+    checks = [
+        tf.debugging.assert_equal(
+            number_of_rows(leaf), rows, "All components of a batch have the same number of rows."
+        )
+        for leaf in leaves[1:]
+    ]
+    with tf.control_dependencies(checks):
+        return tf.nest.map_structure(lambda value: _slice(value, start, stop), batch)
+
+
+def _slice(value: Any, start: tf.Tensor, stop: tf.Tensor) -> Any:
+    if isinstance(value, tf.SparseTensor):
+        shape = value.dense_shape
+        starts = tf.concat([[start], tf.zeros_like(shape[1:])], 0)
+        return tf.sparse.slice(value, starts, tf.concat([[stop - start], shape[1:]], 0))
+    return value[start:stop]
+
+
+def number_of_rows(value: Any) -> tf.Tensor:
+    """Returns the number of rows of a dense, ragged or sparse tensor, an int64 scalar."""
+    if isinstance(value, tf.SparseTensor):
+        return value.dense_shape[0]
+    if isinstance(value, tf.RaggedTensor):
+        return value.nrows(out_type=tf.int64)
+    return tf.shape(value, tf.int64)[0]
+
+
+def empty_element(spec: Any) -> Any:
+    """Returns batches without rows."""
+
+    def empty(one: Any) -> Any:
+        if isinstance(one, PerReplicaSpec):
+            return PerReplica([empty_batch(part) for part in replica_specs(one)])
+        return empty_batch(one)
+
+    return tf.nest.map_structure(empty, spec)
+
+
+def element_of(dataset: tf.data.Dataset, batch: tuple[Any, ...]) -> Any:
+    """Returns an element of a dataset, from the arguments that `map` passes to a function.
+
+    >>> triplets = tf.data.Dataset.from_tensors(((1, 2, 3),))
+    >>> triplets.map(lambda *batch: element_of(triplets, batch)).element_spec == (
+    ...     triplets.element_spec
+    ... )
+    True
+    """
+    # `map` gives the parts of a tuple one by one, of a tuple of one part too.
+    return batch if type(dataset.element_spec) is tuple else batch[0]
+
+
+def _check_batched(spec: Any) -> None:
+    rows = set()
+    for component in tf.nest.flatten(spec):
+        shape = getattr(component, "shape", tf.TensorShape(None))
+        if shape.rank is not None:
+            rows.add(shape[0] if shape.rank else 0)
+    rows.discard(None)
+    if len(rows) > 1 or rows == {0}:
+        raise ValueError(
+            "A dataset to distribute gives batches: the first dimension of each component is "
+            f"the rows. Received: elements of {spec}. Call .batch(...) with the batch size of "
+            "all workers together."
+        )
+
+
+def _until_all_are_done(
+    dataset: tf.data.Dataset, empty: tf.data.Dataset, collectives: Collectives
+) -> tf.data.Dataset:
+    """Pads with empty batches until no worker has rows; asks the others before each step."""
+    flagged = dataset.map(lambda *batch: (1, element_of(dataset, batch)))
+    endless = flagged.concatenate(empty.map(lambda *batch: (0, element_of(empty, batch))))
+    stream = collectives.new_stream()
+    steps = endless.take_while(lambda has, _: stream.all_reduce([has])[0] > 0)
+    return steps.map(lambda _, batch: batch).with_options(_no_prefetch_options())
+
+
+def _no_prefetch_options() -> tf.data.Options:
+    """Returns options under which no batch is prefetched."""
+    options = tf.data.Options()
+    options.experimental_optimization.inject_prefetch = False
+    options.experimental_optimization.map_parallelization = False
+    return options

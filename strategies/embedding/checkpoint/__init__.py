@@ -1,0 +1,1 @@
+"""Persistence of rows: checkpoints, SavedModels, Keras's formats and plain files."""

@@ -1,0 +1,170 @@
+"""Export and import of ids and rows: plain files that other systems read and write.
+
+A part is a file of keys, int64 [n], and one of values, float [n, width], in NumPy's format, or one
+Parquet file with the columns `key` and `value`. Each worker writes a part; any number of workers
+reads any number of parts.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Protocol
+
+import numpy as np
+import tensorflow as tf
+
+from strategies.collectives import Collectives
+from strategies.embedding.checkpoint.npy_stream import NpyWriter, read_chunks
+
+FORMATS = ("npy", "parquet")
+_OURS = re.compile(r"part-\d+-of-(\d+)")
+
+Arrays = tuple[np.ndarray, np.ndarray]
+
+
+def write(
+    directory: str,
+    format: str,
+    chunks: Iterator[Mapping[str, np.ndarray]],
+    collectives: Collectives,
+) -> None:
+    """Writes each worker's ids and rows; all workers call it.
+
+    Args:
+      directory: the directory.
+      format: one of `FORMATS`.
+      chunks: chunks of `ids` and `rows`, one at least.
+      collectives: the workers.
+
+    Raises:
+      ValueError: if there is no such format, or the directory is not empty.
+      ImportError: if the format needs a package that is not installed.
+    """
+    if format not in FORMATS:
+        raise ValueError(
+            f"A format is one of {', '.join(map(repr, FORMATS))}. Received: {format!r}."
+        )
+    write_part = _write_npy if format == "npy" else _write_parquet
+    if format == "parquet":
+        _parquet()
+    path = Path(directory)
+    there = sum(1 for _ in path.iterdir()) if path.exists() else 0
+    # What the first worker found counts, for it waits for nobody's file.
+    there = int(collectives.broadcast(tf.constant(there)))
+    if there:
+        raise ValueError(
+            "Rows are exported to a directory of their own, so that parts of two exports never "
+            f"mix. Received: {directory!r}, with {there} files. Empty it, or name another."
+        )
+    path.mkdir(parents=True, exist_ok=True)
+    part = path / f"part-{collectives.rank:05d}-of-{collectives.size:05d}"
+    write_part(part, ((chunk["ids"], chunk["rows"]) for chunk in chunks))
+    collectives.all_gather(tf.constant([0]))
+
+
+class Part(Protocol):
+    """A part of an export, by this package or another system."""
+
+    def keys(self) -> np.ndarray:
+        """Returns all its keys."""
+
+    def chunks(self) -> Iterator[Arrays]:
+        """Yields chunks of keys and values."""
+
+
+def read(directory: str) -> list[Part]:
+    """Returns the parts of a directory.
+
+    Raises:
+      ValueError: if there is no part, or some parts of an export are missing.
+    """
+    path = Path(directory)
+    keys, parquet = sorted(path.glob("*keys*.npy")), sorted(path.glob("*.parquet"))
+    if bool(keys) == bool(parquet):
+        raise ValueError(
+            "Rows are imported from a directory with files such as keys.npy and values.npy, or "
+            f"with Parquet files. Received: {directory!r}, with "
+            f"{'both' if keys else 'neither'}."
+        )
+    _check_complete([file.name for file in keys or parquet], directory)
+    if keys:
+        return [_NpyPart(file) for file in keys]
+    return [_ParquetPart(file) for file in parquet]
+
+
+def _check_complete(names: Sequence[str], directory: str) -> None:
+    """Raises ValueError if files of `write` are not all the parts of one export."""
+    counts = [int(match[1]) for match in map(_OURS.match, names) if match]
+    if counts and counts != [len(names)] * len(names):
+        raise ValueError(
+            "All parts of one export are imported together. Received: "
+            f"{', '.join(names)} in {directory!r}. Export again, or complete the directory."
+        )
+
+
+def _write_npy(path: Path, chunks: Iterator[Arrays]) -> None:
+    with NpyWriter(lambda name: path.with_name(f"{path.name}-{name}.npy")) as files:
+        for keys, values in chunks:
+            files.append({"keys": keys, "values": values})
+
+
+class _NpyPart:
+    def __init__(self, file: Path):
+        values = file.with_name(file.name.replace("keys", "values"))
+        if not values.exists():
+            raise ValueError(
+                "A file of keys has one of values beside it. Received: "
+                f"{file.name!r} without {values.name!r}."
+            )
+        self._files = {"keys": file, "values": values}
+
+    def keys(self) -> np.ndarray:
+        return np.load(self._files["keys"])
+
+    def chunks(self) -> Iterator[Arrays]:
+        for chunk in read_chunks(self._files):
+            yield chunk["keys"], chunk["values"]
+
+
+def _write_parquet(path: Path, chunks: Iterator[Arrays]) -> None:
+    arrow = _parquet()
+
+    def table_of(keys: np.ndarray, values: np.ndarray) -> Any:
+        rows = arrow.FixedSizeListArray.from_arrays(arrow.array(values.ravel()), values.shape[1])
+        return arrow.table({"key": arrow.array(keys), "value": rows})
+
+    tables = itertools.starmap(table_of, chunks)
+    first = next(tables)
+    with arrow.parquet.ParquetWriter(path.with_name(f"{path.name}.parquet"), first.schema) as file:
+        for table in itertools.chain([first], tables):
+            file.write_table(table)
+
+
+class _ParquetPart:
+    def __init__(self, file: Path):
+        self._file = _parquet().parquet.ParquetFile(file)
+
+    def keys(self) -> np.ndarray:
+        return self._file.read(columns=["key"])["key"].to_numpy()
+
+    def chunks(self) -> Iterator[Arrays]:
+        for batch in self._file.iter_batches(columns=["key", "value"]):
+            keys = batch["key"].to_numpy(zero_copy_only=False)
+            values = batch["value"].flatten().to_numpy(zero_copy_only=False)
+            yield keys, values.reshape([len(keys), values.size // max(len(keys), 1)])
+
+
+def _parquet() -> ModuleType:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise ImportError(
+            "Parquet files are written and read by pyarrow. Received: a Python without it. Run "
+            "pip install 'keras-strategies[parquet]', or choose the format 'npy'."
+        ) from error
+    return pyarrow

@@ -1,0 +1,77 @@
+"""Saving of a layer's rows with a model, in the formats of TensorFlow and Keras."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, MutableMapping
+from typing import Any, Protocol
+
+import numpy as np
+import tensorflow as tf
+
+
+class HasRows(Protocol):
+    """A layer whose rows are saved as arrays by name."""
+
+    def snapshot_rows(self) -> Mapping[str, np.ndarray]:
+        """Returns the rows of all workers, which all call it."""
+
+    def restore_rows(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Restores the rows, at once or when the layer is built."""
+
+
+class RowsInCheckpoint(tf.train.experimental.PythonState):
+    """A layer's rows in a `tf.train.Checkpoint`.
+
+    Args:
+      layer: the layer.
+    """
+
+    def __init__(self, layer: HasRows):
+        super().__init__()
+        self._layer = layer
+
+    def serialize(self) -> bytes:
+        """Returns the rows as the bytes of an .npz file."""
+        file = io.BytesIO()
+        np.savez(file, allow_pickle=False, **dict(self._layer.snapshot_rows()))
+        return file.getvalue()
+
+    def deserialize(self, string_value: bytes) -> None:
+        """Restores the rows from the bytes of an .npz file."""
+        with np.load(io.BytesIO(string_value)) as arrays:
+            self._layer.restore_rows(dict(arrays))
+
+
+def to_store(arrays: Mapping[str, np.ndarray], store: MutableMapping[str, Any]) -> None:
+    """Adds arrays to the store of a layer that Keras saves."""
+    for name, array in arrays.items():
+        store[name.replace("/", ".")] = array
+
+
+def from_store(store: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Returns the arrays that `to_store` added."""
+    return {_name(key): np.array(store[key]) for key in store.keys()}  # noqa: SIM118  # HDF5's
+
+
+def serialized(api: Any, value: Any) -> dict[str, Any]:
+    """Returns the serialized configuration of an initializer or optimizer, as plain values.
+
+    Keras numbers objects by their place in memory, where another one may be by then, and writes
+    the number into what it returned before. That would make one table look like two.
+
+    Args:
+      api: the Keras module that has `serialize` for it.
+      value: the initializer or optimizer.
+    """
+    fields = api.serialize(value)
+    return {name: each for name, each in fields.items() if name != "shared_object_id"}
+
+
+def _name(key: str) -> str:
+    """Returns the name of the array for a key of the store.
+
+    >>> _name("0.slot.momentum")
+    '0/slot/momentum'
+    """
+    return "/".join(key.split(".", 2)) if ".slot." in key else key.replace(".", "/", 1)

@@ -1,0 +1,105 @@
+"""Streams of NumPy's .npy files, written and read in chunks: no array is in memory as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO
+
+import numpy as np
+
+# Of all arrays together.
+_CHUNK_BYTES = 1 << 24
+
+
+class NpyWriter:
+    """Writes arrays to a file each, chunk by chunk.
+
+    >>> import tempfile
+    >>> directory = Path(tempfile.mkdtemp())
+    >>> with NpyWriter(lambda name: directory / f"{name}.npy") as files:
+    ...     files.append({"ids": np.array([3, 4])})
+    ...     files.append({"ids": np.array([5])})
+    >>> np.load(directory / "ids.npy").tolist()
+    [3, 4, 5]
+
+    Args:
+      path_of: returns the path of the file for an array's name.
+    """
+
+    def __init__(self, path_of: Callable[[str], Path]):
+        self._path_of = path_of
+        self._files: dict[str, _NpyFile] = {}
+
+    def append(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Appends a chunk to each array, along its first dimension."""
+        for name, array in arrays.items():
+            if name not in self._files:
+                self._files[name] = _NpyFile(self._path_of(name), array)
+            self._files[name].append(array)
+
+    def __enter__(self) -> NpyWriter:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for file in self._files.values():
+            file.close()
+
+
+class _NpyFile:
+    """Writes one file; its header is written again when the length is known.
+
+    NumPy leaves room for any length in the header, so that it stays as long as it is.
+    """
+
+    def __init__(self, path: Path, like: np.ndarray):
+        self._like = like[:0]
+        self._length = 0
+        self._file: BinaryIO = path.open("wb")
+        self._write_header()
+
+    def append(self, array: np.ndarray) -> None:
+        self._length += len(array)
+        self._file.write(np.ascontiguousarray(array).data)
+
+    def close(self) -> None:
+        self._file.seek(0)
+        self._write_header()
+        self._file.close()
+
+    def _write_header(self) -> None:
+        header = np.lib.format.header_data_from_array_1_0(self._like)
+        header["shape"] = (self._length, *self._like.shape[1:])
+        np.lib.format.write_array_header_1_0(self._file, header)
+
+
+def read_chunks(files: Mapping[str, Path]) -> Iterator[dict[str, np.ndarray]]:
+    """Yields chunks of arrays of one length; one at least if there are files.
+
+    Args:
+      files: paths of the files by the arrays' names.
+
+    Raises:
+      ValueError: if the arrays are not of one length.
+    """
+    arrays = {name: np.load(path, mmap_mode="r") for name, path in files.items()}
+    lengths = {path.name: len(arrays[name]) for name, path in files.items()}
+    if len(set(lengths.values())) > 1:
+        raise ValueError(
+            f"Files of the same rows have as many each. Received: {lengths}. Save them again."
+        )
+    length = max(lengths.values(), default=0)
+    row = sum(array[:1].nbytes for array in arrays.values()) or 1
+    step = max(_CHUNK_BYTES // row, 1)
+    del arrays  # what is read of a mapped file stays in memory as long as it is mapped
+    for start in range(0, max(length, 1), step) if files else ():
+        yield {
+            name: np.array(np.load(path, mmap_mode="r")[start : start + step])
+            for name, path in files.items()
+        }

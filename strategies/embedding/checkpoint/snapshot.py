@@ -1,0 +1,383 @@
+"""Snapshots of tables: their rows as NumPy arrays, of one worker or of all.
+
+By name: `ids`; `rows`, `slot/<name>` for each slot variable, `times` (the last step of each row)
+and `touches` (its frequency), all in the order of `ids`; `refused_ids` and `refused_counts`, or
+`sketch`, of ids without a row. Of the rows that ids share, one a worker: `overflow_rows`,
+`overflow_slot_<name>` and so on. Files have these names: those of earlier versions are read.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+import tensorflow as tf
+
+from strategies.collectives import Collectives
+from strategies.collectives.single_worker import in_single_worker_scope
+from strategies.embedding.shard.admission import ExactCounter, SketchCounter
+from strategies.embedding.shard.shard import TableShard
+from strategies.embedding.shard.table import Table
+
+Arrays = dict[str, np.ndarray]
+
+
+class Column(Protocol):
+    """Values of each row."""
+
+    def gather(self, rows: tf.Tensor) -> tf.Tensor:
+        """Returns the values of rows."""
+
+    def update(self, rows: tf.Tensor, values: tf.Tensor) -> None:
+        """Sets the values of rows, each named once."""
+
+    def resize(self, length: tf.Tensor) -> None:
+        """Grows to a number of rows unless there are as many."""
+
+
+# Prefixes and names of arrays.
+SLOT = "slot/"
+OVERFLOW = "overflow_"
+PRESENT = "present_ids"
+# Of what is gathered at once, and of one message to a server or from it.
+_CHUNK_BYTES = 1 << 24
+
+
+def table_arrays(shards: Sequence[TableShard], name: str) -> Arrays:
+    """Returns all arrays of a table, of the shards that this worker owns.
+
+    Args:
+      shards: shards of the tables.
+      name: name of the table.
+    """
+    rows = joined(list(row_chunks(shards, name)))
+    order = np.argsort(rows["ids"])
+    return {**{key: array[order] for key, array in rows.items()}, **extra_arrays(shards, name)}
+
+
+def ids_and_rows(shards: Sequence[TableShard], name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Returns this worker's ids of a table in rising order, and their rows."""
+    arrays = joined(list(row_chunks(shards, name, only=("rows",))))
+    order = np.argsort(arrays["ids"])
+    return arrays["ids"][order], arrays["rows"][order]
+
+
+def row_chunks(
+    shards: Sequence[TableShard],
+    name: str,
+    since: int | None = None,
+    only: Sequence[str] | None = None,
+    of_all_owners: bool = False,
+) -> Iterator[Arrays]:
+    """Yields a table's rows in chunks of a bounded size, one at least for each shard.
+
+    Args:
+      shards: shards of the tables.
+      name: name of the table.
+      since: a step; of rows that were not trained on after it, nothing but the id is returned,
+        among `present_ids`. None returns all rows.
+      only: names of the arrays; None is all of them.
+      of_all_owners: whether to return the rows of all shards, also those that others own.
+    """
+    for shard in shards:
+        table = shard.tables[name]
+        ids = numbers = np.zeros([0], np.int64)
+        if shard.is_local_owner or of_all_owners:
+            ids, numbers = shard.call(("all", name), table.map.all)
+        if table.config.is_replicated and not of_all_owners:
+            owned = shard.owns(ids)
+            ids, numbers = ids[owned], numbers[owned]
+        for part in _chunks(len(ids), table):
+            chunk = {} if since is None else {PRESENT: ids[part]}
+            some_ids, some = ids[part], numbers[part]
+            if since is not None:
+                last_step = table.store.metadata.last_step
+                newer = shard.call(("last step", name), last_step.gather, some) > since
+                some_ids, some = some_ids[newer], some[newer]
+            yield {**chunk, "ids": some_ids, **_gather_columns(shard, table, some, only)}
+
+
+def _gather_columns(
+    shard: TableShard, table: Table, numbers: np.ndarray, only: Sequence[str] | None = None
+) -> Arrays:
+    def gather(numbers: tf.Tensor) -> dict[str, tf.Tensor]:
+        columns = _columns_of(table)
+        return {key: columns[key].gather(numbers) for key in only or columns}
+
+    called = ("columns", table.config.name, only, *table.store.slots())
+    return shard.call(called, gather, numbers)
+
+
+def extra_arrays(shards: Sequence[TableShard], name: str) -> Arrays:
+    """Returns the arrays of a table that are not of its ids' rows: counts, and shared rows."""
+    return joined([_extra(shard, shard.tables[name]) for shard in shards])
+
+
+def _extra(shard: TableShard, table: Table) -> Arrays:
+    counter, overflow, name = table.counter, table.overflow, table.config.name
+
+    def counts(is_local_owner: tf.Tensor) -> dict[str, tf.Tensor]:
+        times = tf.cast(is_local_owner, tf.int32)
+        if isinstance(counter, SketchCounter):
+            return {"sketch": counter.local_counts() * times}
+        if not isinstance(counter, ExactCounter):
+            return {}
+        refused = zip(("ids", "counts"), counter.map.all(), strict=True)
+        return {f"refused_{key}": tf.repeat(each, times) for key, each in refused}
+
+    extra = {}
+    if counter is not None:
+        extra = shard.call(("counts of", name), counts, np.bool_(shard.is_local_owner))
+    if overflow is not None:
+        row = shard.call(("shared", name), overflow.row)
+        shared = _gather_columns(shard, table, row)
+        extra |= {OVERFLOW + key.replace("/", "_"): each for key, each in shared.items()}
+    return extra
+
+
+def _chunks(count: int, table: Table) -> list[slice]:
+    """Returns slices of a number of rows for its chunks, one at least."""
+    step = max(_CHUNK_BYTES // table.store.row_bytes(), 1)
+    return [slice(start, start + step) for start in range(0, max(count, 1), step)]
+
+
+def is_row_array(key: str) -> bool:
+    """Returns whether an array of this name is in the order of `ids`, or is `ids`."""
+    return key in ("ids", "rows", "times", "touches") or key.startswith(SLOT)
+
+
+def is_extra_array(key: str) -> bool:
+    """Returns whether an array of this name is one of `extra_arrays`."""
+    return key != PRESENT and not is_row_array(key)
+
+
+def joined(parts: Sequence[Mapping[str, np.ndarray]]) -> Arrays:
+    """Concatenates the arrays of several shards; sketches are summed."""
+    result = {}
+    for name in {name for part in parts for name in part}:
+        arrays = [part[name] for part in parts if name in part]
+        # Each shard counts other ids: the sum is what one shard would have counted.
+        result[name] = sum(arrays[1:], arrays[0]) if name == "sketch" else np.concatenate(arrays)
+    return result
+
+
+def gather_all(arrays: Mapping[str, np.ndarray], collectives: Collectives) -> Arrays:
+    """Gathers a table's arrays from all workers, which all call it.
+
+    Raises:
+      ValueError: if one worker alone calls it, in a callback of the first worker.
+    """
+    if collectives.size > 1 and in_single_worker_scope():
+        raise ValueError(
+            "Each worker has a part of an embedding, so all of them save together. Received: "
+            "a callback of the first worker. Pass ModelCheckpoint to fit as it is, with "
+            "strategies.own_path(path, strategy), or use the layer's save_rows."
+        )
+    result = {}
+    for name in sorted(arrays):
+        local = tf.constant(arrays[name])
+        if name == "sketch":
+            result[name] = collectives.all_reduce([local])[0].numpy()
+        else:
+            result[name] = collectives.all_gather(local).numpy()
+    return result
+
+
+def step_of(shard: TableShard, name: str) -> np.ndarray:
+    """Returns the number of training steps of a table, int64."""
+    table = shard.tables[name]
+    return shard.call(("step", table.store.width), table.store.step.read_value)
+
+
+def set_step(shards: Sequence[TableShard], name: str, step: int) -> None:
+    """Sets the number of training steps of a table."""
+    for shard in shards:
+        store = shard.tables[name].store
+        shard.call(("set step", store.width), store.set_step, np.int64(step))
+
+
+def take(shards: Sequence[TableShard], collectives: Collectives) -> Arrays:
+    """Takes a snapshot of all tables, of all workers, which all call it."""
+    arrays: Arrays = {}
+    for position, name in enumerate(shards[0].tables):
+        whole = gather_all(table_arrays(shards, name), collectives)
+        whole["step"] = step_of(shards[0], name)
+        arrays |= {f"{position}/{key}": array for key, array in whole.items()}
+    return arrays
+
+
+def restore(shards: Sequence[TableShard], arrays: Mapping[str, np.ndarray]) -> None:
+    """Restores a snapshot of all tables, in the shards that this worker owns.
+
+    Raises:
+      ValueError: if it is of other tables.
+    """
+    clear(shards)
+    for position, name in enumerate(shards[0].tables if shards else ()):
+        prefix = f"{position}/"
+        own = {
+            key.removeprefix(prefix): array
+            for key, array in arrays.items()
+            if key.startswith(prefix)
+        }
+        set_step(shards, name, int(own.pop("step")))
+        for shard in shards:
+            restore_rows(shard, name, own)
+            restore_extra(shard, name, own)
+
+
+def clear(shards: Sequence[TableShard]) -> None:
+    """Removes all rows and counts."""
+    for shard in shards:
+        for name, table in shard.tables.items():
+            key = ("clear", name, *table.store.slots())
+            shard.call(key, functools.partial(_clear, table))
+            table.store.forget_expected_slots()
+        for table in shard.tables.values():
+            if table.overflow is not None:
+                table.overflow.allocate_row()
+
+
+def _clear(table: Table) -> None:
+    table.map.remove(table.map.all()[0])
+    if table.counter is not None:
+        table.counter.clear()
+    table.store.clear()
+
+
+def check_shapes(table: Table, arrays: Mapping[str, np.ndarray]) -> None:
+    """Raises ValueError if the shape of rows does not fit a table."""
+    width = table.config.output_dim
+    if arrays["rows"].shape != (len(arrays["ids"]), width):
+        raise ValueError(
+            f"The table {table.config.name!r} has rows of {width} numbers, one for each id. "
+            f"Received: rows of shape {arrays['rows'].shape} for {len(arrays['ids'])} ids."
+        )
+
+
+def restore_rows(shard: TableShard, name: str, arrays: Mapping[str, np.ndarray]) -> None:
+    """Sets the rows of a shard from arrays, as far as they belong there; ids with rows keep them.
+
+    Slot variables that the optimizer has not made yet are set when it makes them.
+
+    Raises:
+      ValueError: if the arrays do not fit the table.
+    """
+    table = shard.tables[name]
+    check_shapes(table, arrays)
+    for key in arrays:
+        if key.startswith(SLOT):
+            shard.expect_slot(table.store, key.removeprefix(SLOT))
+    own = np.flatnonzero(shard.has(name, arrays["ids"]))
+    names = [key for key in arrays if key != "ids" and is_row_array(key)]
+
+    def set_all(ids: tf.Tensor, *values: tf.Tensor) -> None:
+        rows = _find_or_insert(table, ids)
+        columns = _columns_of(table)
+        for key, each in zip(names, values, strict=True):
+            columns[key].resize(table.store.view.length.read_value())
+            columns[key].update(rows, each)
+
+    called = ("restore", name, *names, *table.store.slots())
+    for part in _chunks(len(own), table):
+        some = own[part]
+        shard.call(called, set_all, arrays["ids"][some], *(arrays[key][some] for key in names))
+
+
+def restore_extra(shard: TableShard, name: str, arrays: Mapping[str, np.ndarray]) -> None:
+    """Sets the counts and the shared row of a shard from arrays of all workers.
+
+    Raises:
+      ValueError: if the arrays do not fit the table.
+    """
+    table = shard.tables[name]
+    _restore_shared_row(shard, table, arrays)
+    _restore_counts(shard, table, arrays)
+
+
+def _restore_shared_row(shard: TableShard, table: Table, arrays: Mapping[str, np.ndarray]) -> None:
+    """Sets the shared row, to that of the same worker or, if there were fewer, of another."""
+    given = {
+        name.removeprefix(OVERFLOW).replace("slot_", SLOT, 1): values
+        for name, values in arrays.items()
+        if name.startswith(OVERFLOW)
+    }
+    if not given:
+        return
+    overflow = table.overflow
+    if overflow is None:
+        raise ValueError(
+            "Rows that ids share are restored to a table whose ids may share one. Received: such "
+            f"rows for {table.config.name!r}, with overflow='error'. Choose overflow='share'."
+        )
+    for name in given:
+        if name.startswith(SLOT):
+            shard.expect_slot(table.store, name.removeprefix(SLOT))
+
+    def set_row(*rows: tf.Tensor) -> None:
+        columns = _columns_of(table)
+        for name, row in zip(given, rows, strict=True):
+            columns[name].resize(table.store.view.length.read_value())
+            columns[name].update(overflow.row(), row)
+
+    own = [values[shard.index % len(values)][np.newaxis] for values in given.values()]
+    shard.call(("restore shared", table.config.name, *given), set_row, *own)
+
+
+def _find_or_insert(table: Table, ids: tf.Tensor) -> tf.Tensor:
+    """Returns the rows of ids, after inserting those that had none."""
+    rows = table.map.find(ids)
+    missing = tf.where(rows < 0)[:, 0]
+    new = table.store.allocate(tf.size(missing, tf.int64))
+    table.map.insert(tf.gather(ids, missing), new)
+    return tf.tensor_scatter_nd_update(rows, missing[:, tf.newaxis], new)
+
+
+def retain(shard: TableShard, name: str, present: np.ndarray) -> None:
+    """Removes the rows of all ids but these."""
+    table = shard.tables[name]
+    ids, rows = shard.call(("all", name), table.map.all)
+    gone = ~np.isin(ids, present)
+    shard.call(("remove", name, *table.store.slots()), table.remove, ids[gone], rows[gone])
+
+
+def _restore_counts(shard: TableShard, table: Table, arrays: Mapping[str, np.ndarray]) -> None:
+    counter, name = table.counter, table.config.name
+    if counter is not None and "refused_ids" in arrays:
+        own = shard.owns(arrays["refused_ids"])
+        columns = arrays["refused_ids"][own], arrays["refused_counts"][own]
+
+        def set_all(ids: tf.Tensor, counts: tf.Tensor) -> None:
+            counter.clear()
+            counter.increment(ids, counts)
+
+        shard.call(("restore counts", name), set_all, *columns)
+    if isinstance(counter, ExactCounter) and "sketch" in arrays:
+        raise ValueError(
+            "A sketch does not say of which ids it is, so it is restored to a sketch. Received: "
+            f"one for {name!r}, whose admission has memory=None. Give it the memory that it was "
+            "saved with."
+        )
+    if isinstance(counter, SketchCounter) and "sketch" in arrays:
+        counter.check(arrays["sketch"])
+
+        def restore_sketch(total: tf.Tensor) -> None:
+            counter.restore(total, is_first=shard.index == 0)
+
+        shard.call(("restore sketch", name), restore_sketch, arrays["sketch"])
+
+
+def _columns_of(table: Table) -> dict[str, Column]:
+    """Returns the columns of a table's rows, by the names of their arrays."""
+    store = table.store
+    slots = {SLOT + name: slot for name, slot in store.slots().items()}
+    for slot in slots.values():
+        slot.resize(store.view.length.read_value())
+    return {
+        "rows": store.variable.table,
+        "times": store.metadata.last_step,
+        "touches": store.metadata.frequency,
+        **slots,
+    }

@@ -1,0 +1,191 @@
+"""Tokens that stand for rows in `model.get_weights`, with snapshots of the rows in memory.
+
+Keras's `EarlyStopping(restore_best_weights=True)`, `get_weights` and `set_weights` move a weight as
+one array of its own shape, and rows have no such shape. So the array of a table's weight is a
+token: one row of numbers next to zero that no other snapshot has. The rows stay in this process
+for as long as the array does, and are set again where the array is assigned to a table.
+
+Each worker keeps its own part, and needs no other worker for it. With parameter servers a worker
+keeps the rows of all of them, for any worker may set the variables there.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import numpy as np
+
+from strategies.collectives.single_worker import in_single_worker_scope
+from strategies.embedding.checkpoint.snapshot import (
+    OVERFLOW,
+    Arrays,
+    extra_arrays,
+    joined,
+    restore_extra,
+    restore_rows,
+    retain,
+    row_chunks,
+)
+from strategies.embedding.shard.shard import TableShard
+
+# Of a group of tables, on one worker.
+MAX_SNAPSHOT_BYTES = 1 << 32
+_KEPT = ("rows", "times", "touches")
+_SAVED = (
+    "The rows are saved by model.save_weights('x.weights.h5'), model.save('x.keras'), "
+    "ModelCheckpoint to such a path, tf.train.Checkpoint and the layer's save_rows"
+)
+
+_taken: weakref.WeakValueDictionary[bytes, Snapshot] = weakref.WeakValueDictionary()
+_numbers = itertools.count(1)
+
+
+@dataclass(frozen=True, eq=False)
+class Snapshot:
+    """Rows at one moment.
+
+    Attributes:
+      tables: arrays of each table, by their names in `snapshot`.
+      part: index and number of parts of the rows; (0, 1) is all of them.
+    """
+
+    tables: Sequence[Mapping[str, np.ndarray]]
+    part: tuple[int, int]
+
+
+class Token(np.ndarray):
+    """A row of numbers, float32 [1, width], that stands for a snapshot and keeps it alive."""
+
+    snapshot: Snapshot | None = None
+
+    def __array_finalize__(self, other: Any) -> None:
+        """Keeps the snapshot alive in copies as well."""
+        self.snapshot = getattr(other, "snapshot", None)
+
+    def __reduce__(self) -> NoReturn:
+        """Refuses to be pickled: the rows would stay behind.
+
+        Raises:
+          ValueError: always.
+        """
+        raise ValueError(
+            "The array of an embedding in get_weights stands for rows that this process keeps. "
+            f"Received: an attempt to pickle it. {_SAVED}."
+        )
+
+
+class Snapshots:
+    """Takes and restores snapshots of a group of tables.
+
+    Args:
+      shards: shards of the tables that this worker reaches.
+      names: names of the tables.
+      part: index and number of parts of the rows, of those in the shards.
+      is_of_workers: whether several workers restore the rows together.
+      on_restored: called after rows were restored.
+    """
+
+    def __init__(
+        self,
+        shards: Sequence[TableShard],
+        names: Sequence[str],
+        part: tuple[int, int],
+        is_of_workers: bool,
+        on_restored: Callable[[], None],
+    ):
+        self._shards = shards
+        self._names = names
+        self._width = shards[0].tables[names[0]].config.output_dim
+        self._part = part
+        self._is_of_workers = is_of_workers
+        self._on_restored = on_restored
+
+    def take(self) -> np.ndarray:
+        """Takes a snapshot of the rows; returns its token.
+
+        Raises:
+          ValueError: if it would exceed `MAX_SNAPSHOT_BYTES`.
+        """
+        self._check_size()
+        self._shards[0].drain()
+        snapshot = Snapshot([self._arrays(name) for name in self._names], self._part)
+        row = _row(next(_numbers), self._width)
+        _taken[row.tobytes()] = snapshot
+        token = row.view(Token)
+        token.snapshot = snapshot
+        return token
+
+    def restore(self, value: np.ndarray) -> None:
+        """Restores the rows from the snapshot of a token; slot variables stay.
+
+        Ids that got rows since lose them.
+
+        Raises:
+          ValueError: if the value is no token of this process, or is of other tables or of another
+            worker's rows, or one of several workers calls it alone.
+        """
+        snapshot = _taken.get(np.ascontiguousarray(value, np.float32).tobytes())
+        self._check(snapshot)
+        self._shards[0].drain()
+        for name, arrays in zip(self._names, snapshot.tables, strict=True):  # type: ignore[union-attr]
+            for shard in self._shards:
+                retain(shard, name, arrays["ids"])
+                restore_rows(shard, name, {key: arrays[key] for key in ("ids", *_KEPT)})
+                restore_extra(shard, name, arrays)
+        self._on_restored()
+
+    def _arrays(self, name: str) -> Arrays:
+        chunks = row_chunks(self._shards, name, only=_KEPT, of_all_owners=True)
+        extra = extra_arrays(self._shards, name)
+        shared = {f"{OVERFLOW}{key}" for key in _KEPT} & set(extra)
+        return {**joined(list(chunks)), **{key: extra[key] for key in shared}}
+
+    def _check_size(self) -> None:
+        size = 0
+        for shard in self._shards:
+            for name in self._names:
+                table = shard.tables[name]
+                rows = int(shard.call(("size", name), table.map.size))
+                size += rows * (4 * self._width + 16)
+        if size > MAX_SNAPSHOT_BYTES:
+            raise ValueError(
+                "get_weights keeps the rows of an embedding in memory, up to "
+                f"{MAX_SNAPSHOT_BYTES} bytes on a worker. Received: {size} bytes in "
+                f"{', '.join(map(repr, self._names))}. {_SAVED}; "
+                "in place of EarlyStopping(restore_best_weights=True) take ModelCheckpoint("
+                "'best.weights.h5', save_weights_only=True, save_best_only=True) and load_weights."
+            )
+
+    def _check(self, snapshot: Snapshot | None) -> None:
+        if snapshot is None or len(snapshot.tables) != len(self._names):
+            received = "other values" if snapshot is None else "a snapshot of other tables"
+            raise ValueError(
+                "The weight of an embedding is set to an array that get_weights returned in this "
+                f"process and that was kept. Received: {received} for "
+                f"{', '.join(map(repr, self._names))}. Set rows by the layer's set_rows. {_SAVED}."
+            )
+        if snapshot.part not in (self._part, (0, 1)):
+            raise ValueError(
+                "A worker has a part of an embedding's rows, and get_weights returns that. "
+                f"Received: part {snapshot.part[0]} of {snapshot.part[1]}, to be set where part "
+                f"{self._part[0]} of {self._part[1]} is. Save and load the weights. {_SAVED}."
+            )
+        if self._is_of_workers and in_single_worker_scope():
+            raise ValueError(
+                "Each worker sets its part of an embedding's rows, so all of them call "
+                "set_weights. Received: a callback of the first worker. Pass it to fit on all."
+            )
+
+
+def _row(number: int, width: int) -> np.ndarray:
+    """Returns the row of a token, float32 [1, width]: next to 0, and one that no sum comes to.
+
+    >>> bool((_row(1, 2) != _row(2, 2)).any()), float(abs(_row(1, 2)).max()) < 1e-29
+    (True, True)
+    """
+    mantissas = np.random.default_rng(number).integers(1 << 23, size=[1, width])
+    return ((1 + mantissas / 2**23) * 2.0**-100).astype(np.float32)

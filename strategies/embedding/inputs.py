@@ -1,0 +1,221 @@
+"""Inputs of a layer: ids of every kind of tensor as one vector, and the combiners of their rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+_BEYOND = (
+    "Ids are int64: a larger one would become another, negative one. Received: a uint64 id of "
+    "2**63 or more. Pass ids.view(np.int64), or tf.bitcast(ids, tf.int64), if that is right."
+)
+
+
+def int64_tensor(ids: tf.Tensor) -> tf.Tensor:
+    """Converts a tensor of integers to int64.
+
+    Raises:
+      ValueError: if one is out of range; in a graph it is an InvalidArgumentError.
+    """
+    result = tf.cast(ids, tf.int64)
+    if ids.dtype != tf.uint64:
+        return result
+    is_fit = tf.reduce_all(result >= 0)
+    if tf.executing_eagerly():
+        if not is_fit:
+            raise ValueError(_BEYOND)
+        return result
+    with tf.control_dependencies([tf.debugging.Assert(is_fit, [_BEYOND])]):
+        return tf.identity(result)
+
+
+def int64_array(ids: Any) -> np.ndarray:
+    """Converts integers to a NumPy array of int64.
+
+    >>> int64_array(np.array([1, 2], np.uint64))
+    array([1, 2])
+
+    Raises:
+      ValueError: if they are no integers, or one is out of range.
+    """
+    ids = np.asarray(ids)
+    if ids.size and ids.dtype.kind not in "iu":
+        raise ValueError(f"Ids are integers. Received: {ids.dtype}. Convert them first.")
+    if ids.dtype == np.uint64 and (ids >= 2**63).any():
+        raise ValueError(_BEYOND)
+    return ids.astype(np.int64)
+
+
+# Up to where a dtype has all whole numbers.
+_EXACT_BELOW = {
+    tf.float16: 2**11,
+    tf.bfloat16: 2**8,
+    tf.float32: 2**24,
+    tf.float64: 2**53,
+}
+
+
+class Bags:
+    """Bags of ids of one feature in a batch: a flat vector, and the bag of each id.
+
+    Args:
+      inputs: ids, a dense tensor, a `tf.RaggedTensor` or a `tf.SparseTensor`, of integers or of
+        whole numbers in floating point.
+      weights: None, or floats in the same form as the ids.
+      combiner: None, "sum", "mean" or "sqrtn".
+      mask_zero: whether id 0 stands for no id.
+
+    Raises:
+      ValueError: if they do not fit together.
+    """
+
+    def __init__(self, inputs: Any, weights: Any, combiner: str | None, mask_zero: bool):
+        self._combiner = combiner
+        self._inputs = inputs
+        if weights is not None and combiner is None:
+            raise ValueError(
+                "Weights are for rows that are added up. Received: weights with combiner=None. "
+                "Choose 'sum', 'mean' or 'sqrtn'."
+            )
+        if weights is not None and type(weights) is not type(inputs):
+            raise ValueError(
+                "Weights come in the form of the ids. Received: ids in a "
+                f"{type(inputs).__name__}, weights in a {type(weights).__name__}."
+            )
+        if isinstance(inputs, tf.SparseTensor):
+            if combiner is None:
+                raise ValueError(
+                    "Ids of a SparseTensor are put together to one row for each example. "
+                    "Received: combiner=None. Choose 'sum', 'mean' or 'sqrtn', or pass a "
+                    "RaggedTensor."
+                )
+            ids, self._bags = inputs.values, inputs.indices[:, 0]
+            self._count = inputs.dense_shape[0]
+            weights = None if weights is None else weights.values
+        elif isinstance(inputs, tf.RaggedTensor):
+            if combiner is not None and inputs.ragged_rank > 1:
+                raise ValueError(
+                    "A bag is one row of ids. Received: a RaggedTensor of ragged_rank "
+                    f"{inputs.ragged_rank}. Call merge_dims(1, -1) on it first."
+                )
+            ids = inputs.flat_values
+            self._bags, self._count = inputs.value_rowids(), inputs.nrows()
+            if weights is not None:
+                with tf.control_dependencies(
+                    [tf.debugging.assert_equal(inputs.row_splits, weights.row_splits)]
+                ):
+                    weights = tf.identity(weights.flat_values)
+        else:
+            ids = tf.reshape(inputs, [-1])
+            length = 1 if inputs.shape.rank == 1 else tf.shape(inputs, tf.int64)[-1]
+            self._count = tf.size(ids, tf.int64) // tf.maximum(tf.cast(length, tf.int64), 1)
+            if inputs.shape.rank != 1:  # bags without ids are bags as well
+                self._count = tf.reduce_prod(tf.shape(inputs, tf.int64)[:-1])
+            self._bags = tf.repeat(tf.range(self._count), length)
+            weights = None if weights is None else tf.reshape(weights, [-1])
+        self._weights = None if weights is None else tf.cast(weights, tf.float32)
+        self._kept = None
+        ids = whole(ids)
+        if mask_zero and combiner is not None:
+            self._kept = tf.where(ids != 0)[:, 0]
+            ids = tf.gather(ids, self._kept)
+        self.ids = ids
+
+    def combined(self, rows: tf.Tensor) -> Any:
+        """Combines one row for each of `ids`, [n, width], to the feature's output."""
+        width = rows.shape[-1]
+        if self._combiner is None:
+            if isinstance(self._inputs, tf.RaggedTensor):
+                return self._inputs.with_flat_values(rows)
+            shape = tf.concat([tf.shape(self._inputs), [width]], 0)
+            return tf.ensure_shape(tf.reshape(rows, shape), [*self._inputs.shape, width])
+        if self._is_even():
+            return self._summed(rows)
+        bags, weights = self._bags, self._weights
+        if self._kept is not None:
+            bags = tf.gather(bags, self._kept)
+            weights = None if weights is None else tf.gather(weights, self._kept)
+        if weights is None:
+            weights = tf.ones([tf.size(bags)])
+        else:
+            rows = rows * weights[:, tf.newaxis]
+
+        def total(values: tf.Tensor) -> tf.Tensor:
+            return tf.math.unsorted_segment_sum(values, bags, self._count)
+
+        result = total(rows)
+        # Summed first and divided then, so that an empty bag is 0.
+        if self._combiner == "mean":
+            result = tf.math.divide_no_nan(result, total(weights)[:, tf.newaxis])
+        elif self._combiner == "sqrtn":
+            result = tf.math.divide_no_nan(result, tf.sqrt(total(weights**2))[:, tf.newaxis])
+        inputs = self._inputs
+        if isinstance(inputs, tf.Tensor) and inputs.shape.rank > 2:
+            outer = tf.shape(inputs)[:-1]
+            result = tf.reshape(result, tf.concat([outer, [width]], 0))
+            return tf.ensure_shape(result, [*inputs.shape[:-1], width])
+        return tf.ensure_shape(result, [inputs.shape[0], width])
+
+    def _is_even(self) -> bool:
+        """Returns whether all bags have equally many ids, each of which counts for 1."""
+        is_dense = isinstance(self._inputs, tf.Tensor) and self._inputs.shape.rank > 1
+        return is_dense and self._weights is None and self._kept is None
+
+    def _summed(self, rows: tf.Tensor) -> tf.Tensor:
+        """Combines the rows of bags that have equally many ids: a sum along one axis."""
+        shape = tf.concat([tf.shape(self._inputs), [rows.shape[-1]]], 0)
+        rows = tf.ensure_shape(tf.reshape(rows, shape), [*self._inputs.shape, rows.shape[-1]])
+        if self._inputs.shape[-1] == 1:
+            return tf.squeeze(rows, -2)
+        total = tf.reduce_sum(rows, -2)
+        if self._combiner == "sum":
+            return total
+        length = tf.cast(tf.shape(self._inputs)[-1], rows.dtype)
+        count = length if self._combiner == "mean" else tf.sqrt(length)
+        return tf.math.divide_no_nan(total, count)
+
+
+def whole(ids: tf.Tensor) -> tf.Tensor:
+    """Converts ids to int64.
+
+    In floating point they come where a model has an input of Keras's default dtype, and where
+    Keras traces a model to build it. Those have no values, so values are checked when there are:
+    where a function is traced, it ends with `tf.errors.InvalidArgumentError`.
+
+    >>> whole(tf.constant([3.0, -4.0])).numpy().tolist()
+    [3, -4]
+
+    Args:
+      ids: a tensor of any shape.
+
+    Raises:
+      ValueError: if they are no numbers, not whole, or too large to be exact.
+    """
+    if ids.dtype.is_integer:
+        return int64_tensor(ids)
+    if ids.dtype not in _EXACT_BELOW:
+        raise ValueError(
+            f"Ids are integers. Received: {ids.dtype.name}. Make the input with dtype='int64'; "
+            "strings become ids by keras.layers.StringLookup or Hashing."
+        )
+    bound = _EXACT_BELOW[ids.dtype]
+    # Written so that NaN is wrong too.
+    is_right = (tf.round(ids) == ids) & (tf.abs(ids) < tf.cast(bound, ids.dtype))
+    wrong = tf.boolean_mask(ids, ~is_right)[:3]
+    before = (
+        f"Ids are integers, or whole numbers of {ids.dtype.name} between -{bound} and {bound}, "
+        "where it has each of them. Received:"
+    )
+    behind = (
+        "Make the input with dtype='int64', as by keras.Input; a Sequential model without one "
+        "begins with an input in floating point."
+    )
+    if tf.executing_eagerly():
+        if len(wrong):
+            raise ValueError(f"{before} {wrong.numpy().tolist()}. {behind}")
+        return tf.cast(ids, tf.int64)
+    check = tf.debugging.Assert(tf.reduce_all(is_right), [before, wrong, behind])
+    with tf.control_dependencies([check]):
+        return tf.cast(ids, tf.int64)

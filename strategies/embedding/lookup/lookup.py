@@ -1,0 +1,222 @@
+"""Lookup in a group of tables: one exchange of ids, one of rows and one of gradients."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from strategies._tensorflow import CondBranchFuncGraph, WhileBodyFuncGraph, is_recorded
+from strategies.core.extended import ReplicatedExtended
+from strategies.embedding.lookup.fused_optimizer import FusedOptimizer
+from strategies.embedding.lookup.router import LookupResult, LookupRouter
+from strategies.reduction import sparse as row_gradients
+from strategies.variables.sparse_variable import ActiveRows, SparseVariable
+
+# One trace of a function serves calls under a tape and calls without one.
+_OUTSIDE = (
+    "Whether an embedding trains follows from a tape only where both are in the same tf.function, "
+    "or neither is in any. Received: a gradient asked for outside of the function that calls the "
+    "layer, with training=None. Call the layer or the model with training=True or training=False, "
+    "or take the gradient inside."
+)
+
+
+class Lookup:
+    """Looks up in the tables of a group, for whose rows one variable stands.
+
+    A gradient is summed over all examples of all workers, as often as an id came. Keras divides the
+    loss by the number of replicas; here nothing is divided.
+
+    Args:
+      variable: the variable that an optimizer sees.
+      router: routes keys to their rows.
+      fused_optimizer: optimizer of the rows, None if it is the model's.
+    """
+
+    def __init__(
+        self,
+        variable: SparseVariable,
+        router: LookupRouter,
+        fused_optimizer: FusedOptimizer | None,
+    ):
+        self._variable = variable
+        self.router = router
+        self._fused_optimizer = fused_optimizer
+        self._width = int(variable.shape[-1])
+        self._recorded = threading.local()
+
+    def __call__(self, ids: Sequence[tf.Tensor], training: bool | None) -> list[tf.Tensor]:
+        """Returns the rows of ids, float32 [n, width] for each table.
+
+        Args:
+          ids: for each table, int64 [n].
+          training: whether ids get rows, and rows gradients; None is whether a tape records.
+        """
+        keys, positions = keys_of(ids)
+        sizes = [tf.size(each) for each in ids]
+        values = self._values(keys, training)
+        each = tf.gather(values, positions)
+        parts = tf.split(each, tf.stack(sizes)) if len(sizes) > 1 else [each]
+        return [tf.ensure_shape(part, [None, self._width]) for part in parts]
+
+    def _values(self, keys: tf.Tensor, training: bool | None) -> tf.Tensor:
+        """Returns the values of keys, float32 [n, width]."""
+        if training is False:
+            return self.router.look_up(keys, False, False).values
+        token, is_first = self._token()
+        is_inferred = training is None
+        if is_inferred and not is_recorded([token]):
+            return _without_gradient(self.router.look_up(keys, False, False).values, token)
+        result = self.router.look_up(keys, True, is_first and _is_first_replica())
+        return self._differentiable(result, token, is_inferred)
+
+    def _differentiable(
+        self, result: LookupResult, token: tf.Tensor, is_inferred: bool
+    ) -> tf.Tensor:
+        """Returns the values of a lookup, with a gradient that is scattered to the rows.
+
+        Args:
+          result: result of the lookup.
+          token: tensor that the gradient is taken of.
+          is_inferred: whether training follows from a tape.
+        """
+        function = _function()
+
+        @tf.custom_gradient
+        def looked_up(token: tf.Tensor) -> tuple[Any, ...]:
+            def gradient(upstream: tf.Tensor) -> tf.IndexedSlices:
+                if is_inferred and _function() is not function:
+                    raise ValueError(_OUTSIDE)
+                scattered = result.scatter_gradient(tf.convert_to_tensor(upstream))
+                there = tf.where(result.rows >= 0)[:, 0]
+                rows = tf.gather(result.rows, there)
+                if result.are_distinct:
+                    self._recorded.distinct = weakref.ref(rows)
+                # More rows than there is memory for, so that nothing makes this dense.
+                return tf.IndexedSlices(
+                    tf.gather(scattered, there),
+                    rows,
+                    tf.constant([2**60, self._width], tf.int64),
+                )
+
+            del token
+            return tf.identity(result.values), gradient
+
+        return looked_up(token)
+
+    def _token(self) -> tuple[tf.Tensor, bool]:
+        """Returns the token of this forward pass, and whether this is its first lookup.
+
+        The backward pass knows all lookups by it.
+        """
+        token = getattr(self._recorded, "token", None)
+        if token is not None and is_recorded([token]) and _is_accessible(token):
+            return token, False
+        fused = self._fused_optimizer
+        token = self._gate(self._variable.token() if fused is None else fused.token())
+        self._recorded.token = token
+        return token, True
+
+    def _gate(self, token: tf.Tensor) -> tf.Tensor:
+        fused = self._fused_optimizer
+
+        @tf.custom_gradient
+        def gate(token: tf.Tensor) -> tuple[Any, ...]:
+            def gradient(upstream: tf.IndexedSlices) -> Any:
+                if not isinstance(upstream, tf.IndexedSlices):
+                    raise ValueError(
+                        "An embedding's lookup is not inside tf.cond or a loop of TensorFlow's "
+                        "that the gradient goes through. Received: a dense gradient. Call the "
+                        "layer outside of it."
+                    )
+                summed = self.router.reduce(self._unique(upstream))
+                rows = show(self._variable.view, summed.values, summed.indices)
+                return rows if fused is None else fused.train_rows(rows)
+
+            return tf.identity(token), gradient
+
+        return gate(token)
+
+    def _unique(self, gradient: tf.IndexedSlices) -> tf.IndexedSlices:
+        """Returns a gradient with each row once; that of a single lookup may be so already."""
+        distinct = getattr(self._recorded, "distinct", None)
+        if distinct is not None and distinct() is gradient.indices:
+            return gradient
+        return row_gradients.unique(gradient)
+
+
+def _without_gradient(values: tf.Tensor, token: tf.Tensor) -> tf.Tensor:
+    """Returns values that raise an error if their gradient is asked for, inside a function."""
+    if tf.executing_eagerly():  # no tape records now, so none can ask
+        return values
+
+    @tf.custom_gradient
+    def guarded(values: tf.Tensor, token: tf.Tensor) -> tuple[Any, ...]:
+        def gradient(upstream: tf.Tensor) -> Any:
+            raise ValueError(_OUTSIDE)
+
+        return tf.identity(values), gradient
+
+    return guarded(values, token)
+
+
+def keys_of(ids: Sequence[tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the unique keys of ids, and the position of each id's key among them.
+
+    Args:
+      ids: for each table, int64 [n].
+
+    Returns:
+      Number of the table, id and number of its occurrences, int64 [m, 3], each id of a table once;
+      and positions in that, int32.
+    """
+    keys, positions, before = [], [], tf.constant(0)
+    for number, each in enumerate(ids):
+        unique, indices, counts = tf.unique_with_counts(each)
+        counts = tf.cast(counts, tf.int64)
+        keys.append(tf.stack([tf.fill(tf.shape(unique), tf.constant(number, tf.int64)),
+                              unique, counts], 1))  # fmt: skip
+        positions.append(indices + before)
+        before += tf.size(unique)
+    return tf.concat(keys, 0), tf.concat(positions, 0)
+
+
+def _is_first_replica() -> bool:
+    """Returns whether this is the first replica of this worker."""
+    context = tf.distribute.get_replica_context()
+    extended = None if context is None else context.strategy.extended
+    return not isinstance(extended, ReplicatedExtended) or extended.local_replica() == 0
+
+
+def _function() -> tf.Graph | None:
+    """Returns the graph of the tf.function that is being traced, None where there is none.
+
+    The graph of a branch or loop belongs to its function's.
+    """
+    if tf.executing_eagerly():
+        return None
+    graph = tf.compat.v1.get_default_graph()
+    while isinstance(graph, (CondBranchFuncGraph, WhileBodyFuncGraph)):
+        graph = graph.outer_graph
+    return graph
+
+
+def _is_accessible(token: tf.Tensor) -> bool:
+    """Returns whether a tensor is of this graph: Keras tries a model out in a graph of its own."""
+    made_in = getattr(token, "graph", None)
+    graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+    while graph is not made_in and graph is not None:
+        graph = getattr(graph, "outer_graph", None)
+    return graph is made_in
+
+
+def show(view: ActiveRows, values: tf.Tensor, rows: tf.Tensor) -> tf.IndexedSlices:
+    """Puts rows in view; returns their gradient with positions in the view for indices."""
+    view.show(rows)
+    positions = tf.range(tf.size(rows))
+    row_gradients.mark_reduced(positions, rows, lambda values, rows: show(view, values, rows))
+    return tf.IndexedSlices(values, positions, tf.shape(values))

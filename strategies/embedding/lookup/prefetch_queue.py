@@ -1,0 +1,96 @@
+"""Queue of lookups that are submitted before the step that needs them."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True, eq=False)
+class _Request:
+    """A submitted lookup.
+
+    Attributes:
+      keys: number of the table, id and number of its occurrences, int64 [n, 3].
+      starts_step: whether it is the first lookup of a step.
+      result: its result, once there is one.
+    """
+
+    keys: np.ndarray
+    starts_step: bool
+    result: Future[list[np.ndarray]]
+
+    def matches(self, keys: np.ndarray, starts_step: bool) -> bool:
+        """Returns whether it is the lookup that a step needs."""
+        return self.starts_step == starts_step and np.array_equal(self.keys, keys)
+
+
+class PrefetchQueue:
+    """Lookups that were submitted for the batches of one dataset, and are not yet used.
+
+    Args:
+      distance: number of batches from the one that is trained on to the one that is submitted,
+        both counted.
+    """
+
+    def __init__(self, distance: int):
+        # Twice as many: what a dataset that was left before its end submitted is among them.
+        self._capacity = 2 * distance
+        self._requests: deque[_Request] = deque()
+        self._is_used = False
+        self._lock = threading.Lock()
+
+    def submit(
+        self, keys: np.ndarray, starts_step: bool, look_up: Callable[[], list[np.ndarray]]
+    ) -> None:
+        """Starts a lookup and does not wait for it; one that is in the queue starts no more."""
+        request = _Request(keys, starts_step, Future())
+        with self._lock:
+            if any(each.matches(keys, starts_step) for each in self._requests):
+                return
+            self._requests.append(request)
+            if len(self._requests) > self._capacity:
+                self._requests.popleft()
+        # Not a daemon: Python ends badly where one is inside of TensorFlow.
+        threading.Thread(target=_run, args=(request.result, look_up)).start()
+
+    def pop(self, keys: np.ndarray, starts_step: bool) -> list[np.ndarray] | None:
+        """Removes a lookup and waits for its result; returns None if it was not submitted."""
+        with self._lock:
+            for request in self._requests:
+                if request.matches(keys, starts_step):
+                    self._requests.remove(request)
+                    self._is_used = True
+                    break
+            else:
+                return None
+        return request.result.result()
+
+    def check(self) -> None:
+        """Raises ValueError if the queue is full and no step ever used a lookup of it."""
+        if self._is_used or len(self._requests) < self._capacity:
+            return
+        raise ValueError(
+            "The output of prefetch_rows's `ids` is what the layer is called with: it does to a "
+            f"batch what the model does before the layer. Received: the ids of {self._capacity} "
+            "batches, and a step with others. Correct `ids`, or pass what prefetch_rows returns to "
+            "fit as it is, without a map or batch behind it."
+        )
+
+    def clear(self) -> None:
+        """Removes all lookups, whose results are not used any more."""
+        with self._lock:
+            self._requests.clear()
+
+
+def _run(result: Future[Any], look_up: Callable[[], list[np.ndarray]]) -> None:
+    try:
+        result.set_result(look_up())
+    except BaseException as error:  # noqa: B036  raised again in the step that needs it
+        result.set_exception(error)

@@ -1,0 +1,60 @@
+"""Lookup of rows that are replicated on all workers."""
+
+from __future__ import annotations
+
+import numpy as np
+import tensorflow as tf
+
+from strategies.collectives import Collectives
+from strategies.embedding.lookup.prefetch_queue import PrefetchQueue
+from strategies.embedding.lookup.router import LookupResult, check_sizes
+from strategies.embedding.lookup.traffic import TrafficCounter
+from strategies.embedding.shard.lookup import ShardLookup
+from strategies.reduction.sparse import all_reduce
+
+
+class ReplicatedRouter:
+    """Looks up in this worker's copy of the rows; in training all workers get all keys.
+
+    All of them insert the same ids in the same order and change the same rows by the same numbers,
+    so that their copies stay equal.
+
+    Args:
+      collectives: the workers.
+      shard_lookup: looks up in this worker's copy.
+    """
+
+    def __init__(self, collectives: Collectives, shard_lookup: ShardLookup):
+        self._collectives = collectives
+        self._shard_lookup = shard_lookup
+        self.traffic = TrafficCounter(shard_lookup.count, collectives.size > 1)
+
+    def look_up(self, keys: tf.Tensor, training: bool, starts_step: bool) -> LookupResult:
+        """Looks up the rows of keys; in training, all workers call it together."""
+        remote = None
+        if training:
+            remote = self.traffic.remote_keys(keys, lambda: keys[:0])
+            if remote is not None:
+                remote *= self._collectives.size - 1
+            self.traffic.record_lookup(remote, training)
+            inserted, _ = self._shard_lookup(self._collectives.all_gather(keys), True, starts_step)
+            check_sizes(self._shard_lookup.bounds, self._shard_lookup.sizes())
+            with tf.control_dependencies([inserted]):
+                keys = tf.identity(keys)
+        rows, values = self._shard_lookup(keys, False, False)
+
+        def scatter_gradient(gradient: tf.Tensor) -> tf.Tensor:
+            self.traffic.record_gradients(remote)
+            return gradient
+
+        return LookupResult(values, rows, True, scatter_gradient)
+
+    def reduce(self, gradient: tf.IndexedSlices) -> tf.IndexedSlices:
+        """Returns the sum of all workers' gradients; all of them call it together."""
+        return all_reduce(gradient, self._collectives)
+
+    def prefetch(self, queue: PrefetchQueue, keys: np.ndarray, starts_step: bool) -> None:
+        """Does nothing: the rows are in this worker."""
+
+    def clear_prefetched(self) -> None:
+        """Does nothing: nothing was submitted."""

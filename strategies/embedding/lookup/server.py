@@ -1,0 +1,150 @@
+"""Lookup of rows that are sharded over parameter servers."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from strategies.collectives import Collectives
+from strategies.embedding.lookup.prefetch_queue import PrefetchQueue
+from strategies.embedding.lookup.router import LookupResult, check_sizes
+from strategies.embedding.lookup.traffic import TrafficCounter
+from strategies.embedding.shard.hashing import shard_of
+from strategies.embedding.shard.remote import RemoteTableShard
+from strategies.embedding.shard.shard import Group
+from strategies.ps.client import Server
+from strategies.ps.extended import ServerExtended
+from strategies.reduction.sparse import all_reduce
+
+
+class ServerRouter:
+    """Routes keys to the servers that have the rows.
+
+    Where workers go in step, the ids of all of them come to a server as those of one, so that
+    who is admitted does not depend on who was first.
+
+    Args:
+      extended: extended of the strategy.
+      shards: the shard of each server.
+      group: group of the tables.
+    """
+
+    def __init__(self, extended: ServerExtended, shards: Sequence[RemoteTableShard], group: Group):
+        self._extended = extended
+        self._shards = shards
+        self._group = group
+        self._width = group.width
+        self._bounds = shards[0].lookups[group].bounds
+        self.traffic = TrafficCounter(shards[0].lookups[group].count, True)
+        self._are_in_step = extended.in_step and extended.workers.size > 1
+        self._queues: weakref.WeakSet[PrefetchQueue] = weakref.WeakSet()
+
+    @property
+    def _workers(self) -> Collectives:
+        return self._extended.workers
+
+    def look_up(self, keys: tf.Tensor, training: bool, starts_step: bool) -> LookupResult:
+        """Looks up the rows of keys."""
+        remote = self.traffic.remote_keys(keys, lambda: keys[:0])
+        self.traffic.record_lookup(remote, training)
+        inserts, counts_step = training, starts_step
+        if training and self._are_in_step:
+            done = self._insert_all(self._workers.all_gather(keys), starts_step)
+            with tf.control_dependencies([done]):
+                keys = tf.identity(keys)
+            inserts = counts_step = False
+
+        def find(keys: np.ndarray, owners: np.ndarray) -> list[np.ndarray]:
+            result = self._pop_prefetched(keys, counts_step) if inserts else None
+            if result is not None:
+                return [*result, np.ones([], np.int64)]
+            return [*self._find(keys, owners, inserts, counts_step), np.zeros([], np.int64)]
+
+        dtypes = [tf.int64, tf.float32, tf.int64, tf.int64]
+        arguments = [keys, shard_of(keys[:, 1], len(self._shards))]
+        rows, values, sizes, is_prefetched = self._extended.ordered_caller.call(
+            find, arguments, dtypes
+        )
+        if inserts:
+            self.traffic.record_prefetched(remote * tf.ensure_shape(is_prefetched, []))
+        if training and self._bounds:
+            check_sizes(self._bounds, tf.ensure_shape(sizes, [len(self._bounds)]))
+        values = tf.ensure_shape(values, [None, self._width])
+
+        def scatter_gradient(gradient: tf.Tensor) -> tf.Tensor:
+            self.traffic.record_gradients(remote)
+            return gradient
+
+        return LookupResult(values, tf.ensure_shape(rows, [None]), True, scatter_gradient)
+
+    def reduce(self, gradient: tf.IndexedSlices) -> tf.IndexedSlices:
+        """Sums the gradients of all workers that go in step."""
+        return all_reduce(gradient, self._workers) if self._are_in_step else gradient
+
+    def prefetch(self, queue: PrefetchQueue, keys: np.ndarray, starts_step: bool) -> None:
+        """Submits the lookup of a coming step to a queue."""
+        self._queues.add(queue)
+        owners = shard_of(tf.constant(keys[:, 1]), len(self._shards)).numpy()
+        queue.submit(keys, starts_step, lambda: self._find(keys, owners, True, starts_step))
+
+    def clear_prefetched(self) -> None:
+        """Discards the results of all lookups that were submitted so far."""
+        for queue in list(self._queues):
+            queue.clear()
+
+    def _pop_prefetched(self, keys: np.ndarray, starts_step: bool) -> list[np.ndarray] | None:
+        """Returns the prefetched result for keys, None if there is none."""
+        queues = list(self._queues)
+        for queue in queues:
+            if (result := queue.pop(keys, starts_step)) is not None:
+                return result
+        for queue in queues:
+            queue.check()
+        return None
+
+    def _insert_all(self, keys: tf.Tensor, starts_step: bool) -> tf.Tensor:
+        """Inserts the ids of all workers; returns a tensor that is there when all have done so."""
+
+        def insert(keys: np.ndarray, owners: np.ndarray) -> list[np.ndarray]:
+            def insert_at(server: Server) -> None:
+                shard = self._shards[server.number]
+                lookup = shard.lookups[self._group]
+                if shard.is_local_owner:
+                    own = keys[owners == shard.index]
+                    key = ("insert", self._width, starts_step, *lookup.slots)
+                    shard.call(key, lambda keys: lookup(keys, True, starts_step)[0], own)
+
+            self._extended.servers.each(insert_at)
+            return [np.zeros([1], np.int64)]
+
+        arguments = [keys, shard_of(keys[:, 1], len(self._shards))]
+        (done,) = self._extended.ordered_caller.call(insert, arguments, [tf.int64])
+        return self._workers.all_gather(tf.ensure_shape(done, [1]))
+
+    def _find(
+        self, keys: np.ndarray, owners: np.ndarray, inserts: bool, counts_step: bool
+    ) -> list[np.ndarray]:
+        """Returns rows and values of keys from all servers, and the sizes of the tables."""
+
+        def find_at(server: Server) -> list[np.ndarray]:
+            shard = self._shards[server.number]
+            lookup = shard.lookups[self._group]
+            return shard.call(
+                ("find", self._width, inserts, counts_step, *lookup.slots),
+                lambda keys: [*lookup(keys, inserts, counts_step), lookup.sizes()],
+                keys[owners == shard.index],
+            )
+
+        num_shards = len(self._shards)
+        rows = np.empty([len(keys)], np.int64)
+        values = np.empty([len(keys), self._width], np.float32)
+        sizes = np.zeros([len(self._bounds)], np.int64)
+        for index, result in enumerate(self._extended.servers.each(find_at)):
+            own = owners == index
+            rows[own] = np.where(result[0] < 0, -1, result[0] * num_shards + index)
+            values[own] = result[1]
+            sizes += result[2]
+        return [rows, values, sizes]

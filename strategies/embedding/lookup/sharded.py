@@ -1,0 +1,55 @@
+"""Lookup of rows that are sharded over the workers."""
+
+from __future__ import annotations
+
+import numpy as np
+import tensorflow as tf
+
+from strategies.embedding.lookup.all_to_all import AllToAll
+from strategies.embedding.lookup.prefetch_queue import PrefetchQueue
+from strategies.embedding.lookup.router import LookupResult, check_sizes
+from strategies.embedding.lookup.traffic import TrafficCounter
+from strategies.embedding.shard.lookup import ShardLookup
+
+
+class ShardedRouter:
+    """Routes keys to the workers that own them.
+
+    Args:
+      all_to_all: sends keys to their owners.
+      shard_lookup: looks up in this worker's shard.
+    """
+
+    def __init__(self, all_to_all: AllToAll, shard_lookup: ShardLookup):
+        self._all_to_all = all_to_all
+        self._shard_lookup = shard_lookup
+        self.traffic = TrafficCounter(shard_lookup.count, all_to_all.collectives.size > 1)
+
+    def look_up(self, keys: tf.Tensor, training: bool, starts_step: bool) -> LookupResult:
+        """Looks up the rows of keys; all workers call it together."""
+        sent = self._all_to_all.send(keys)
+        remote = self.traffic.remote_keys(keys, sent.local_keys)
+        self.traffic.record_lookup(remote, training)
+        is_single_worker = self._all_to_all.collectives.size == 1
+        rows, values = self._shard_lookup(sent.keys, training, starts_step, is_single_worker)
+        bounds = self._shard_lookup.bounds
+        if training and bounds:
+            sizes = self._all_to_all.collectives.all_reduce([self._shard_lookup.sizes()])[0]
+            check_sizes(bounds, sizes)
+
+        def scatter_gradient(gradient: tf.Tensor) -> tf.Tensor:
+            self.traffic.record_gradients(remote)
+            return sent.scatter_to_owners(gradient)
+
+        are_distinct = is_single_worker and not self._shard_lookup.is_shared
+        return LookupResult(sent.gather_from_owners(values), rows, are_distinct, scatter_gradient)
+
+    def reduce(self, gradient: tf.IndexedSlices) -> tf.IndexedSlices:
+        """Returns the gradient as it is: the owners of the rows have all workers' parts."""
+        return gradient
+
+    def prefetch(self, queue: PrefetchQueue, keys: np.ndarray, starts_step: bool) -> None:
+        """Does nothing: workers exchange rows within a step."""
+
+    def clear_prefetched(self) -> None:
+        """Does nothing: nothing was submitted."""

@@ -1,0 +1,120 @@
+"""Placement of a layer's tables: in the workers' memory, or on parameter servers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from strategies.collectives import Collectives
+from strategies.embedding.lookup.all_to_all import AllToAll
+from strategies.embedding.lookup.fused_optimizer import FusedOptimizer
+from strategies.embedding.lookup.replicated import ReplicatedRouter
+from strategies.embedding.lookup.router import LookupRouter
+from strategies.embedding.lookup.server import ServerRouter
+from strategies.embedding.lookup.sharded import ShardedRouter
+from strategies.embedding.placement_report import (
+    replicated_on_workers,
+    sharded_over_servers,
+    sharded_over_workers,
+)
+from strategies.embedding.shard.remote import RemoteTableShard
+from strategies.embedding.shard.shard import Group, TableShard, TableSpecs
+from strategies.embedding.tables import Tables
+from strategies.ps.sparse import RemoteRowVariable
+from strategies.variables.sparse_variable import ActiveRows, SparseVariable, new_name
+
+
+def place_on_workers(
+    specs: TableSpecs,
+    collectives: Collectives,
+    strategy: tf.distribute.Strategy | None,
+    optimizers: Mapping[str, Any],
+) -> Tables:
+    """Makes tables whose rows are in the workers' memory.
+
+    Args:
+      specs: specification of the tables.
+      collectives: the workers.
+      strategy: the strategy that they are made under, None for none.
+      optimizers: optimizers of tables that have one of their own, by name.
+    """
+    variables = {
+        group: SparseVariable(
+            ActiveRows(specs.expected_rows(group, collectives.size)),
+            np.zeros(group.width, np.float32),
+            True,
+            new_name(),
+            strategy,
+        )
+        for group in specs.groups
+    }
+    fused_optimizers = {
+        group: FusedOptimizer(optimizers[group.table], variables[group])
+        for group in specs.groups
+        if group.table is not None
+    }
+    shard = TableShard(collectives.rank, collectives.size, specs, variables)
+    all_to_all = AllToAll(collectives)
+    routers: dict[Group, LookupRouter] = {}
+    placements = {}
+    for group, shard_lookup in shard.lookups.items():
+        if group.is_replicated and collectives.size > 1:
+            routers[group] = ReplicatedRouter(collectives, shard_lookup)
+            placements[group] = replicated_on_workers(collectives.size)
+        else:
+            routers[group] = ShardedRouter(all_to_all, shard_lookup)
+            placements[group] = sharded_over_workers(collectives.size)
+    return Tables(specs, collectives, [shard], placements, variables, routers, fused_optimizers)
+
+
+def place_on_servers(specs: TableSpecs, strategy: tf.distribute.Strategy) -> Tables:
+    """Makes tables whose rows are on the parameter servers of a strategy.
+
+    Args:
+      specs: specification of the tables.
+      strategy: the strategy that they are made under.
+
+    Raises:
+      ValueError: if servers do not support such a table.
+    """
+    check_on_servers(specs)
+    extended = strategy.extended
+    name = extended.registry.new_name("embedding")
+    shards = [
+        RemoteTableShard(extended, server, specs, name) for server in extended.servers.servers
+    ]
+    variables: Mapping[Group, SparseVariable] = {
+        group: RemoteRowVariable(
+            [shard.variables[group] for shard in shards],
+            np.zeros(group.width, np.float32),
+            True,
+            new_name(),
+            strategy,
+            _slot_maker(shards, group),
+        )
+        for group in specs.groups
+    }
+    routers = {group: ServerRouter(extended, shards, group) for group in specs.groups}
+    placements = dict.fromkeys(specs.groups, sharded_over_servers(len(shards)))
+    return Tables(specs, extended.workers, shards, placements, variables, routers, {})
+
+
+def _slot_maker(shards: Sequence[RemoteTableShard], group: Group) -> Callable[..., Any]:
+    return lambda name, row: [shard.new_slot(group, name, row) for shard in shards]
+
+
+def check_on_servers(specs: TableSpecs) -> None:
+    """Raises ValueError if parameter servers do not support one of the tables."""
+    for configs in specs.groups.values():
+        for config in configs:
+            plain = config.optimizer is None and config.overflow == "error"
+            if not plain or config.is_replicated:
+                raise ValueError(
+                    "On parameter servers the model's optimizer trains all tables, each row is on "
+                    f"one server, and no ids share one. Received: optimizer={config.optimizer!r}, "
+                    f"overflow={config.overflow!r} and placement={config.placement!r} for the "
+                    f"table {config.name!r}. Leave them out, or start the job without --ps."
+                )

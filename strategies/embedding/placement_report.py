@@ -1,0 +1,109 @@
+"""Report of the placement of each table, its memory and traffic, and the reasons."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tf_config.capacity import shown_bytes
+from tf_config.text_table import text_table
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Placement of rows, and the reason for it.
+
+    >>> sharded_over_workers(4).where
+    'sharded over 4 workers'
+
+    Attributes:
+      where: the tasks that have the rows.
+      why: the reason.
+      copies: number of copies of each row.
+    """
+
+    where: str
+    why: str
+    copies: int = 1
+
+
+def sharded_over_workers(workers: int) -> Placement:
+    """Returns the placement of tables whose rows are sharded over workers."""
+    if workers == 1:
+        return Placement(
+            "host memory", "one worker trains, so it has all rows, and nothing is sent"
+        )
+    return Placement(
+        f"sharded over {workers} workers",
+        "a hash of the id says which worker has its row, its slot variables and its counts, and "
+        "nobody else has them, so that the workers' memory adds up; ids, rows and gradients travel",
+    )
+
+
+def replicated_on_workers(workers: int) -> Placement:
+    """Returns the placement of tables whose rows are replicated on workers."""
+    if workers == 1:
+        return sharded_over_workers(1)
+    return Placement(
+        f"a copy in each of {workers} workers",
+        "placement='replicated': a lookup does not wait for rows; ids and gradients travel to all "
+        "workers",
+        workers,
+    )
+
+
+def sharded_over_servers(servers: int) -> Placement:
+    """Returns the placement of tables whose rows are sharded over parameter servers."""
+    return Placement(
+        f"sharded over {servers} server{'s' if servers > 1 else ''}",
+        "a hash of the id says which server has its row, its slot variables and its counts; ids, "
+        "rows and gradients travel between workers and servers",
+    )
+
+
+@dataclass(frozen=True)
+class TableUsage:
+    """Memory and traffic of one table, of all workers together.
+
+    Attributes:
+      name: name of the table.
+      placement: placement of its rows.
+      width: width of a row.
+      slots: names of the slot variables that the optimizer has made.
+      rows: number of ids that have a row.
+      row_bytes: bytes of one row, with its slot variables, metadata and id.
+      counter_bytes: bytes of the counts of ids that have no row.
+      steps: number of training steps so far.
+      traffic_bytes: bytes sent between workers, or workers and servers, in these steps.
+    """
+
+    name: str
+    placement: Placement
+    width: int
+    slots: Sequence[str]
+    rows: int
+    row_bytes: int
+    counter_bytes: int
+    steps: int
+    traffic_bytes: int
+
+
+def report(tables: Sequence[TableUsage]) -> str:
+    """Returns a line for each table, and the reasons for their placements."""
+    header = ("table", "where", "rows", "bytes a row", "bytes", "sent a step")
+    rows = []
+    for table in tables:
+        slots = ", ".join(table.slots) or "no slot variables yet"
+        size = table.placement.copies * table.rows * table.row_bytes + table.counter_bytes
+        rows.append(
+            (
+                table.name,
+                table.placement.where,
+                f"{table.rows:,} x {table.width}",
+                f"{table.row_bytes:,} ({slots})",
+                shown_bytes(size),
+                shown_bytes(table.traffic_bytes / max(table.steps, 1)),
+            )
+        )
+    reasons = dict.fromkeys(f"{table.placement.where}: {table.placement.why}" for table in tables)
+    return "\n".join([text_table(header, rows), *reasons])

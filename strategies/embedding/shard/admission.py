@@ -1,0 +1,136 @@
+"""Admission of ids: counters of those that have no row yet."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+import tensorflow as tf
+
+from strategies._tensorflow import ResourceVariable
+from strategies.embedding.config import Admission
+from strategies.embedding.shard.hashing import splitmix64
+from strategies.embedding.shard.id_map import IdMap
+from strategies.variables.growable_array import HOST
+from tf_config.capacity import MAP_ENTRY
+
+_DEPTH = 4
+
+
+class Counter(Protocol):
+    """Counts the occurrences of ids, int64 [n], each named once in a call."""
+
+    def increment(self, ids: tf.Tensor, counts: tf.Tensor) -> tf.Tensor:
+        """Adds to the counts of ids; returns the totals."""
+
+    def forget(self, ids: tf.Tensor) -> None:
+        """Removes the counts of ids where they are kept by id."""
+
+    def clear(self) -> None:
+        """Removes all counts."""
+
+    def bytes(self) -> tf.Tensor:
+        """Returns the memory in use in bytes, int64."""
+
+
+def make_counter(admission: Admission) -> Counter:
+    """Returns a new counter of the kind that `admission` asks for."""
+    return ExactCounter() if admission.memory is None else SketchCounter(admission.memory)
+
+
+class ExactCounter:
+    """An exact counter, with a number for each id.
+
+    >>> counter = ExactCounter()
+    >>> ids = tf.constant([-1, 5], tf.int64)
+    >>> _ = counter.increment(ids, tf.constant([1, 2], tf.int64))
+    >>> counter.increment(ids, tf.constant([1, 1], tf.int64)).numpy().tolist()
+    [2, 3]
+    """
+
+    def __init__(self) -> None:
+        self.map = IdMap()
+
+    def increment(self, ids: tf.Tensor, counts: tf.Tensor) -> tf.Tensor:
+        """Adds to the counts of ids; returns the totals."""
+        totals = tf.maximum(self.map.find(ids), 0) + counts
+        self.map.insert(ids, totals)
+        return totals
+
+    def forget(self, ids: tf.Tensor) -> None:
+        """Removes the counts of ids."""
+        self.map.remove(ids)
+
+    def clear(self) -> None:
+        """Removes all counts."""
+        self.map.remove(self.map.all()[0])
+
+    def bytes(self) -> tf.Tensor:
+        """Returns the memory in use in bytes, int64."""
+        return self.map.size() * MAP_ENTRY
+
+
+class SketchCounter:
+    """A count-min sketch: four rows of numbers, an id's count is the least of its four.
+
+    Args:
+      memory: its size in bytes, on each worker.
+    """
+
+    def __init__(self, memory: int):
+        self._width = memory // (4 * _DEPTH)
+        with tf.init_scope(), tf.device(HOST):
+            self.table = ResourceVariable(
+                tf.zeros([_DEPTH * self._width], tf.int32), trainable=False
+            )
+            # Of a restored sum, what the first shard counts for; empty until then.
+            self._counted_elsewhere = ResourceVariable(
+                tf.zeros([0], tf.int32), trainable=False, shape=[None]
+            )
+
+    def local_counts(self) -> tf.Tensor:
+        """Returns the numbers to be summed over all shards."""
+        table, others = self.table.read_value(), self._counted_elsewhere.read_value()
+        return tf.cond(tf.size(others) > 0, lambda: table - others, lambda: table)
+
+    def check(self, total: np.ndarray) -> None:
+        """Raises ValueError if restored numbers are of a sketch of another size."""
+        if total.shape != tuple(self.table.shape):
+            raise ValueError(
+                "A sketch is restored with the memory that it was saved with. Received: "
+                f"{total.nbytes} bytes, for {4 * self.table.shape[0]}."
+            )
+
+    def restore(self, total: tf.Tensor, is_first: bool) -> None:
+        """Sets the numbers to a sum over shards, which the first shard alone adds to later sums."""
+        self.table.assign(total)
+        self._counted_elsewhere.assign(tf.zeros([0], tf.int32) if is_first else total)
+
+    def increment(self, ids: tf.Tensor, counts: tf.Tensor) -> tf.Tensor:
+        """Adds to the counts of ids; returns upper bounds of the totals."""
+        cells = self._cells(ids)
+        with tf.device(HOST):
+            self.table.scatter_add(
+                tf.IndexedSlices(
+                    tf.repeat(tf.cast(counts, tf.int32), _DEPTH), tf.reshape(cells, [-1])
+                )
+            )
+            numbers = self.table.sparse_read(cells)
+        return tf.cast(tf.reduce_min(numbers, 1), tf.int64)
+
+    def forget(self, ids: tf.Tensor) -> None:
+        """Does nothing: other ids may have the same numbers."""
+
+    def clear(self) -> None:
+        """Removes all counts."""
+        self.restore(tf.zeros_like(self.table.read_value()), is_first=True)
+
+    def bytes(self) -> tf.Tensor:
+        """Returns the memory in use in bytes, int64."""
+        return tf.constant(4 * _DEPTH * self._width, tf.int64)
+
+    def _cells(self, ids: tf.Tensor) -> tf.Tensor:
+        """Returns the positions of each id's numbers, [n, 4]."""
+        rows = tf.range(_DEPTH, dtype=tf.int64)
+        mixture = splitmix64(splitmix64(ids)[:, tf.newaxis] ^ (rows + 1))
+        return tf.math.floormod(mixture, self._width) + rows * self._width

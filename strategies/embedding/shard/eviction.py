@@ -1,0 +1,69 @@
+"""Eviction of rows: which rows of a shard expire, their removal, and the run over all shards.
+
+`config.Eviction` says the rule in numbers; `DistributedEmbedding.evict` calls `evict`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+import tensorflow as tf
+
+from strategies.collectives import Collectives
+from strategies.embedding.config import Eviction
+from strategies.embedding.shard.row_store import RowStore
+from strategies.embedding.shard.shard import TableShard
+from strategies.embedding.shard.table import Table
+
+
+def evict(shards: Sequence[TableShard], collectives: Collectives) -> dict[str, int]:
+    """Evicts the expired rows of all tables; returns the number of them on all workers, by table.
+
+    All workers call it, and none of them trains meanwhile.
+
+    Args:
+      shards: shards of the tables, of which each is evicted from by its owner.
+      collectives: the workers.
+    """
+    tables = shards[0].tables
+    evicted = np.zeros([len(tables)], np.int64)
+    for shard in shards:
+        if not shard.is_local_owner:
+            continue
+        for position, (name, table) in enumerate(shard.tables.items()):
+            key = ("evict", name, *table.store.slots())
+            evicted[position] += shard.call(key, partial(evict_rows, table))
+    total = collectives.all_reduce([tf.constant(evicted)])[0].numpy().tolist()
+    return dict(zip(tables, total, strict=True))
+
+
+def evict_rows(table: Table) -> tf.Tensor:
+    """Removes the expired rows of one shard of a table; returns the number of them, int64."""
+    rule = table.config.eviction
+    if rule is None:
+        return tf.constant(0, tf.int64)
+    ids, rows = table.map.all()
+    mask = is_expired(rule, table.store, rows)
+    table.remove(tf.boolean_mask(ids, mask), tf.boolean_mask(rows, mask))
+    evicted = tf.math.count_nonzero(mask)
+    table.add_counts(evicted=evicted)
+    return evicted
+
+
+def is_expired(rule: Eviction, store: RowStore, rows: tf.Tensor) -> tf.Tensor:
+    """Returns a mask of the rows that a rule evicts: too old ones, or too rarely trained on.
+
+    Args:
+      rule: the rule.
+      store: holds the rows.
+      rows: numbers of the rows, int64 [n].
+    """
+    ages = store.step.read_value() - store.metadata.last_step.gather(rows)
+    mask = tf.zeros_like(rows, tf.bool)
+    if rule.age is not None:
+        mask |= ages >= rule.age
+    if rule.count is not None:
+        mask |= store.metadata.frequency.gather(rows) < rule.count
+    return mask

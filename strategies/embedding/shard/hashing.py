@@ -1,0 +1,65 @@
+"""Hashes of ids and pseudorandom numbers, made by TensorFlow's own operations.
+
+The mixing is that of SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number
+generators", 2014): counter-based, so that any number of the sequence is made by itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import tensorflow as tf
+
+_GOLDEN = 0x9E3779B97F4A7C15
+_FIRST = 0xBF58476D1CE4E5B9
+_SECOND = 0x94D049BB133111EB
+
+
+def splitmix64(values: tf.Tensor) -> tf.Tensor:
+    """Returns the SplitMix64 hashes of int64 values, int64.
+
+    >>> splitmix64(tf.constant([_GOLDEN - 2**64], tf.int64)).numpy().tolist()
+    [-2152535657050944081]
+    """
+    values = (values ^ _shifted(values, 30)) * _signed(_FIRST)
+    values = (values ^ _shifted(values, 27)) * _signed(_SECOND)
+    return values ^ _shifted(values, 31)
+
+
+def uniform(ids: tf.Tensor, key: int, width: int) -> tf.Tensor:
+    """Returns uniform numbers above 0 and below 1 for each id, float32 [n, width].
+
+    Args:
+      ids: int64 [n].
+      key: key of the sequence.
+      width: number of them for each id.
+    """
+    stream = splitmix64(splitmix64(ids + _signed(_GOLDEN)) ^ _signed(key))
+    counters = tf.range(1, width + 1, dtype=tf.int64) * _signed(_GOLDEN)
+    bits = splitmix64(stream[:, tf.newaxis] + counters)
+    # 23 bits and a half, so that neither 0 nor 1 comes.
+    return (tf.cast(_shifted(bits, 41), tf.float32) + 0.5) * 2.0**-23
+
+
+def shard_of(ids: tf.Tensor, num_shards: int) -> tf.Tensor:
+    """Returns the index of the shard that owns each id, int64, the same on all workers."""
+    return _shifted(splitmix64(ids + _signed(_GOLDEN)), 1) % num_shards
+
+
+def key_of(seed: int, name: str) -> int:
+    """Returns a key of 64 bits for a seed and a name.
+
+    >>> key_of(0, "users") == key_of(0, "users"), key_of(0, "users") == key_of(1, "users")
+    (True, False)
+    """
+    return int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:8], "big")
+
+
+def _shifted(values: tf.Tensor, bits: int) -> tf.Tensor:
+    """Returns the logical right shift."""
+    unsigned = tf.bitcast(values, tf.uint64)
+    return tf.bitcast(tf.bitwise.right_shift(unsigned, tf.constant(bits, tf.uint64)), tf.int64)
+
+
+def _signed(value: int) -> tf.Tensor:
+    return tf.constant(value - 2**64 if value >= 2**63 else value, tf.int64)

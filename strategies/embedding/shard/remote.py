@@ -1,0 +1,168 @@
+"""Shards of tables on parameter servers.
+
+Each server has the same objects that a worker has where rows are in workers: id maps, arrays of
+rows, counters. They are made in the graph of what runs there, under names that are the same for all
+workers, and whatever is done to them is one call under the server's mutex.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from strategies.collectives.single_worker import in_single_worker_scope
+from strategies.embedding.shard.row_store import RowStore
+from strategies.embedding.shard.shard import Group, TableShard, TableSpecs
+from strategies.ps.client import Server
+from strategies.ps.extended import ServerExtended
+from strategies.variables.growable_array import GrowableArray
+from strategies.variables.sparse_variable import ActiveRows, SparseVariable
+
+# Not a part of any other variable's name.
+_NAME = "rows_of_this_server"
+
+
+class RemoteTableShard(TableShard):
+    """One shard of a layer's tables, on a parameter server.
+
+    Args:
+      extended: extended of the strategy.
+      server: the server.
+      specs: specification of the tables.
+      name: name of the layer's rows, the same on all workers.
+    """
+
+    def __init__(self, extended: ServerExtended, server: Server, specs: TableSpecs, name: str):
+        self._extended = extended
+        self._server = server.new_connection()
+        self._in_step_with = server
+        self._name = name
+        self._slots: dict[tuple[int, str], GrowableArray] = {}
+        with self._building("tables"):
+            num_shards = len(extended.servers)
+            self._variables = _variables(specs, num_shards)
+            super().__init__(server.number, num_shards, specs, self._variables)
+        # The same variables again, for changes together with those of the rest of the model.
+        with self._again("tables"):
+            self.variables = _variables(specs, num_shards)
+
+    @property
+    def is_local_owner(self) -> bool:
+        """Whether it is this worker that saves and restores the shard."""
+        return self._extended.servers.is_leader_of(self.index)
+
+    def _scope(self, what: str) -> str:
+        return re.sub(r"[^A-Za-z0-9_./-]", "_", f"{self._name}/{what}/")
+
+    @contextlib.contextmanager
+    def _again(self, what: str) -> Iterator[None]:
+        """Makes variables in the block again that were made under this name before."""
+        with self._in_step_with.building(), tf.name_scope(self._scope(what)):
+            yield
+
+    @contextlib.contextmanager
+    def _building(self, what: str) -> Iterator[None]:
+        """Makes variables in the block on the server, which the first worker initializes."""
+        name = self._scope(what)
+        with self._server.building():
+            known = len(self._server.graph.get_collection(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES))
+            with tf.name_scope(name):
+                yield
+            made = self._server.graph.get_collection(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES)
+
+        def initialize() -> list[tf.Tensor]:
+            # All are made under one lock, so what holds for one holds for all.
+            tf.cond(made[-1].is_initialized(), lambda: False, lambda: _initialize(made[known:]))
+            return []
+
+        self._server.run(self._server.locked(initialize)[0])
+
+    def call(self, key: Any, function: Callable[..., Any], *arrays: Any) -> Any:
+        """Calls a function of tensors on the server, as one change there; returns NumPy arrays."""
+        arrays = tuple(np.asarray(array) for array in arrays)
+
+        def build() -> tuple[list[tf.Tensor], tf.Operation, list[tf.Tensor], list[Any]]:
+            feeds = [
+                tf.compat.v1.placeholder(array.dtype, [None, *array.shape[1:]][: array.ndim])
+                for array in arrays
+            ]
+            structure: list[Any] = []
+
+            def body() -> list[tf.Tensor]:
+                structure.append(function(*feeds))
+                return [] if structure[-1] is None else tf.nest.flatten(structure[-1])
+
+            done, results = self._server.locked(body)
+            return feeds, done, results, structure
+
+        feeds, done, results, structure = self._server.once((self._name, key), build)
+        values, _ = self._server.run([results, done], dict(zip(feeds, arrays, strict=True)))
+        return None if structure[-1] is None else tf.nest.pack_sequence_as(structure[-1], values)
+
+    def new_slot(self, group: Group, name: str, row: np.ndarray) -> SparseVariable:
+        """Makes a slot variable of a group; returns it as changes of the model reach it."""
+        variable, again, width = self._variables[group], self.variables[group], group.width
+        rows = self._slot_array(width, name)
+        with self._building(f"{width}/{name}"):
+            slot = SparseVariable(variable.view, row, False, _NAME, None, rows)
+        variable.add_slot(name, slot)
+        with self._again(f"{width}/{name}/rows"):
+            rows = GrowableArray((width,), tf.float32, expected=variable.view.expected)
+        with self._again(f"{width}/{name}"):
+            return SparseVariable(again.view, row, False, _NAME, None, rows)
+
+    def expect_slot(self, store: RowStore, name: str) -> None:
+        """Makes the rows of a slot variable, before the optimizer makes the variable."""
+        store.expect_slot(name, lambda: self._slot_array(store.width, name))
+
+    def _slot_array(self, width: int, slot: str) -> GrowableArray:
+        """Returns the rows of a slot variable, the same for all workers; makes them at first."""
+        if (width, slot) not in self._slots:
+            with self._building(f"{width}/{slot}/rows"):
+                expected = self._variables[Group(width)].view.expected
+                self._slots[width, slot] = GrowableArray((width,), tf.float32, 0.0, expected)
+        return self._slots[width, slot]
+
+    def drain(self) -> None:
+        """Waits until the changes of this worker are applied."""
+        self._extended.update_mode.drain()
+
+    def barrier(self) -> None:
+        """Waits until no worker trains.
+
+        Raises:
+          ValueError: if one worker alone calls it, in a callback of the first worker.
+        """
+        if self._extended.workers.size > 1 and in_single_worker_scope():
+            raise ValueError(
+                "All workers take part in an operation on all rows of parameter servers. "
+                "Received: a callback of the first worker. Call it on every worker."
+            )
+        self.drain()
+        self._extended.workers.all_gather(tf.constant([0]))
+
+
+def _variables(specs: TableSpecs, num_shards: int) -> dict[Group, SparseVariable]:
+    """Returns the variables for the values of a shard's rows, by group."""
+    return {
+        group: SparseVariable(
+            ActiveRows(specs.expected_rows(group, num_shards)),
+            np.zeros(group.width, np.float32),
+            True,
+            _NAME,
+            None,
+        )
+        for group in specs.groups
+    }
+
+
+def _initialize(variables: Sequence[tf.Variable]) -> bool:
+    for variable in variables:
+        # Not `assign`, which is of the rows in view where the variable has rows.
+        tf.raw_ops.AssignVariableOp(resource=variable.handle, value=variable.initial_value)
+    return True

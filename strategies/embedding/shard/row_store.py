@@ -1,0 +1,105 @@
+"""Storage of the rows of one shard: their values, slot variables and metadata."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import tensorflow as tf
+
+from strategies._tensorflow import ResourceVariable
+from strategies.embedding.shard.row_metadata import RowMetadata
+from strategies.variables.growable_array import HOST, GrowableArray
+from strategies.variables.sparse_variable import SparseVariable
+from tf_config.capacity import MAP_ENTRY
+
+
+class RowStore:
+    """The rows of all tables of a group; freed rows are allocated again.
+
+    Args:
+      variable: holds the values of the rows, and the slot variables.
+
+    Attributes:
+      variable: holds the values of the rows, and the slot variables.
+      view: rows that an optimizer sees.
+      metadata: last step and frequency of each row.
+      step: number of training steps so far.
+    """
+
+    def __init__(self, variable: SparseVariable):
+        self.width = int(variable.shape[-1])
+        self.view = variable.view
+        self.variable = variable
+        self._expected: dict[str, GrowableArray] = {}
+        self.metadata = RowMetadata(self.view.expected)
+        with tf.init_scope(), tf.device(HOST):
+            self.step = ResourceVariable(tf.constant(0, tf.int64), trainable=False)
+            self._free = ResourceVariable(tf.zeros([0], tf.int64), trainable=False, shape=[None])
+
+    def allocate(self, count: tf.Tensor) -> tf.Tensor:
+        """Allocates rows; returns their numbers, int64 [count]."""
+        with tf.device(HOST):
+            free, there = self._free.read_value(), self.view.length.read_value()
+            again = free[:count]
+            length = there + count - tf.size(again, tf.int64)
+            self._free.assign(free[count:])
+            self.view.length.assign(length)
+            for rows in (self.variable.table, self.metadata.array):
+                rows.resize(length)
+            for slot in self.slots().values():
+                slot.reset(again)  # once more, for a gradient may have come after `free`
+            return tf.concat([again, tf.range(there, length)], 0)
+
+    def free(self, rows: tf.Tensor) -> None:
+        """Frees rows, and resets their slot variables and metadata."""
+        for slot in self.slots().values():
+            slot.reset(rows)
+        self.metadata.array.reset(rows)
+        self._free.assign(tf.concat([self._free.read_value(), rows], 0))
+
+    def touch(self, rows: tf.Tensor, counts: tf.Tensor) -> None:
+        """Notes that this step trains on rows, each named once, and how often on each."""
+        self.metadata.touch(rows, self.step.read_value(), counts)
+
+    def clear(self) -> None:
+        """Removes all rows."""
+        for rows in (self.variable.table, self.metadata.array, *self.slots().values()):
+            rows.clear()
+        self._free.assign(tf.zeros([0], tf.int64))
+        self.view.length.assign(0)
+        self.view.show(tf.zeros([0], tf.int64))
+
+    def slots(self) -> dict[str, GrowableArray]:
+        """Returns the arrays of the slot variables by name, also of expected ones."""
+        made = {name: slot.table for name, slot in self.variable.slots.items()}
+        return {**made, **self._expected}
+
+    def expect_slot(self, name: str, make: Callable[[], GrowableArray]) -> None:
+        """Makes the array of a slot variable unless there is one; the optimizer may adopt it."""
+        if name not in self.slots():
+            self._expected[name] = make()
+
+    def forget_expected_slots(self) -> None:
+        """Drops the arrays of slot variables that the optimizer has not made."""
+        self._expected.clear()
+
+    def adopt_slot(self, name: str, slot: SparseVariable) -> bool:
+        """Gives a new slot variable the array that was made for it; returns whether one was."""
+        is_expected = name in self._expected
+        if is_expected:
+            slot.adopt_array(self._expected.pop(name))
+        return is_expected
+
+    def reset_free_rows(self, name: str) -> None:
+        """Resets the free rows of a slot variable to its initial value."""
+        self.slots()[name].reset(self._free.read_value())
+
+    def set_step(self, step: tf.Tensor) -> None:
+        """Sets the number of training steps so far."""
+        self.step.assign(step)
+
+    def row_bytes(self) -> int:
+        """Returns the bytes of one row, with its slot variables, metadata and id."""
+        arrays = [self.variable.table, self.metadata.array, *self.slots().values()]
+        return MAP_ENTRY + sum(math.prod(array.shape) * array.dtype.size for array in arrays)

@@ -1,0 +1,135 @@
+"""One shard of a table: which of its ids have rows, and the lifetime of a row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from strategies._tensorflow import ResourceVariable
+from strategies.embedding.config import TableConfig
+from strategies.embedding.shard.admission import make_counter
+from strategies.embedding.shard.capacity import Overflow
+from strategies.embedding.shard.id_map import IdMap
+from strategies.embedding.shard.row_store import RowStore
+from strategies.variables.growable_array import HOST
+
+# The events that are counted, in this order.
+STATISTICS = ("lookups", "unique", "new", "refused", "evicted", "shared")
+
+
+class LookupState(NamedTuple):
+    """Unique ids that came in training, and their rows as far as they have any.
+
+    Attributes:
+      ids: int64 [n].
+      counts: number of occurrences of each.
+      rows: rows of the ids, -1 for those that have none.
+      missing: positions of the ids that have no row and may get one.
+    """
+
+    ids: tf.Tensor
+    counts: tf.Tensor
+    rows: tf.Tensor
+    missing: tf.Tensor
+
+
+class Table:
+    """The ids of one table that this shard owns, with their rows in a store.
+
+    Args:
+      config: configuration of the table.
+      store: holds its rows, and those of the other tables of the group.
+      initial: returns the initial rows of ids.
+      capacity: number of ids that may have rows in this shard, if further ids share a row; None
+        if they do not.
+    """
+
+    def __init__(
+        self,
+        config: TableConfig,
+        store: RowStore,
+        initial: Callable[[tf.Tensor], tf.Tensor],
+        capacity: int | None,
+    ):
+        self.config = config
+        self.store = store
+        self.initial = initial
+        self.map = IdMap()
+        self.overflow: Overflow | None = None
+        if capacity is not None and config.input_dim is not None:
+            self.overflow = Overflow(config.name, config.input_dim, capacity, self.map, store)
+        admission = config.admission
+        self.counter = None if admission is None else make_counter(admission)
+        self._admitted_at = 1 if admission is None else admission.count
+        with tf.init_scope(), tf.device(HOST):
+            self.counts = ResourceVariable(tf.zeros([len(STATISTICS)], tf.int64), trainable=False)
+
+    def find(self, ids: tf.Tensor) -> tf.Tensor:
+        """Returns the rows of ids, -1 for those that have none."""
+        rows = self.map.find(ids)
+        return rows if self.overflow is None else self.overflow.or_shared(rows)
+
+    def shared_row(self) -> tf.Tensor:
+        """Returns the row of all further ids, int64 [1], or [0] if there is none yet."""
+        return tf.zeros([0], tf.int64) if self.overflow is None else self.overflow.row_if_full()
+
+    def look_up(self, ids: tf.Tensor, counts: tf.Tensor) -> LookupState:
+        """Looks up and counts ids that came in training.
+
+        Args:
+          ids: int64 [n], each once.
+          counts: number of occurrences of each.
+        """
+        rows = self.map.find(ids)
+        missing = tf.where(rows < 0)[:, 0]
+        if self.overflow is not None:
+            # Without capacity nothing is counted for admission either, or the counts would grow.
+            missing = missing[: tf.where(self.overflow.remaining() > 0, tf.size(missing), 0)]
+        self.add_counts(lookups=tf.reduce_sum(counts), unique=tf.size(ids, tf.int64))
+        return LookupState(ids, counts, rows, missing)
+
+    def admit(self, state: LookupState) -> tf.Tensor:
+        """Counts the missing ids; returns the positions of those that get rows now, int64."""
+        positions = state.missing
+        if self.counter is not None:
+            ids = tf.gather(state.ids, positions)
+            totals = self.counter.increment(ids, tf.gather(state.counts, positions))
+            positions = tf.gather(positions, tf.where(totals >= self._admitted_at)[:, 0])
+            refused = tf.size(ids, tf.int64) - tf.size(positions, tf.int64)
+            self.add_counts(refused=refused)
+        if self.overflow is not None:
+            positions = positions[: self.overflow.remaining()]
+        if self.counter is not None:
+            self.counter.forget(tf.gather(state.ids, positions))
+        return positions
+
+    def insert(self, state: LookupState, positions: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
+        """Gives the ids at some positions new rows; returns the rows of all ids."""
+        self.map.insert(tf.gather(state.ids, positions), rows)
+        self.add_counts(new=tf.size(rows, tf.int64))
+        return tf.tensor_scatter_nd_update(state.rows, positions[:, tf.newaxis], rows)
+
+    def share_row(self, rows: tf.Tensor) -> tf.Tensor:
+        """Replaces -1 by the shared row where no capacity is left, and counts the ids."""
+        if self.overflow is None:
+            return rows
+        shared = self.overflow.or_shared(rows)
+        self.add_counts(shared=tf.math.count_nonzero(shared != rows))
+        return shared
+
+    def remove(self, ids: tf.Tensor, rows: tf.Tensor) -> None:
+        """Removes ids and frees their rows."""
+        self.map.remove(ids)
+        self.store.free(rows)
+
+    def counter_bytes(self) -> tf.Tensor:
+        """Returns the bytes of the counts of ids that have no row, int64."""
+        return tf.constant(0, tf.int64) if self.counter is None else self.counter.bytes()
+
+    def add_counts(self, **numbers: tf.Tensor) -> None:
+        """Adds to the numbers of some of the events of `STATISTICS`."""
+        added = [numbers.get(name, tf.constant(0, tf.int64)) for name in STATISTICS]
+        with tf.device(HOST):
+            self.counts.assign_add(tf.stack(added), read_value=False)

@@ -1,0 +1,235 @@
+"""Validation of the arguments that a layer is made and called with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from strategies._keras import dtype_policy_of
+from strategies.checks import check_whole_number
+from strategies.core.extended import ReplicatedExtended
+from strategies.embedding.config import COMBINERS, UNSEEN, FeatureConfig, TableConfig
+from strategies.embedding.inputs import Bags
+from strategies.embedding.shard.shard import TableSpecs
+
+# Arguments of a stock Embedding that rows cannot have, with the reason and the way out.
+_OF_STOCK = {
+    "embeddings_regularizer": "A penalty is of all rows in every step, and a step reads those of "
+    "its ids. Add one of the looked-up rows by activity_regularizer, or compile with AdamW",
+    "embeddings_constraint": "A constraint holds for all rows from the first step on, and a step "
+    "changes those of its ids. Leave it out, or normalize the looked-up rows by a layer",
+    "weights": "Rows have ids and come when these do. Build the layer, and give ids their rows: "
+    "layer.set_rows(np.arange(len(weights)), weights)",
+    "lora_rank": "LoRA adds a product of two matrices to a whole table, and no table is ever "
+    "whole here. Train the rows themselves, or set layer.trainable = False",
+    "lora_alpha": "It scales the product of lora_rank, which rows do not have. Leave it out",
+    "quantization_config": "Rows are float32. Leave it out",
+    "input_length": "The shape of the ids is that of what the layer is called with. Leave it out",
+    "autocast": "Ids in floating point keep their own dtype, or they would be less exact. Leave it "
+    "out",
+    "sparse": "The output is dense, or ragged where the ids are. Leave it out",
+}
+
+
+def check_of_stock(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Removes arguments of a stock Embedding that are not set.
+
+    >>> check_of_stock({"name": "ids", "embeddings_constraint": None})
+    {'name': 'ids'}
+
+    Raises:
+      ValueError: if one is set; it names the argument and the reason.
+    """
+    for name, reason in _OF_STOCK.items():
+        # Not by truth: it may be an array.
+        if arguments.get(name) is not None and arguments[name] is not False:
+            raise ValueError(f"{reason}. Received: {name}={arguments[name]!r}.")
+    return {name: value for name, value in arguments.items() if name not in _OF_STOCK}
+
+
+def check_dtype(layer: Any) -> None:
+    """Raises ValueError if a layer's variables are not to be float32, or it quantizes."""
+    policy = dtype_policy_of(layer)
+    quantizes = getattr(policy, "quantization_mode", None)
+    if policy.variable_dtype != "float32" or quantizes:
+        raise ValueError(
+            "Rows and their slot variables are float32; what comes of a lookup is of the layer's "
+            f"compute dtype. Received: the dtype policy {policy.name!r}. Give the layer "
+            "dtype='float32', 'mixed_bfloat16' or 'mixed_float16'."
+        )
+
+
+def strategy_of_tables() -> tf.distribute.Strategy:
+    """Returns the strategy that a layer is made under.
+
+    Raises:
+      ValueError: if it is one that a layer cannot be made under.
+    """
+    strategy = tf.distribute.get_strategy()
+    is_ours = isinstance(strategy.extended, ReplicatedExtended)
+    if tf.distribute.has_strategy() and not is_ours:
+        raise ValueError(
+            "DistributedEmbedding works without a strategy and under those of this package. "
+            f"Received: {type(strategy).__module__}.{type(strategy).__name__}. Use "
+            "strategies.MirroredStrategy or strategies.MultiWorkerMirroredStrategy."
+        )
+    return strategy
+
+
+def feature_from(value: Any) -> FeatureConfig:
+    """Returns a FeatureConfig from one or from its plain values."""
+    if isinstance(value, FeatureConfig):
+        return value
+    if isinstance(value, Mapping):
+        return FeatureConfig(TableConfig.from_dict(value["table"]), value["combiner"])
+    raise ValueError(f"A feature is a FeatureConfig. Received: {value!r}.")
+
+
+def tables_of(features: Mapping[str, FeatureConfig]) -> dict[str, TableConfig]:
+    """Returns the tables of features by name.
+
+    Raises:
+      ValueError: if there is none, or two different ones have the same name.
+    """
+    if not features:
+        raise ValueError("A layer has a feature or more. Received: none. Name one.")
+    tables: dict[str, TableConfig] = {}
+    for feature in features.values():
+        table = feature.table
+        if tables.setdefault(table.name, table) != table:
+            raise ValueError(
+                "Tables have names of their own. Received: two different ones named "
+                f"{table.name!r}. Rename one, or give both features the same TableConfig."
+            )
+    return tables
+
+
+def bags_of(inputs: Any, weights: Any, specs: TableSpecs, mask_zero: bool) -> dict[str, Bags]:
+    """Returns the bags of each feature, by name.
+
+    Raises:
+      ValueError: if they are not named as the features are, or do not fit together.
+    """
+    _check_names(inputs, weights, specs.features)
+    return {
+        name: Bags(
+            _tensor_of(inputs[name]), _tensor_of(weights.get(name)), feature.combiner, mask_zero
+        )
+        for name, feature in specs.features.items()
+    }
+
+
+def _check_names(inputs: Any, weights: Any, features: Mapping[str, FeatureConfig]) -> None:
+    if not isinstance(inputs, Mapping) or set(inputs) != set(features):
+        given = sorted(inputs) if isinstance(inputs, Mapping) else type(inputs).__name__
+        raise ValueError(
+            f"The layer is called with a dictionary of its features, {sorted(features)}. "
+            f"Received: {given}."
+        )
+    if not isinstance(weights, Mapping) or not set(weights) <= set(features):
+        raise ValueError(
+            f"Weights are a dictionary of some of the features {sorted(features)}. "
+            f"Received: {sorted(weights) if isinstance(weights, Mapping) else weights!r}."
+        )
+
+
+def check_which(output_dim: Any, features: Any) -> None:
+    """Raises ValueError unless a layer has either one table or features."""
+    if (output_dim is None) == (features is None):
+        which = "neither" if features is None else "both"
+        raise ValueError(
+            "A layer has one table of output_dim numbers a row, or the tables of its "
+            f"features. Received: {which}. Give output_dim or features."
+        )
+
+
+def check_not_of_tables(settings: Mapping[str, Any], initializer: Any) -> None:
+    """Raises ValueError if a layer with features is given arguments of a single table."""
+    named = [name for name, value in settings.items() if value is not None]
+    if named or initializer != "uniform":
+        raise ValueError(
+            "With features, what concerns a table is said in its TableConfig, and the "
+            "combiner in the FeatureConfig. Received: "
+            f"{', '.join(named) or 'embeddings_initializer'}. Move it there."
+        )
+
+
+def check_settings(combiner: Any, unseen: Any, seed: Any) -> None:
+    """Raises ValueError if a setting of a layer is invalid."""
+    if combiner not in COMBINERS:
+        raise ValueError(
+            f"combiner is one of {', '.join(map(repr, COMBINERS))}. Received: {combiner!r}."
+        )
+    if unseen not in UNSEEN:
+        raise ValueError(f"unseen is one of {', '.join(map(repr, UNSEEN))}. Received: {unseen!r}.")
+    check_whole_number("seed", seed)
+
+
+def check_optimizer(table: TableConfig, dtype: str) -> None:
+    """Raises ValueError if a table's own optimizer cannot be exact with a layer's dtype."""
+    if dtype == "float16":
+        raise ValueError(
+            "A table's own optimizer runs within the backward pass, and knows of no scale of "
+            f"the loss. Received: optimizer={table.optimizer!r} with float16. Use "
+            "mixed_bfloat16 or float32, or the model's optimizer."
+        )
+
+
+def is_training(training: Any) -> bool | None:
+    """Returns the `training` argument of a call as a bool; None stays None.
+
+    Raises:
+      ValueError: if it is a symbolic tensor.
+    """
+    if training is None:
+        return None
+    if tf.is_tensor(training) and not hasattr(training, "numpy"):
+        raise ValueError(
+            "training is True, False or None when a function is traced. Received: "
+            f"{training!r}. Pass a Python value: a function is traced for each."
+        )
+    return bool(training)
+
+
+def mask_of(ids: Any, feature: FeatureConfig, not_equal: Callable[..., Any]) -> Any:
+    """Returns the mask of a feature's ids; None with a combiner, and if they are not dense.
+
+    Args:
+      ids: a tensor, or the placeholder that Keras traces a model with.
+      feature: the feature.
+      not_equal: compares either kind with a number.
+    """
+    is_dense = not isinstance(ids, (tf.RaggedTensor, tf.SparseTensor))
+    if feature.combiner is not None or not is_dense or _is_placeholder_of_bags(ids):
+        return None
+    return not_equal(ids, 0)
+
+
+def _is_placeholder_of_bags(ids: Any) -> bool:
+    """Returns whether it is a placeholder of ragged or sparse ids, of Keras 3 or tf_keras."""
+    kind = getattr(ids, "type_spec", None)
+    if isinstance(kind, (tf.RaggedTensorSpec, tf.SparseTensorSpec)):
+        return True
+    return bool(getattr(ids, "ragged", False) or getattr(ids, "sparse", False))
+
+
+def shape_of(ids: Any, feature: FeatureConfig) -> tuple[Any, ...]:
+    """Returns the shape of a feature's output for dense ids of a shape.
+
+    >>> feature = FeatureConfig(TableConfig("users", 16), "sum")
+    >>> shape_of((None, 5), feature), shape_of((None,), feature)
+    ((None, 16), (None, 16))
+    """
+    kept = tuple(ids)
+    if feature.combiner is not None and len(kept) > 1:
+        kept = kept[:-1]
+    return (*kept, feature.table.output_dim)
+
+
+def _tensor_of(value: Any) -> Any:
+    """Converts a value to a tensor of any kind; None stays None."""
+    if value is None or isinstance(value, (tf.RaggedTensor, tf.SparseTensor)):
+        return value
+    return tf.convert_to_tensor(value)

@@ -1,0 +1,130 @@
+"""Creation of the strategy that TF_CONFIG asks for."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+from absl import logging
+
+from strategies.collectives.selection import checked, chosen
+from strategies.core.resolver import config_of
+from strategies.multi_worker import MultiWorkerMirroredStrategy
+from strategies.parameter_server import ParameterServerStrategy, options_of
+from strategies.ps.options import ParameterServerOptions
+from strategies.reduction import ReductionOptions
+from tf_config import TFConfig
+
+_OF_BOTH = ("cluster_resolver", "num_replicas", "start_timeout")
+_OF_WORKERS = ("communication", "communication_options")
+_OF_SERVERS = tuple(field.name for field in dataclasses.fields(ParameterServerOptions))
+_Options = ReductionOptions | ParameterServerOptions
+
+
+def from_tf_config(
+    cluster_resolver: tf.distribute.cluster_resolver.ClusterResolver | None = None,
+    *,
+    options: _Options | Sequence[_Options] | None = None,
+    num_replicas: int | None = None,
+    start_timeout: float | None = None,
+    **settings: Any,
+) -> tf.distribute.Strategy:
+    """Creates the strategy that TF_CONFIG asks for: with parameter servers, or mirrored.
+
+    Without TF_CONFIG that is one worker, so one script serves a laptop and a cluster.
+
+    >>> from_tf_config().num_replicas_in_sync
+    1
+
+    A script says what each of the strategies needs: `ParameterServerStrategy` where there is a ps
+    task, `MultiWorkerMirroredStrategy` where there is none.
+
+        strategy = strategies.from_tf_config(
+            options=[
+                strategies.ReductionOptions(compression="fp16"),
+                strategies.ParameterServerOptions("half_async"),
+            ]
+        )
+
+    All of it is checked wherever the script runs, and a warning names what is not used there.
+
+    Args:
+      cluster_resolver: says what the cluster is and which task this process is, in place of
+        TF_CONFIG.
+      options: `ReductionOptions` for workers without servers, `ParameterServerOptions` for
+        workers with servers, or both in a list.
+      num_replicas: how many replicas each worker has.
+      start_timeout: seconds to wait at the start.
+      **settings: further arguments of either strategy: `communication` and
+        `communication_options`; `mode` and the other attributes of `ParameterServerOptions`, in
+        its place.
+
+    Raises:
+      ClusterConfigError: if TF_CONFIG is wrong.
+      TypeError: if neither strategy takes an argument.
+      ValueError: if a value has no meaning.
+    """
+    _check_known(settings)
+    reduction, servers = _split_options(options)
+    of_servers = {name: settings[name] for name in settings if name in _OF_SERVERS}
+    of_workers = {name: settings[name] for name in settings if name in _OF_WORKERS}
+    given_servers = {**({} if servers is None else {"options": servers}), **of_servers}
+    given_workers = {**({} if reduction is None else {"options": reduction}), **of_workers}
+    # What is not used here is used elsewhere, and is wrong there if it is here.
+    options_of(servers, of_servers)
+    chosen(of_workers.get("communication"))
+    checked(of_workers.get("communication_options"))
+    config = TFConfig.from_env() if cluster_resolver is None else config_of(cluster_resolver)
+    strategy: Any = MultiWorkerMirroredStrategy
+    used, unused = given_workers, given_servers
+    if config is not None and config.cluster.tasks("ps"):
+        strategy, used, unused = ParameterServerStrategy, given_servers, given_workers
+    if unused and (config is None or config.task in config.cluster.training_tasks[:1]):
+        given = "is a ps task" if strategy is ParameterServerStrategy else "is no ps task"
+        logging.warning(
+            "There %s, and %s has no use for %s.", given, strategy.__name__, _formatted(unused)
+        )
+    return strategy(
+        cluster_resolver, num_replicas=num_replicas, start_timeout=start_timeout, **used
+    )
+
+
+def _split_options(
+    options: Any,
+) -> tuple[ReductionOptions | None, ParameterServerOptions | None]:
+    """Splits options into those for workers without servers and those for workers with servers."""
+    if options is None:
+        return None, None
+    given = list(options) if isinstance(options, Sequence) else [options]
+    found: list[Any] = []
+    for kind in (ReductionOptions, ParameterServerOptions):
+        of_kind = [one for one in given if isinstance(one, kind)]
+        found.append(of_kind[0] if len(of_kind) == 1 else None)
+    if len(given) != sum(one is not None for one in found):
+        raise ValueError(
+            "options is a strategies.ReductionOptions, a strategies.ParameterServerOptions, or a "
+            f"list of one of each. Received: {options!r}."
+        )
+    return found[0], found[1]
+
+
+def _check_known(settings: Mapping[str, Any]) -> None:
+    for name in settings:
+        if name in (*_OF_WORKERS, *_OF_SERVERS):
+            continue
+        close = difflib.get_close_matches(
+            name, (*_OF_BOTH, *_OF_WORKERS, *_OF_SERVERS, "options"), 1
+        )
+        raise TypeError(
+            f"MultiWorkerMirroredStrategy takes {', '.join((*_OF_BOTH, *_OF_WORKERS))} and "
+            f"options=ReductionOptions(...); ParameterServerStrategy takes "
+            f"{', '.join((*_OF_BOTH, *_OF_SERVERS))}, or options=ParameterServerOptions(...). "
+            f"Received: {name!r}." + (f" Did you mean {close[0]!r}?" if close else " Leave it out.")
+        )
+
+
+def _formatted(arguments: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value!r}" for name, value in arguments.items())

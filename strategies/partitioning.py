@@ -1,0 +1,25 @@
+"""Even partitions: of rows over replicas, of a variable over servers, of a batch over workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+
+def part_bounds(
+    total: Any, number: Any, count: int, minimum: Callable[[Any, Any], Any] = min
+) -> tuple[Any, Any]:
+    """Returns the bounds of one part of an even partition; the first parts are larger.
+
+    >>> [part_bounds(5, number, 3) for number in range(3)]
+    [(0, 2), (2, 4), (4, 5)]
+
+    Args:
+      total: how many items there are, an integer or an integer tensor.
+      number: of the part, from 0; an integer, or a tensor of the type of `total`.
+      count: how many parts there are.
+      minimum: of two such numbers; `tf.minimum` for tensors.
+    """
+    each, more = total // count, total % count
+    start, stop = (n * each + minimum(n, more) for n in (number, number + 1))
+    return start, stop

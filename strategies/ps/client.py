@@ -1,0 +1,311 @@
+"""A worker's connections to the parameter servers.
+
+Each server is TensorFlow's own. A worker has a session with each: it adds operations to the
+session's graph and runs them, all of them on the server. A call is one message there and one
+back, whatever it does; calls of several threads run side by side.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import tensorflow as tf
+from absl import logging
+
+from strategies._tensorflow import FunctionCallOptions, context
+from strategies.collectives.startup.waiting import wait_until
+from tf_config import Address, ClusterSpec, Task
+from tf_config.connect import connect
+
+_CPU = "/device:CPU:0"
+_ANSWER_SECONDS = 2.0
+_CHECK_EVERY_SECONDS = 1.0
+_LOG_EVERY_SECONDS = 10.0
+_V1 = tf.compat.v1
+_T = TypeVar("_T")
+
+
+class ServerLost(RuntimeError):
+    """Raised when a parameter server no longer answers."""
+
+
+class Server:
+    """A worker's connection to one parameter server.
+
+    Args:
+      number: of the task.
+      address: where it listens.
+      is_optimized: whether TensorFlow looks for a faster form of what runs there.
+    """
+
+    def __init__(self, number: int, address: Address, is_optimized: bool = True):
+        self.number = number
+        self.address = address
+        self.graph = tf.Graph()
+        config = _V1.ConfigProto()
+        config.graph_options.rewrite_options.disable_meta_optimizer = not is_optimized
+        self._session = _V1.Session(f"grpc://{address}", graph=self.graph, config=config)
+        # A function that is called has a configuration of its own.
+        self._options = None if is_optimized else FunctionCallOptions(config_proto=config)
+        self._lock = threading.RLock()
+        self._built: dict[Any, Any] = {}
+        self._connections: list[Server] = []
+        with self.building():
+            # All updates of this server's variables are made under it.
+            self.mutex = tf.raw_ops.MutexV2(shared_name="changes")
+
+    def new_connection(self) -> Server:
+        """Opens another connection, for graphs that are large and have many functions.
+
+        TensorFlow sends and copies all functions of a graph whenever something new is run, and
+        more often where it is optimized: so what is added to one is not in the other's way.
+        """
+        self._connections.append(Server(self.number, self.address, is_optimized=False))
+        return self._connections[-1]
+
+    @contextlib.contextmanager
+    def building(self) -> Iterator[None]:
+        """Adds the operations created in the block to this server's graph."""
+        with self._lock, self.graph.as_default(), tf.device(_CPU), _calling(self._options):
+            yield
+
+    def once(self, key: Any, build: Callable[[], _T]) -> _T:
+        """Returns what `build` adds to the graph; it is called once for each key."""
+        with self._lock:
+            if key not in self._built:
+                with self.building():
+                    self._built[key] = build()
+            return self._built[key]
+
+    def run(self, fetches: Any, feeds: dict[Any, Any] | None = None, meanwhile: Any = None) -> Any:
+        """Runs operations on the server and returns their results, as NumPy arrays.
+
+        Says every ten seconds that it waits, as long as the server is there.
+
+        Args:
+          fetches: what to run.
+          feeds: arrays for its placeholders.
+          meanwhile: an operation to run every second, as long as this one waits.
+
+        Raises:
+          ServerLost: if the server is gone.
+        """
+        # TensorFlow waits for a server that is gone, so the wait is where it can be given up.
+        answer: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        call = threading.Thread(target=self._call, args=(answer, fetches, feeds), daemon=True)
+        call.start()
+        start = logged = time.monotonic()
+        while True:
+            try:
+                result, error = answer.get(timeout=_CHECK_EVERY_SECONDS)
+                break
+            except queue.Empty:
+                now = time.monotonic()
+                if now - logged >= _LOG_EVERY_SECONDS:
+                    logged = now
+                    logging.warning(
+                        "Waiting for ps %d (%s), or for another worker there: %.0f s.",
+                        self.number, self.address, now - start,
+                    )  # fmt: skip
+                if is_gone(self.address):
+                    raise self._lost("nobody listens there") from None
+                if meanwhile is not None:
+                    self.run(meanwhile)
+        if isinstance(error, (tf.errors.UnavailableError, tf.errors.AbortedError)):
+            raise self._lost(error.message.splitlines()[0]) from None
+        if error is not None:
+            raise error
+        return result
+
+    def _call(
+        self, answer: queue.SimpleQueue[Any], fetches: Any, feeds: dict[str, Any] | None
+    ) -> None:
+        try:
+            answer.put((self._session.run(fetches, feeds), None))
+        except Exception as error:
+            answer.put((None, error))
+
+    def _lost(self, reason: str) -> ServerLost:
+        return ServerLost(
+            f"Parameter servers serve as long as anybody trains. Received: ps {self.number} "
+            f"({self.address}) is gone: {reason}. See its own output for why it ended."
+        )
+
+    def sessions(self) -> list[tf.compat.v1.Session]:
+        """Returns all sessions with the server: of this connection, and of those it opened."""
+        return [self._session, *(other for each in self._connections for other in each.sessions())]
+
+    def locked(
+        self, body: Callable[[], Sequence[tf.Tensor]], mutex: tf.Tensor | None = None
+    ) -> tuple[tf.Operation, list[Any]]:
+        """Adds what `body` does to the graph, as one atomic operation.
+
+        Its arguments are sent before it begins, so that no lock is held by a worker that died.
+
+        Args:
+          body: makes operations and returns tensors.
+          mutex: None is that of all updates of variables.
+
+        Returns:
+          The operation, and its results.
+        """
+
+        mutex = self.mutex if mutex is None else mutex
+
+        @tf.function(autograph=False)
+        def call_body() -> list[tf.Tensor]:
+            return [*body(), tf.constant(0)]
+
+        @tf.function(autograph=False)
+        def call_under_lock() -> list[tf.Tensor]:
+            lock = tf.raw_ops.MutexLock(mutex=mutex)
+            with tf.control_dependencies([lock]):
+                results = call_body()
+            # The call's operation, not its results: these may be there before its last change.
+            with tf.control_dependencies([results[0].op]):
+                tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
+            return results
+
+        with self.building():
+            *results, done = call_under_lock()
+        return done.op, results
+
+
+@contextlib.contextmanager
+def _calling(options: FunctionCallOptions | None) -> Iterator[None]:
+    """Sets the options of this thread's function calls in the block; None leaves them."""
+    before = context().function_call_options
+    context().function_call_options = options or before
+    try:
+        yield
+    finally:
+        context().function_call_options = before
+
+
+def close(sessions: Iterable[tf.compat.v1.Session]) -> None:
+    """Closes sessions; waits only briefly, for their servers may be gone."""
+    # TensorFlow would do so when Python ends, and wait for a server that is gone.
+    threads = [threading.Thread(target=session.close, daemon=True) for session in sessions]
+    for thread in threads:
+        thread.start()
+    until = time.monotonic() + _ANSWER_SECONDS
+    for thread in threads:
+        thread.join(max(until - time.monotonic(), 0.0))
+
+
+class Servers:
+    """All parameter servers of a job.
+
+    Args:
+      servers: by number.
+      rank: of this worker.
+      size: how many workers there are.
+
+    Attributes:
+      present: for each worker whether it took part in the last operation of all.
+    """
+
+    def __init__(self, servers: Sequence[Server], rank: int, size: int):
+        self.servers = tuple(servers)
+        self.rank = rank
+        self.size = size
+        self.present = [True] * size
+
+    def is_leader_of(self, server: int) -> bool:
+        """Returns whether this worker acts for a server on behalf of all workers."""
+        return self.rank == leader(server, self.present)
+
+    def __len__(self) -> int:
+        return len(self.servers)
+
+    def each(self, action: Callable[[Server], _T]) -> list[_T]:
+        """Calls a function with each server, in parallel; returns the results by number."""
+        if len(self.servers) == 1:
+            return [action(self.servers[0])]
+        answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        # Not a pool of threads, which is closed when a script has ended and the rest is sent.
+        for server in self.servers:
+            threading.Thread(
+                target=_put_answer, args=(answers, action, server), daemon=True
+            ).start()
+        results: dict[int, _T] = {}
+        for _ in self.servers:
+            number, result, error = answers.get()
+            if error is not None:
+                raise error
+            results[number] = result
+        return [results[server.number] for server in self.servers]
+
+
+def leader(number: int, present: Sequence[bool]) -> int:
+    """Returns the rank of the worker that leads in a numbered task, of those present.
+
+    >>> leader(4, [True, True, True]), leader(4, [True, False, True])
+    (1, 2)
+    """
+    ranks = [(number + step) % len(present) for step in range(len(present))]
+    return next(rank for rank in ranks if present[rank])
+
+
+def _put_answer(
+    answers: queue.SimpleQueue[Any], action: Callable[[Server], Any], server: Server
+) -> None:
+    try:
+        answers.put((server.number, action(server), None))
+    except BaseException as error:
+        answers.put((server.number, None, error))
+
+
+def is_gone(address: Address) -> bool:
+    """Returns whether a server is gone, though its host answers."""
+    try:
+        with socket.create_connection((address.host, address.port), _ANSWER_SECONDS):
+            return False
+    except ConnectionRefusedError:
+        return True
+    except OSError:
+        return False
+
+
+def connect_servers(cluster: ClusterSpec, task: Task, timeout: float) -> Servers:
+    """Waits for the servers of a cluster and connects to them.
+
+    Args:
+      cluster: its tasks.
+      task: this one.
+      timeout: seconds to wait.
+
+    Raises:
+      TimeoutError: if a server does not answer in time; the message names it.
+    """
+    _wait_for_servers(cluster, task, timeout)
+    servers = [Server(server.index, cluster.addresses[server]) for server in cluster.tasks("ps")]
+    tasks = cluster.training_tasks
+    return Servers(servers, tasks.index(task), len(tasks))
+
+
+def _wait_for_servers(cluster: ClusterSpec, task: Task, timeout: float) -> None:
+    missing = list(cluster.tasks("ps"))
+
+    def all_answer() -> bool:
+        answers = connect([cluster.addresses[server] for server in missing], _ANSWER_SECONDS)
+        missing[:] = [s for s in missing if answers[cluster.addresses[s]].state != "taken"]
+        return not missing
+
+    wait_until(
+        all_answer,
+        lambda: ", ".join(f"{server} ({cluster.addresses[server]})" for server in missing),
+        lambda names: (
+            f"All parameter servers answer within {timeout:g} s of the start. Received at "
+            f"{task}: no answer from {names}. Start 'python -m strategies.serve' as each of "
+            "them, as 'tf-config run' does, and see that its address is open."
+        ),
+        timeout,
+        waiter=task,
+    )

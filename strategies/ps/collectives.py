@@ -1,0 +1,148 @@
+"""Collectives through the parameter servers, for workers that are connected to these only.
+
+What workers give each other, they bring to barriers on the servers. Sums are made there, by rank,
+so that they are the same bits on every worker and in every run; each server sums its part. A
+worker that has ended counts as one that brings zeros to a sum, and no rows to a gathering.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+import tensorflow as tf
+from absl import logging
+
+from strategies.collectives.base import AllToAllViaAllGather
+from strategies.collectives.dtypes import all_reduce_as_vector, all_reduce_by_dtype
+from strategies.ps.barrier import Barrier
+from strategies.ps.client import Server, Servers
+from strategies.ps.ordered_caller import OrderedCaller
+
+_HEADER = 8  # bytes: the number of rows
+
+
+class ServerCollectives(AllToAllViaAllGather):
+    """Collectives among all workers of a job with parameter servers; see `Collectives`.
+
+    Args:
+      servers: of the job.
+      stream: tells what has an order of its own from the rest; "0" is that of the steps.
+      connections: to the servers, by number, for collectives only; None opens them.
+    """
+
+    def __init__(
+        self, servers: Servers, stream: str = "0", connections: Sequence[Server] | None = None
+    ):
+        self.rank = servers.rank
+        self.size = servers.size
+        self._servers = servers
+        if connections is None:
+            connections = [server.new_connection() for server in servers.servers]
+        self._connections = tuple(connections)
+        self._stream = stream
+        self._stream_numbers = itertools.count()
+        self._child_streams: list[ServerCollectives] = []
+        self._ordered_caller = OrderedCaller()
+
+    def new_stream(self) -> ServerCollectives:
+        """Returns collectives whose operations are ordered independently; see `Collectives`."""
+        stream = f"{self._stream}.{next(self._stream_numbers)}"
+        # Kept, for what tf.data holds is a variable's handle, and not the variable.
+        self._child_streams.append(ServerCollectives(self._servers, stream, self._connections))
+        return self._child_streams[-1]
+
+    def all_reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Returns the sums over all workers; see `Collectives`."""
+
+        def all_reduce(group: list[tf.Tensor], dtype: tf.DType) -> list[tf.Tensor]:
+            del dtype
+            return all_reduce_as_vector(group, self._all_reduce_vector)
+
+        return all_reduce_by_dtype([tf.convert_to_tensor(t) for t in tensors], all_reduce)
+
+    def all_gather(self, tensor: tf.Tensor) -> tf.Tensor:
+        """Returns the workers' tensors joined along axis 0; see `Collectives`."""
+        tensor = tf.convert_to_tensor(tensor)
+        (joined,) = self._ordered_caller.call(self._gather_rows, [tensor], [tensor.dtype])
+        return tf.ensure_shape(joined, [None, *tensor.shape[1:]])
+
+    def broadcast(self, tensor: tf.Tensor) -> tf.Tensor:
+        """Returns the first worker's tensor; see `Collectives`."""
+        tensor = tf.convert_to_tensor(tensor)
+        first = self.all_gather(tensor[tf.newaxis])[0]
+        return tf.ensure_shape(first, tensor.shape)
+
+    def _all_reduce_vector(self, vector: tf.Tensor) -> tf.Tensor:
+        (total,) = self._ordered_caller.call(self._sum, [vector], [vector.dtype])
+        return tf.reshape(total, [-1])
+
+    def _sum(self, vector: np.ndarray) -> list[np.ndarray]:
+        parts = np.array_split(vector, len(self._servers))
+
+        def add(server: Server) -> tuple[list[np.ndarray], np.ndarray]:
+            connection = self._connections[server.number]
+            return self._sum_barrier(connection, vector.dtype)(parts[server.number])
+
+        answers = self._servers.each(add)
+        self._record_present(answers[0][1])
+        return [np.concatenate([sums for (sums,), _ in answers])]
+
+    def _sum_barrier(self, server: Server, dtype: np.dtype) -> Barrier:
+        def total(inputs: Sequence[tf.Tensor]) -> list[list[tf.Tensor]]:
+            return [[functools.reduce(tf.add, inputs)]] * self.size
+
+        dtype = tf.as_dtype(dtype)
+        name = f"{self._stream}/sum/{dtype.name}"
+        # Nothing is a scalar, which is added to a vector of any length.
+        return server.once(
+            name,
+            lambda: Barrier(server, name, self.rank, self.size, dtype, 0, total, [dtype]),
+        )
+
+    def _gather_rows(self, array: np.ndarray) -> list[np.ndarray]:
+        mine = len(array).to_bytes(_HEADER, "little") + np.ascontiguousarray(array).tobytes()
+        others, present = self._gather_barrier(self._connections[0])(mine)
+        self._record_present(present)
+        return [
+            np.concatenate(
+                [
+                    array if rank == self.rank else _decoded(bytes(others[rank]), array)
+                    for rank in np.flatnonzero(present)
+                ]
+            )
+        ]
+
+    def _gather_barrier(self, server: Server) -> Barrier:
+        def exchange(inputs: Sequence[tf.Tensor]) -> list[list[tf.Tensor]]:
+            # Nobody is sent what he brought.
+            return [
+                ["" if rank == to else text for rank, text in enumerate(inputs)]
+                for to in range(self.size)
+            ]
+
+        name = f"{self._stream}/gather"
+        kinds = [tf.string] * self.size
+        return server.once(
+            name,
+            lambda: Barrier(server, name, self.rank, self.size, tf.string, "", exchange, kinds),
+        )
+
+    def _record_present(self, present: np.ndarray) -> None:
+        """Records which workers took part."""
+        if self._stream != "0":
+            return
+        for rank in np.flatnonzero(np.array(self._servers.present) & ~present):
+            logging.warning(
+                "Of %d workers, the one of rank %d has ended; the others go on, and it counts as "
+                "one that has no more rows.",
+                self.size, rank,
+            )  # fmt: skip
+        self._servers.present = present.tolist()
+
+
+def _decoded(data: bytes, like: np.ndarray) -> np.ndarray:
+    rows = int.from_bytes(data[:_HEADER], "little")
+    return np.frombuffer(data[_HEADER:], like.dtype).reshape(rows, *like.shape[1:])

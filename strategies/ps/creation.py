@@ -1,0 +1,73 @@
+"""The kind of a new variable, derived from its arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from strategies._keras import is_iterations, is_unsynchronized_state
+from strategies._tensorflow import CheckpointInitialValue
+
+_CPU = "/device:CPU:0"
+
+
+def initial_value(kwargs: dict[str, Any]) -> np.ndarray:
+    """Returns the initial value of a new variable, as this worker's script gives it."""
+    with tf.init_scope(), tf.device(_CPU):
+        value = kwargs["initial_value"]
+        value = value() if callable(value) else value
+        if isinstance(value, CheckpointInitialValue):
+            value = value.wrapped_value
+        value = tf.convert_to_tensor(value, dtype=kwargs.get("dtype"))
+        kwargs["initial_value"] = value
+        return value.numpy() if value.dtype != tf.string else np.array(value.numpy(), object)
+
+
+def variable_kind(kwargs: dict[str, Any], is_geo: bool, in_step: bool) -> str:
+    """Returns the kind of a new variable: "weight", "counter", "state" or "local".
+
+    Args:
+      kwargs: what it is made with.
+      is_geo: whether workers have optimizers of their own.
+      in_step: whether all workers make the same steps together.
+    """
+    if "colocate_with" in kwargs:
+        return "local"
+    if is_iterations(kwargs):
+        is_counter = not is_geo and _is_whole_number(initial_value(kwargs))
+        return "counter" if is_counter else "local"
+    if kwargs.get("aggregation") == tf.VariableAggregation.ONLY_FIRST_REPLICA:
+        return "local"
+    if kwargs.get("trainable") is not False:
+        return "weight" if initial_value(kwargs).dtype.kind not in "OSU" else "local"
+    if in_step or not is_unsynchronized_state(kwargs):
+        return "local"
+    # A single number is a setting, such as tf_keras's learning rate.
+    return "state" if initial_value(kwargs).shape else "local"
+
+
+def _is_whole_number(value: np.ndarray) -> bool:
+    """Returns whether a value is a scalar integer."""
+    return value.shape == () and value.dtype.kind in "iu"
+
+
+def is_assignment(fn: Callable[..., Any]) -> bool:
+    """Returns whether an update assigns a value to a variable, in contrast to adding to it."""
+    return "assign" in getattr(fn, "__code__", is_assignment.__code__).co_names
+
+
+def check_aggregation(variable: Any) -> None:
+    """Checks that a variable says how the values of several replicas are aggregated.
+
+    Raises:
+      ValueError: if it does not.
+    """
+    if variable.aggregation == tf.VariableAggregation.NONE:
+        raise ValueError(
+            "Several replicas of a worker send one change. Received: a new value of each for "
+            f"{variable.remote.path!r}. Make the variable with an aggregation, such as "
+            "tf.VariableAggregation.SUM."
+        )

@@ -1,0 +1,428 @@
+"""Implementation of the parameter-server strategy: shared variables and their updates."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import tensorflow as tf
+
+from strategies._keras import path_of
+from strategies._tensorflow import (
+    ResourceVariable,
+    UninitializedVariable,
+    select_replica,
+    set_container,
+)
+from strategies.collectives import Collectives, LocalCollectives
+from strategies.core.extended import ReplicatedExtended
+from strategies.data.distributed_dataset import ReplicaDataset, check_options
+from strategies.data.sharding import equal_steps, shard_dataset
+from strategies.ps.client import Servers
+from strategies.ps.creation import (
+    check_aggregation,
+    initial_value,
+    is_assignment,
+    variable_kind,
+)
+from strategies.ps.input import ServerDataset
+from strategies.ps.ordered_caller import OrderedCaller
+from strategies.ps.push import Push
+from strategies.ps.registry import RemoteVariable, VariableRegistry
+from strategies.ps.sparse import RemoteRowVariable, update_call
+from strategies.ps.step_program import NewValues, StepProgram
+from strategies.ps.updates import VariableUpdate
+from strategies.ps.variables import (
+    CounterVariable,
+    LocalVariable,
+    SharedVariable,
+    SlotVariable,
+    add,
+    assign_copy,
+    local_copy,
+)
+from strategies.reduction import ReductionOptions
+from strategies.variables.sparse_variable import table_asked_for
+
+_CPU = "/device:CPU:0"
+
+
+class UpdateMode(Protocol):
+    """An update mode: when a worker's updates are sent, and which values it goes on with."""
+
+    def step(self, program: StepProgram, push: Push) -> list[np.ndarray] | None:
+        """Takes a step's updates; returns the values to go on with, None for the present ones."""
+
+    def drain(self) -> None:
+        """Waits until all updates have been sent."""
+
+
+class LocalTraining(Protocol):
+    """Exchange of progress between workers that have optimizers of their own."""
+
+    def step(
+        self,
+        variables: Sequence[SharedVariable],
+        push_and_pull: Callable[
+            [Sequence[VariableUpdate]], Iterable[tuple[SharedVariable, tf.Tensor]]
+        ],
+    ) -> None:
+        """Counts a step that has updated variables, and exchanges them when it is due."""
+
+
+class ServerExtended(ReplicatedExtended):
+    """A mirrored strategy of one worker's replicas, whose variables are on the servers.
+
+    Args:
+      strategy: the strategy that this is the inside of.
+      workers: the collectives of all workers.
+      devices: this worker's.
+      options: how values are reduced over its replicas.
+      resolver: what the strategy's property `cluster_resolver` returns.
+      servers: that hold the variables.
+      registry: what they hold.
+      update_mode: when updates are sent, and what the worker goes on with.
+      in_step: whether all workers make the same steps together.
+      geo: set where workers have optimizers of their own.
+      wire: the dtype that float32 travels as, to the servers.
+    """
+
+    def __init__(
+        self,
+        strategy: tf.distribute.Strategy,
+        workers: Collectives,
+        devices: Sequence[str],
+        options: ReductionOptions,
+        resolver: tf.distribute.cluster_resolver.ClusterResolver | None,
+        servers: Servers,
+        registry: VariableRegistry,
+        update_mode: UpdateMode,
+        in_step: bool,
+        geo: LocalTraining | None = None,
+        wire: tf.DType = tf.float32,
+    ):
+        collectives = workers if in_step else LocalCollectives()
+        super().__init__(strategy, collectives, devices, options, resolver)
+        self._is_chief = workers.rank == 0
+        self.workers = workers
+        self.servers = servers
+        self.registry = registry
+        self.update_mode = update_mode
+        self.in_step = in_step
+        self._geo = geo
+        self._wire = wire
+        # What goes to the servers and asks them does so in the order of the program.
+        self.ordered_caller = OrderedCaller()
+        self._running = 0
+        self._updates: list[VariableUpdate] = []
+        self._counts: list[tuple[CounterVariable, tf.Tensor]] = []
+        self._touched: dict[int, SharedVariable] = {}
+        self._recorded_in: Any = None
+        self._programs: dict[Any, StepProgram] = {}
+        self._shared_variables: list[weakref.ref[SharedVariable]] = []
+        self.pushes: RemoteVariable = registry.add(
+            "steps by worker", (servers.size,), tf.int64,
+            lambda: np.zeros(servers.size, np.int64), is_counter=True,
+        )  # fmt: skip
+
+    def between_workers(self) -> Collectives:
+        """Sends this worker's updates; returns the collectives among all workers."""
+        self.update_mode.drain()
+        return self.workers
+
+    def _use_merge_call(self) -> bool:
+        # Replicas that are not merged would each send the update.
+        return len(self._devices) > 1
+
+    def _weights_of_replicas(self) -> list[tf.Tensor] | None:
+        weights = super()._weights_of_replicas()
+        if weights is None and self.in_step:
+            # A mean is over the workers that are there.
+            return [tf.constant(1.0) for _ in self._devices]
+        return weights
+
+    # Variables.
+
+    def _create_variable(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
+        beside = kwargs.get("colocate_with")
+        is_own = kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ
+        is_of_rows = isinstance(beside, RemoteRowVariable) or table_asked_for(kwargs) is not None
+        if is_own or is_of_rows:
+            return super()._create_variable(next_creator, **kwargs)
+        if isinstance(beside, SharedVariable) and self._geo is None:
+            with tf.init_scope():
+                return self._create_slot(beside, kwargs)
+        if beside is not None and not isinstance(beside, tf.Variable):
+            return super()._create_variable(next_creator, **kwargs)
+        kind = variable_kind(kwargs, self._geo is not None, self.in_step)
+        if kind == "local":
+            made = super()._create_variable(next_creator, **kwargs)
+            return LocalVariable(made.distribute_strategy, made.values, made.aggregation)
+        with tf.init_scope():
+            return self._create_shared(kind, next_creator, kwargs)
+
+    def _create_shared(
+        self, kind: str, next_creator: Callable[..., Any], kwargs: dict[str, Any]
+    ) -> Any:
+        initial = initial_value(kwargs)
+        name = kwargs.get("name") or "variable"
+        remote = self.registry.add(
+            name, initial.shape, tf.as_dtype(initial.dtype), lambda: initial,
+            is_counter=kind == "counter", path=path_of(name),
+        )  # fmt: skip
+        present = self.registry.read([remote])[0]
+        kwargs = {**kwargs, "initial_value": tf.constant(present, remote.dtype)}
+        made = super()._create_variable(next_creator, **kwargs)
+        cls = CounterVariable if kind == "counter" else SharedVariable
+        shared = cls(made.distribute_strategy, made.values, made.aggregation)
+        shared.remote, shared.kind, shared.base = remote, kind, None
+        if kind == "state" or self._geo is not None:
+            with tf.device(_CPU):
+                shared.base = ResourceVariable(present, trainable=False, dtype=remote.dtype)
+        # An optimizer finds the variable that a part of it on a server is of.
+        for part in remote.parts:
+            set_container(part, shared)
+        self._shared_variables.append(weakref.ref(shared))
+        return shared
+
+    def _create_slot(self, beside: SharedVariable, kwargs: dict[str, Any]) -> SlotVariable:
+        initial = initial_value(kwargs)
+        remote = self.registry.add(
+            kwargs.get("name") or "slot", initial.shape, tf.as_dtype(initial.dtype),
+            lambda: initial, beside=beside.remote,
+        )  # fmt: skip
+        with tf.device(_CPU):
+            stand_in = UninitializedVariable(
+                trainable=False, shape=initial.shape, dtype=remote.dtype, name=kwargs.get("name")
+            )
+        slot = SlotVariable(self._container_strategy(), [stand_in], tf.VariableAggregation.NONE)
+        slot.remote, slot.registry = remote, self.registry
+        return slot
+
+    # The updates of a step.
+
+    def is_stepping(self) -> bool:
+        """Returns whether a step runs, whose updates go to the servers together."""
+        return self._running > 0
+
+    def _call_for_each_replica(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        if isinstance(fn, tf.types.experimental.PolymorphicFunction):
+            # It comes back with the Python function, inside of the one that records the updates.
+            return super()._call_for_each_replica(fn, args, kwargs)
+        self._running += 1
+        try:
+            result = super()._call_for_each_replica(fn, args, kwargs)
+            if self._running == 1 or len(self._devices) == 1:
+                self._flush()
+            return result
+        except BaseException:
+            self._updates, self._counts, self._touched = [], [], {}
+            raise
+        finally:
+            self._running -= 1
+
+    def _update(self, var: Any, fn: Callable[..., Any], args: Any, kwargs: Any, group: bool) -> Any:
+        if not self._is_updated_on_servers(var):
+            result = super()._update(var, fn, args, kwargs, group)
+            if isinstance(var, SharedVariable) and not self.is_stepping():
+                self._write_through(var)
+            return result
+        if isinstance(var, SharedVariable) and tf.executing_eagerly() and not self.is_stepping():
+            result = super()._update(var, fn, args, kwargs, group)
+            self._write_through(var)
+            return result
+        self._record(var, fn, select_replica(0, (tuple(args), dict(kwargs))))
+        if not self.is_stepping():
+            self._flush()
+        return var
+
+    def _replica_ctx_update(
+        self,
+        var: Any,
+        fn: Callable[..., Any],
+        args: Any = (),
+        kwargs: Any = None,
+        group: bool = True,
+    ) -> Any:
+        if self._use_merge_call() or not self._is_updated_on_servers(var):
+            return super()._replica_ctx_update(var, fn, args, kwargs, group)
+        self._record(var, fn, (tuple(args), dict(kwargs or {})))
+        return var
+
+    def assign_everywhere(
+        self, var: SharedVariable, fn: Callable[..., Any], value: Any, kwargs: dict[str, Any]
+    ) -> Any:
+        """Assigns to a variable outside of an optimizer's update."""
+        in_replica = self.is_stepping() and not tf.distribute.in_cross_replica_context()
+        if in_replica and self._is_updated_on_servers(var):
+            if not self._use_merge_call():
+                self._record(var, fn, ((value,), {}))
+                return var
+            check_aggregation(var)
+        return var.update_copy(fn, value, **kwargs)
+
+    def _is_updated_on_servers(self, var: Any) -> bool:
+        """Returns whether the servers update a variable; if not, they follow the worker."""
+        if isinstance(var, SlotVariable):
+            raise ValueError(
+                "An optimizer's state changes on the parameter servers, together with its "
+                f"variable. Received: a change of {var.remote.path!r} alone. Leave out what keeps "
+                "gradients between steps (gradient_accumulation_steps), or take mode='geo', "
+                "where workers have optimizers of their own."
+            )
+        if isinstance(var, RemoteRowVariable):
+            return True
+        if not isinstance(var, SharedVariable):
+            return False
+        if self._geo is None and var.kind != "state":
+            return True
+        if self.is_stepping():
+            self._touched[id(var)] = var
+        return False
+
+    def _record(self, var: Any, fn: Callable[..., Any], args: Any) -> None:
+        if any(update.variable is var for update in self._updates) and is_assignment(fn):
+            raise ValueError(
+                "A variable that the servers have been told to change is known here when the step "
+                f"is complete. Received: a new value for {var.remote.path!r} in the same step, as "
+                "a weight's constraint gives it. Leave the constraint out, or take mode='geo', "
+                "where workers have optimizers of their own."
+            )
+        self._enter_graph()
+        self._updates.append(update_call(var, fn, args))
+
+    def count_up(self, counter: CounterVariable, delta: Any) -> Any:
+        """Adds to a counter; an optimizer does so last, so the recorded updates are sent, too."""
+        if self._use_merge_call() and not tf.distribute.in_cross_replica_context():
+            context = tf.distribute.get_replica_context()
+            return context.merge_call(lambda _, value: self.count_up(counter, value), args=(delta,))
+        self._enter_graph()
+        delta = select_replica(0, delta)
+        self._counts.append((counter, tf.convert_to_tensor(delta, counter.dtype)))
+        self._flush()
+        return counter
+
+    def _enter_graph(self) -> None:
+        graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+        if self._updates and graph is not self._recorded_in:
+            self._updates = []
+            raise ValueError(
+                "All changes of a step are sent together. Received: an optimizer that makes them "
+                "under a condition, as gradient_accumulation_steps does. Leave that out, or take "
+                "mode='geo', where workers have optimizers of their own."
+            )
+        self._recorded_in = graph
+
+    def _flush(self) -> None:
+        """Sends the recorded updates."""
+        touched = list(self._touched.values())
+        self._touched = {}
+        updates, counts = self._updates, self._counts
+        if not (updates or counts or touched):
+            return
+        self._enter_graph()
+        self._updates, self._counts = [], []
+        if self._geo is not None:
+            if updates:  # of rows, which no worker has a copy of
+                self._send(updates, [])
+            if touched:
+                self._geo.step(touched, lambda updates: self._send(updates, [])[1])
+            return
+        for state in touched:
+            now = local_copy(state)
+            updates.append(VariableUpdate(state, add, ((now - state.base,), {})))
+            state.base.assign(now, read_value=False)
+        fresh, new_values = self._send(updates, counts)
+
+        def assign_copies() -> tf.Tensor:
+            for variable, value in new_values:
+                assign_copy(variable, value)
+                if variable.base is not None:
+                    variable.base.assign(value, read_value=False)
+            return tf.constant(True)
+
+        tf.cond(fresh, assign_copies, lambda: tf.constant(False))
+
+    def _send(
+        self, updates: Sequence[VariableUpdate], counts: Sequence[tuple[CounterVariable, tf.Tensor]]
+    ) -> tuple[tf.Tensor, NewValues]:
+        """Sends updates; returns whether there are new values, and these."""
+        counters = [counter for counter, _ in counts]
+        key = (*(c.key for c in updates), *(counter.remote.name for counter in counters))
+        if key not in self._programs:
+            self._programs[key] = StepProgram(
+                self.servers, updates, counters, self.pushes, self._wire
+            )
+        program = self._programs[key]
+        dtypes = [dtype.as_numpy_dtype for dtype in program.dtypes]
+
+        def deliver(*arrays: np.ndarray) -> list[Any]:
+            vectors = self.update_mode.step(program, program.push_from(arrays))
+            if vectors is None:
+                return [False, *(np.zeros([0], dtype) for dtype in dtypes)]
+            return [True, *vectors]
+
+        with tf.device(_CPU):
+            tensors = program.packed(updates, [count for _, count in counts])
+            fresh, *vectors = self.ordered_caller.call(deliver, tensors, [tf.bool, *program.dtypes])
+        return tf.ensure_shape(fresh, []), NewValues(program, vectors)
+
+    def refresh(self) -> None:
+        """Updates this worker's copies to the servers' present values, each server's at one moment.
+
+        In "geo" a worker's copies are its own, and stay.
+        """
+        self.update_mode.drain()
+        if self._geo is not None:
+            return
+        variables = [
+            v for v in (reference() for reference in self._shared_variables) if v is not None
+        ]
+        present = self.registry.read([variable.remote for variable in variables])
+        for variable, value in zip(variables, present, strict=True):
+            value = tf.constant(value, variable.dtype)
+            assign_copy(variable, value)
+            if variable.base is not None:
+                variable.base.assign(value)
+
+    def _write_through(self, var: SharedVariable) -> None:
+        """Writes the value of this worker's copy to the servers."""
+        if not tf.executing_eagerly():
+            return
+        self.update_mode.drain()
+        value = local_copy(var)
+        self.registry.write(var.remote, value.numpy())
+        if var.base is not None:
+            var.base.assign(value)
+
+    # Input.
+
+    def _make_input_context(self) -> tf.distribute.InputContext:
+        return tf.distribute.InputContext(
+            self.workers.size, self.workers.rank, self._num_replicas_in_sync
+        )
+
+    def _experimental_distribute_dataset(
+        self, dataset: tf.data.Dataset, options: Any
+    ) -> ReplicaDataset:
+        if self.in_step:
+            part = super()._experimental_distribute_dataset(dataset, options)
+        else:
+            check_options(options, per_replica=False)
+            shared = shard_dataset(dataset, self.workers, len(self._devices), in_step=False)
+            part = ReplicaDataset(shared, self._container_strategy(), options)
+        return ServerDataset(part, self._container_strategy(), source=dataset)
+
+    def _distribute_datasets_from_function(
+        self, dataset_fn: Callable[..., Any], options: Any
+    ) -> ReplicaDataset:
+        if self.in_step:
+            part = super()._distribute_datasets_from_function(dataset_fn, options)
+        else:
+            check_options(options, per_replica=False)
+            dataset = dataset_fn(self._make_input_context())
+            shared = equal_steps(dataset, LocalCollectives(), len(self._devices))
+            part = ReplicaDataset(shared, self._container_strategy(), options)
+        return ServerDataset(part, self._container_strategy())

@@ -1,0 +1,89 @@
+"""Input of parameter-server training: a shard to train on, all rows to evaluate."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+from absl import logging
+
+from strategies._keras import running_method
+from strategies.data.distributed_dataset import ReplicaDataset
+from strategies.data.sharding import shard_batches, unsharded
+
+
+class ServerDataset(ReplicaDataset):
+    """A worker's shard of a dataset; in Keras's `evaluate` and `predict`, all rows.
+
+    Workers that go step by step share the rows out among those that are there, and put together
+    what came of them. Others cannot wait for one another, so each takes all rows.
+
+    Args:
+      part: this worker's.
+      strategy: the strategy that distributes them.
+      source: the dataset of all workers; None if each has a function that makes its own.
+    """
+
+    def __init__(
+        self,
+        part: ReplicaDataset,
+        strategy: tf.distribute.Strategy,
+        source: tf.data.Dataset | None = None,
+    ):
+        super().__init__(part._dataset, strategy, part._options)  # noqa: SLF001
+        self._part = part
+        self._source = source
+        self._is_warned = False
+
+    def __iter__(self) -> Iterator[Any]:
+        method = running_method() if tf.executing_eagerly() else None
+        if method not in ("evaluate", "predict") or self._extended.workers.size == 1:
+            return iter(self._part)
+        whole = self._evaluation_batches(method)
+        if whole is None:
+            return iter(self._part)
+        return iter(ReplicaDataset(whole, self._strategy, self._options))
+
+    @property
+    def _extended(self) -> Any:
+        return self._strategy.extended
+
+    def _evaluation_batches(self, method: str) -> tf.data.Dataset | None:
+        """Returns this worker's batches to evaluate; None for its shard."""
+        workers = self._extended.workers
+        present = [workers.rank]
+        if self._extended.in_step:
+            present = workers.all_gather(tf.constant(present)).numpy().tolist()
+            if len(present) == workers.size:
+                return None
+            _check_all_present(method, present, workers.size)
+        else:
+            self._extended.refresh()
+        whole = None if self._source is None else unsharded(self._source)
+        if whole is None:
+            self._warn_of_own_rows(method)
+            return None
+        replicas = len(self._extended.worker_devices)
+        return shard_batches(whole, present.index(workers.rank), len(present), replicas)
+
+    def _warn_of_own_rows(self, method: str) -> None:
+        if not self._is_warned:
+            logging.warning(
+                "%s is of worker %d's rows alone, for so is its dataset: AutoShardPolicy.OFF, a "
+                "function for each worker, or what was made of a worker's part. Pass all rows, as "
+                "arrays or a tf.data.Dataset of another policy, to evaluate all of them.",
+                method, self._extended.workers.rank,
+            )  # fmt: skip
+        self._is_warned = True
+
+
+def _check_all_present(method: str, present: list[int], size: int) -> None:
+    """Checks that no worker has ended, for methods that need all of them."""
+    if method == "predict":
+        ended = sorted(set(range(size)) - set(present))
+        raise RuntimeError(
+            "In mode='sync' predict puts the rows of all workers together. Received: of "
+            f"{size} workers, rank {', '.join(map(str, ended))} has ended. Call predict on all "
+            "workers before the first one ends, or in each of them model.predict_on_batch."
+        )

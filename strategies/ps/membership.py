@@ -1,0 +1,63 @@
+"""The state of each worker, as a server knows it."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from strategies._tensorflow import ResourceVariable
+
+# States of a worker. One that was killed is still there; one that comes again is there again.
+AWAITED, PRESENT, LEFT = 0, 1, 2
+SAME_SCRIPT = (
+    "Workers and a chief run the same script, each with its own TF_CONFIG; one that starts "
+    "tf.distribute.Server in place of it does not train: leave that branch out."
+)
+
+
+def worker_states(workers: int) -> ResourceVariable:
+    """Creates the variable of the workers' states, in the graph of a server."""
+    with tf.name_scope("membership/"):
+        return ResourceVariable(tf.zeros([workers], tf.int32), name="states", trainable=False)
+
+
+class Membership:
+    """Sets the state of a worker on a server, and reads those of the others.
+
+    Args:
+      target: of a session with the server.
+      workers: how many there are.
+
+    Attributes:
+      session: the connection.
+    """
+
+    def __init__(self, target: str, workers: int):
+        self._graph = tf.Graph()
+        with self._graph.as_default(), tf.device("/device:CPU:0"):
+            self._states = worker_states(workers)
+            self._initialize = self._states.initializer
+            self._is_initialized = self._states.is_initialized()
+            self._present = self._states.read_value()
+            self._worker = tf.compat.v1.placeholder(tf.int32, [])
+            self._state = tf.compat.v1.placeholder(tf.int32, [])
+            self._set_state = self._states.scatter_update(
+                tf.IndexedSlices([self._state], [self._worker]), name="set_state"
+            ).op
+        self.session = tf.compat.v1.Session(target, graph=self._graph)
+
+    def initialize(self) -> None:
+        """Initializes the states: no worker has come yet."""
+        self.session.run(self._initialize)
+
+    def is_initialized(self) -> bool:
+        """Returns whether the server has initialized the states."""
+        return bool(self.session.run(self._is_initialized))
+
+    def set_state(self, worker: int, state: int) -> None:
+        """Sets the state of a worker."""
+        self.session.run(self._set_state, {self._worker: worker, self._state: state})
+
+    def workers(self, state: int) -> list[int]:
+        """Returns the ranks of the workers in a state."""
+        found = self.session.run(self._present).tolist()
+        return [worker for worker, theirs in enumerate(found) if theirs == state]

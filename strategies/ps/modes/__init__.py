@@ -1,0 +1,1 @@
+"""Update modes: sync, async, half_async and geo."""

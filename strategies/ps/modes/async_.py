@@ -1,0 +1,100 @@
+"""Asynchronous training: updates are sent in the background."""
+
+from __future__ import annotations
+
+import queue
+import threading
+
+import numpy as np
+
+from strategies.ps.client import Servers
+from strategies.ps.push import Push, merged
+from strategies.ps.step_program import StepProgram
+
+
+class Async:
+    """Sends a worker's updates from a background thread, while the worker computes on.
+
+    Steps wait in a queue; where the servers fall behind, it fills up and the worker waits. The
+    thread takes up to `max_merge` steps at once from it and sends their sum as one update. After
+    every `pull_every` steps sent it pulls the variables' present values, which the worker goes on
+    with from its next step.
+
+    Staleness: what a worker computes with lacks at most `send_queue_size` of its own steps that
+    wait or are on their way, and `pull_every - 1` that were sent after the last pull. How many of
+    another worker's it lacks has no bound.
+
+    Args:
+      servers: of the job.
+      max_merge: how many steps may be merged into one update.
+      send_queue_size: how many steps may wait or be on their way.
+      pull_every: steps between two pulls.
+    """
+
+    def __init__(self, servers: Servers, max_merge: int, send_queue_size: int, pull_every: int):
+        self._servers = servers
+        self._max_merge = max_merge
+        self._pull_every = pull_every
+        self._queue: queue.Queue[tuple[StepProgram, Push]] = queue.Queue()
+        self._free = threading.Semaphore(send_queue_size)
+        self._newest: dict[StepProgram, list[np.ndarray]] = {}
+        self._steps_since_pull: dict[StepProgram, int] = {}
+        self._error: BaseException | None = None
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def step(self, program: StepProgram, push: Push) -> list[np.ndarray] | None:
+        """Queues the updates of a step; returns the values pulled since the last step."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._send, name="send", daemon=True)
+            self._thread.start()
+        self._free.acquire()
+        self._raise()
+        self._queue.put((program, push))
+        with self._lock:
+            return self._newest.pop(program, None)
+
+    def drain(self) -> None:
+        """Waits until all steps have been sent."""
+        self._queue.join()
+        self._raise()
+
+    def _raise(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _send(self) -> None:
+        leftover: tuple[StepProgram, Push] | None = None
+        while True:
+            program, push = leftover or self._queue.get()
+            leftover, pushes = None, [push]
+            while len(pushes) < self._max_merge:
+                try:
+                    other, push = self._queue.get_nowait()
+                except queue.Empty:
+                    break
+                if other is not program:
+                    leftover = other, push
+                    break
+                pushes.append(push)
+            try:
+                self._deliver(program, pushes)
+            except BaseException as error:  # noqa: B036  raised again in the worker's next step
+                self._error = self._error or error
+            for _ in pushes:
+                self._queue.task_done()
+                self._free.release()
+
+    def _deliver(self, program: StepProgram, pushes: list[Push]) -> None:
+        if self._error is not None:
+            return
+        steps = self._steps_since_pull.get(program, 0) + len(pushes)
+        push = merged(pushes)
+        if steps < self._pull_every:
+            self._servers.each(lambda server: program.push(push, server))
+            self._steps_since_pull[program] = steps
+            return
+        changed = self._servers.each(lambda server: program.push_and_pull(push, server))
+        self._steps_since_pull[program] = 0
+        with self._lock:
+            self._newest[program] = [vector for vectors in changed for vector in vectors]

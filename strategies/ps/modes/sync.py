@@ -1,0 +1,59 @@
+"""Synchronous training: one update a step, from the gradients of all workers."""
+
+from __future__ import annotations
+
+import numpy as np
+import tensorflow as tf
+
+from strategies.ps.barrier import Barrier
+from strategies.ps.client import Server, Servers, leader
+from strategies.ps.push import Push
+from strategies.ps.step_program import StepProgram
+
+
+class Sync:
+    """Applies one update a step on each server; all workers go on with the new values.
+
+    Gradients come here reduced, the same on all workers, so one worker sends them: of N workers
+    the k-th one to the servers k, k + N, ... Where that one has ended, the next one does.
+
+    Staleness: none.
+
+    Args:
+      servers: of the job.
+    """
+
+    def __init__(self, servers: Servers):
+        self._servers = servers
+        self._present = {server.number: [True] * servers.size for server in servers.servers}
+
+    def step(self, program: StepProgram, push: Push) -> list[np.ndarray]:
+        """Sends the updates of a step and returns the variables' new values."""
+        changed = self._servers.each(lambda server: self._update(server, program, push))
+        return [vector for vectors in changed for vector in vectors]
+
+    def drain(self) -> None:
+        """Does nothing: no updates are pending."""
+
+    def _update(self, server: Server, program: StepProgram, push: Push) -> list[np.ndarray]:
+        changed = None
+        while True:
+            sender = leader(server.number, self._present[server.number])
+            if sender == self._servers.rank:
+                changed = program.push_and_pull(push, server)
+            _, present = self._barrier(server)(0)
+            self._present[server.number] = present.tolist()
+            # Who has not come to the barrier had ended before it sent anything.
+            if present[sender]:
+                return program.pull(server) if changed is None else changed
+
+    def _barrier(self, server: Server) -> Barrier:
+        """Returns the barrier that all workers pass when a server has been updated."""
+        name, servers = "changed", self._servers
+        return server.once(
+            name,
+            lambda: Barrier(
+                server, name, servers.rank, servers.size, tf.int32, 0,
+                lambda inputs: [[]] * servers.size, [],
+            ),
+        )  # fmt: skip

@@ -1,0 +1,71 @@
+"""Options of training with parameter servers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from strategies.checks import check_whole_number
+from strategies.ps.placement import MIN_SLICE_SIZE, Chooser, Placement
+
+_MODES = ("sync", "async", "half_async", "geo")
+_COMPRESSIONS = (None, "fp16")
+_OF_MODE = {
+    "max_merge": "async",
+    "send_queue_size": "async",
+    "pull_every": "async",
+    "geo_steps": "geo",
+}
+
+
+@dataclass(frozen=True)
+class ParameterServerOptions:
+    """Options of training with parameter servers, validated on construction.
+
+    >>> ParameterServerOptions("geo", geo_steps=20).geo_steps
+    20
+
+    Attributes:
+      mode: "sync", "async", "half_async" or "geo": see `ParameterServerStrategy`.
+      placement: "round_robin"; "hash" of a variable's path, such as "sequential/dense_1/kernel";
+        or a function of its path, its shape and the number of servers, which returns the number
+        of one. Slices of one variable go to the servers behind it.
+      min_slice_size: a variable of n elements has up to n // min_slice_size slices, at most one
+        a server. None cuts none, for optimizers that need all of a variable at once.
+      max_merge: in "async", how many steps may be merged into one update, their sum; 1 by default.
+      send_queue_size: in "async", how many steps may wait to be sent or be on their way; by
+        default 1, or twice `max_merge`. 1 is enough to send while the next step is computed.
+      pull_every: in "async", steps sent between two pulls of the servers' values; 1 by default.
+      geo_steps: in "geo", steps between two exchanges; 100 by default.
+      compression: "fp16" sends gradients to the servers as float16; None as they are.
+
+    Raises:
+      ValueError: if a value has no meaning, or none in this mode.
+    """
+
+    mode: str = "async"
+    placement: str | Chooser = "round_robin"
+    min_slice_size: int | None = MIN_SLICE_SIZE
+    max_merge: int | None = None
+    send_queue_size: int | None = None
+    pull_every: int | None = None
+    geo_steps: int | None = None
+    compression: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.mode not in _MODES:
+            raise ValueError(
+                f"mode is one of {', '.join(map(repr, _MODES))}. Received: {self.mode!r}."
+            )
+        if self.compression not in _COMPRESSIONS:
+            raise ValueError(f"compression is None or 'fp16'. Received: {self.compression!r}.")
+        Placement(1, self.placement, self.min_slice_size)
+        for name, mode in _OF_MODE.items():
+            value = getattr(self, name)
+            if value is None:
+                continue
+            check_whole_number(name, value, least=1)
+            if self.mode != mode:
+                raise ValueError(
+                    f"{name} is a setting of mode={mode!r}. Received: {name}={value} "
+                    f"with mode={self.mode!r}. Leave it out."
+                )

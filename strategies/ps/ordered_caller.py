@@ -1,0 +1,36 @@
+"""Calls of Python functions from graphs, in program order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from strategies._tensorflow import ResourceVariable
+
+_CPU = "/device:CPU:0"
+
+
+class OrderedCaller:
+    """Calls Python functions in program order, across steps as well."""
+
+    def __init__(self) -> None:
+        with tf.init_scope(), tf.device(_CPU):
+            # TensorFlow puts in order what reads and writes the same variable.
+            self._ticket = ResourceVariable(0, trainable=False, dtype=tf.int64)
+
+    def call(
+        self, function: Callable[..., Any], tensors: Sequence[tf.Tensor], dtypes: Sequence[tf.DType]
+    ) -> list[tf.Tensor]:
+        """Returns the results of a function of arrays, called after those before it."""
+
+        def in_order(ticket: np.ndarray, *arrays: np.ndarray) -> list[Any]:
+            return [*function(*arrays), ticket + 1]
+
+        with tf.device(_CPU):
+            ticket = self._ticket.read_value()
+            *results, ticket = tf.numpy_function(in_order, [ticket, *tensors], [*dtypes, tf.int64])
+            self._ticket.assign(tf.ensure_shape(ticket, []), read_value=False)
+        return results

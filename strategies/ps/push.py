@@ -1,0 +1,52 @@
+"""The content of a push to the servers, and sums of several."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass
+class Push:
+    """What a worker sends for one step, or for the sum of several.
+
+    Attributes:
+      packs: for each server and dtype one vector.
+      sparse: for each server the values and row numbers of each sparse argument's part.
+      wholes: what each server gets, such as the learning rate.
+      counts: what is added to each counter.
+      steps: how many steps it is of.
+    """
+
+    packs: list[list[np.ndarray]]
+    sparse: list[list[tuple[np.ndarray, np.ndarray]]]
+    wholes: list[np.ndarray]
+    counts: list[np.ndarray]
+    steps: int = 1
+
+
+def merged(pushes: Sequence[Push]) -> Push:
+    """Returns the sum of several pushes of one program, with the newest learning rate."""
+    if len(pushes) == 1:
+        return pushes[0]
+    packs = [
+        [_sum(vectors) for vectors in zip(*server, strict=True)]
+        for server in zip(*(push.packs for push in pushes), strict=True)
+    ]
+    sparse = [
+        [_concatenated(parts) for parts in zip(*server, strict=True)]
+        for server in zip(*(push.sparse for push in pushes), strict=True)
+    ]
+    counts = [_sum(counts) for counts in zip(*(push.counts for push in pushes), strict=True)]
+    return Push(packs, sparse, pushes[-1].wholes, counts, sum(push.steps for push in pushes))
+
+
+def _sum(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    return np.sum(np.stack(arrays), axis=0, dtype=arrays[0].dtype)
+
+
+def _concatenated(parts: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
+    values, rows = zip(*parts, strict=True)
+    return np.concatenate(values), np.concatenate(rows)

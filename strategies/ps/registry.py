@@ -1,0 +1,254 @@
+"""The registry of all variables on the servers."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from strategies._tensorflow import ResourceVariable
+from strategies.collectives.startup.waiting import wait_until
+from strategies.ps.client import Server, Servers
+from strategies.ps.placement import Placement, Slice, report
+
+# Characters that TensorFlow allows in no name.
+_NOT_IN_NAMES = r"[^A-Za-z0-9_.\\/>-]"
+_POLL_SECONDS = 0.02
+
+
+@dataclass(eq=False)
+class RemoteVariable:
+    """A variable on the servers.
+
+    Attributes:
+      name: the same on all workers, and no other variable's.
+      path: its layers' names and its own, as users know it.
+      shape: the variable's.
+      dtype: the variable's.
+      slices: its rows on the servers; for a counter one slice, which each server has a copy of.
+      parts: for each slice the TensorFlow variable in its server's graph.
+      io_parts: the same variables in the graph that reads and writes each by itself.
+      is_counter: whether each server counts for itself, all alike.
+    """
+
+    name: str
+    path: str
+    shape: tuple[int, ...]
+    dtype: tf.DType
+    slices: tuple[Slice, ...]
+    is_counter: bool = False
+    parts: list[ResourceVariable] = field(default_factory=list)
+    io_parts: list[ResourceVariable] = field(default_factory=list)
+
+    def slices_on(self, server: int) -> list[int]:
+        """Returns the numbers of the slices that a server holds."""
+        return [number for number, part in enumerate(self.slices) if part.server == server]
+
+    def rows(self, value: Any, number: int) -> Any:
+        """Returns the rows of a slice, from a value of the variable's shape."""
+        part = self.slices[number]
+        return value[part.start : part.stop] if self.shape else value
+
+    def shape_of(self, number: int) -> tuple[int, ...]:
+        """Returns the shape of a slice."""
+        part = self.slices[number]
+        return (part.stop - part.start, *self.shape[1:]) if self.shape else ()
+
+
+class VariableRegistry:
+    """All variables on the servers, in the order of their creation, the same on all workers.
+
+    Args:
+      servers: what holds them.
+      placement: where new ones go.
+      timeout: seconds to wait for the first worker's initial value.
+    """
+
+    def __init__(self, servers: Servers, placement: Placement, timeout: float):
+        self._servers = servers
+        # So that reading and writing one variable does not send the functions that update all.
+        self._io_connections = [server.new_connection() for server in servers.servers]
+        self._placement = placement
+        self._timeout = timeout
+        self._lock = threading.Lock()
+        self.variables: list[RemoteVariable] = []
+        self._names = itertools.count()
+
+    def new_name(self, what: str) -> str:
+        """Returns a new name for something other than a variable, the same on all workers."""
+        return f"{what}/{next(self._names)}"
+
+    def add(
+        self,
+        name: str,
+        shape: Sequence[int],
+        dtype: tf.DType,
+        initial: Callable[[], Any],
+        beside: RemoteVariable | None = None,
+        is_counter: bool = False,
+        path: str | None = None,
+    ) -> RemoteVariable:
+        """Creates a variable on the servers.
+
+        The first worker gives its initial value; the others wait for that. What is there already,
+        for this worker came late or again, stays as it is.
+
+        Args:
+          name: the user's.
+          shape: the variable's.
+          dtype: the variable's.
+          initial: makes its first value.
+          beside: another one of the same shape, whose slices it goes beside.
+          is_counter: whether each server has a copy.
+          path: tells where it goes, and what it is called in messages; None is its name.
+
+        Raises:
+          TimeoutError: if the first worker gives no value in time.
+        """
+        with self._lock:
+            unique = f"{len(self.variables)}/{re.sub(_NOT_IN_NAMES, '_', name)}"
+            if beside is not None:
+                slices = beside.slices
+            elif is_counter:
+                slices = tuple(Slice(server.number, 0, 1) for server in self._servers.servers)
+            else:
+                slices = self._placement.place(path or name, shape)
+            variable = RemoteVariable(unique, path or name, tuple(shape), dtype, slices, is_counter)
+            self.variables.append(variable)
+        for number, part in enumerate(slices):
+            variable.parts.append(
+                self._create_part(variable, number, self._servers.servers[part.server])
+            )
+            variable.io_parts.append(
+                self._create_part(variable, number, self._io_connections[part.server])
+            )
+        self._initialize(variable, initial)
+        return variable
+
+    def _create_part(
+        self, variable: RemoteVariable, number: int, server: Server
+    ) -> ResourceVariable:
+        shape = variable.shape_of(number) if not variable.is_counter else variable.shape
+        with server.building():
+            # The name in the graph is the name on the server.
+            return ResourceVariable(
+                lambda: tf.zeros(shape, variable.dtype),
+                name=f"variables/{variable.name}/{number}",
+                trainable=False,
+                dtype=variable.dtype,
+            )
+
+    def _initialize(self, variable: RemoteVariable, initial: Callable[[], Any]) -> None:
+        if self._is_initialized(variable):
+            return
+        if self._servers.rank == 0:
+            self.write(variable, np.asarray(initial()))
+            return
+        wait_until(
+            lambda: self._is_initialized(variable),
+            lambda: f"the first worker's {variable.path}",
+            lambda _: (
+                "The first worker gives each variable its first value. Received: none for "
+                f"{variable.path!r} within {self._timeout:g} s. See that it runs, and that all "
+                "workers make the same variables in the same order, under the same names."
+            ),
+            self._timeout,
+            poll_seconds=_POLL_SECONDS,
+        )
+
+    def _is_initialized(self, variable: RemoteVariable) -> bool:
+        def ask(server: Server) -> bool:
+            numbers = variable.slices_on(server.number)
+            if not numbers:
+                return True
+            connection = self._io_connections[server.number]
+            questions = connection.once(
+                ("question", variable.name),
+                lambda: [variable.io_parts[n].is_initialized() for n in numbers],
+            )
+            return all(connection.run(questions))
+
+        return all(self._servers.each(ask))
+
+    def write(self, variable: RemoteVariable, value: Any) -> None:
+        """Assigns a value to a variable, on all of its servers."""
+        value = np.asarray(value)
+
+        def assign(server: Server) -> None:
+            numbers = variable.slices_on(server.number)
+            if numbers:
+                connection = self._io_connections[server.number]
+                feeds, assignment = self._assignment(variable, connection)
+                parts = [value if variable.is_counter else variable.rows(value, n) for n in numbers]
+                connection.run(assignment, dict(zip(feeds, parts, strict=True)))
+
+        self._servers.each(assign)
+
+    def _assignment(self, variable: RemoteVariable, server: Server) -> tuple[list[Any], Any]:
+        key = ("assignment", variable.name)
+        return server.once(key, lambda: self._new_assignment(variable, server))
+
+    def _new_assignment(self, variable: RemoteVariable, server: Server) -> tuple[list[Any], Any]:
+        parts = [variable.io_parts[number] for number in variable.slices_on(server.number)]
+        feeds = [tf.compat.v1.placeholder(part.dtype, part.shape) for part in parts]
+
+        def assign() -> list[tf.Tensor]:
+            for part, feed in zip(parts, feeds, strict=True):
+                part.assign(feed, read_value=False)
+            return []
+
+        assignment, _ = server.locked(assign)
+        return feeds, assignment
+
+    def read(self, variables: Sequence[RemoteVariable]) -> list[np.ndarray]:
+        """Returns the present values of variables, each server's at one moment."""
+        variables = list(variables)
+
+        def ask(server: Server) -> dict[tuple[int, int], np.ndarray]:
+            keys = [
+                (n, number)
+                for n, one in enumerate(variables)
+                for number in (
+                    one.slices_on(server.number)[:1]
+                    if one.is_counter
+                    else one.slices_on(server.number)
+                )
+            ]
+            if not keys:
+                return {}
+            key = ("reading", *(variables[n].name + f"/{number}" for n, number in keys))
+            connection = self._io_connections[server.number]
+            _, results = connection.once(
+                key,
+                lambda: connection.locked(
+                    lambda: [variables[n].io_parts[number].read_value() for n, number in keys]
+                ),
+            )
+            return dict(zip(keys, connection.run(results), strict=True))
+
+        found: dict[tuple[int, int], np.ndarray] = {}
+        for answers in self._servers.each(ask):
+            found.update(answers)
+        return [self._assembled(one, n, found) for n, one in enumerate(variables)]
+
+    def _assembled(
+        self, variable: RemoteVariable, n: int, found: dict[tuple[int, int], np.ndarray]
+    ) -> np.ndarray:
+        if variable.is_counter or not variable.shape:
+            return np.asarray(found[n, 0])
+        return np.concatenate([found[n, number] for number in range(len(variable.slices))])
+
+    def report(self) -> str:
+        """Returns a table of the placement and of the servers' load."""
+        placed = [
+            (one.path, one.shape, one.dtype.size, one.slices)
+            for one in self.variables
+            if not one.is_counter
+        ]
+        return report(placed, len(self._servers))

@@ -1,0 +1,168 @@
+"""Tables on the servers: their variables in a worker, and the updates of their rows.
+
+In a worker a row has a global number, `row * servers + server`, from its number on its server. The
+numbers of the rows in view are sent with their gradient; a server puts its own in view, and runs
+the optimizer's update on them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from strategies.ps.registry import RemoteVariable
+from strategies.ps.updates import VariableUpdate
+from strategies.ps.variables import ServerView, active_view, current_server
+from strategies.reduction.sparse import is_marked_reduced, sum_by_index
+from strategies.variables.growable_array import GrowableArray
+from strategies.variables.sparse_variable import ActiveRows, SparseVariable
+
+SlotMaker = Callable[[str, np.ndarray], Sequence[SparseVariable]]
+
+
+class RemoteRowVariable(SparseVariable):
+    """A table's variable or slot variable in a worker; during an update, that of a server.
+
+    Args:
+      parts: what each server has.
+      row: the row that new ones are set to, [width].
+      trainable: whether it is the table's, and not a slot variable.
+      name: a part of the names of the slot variables.
+      strategy: the one that it is made under.
+      make_slot: makes a slot variable on all servers, from its name and the row of new ones.
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[SparseVariable],
+        row: Any,
+        trainable: bool,
+        name: str,
+        strategy: tf.distribute.Strategy | None,
+        make_slot: SlotMaker | None = None,
+    ):
+        super().__init__(ActiveRows(), row, trainable, name, strategy)
+        self._parts = tuple(parts)
+        self._make_slot = make_slot
+        # What the optimizer updates; it has no slices that a worker has copies of.
+        self.remote = RemoteVariable(f"rows/{name}", name, (), self.dtype, ())
+
+    @property
+    def servers(self) -> int:
+        """The number of servers."""
+        return len(self._parts)
+
+    @property
+    def view(self) -> ActiveRows:
+        """The rows in view: in a server's update its own, else global row numbers."""
+        server = current_server()
+        return self._rows_in_view if server is None else self._parts[server].view
+
+    @property
+    def table(self) -> GrowableArray:
+        """All rows of the server that is updated."""
+        server = current_server()
+        if server is None:
+            raise ValueError(
+                "An embedding's rows are on the parameter servers, and change there. Received: "
+                f"{self.name!r} changed or read by a worker. Leave that out, or set rows by the "
+                "layer's set_rows."
+            )
+        return self._parts[server].table
+
+    def value(self, no_copy: bool = False) -> tf.Tensor:
+        """Returns the rows in view; outside of updates, the row that stands for the table."""
+        return self.token() if current_server() is None else super().value(no_copy)
+
+    def _new_slot(self, name: str, key: str, row: np.ndarray) -> SparseVariable:
+        parts = () if self._make_slot is None else self._make_slot(key, row)
+        return RemoteRowVariable(parts, row, False, name, self._distribute_strategy)
+
+
+class RowUpdate(VariableUpdate):
+    """An update of the rows in view."""
+
+    variable: RemoteRowVariable
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        global_rows = self.variable.view.rows()
+        self._owners = global_rows % self.variable.servers
+        self._rows = global_rows // self.variable.servers
+        # One of no width, where no argument has a part for each row: the rows are to be known.
+        self._in_view = [_dense(leaf) for leaf in self.leaves if self.transfer(leaf) == "view"] or [
+            tf.zeros([tf.size(global_rows), 0])
+        ]
+
+    def transfer(self, leaf: Any) -> str:
+        """Returns how an argument is sent: "view", one row for each in view, "whole" or "fixed"."""
+        if isinstance(leaf, tf.IndexedSlices):
+            return "view"
+        if not isinstance(leaf, tf.Tensor):
+            return "fixed"
+        return "view" if leaf.shape.rank == 2 else "whole"
+
+    @property
+    def arguments(self) -> int:
+        """The number of pairs of values and rows that are sent."""
+        return len(self._in_view)
+
+    def pieces(self, server: int) -> Iterator[tf.Tensor]:
+        """Yields what is sent to a server: for each argument in view, the values and their rows."""
+        mine = self._owners == server
+        for value in self._in_view:
+            yield tf.boolean_mask(value, mine)
+            yield tf.boolean_mask(self._rows, mine)
+
+    def placeholders(self) -> Iterator[tuple[tf.Tensor, tf.Tensor]]:
+        """Yields placeholders for what `pieces` yields."""
+        for value in self._in_view:
+            values = tf.compat.v1.placeholder(value.dtype, [None, value.shape[1]])
+            yield values, tf.compat.v1.placeholder(tf.int64, [None])
+
+    def apply(
+        self,
+        view: ServerView,
+        pieces: Sequence[tuple[tf.Tensor, tf.Tensor]],
+        wholes: dict[int, Any],
+    ) -> None:
+        """Applies the update on a server.
+
+        Args:
+          view: of that server.
+          pieces: what it got; of several steps a row may be named more than once.
+          wholes: the arguments that are not in view, by their position.
+        """
+        rows, _, each = sum_by_index(pieces[0][1], *(values for values, _ in pieces))
+        sums = iter(each)
+        leaves = []
+        for position, leaf in enumerate(self.leaves):
+            if self.transfer(leaf) == "view":
+                value = next(sums)
+                is_sparse = isinstance(leaf, tf.IndexedSlices)
+                leaf = _sparse(value) if is_sparse else value
+            leaves.append(wholes.get(position, leaf))
+        args, kwargs = tf.nest.pack_sequence_as(self.args, leaves)
+        with active_view.activate(view):
+            self.variable.view.show(rows)
+            self.fn(self.variable, *args, **kwargs)
+
+
+def update_call(variable: Any, fn: Callable[..., Any], args: Any) -> VariableUpdate:
+    """Returns the update of a variable that a call of a function makes."""
+    cls = RowUpdate if isinstance(variable, RemoteRowVariable) else VariableUpdate
+    return cls(variable, fn, args)
+
+
+def _dense(leaf: Any) -> tf.Tensor:
+    """Returns an argument as a dense tensor, in the order of the rows in view."""
+    if isinstance(leaf, tf.IndexedSlices):
+        return leaf.values if is_marked_reduced(leaf) else tf.convert_to_tensor(leaf)
+    return leaf
+
+
+def _sparse(value: tf.Tensor) -> tf.IndexedSlices:
+    return tf.IndexedSlices(value, tf.range(tf.shape(value)[0]), tf.shape(value))

@@ -1,0 +1,333 @@
+"""The updates of one training step, compiled into one operation on each server.
+
+An optimizer updates variables one by one, each by a function of its own. The functions and their
+arguments are recorded until the step is complete; then each server gets one function that makes
+its part of all updates at once. Gradients are sliced as their variables are, and sent to a server
+as one vector for each dtype.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from strategies.ps.client import Server, Servers
+from strategies.ps.push import Push
+from strategies.ps.registry import RemoteVariable
+from strategies.ps.sparse import RowUpdate
+from strategies.ps.updates import VariableUpdate, check_applicable
+from strategies.ps.variables import CounterVariable, ServerView, SharedVariable, active_view
+
+
+@dataclass
+class _ServerProgram:
+    """A program on one server: its placeholders, operations and results."""
+
+    packs: list[tf.Tensor]
+    sparse: list[tuple[tf.Tensor, tf.Tensor]]
+    wholes: list[tf.Tensor]
+    counts: list[tf.Tensor]
+    steps: tf.Tensor
+    push: tf.Operation
+    push_and_pull: list[tf.Tensor]
+    pull: list[tf.Tensor]
+    local_values: dict[int, tf.Tensor] = field(default_factory=dict)
+
+
+class StepProgram:
+    """All updates of a step, as one operation on each server.
+
+    Args:
+      servers: that make them.
+      updates: in their order.
+      counters: that are counted up with them.
+      pushes: of which worker each server has seen how many steps.
+      wire: the dtype that float32 travels as, to the servers.
+    """
+
+    def __init__(
+        self,
+        servers: Servers,
+        updates: Sequence[VariableUpdate],
+        counters: Sequence[CounterVariable],
+        pushes: RemoteVariable,
+        wire: tf.DType = tf.float32,
+    ):
+        self._servers = servers
+        self._updates = tuple(updates)
+        self._counters = tuple(counters)
+        self._pushes = pushes
+        self._wire = wire
+        self._locals: list[Any] = []
+        check_applicable(self._updates)
+        # Rows come back when they are looked up.
+        self.variables = list(
+            {id(u.variable): u.variable for u in updates if not isinstance(u, RowUpdate)}.values()
+        )
+        self._dtypes = sorted(
+            {leaf.dtype for u in updates for leaf in u.leaves if u.transfer(leaf) == "rows"},
+            key=lambda dtype: dtype.name,
+        )
+        self._pulled_dtypes = sorted(
+            {v.dtype for v in self.variables}, key=lambda dtype: dtype.name
+        )
+        # In order, for what one server needs of the worker's own variables all get.
+        self._server_programs = [self._build(server) for server in servers.servers]
+
+    # What a worker sends.
+
+    def packed(
+        self, updates: Sequence[VariableUpdate], counts: Sequence[tf.Tensor]
+    ) -> list[tf.Tensor]:
+        """Returns the tensors of a step, whose values `push_from` takes."""
+        tensors: list[tf.Tensor] = []
+        for server in self._servers.servers:
+            for dtype in self._dtypes:
+                parts = [
+                    tf.reshape(u.variable.remote.rows(u.leaves[leaf], number), [-1])
+                    for u, leaf, number in self._segments(updates, server, "rows")
+                    if u.leaves[leaf].dtype == dtype
+                ]
+                packed = tf.concat(parts, 0) if parts else tf.zeros([0], dtype)
+                tensors.append(tf.cast(packed, self._wire_dtype(dtype)))
+            for u, leaf, number in self._segments(updates, server, "sparse"):
+                tensors += _rows_in_slice(u.leaves[leaf], u.variable.remote, number)
+            for update in self._row_updates(updates):
+                tensors += update.pieces(server.number)
+        tensors += [leaf for u in updates for leaf in u.leaves if u.transfer(leaf) == "whole"]
+        tensors += [tf.convert_to_tensor(variable) for variable in self._locals]
+        return tensors + [tf.cast(count, tf.int64) for count in counts]
+
+    def push_from(self, arrays: Sequence[np.ndarray]) -> Push:
+        """Returns the push that is made of the values of `packed`."""
+        rest = iter(arrays)
+        packs, sparse = [], []
+        for program in self._server_programs:
+            packs.append([next(rest) for _ in program.packs])
+            sparse.append([(next(rest), next(rest)) for _ in program.sparse])
+        wholes = [next(rest) for _ in [*self._server_programs[0].wholes, *self._locals]]
+        return Push(packs, sparse, wholes, list(rest))
+
+    def feeds(self, push: Push, server: int) -> dict[tf.Tensor, np.ndarray]:
+        """Returns the values of a server's placeholders."""
+        program = self._server_programs[server]
+        feeds = dict(zip(program.packs, push.packs[server], strict=True))
+        for placeholders, parts in zip(program.sparse, push.sparse[server], strict=True):
+            feeds.update(zip(placeholders, parts, strict=True))
+        feeds.update(zip(program.wholes, push.wholes, strict=False))
+        for number, place in program.local_values.items():
+            feeds[place] = push.wholes[len(program.wholes) + number]
+        feeds.update(zip(program.counts, push.counts, strict=True))
+        feeds[program.steps] = np.int64(push.steps)
+        return feeds
+
+    # What servers do.
+
+    def push(self, push: Push, server: Server) -> None:
+        """Applies the updates on a server."""
+        server.run(self._server_programs[server.number].push, self.feeds(push, server.number))
+
+    def push_and_pull(self, push: Push, server: Server) -> list[np.ndarray]:
+        """Applies the updates on a server and returns the new values, a vector for each dtype."""
+        return server.run(
+            self._server_programs[server.number].push_and_pull, self.feeds(push, server.number)
+        )
+
+    def pull(self, server: Server) -> list[np.ndarray]:
+        """Returns the present values on a server, a vector for each dtype."""
+        return server.run(self._server_programs[server.number].pull)
+
+    # What comes back.
+
+    @property
+    def dtypes(self) -> list[tf.DType]:
+        """The dtypes of what all servers return, one after the other."""
+        return [*self._pulled_dtypes, tf.int64] * len(self._servers)
+
+    def unpacked(self, vectors: Sequence[tf.Tensor]) -> list[tuple[SharedVariable, tf.Tensor]]:
+        """Returns the new value of each variable and counter."""
+        each = len(self._pulled_dtypes) + 1
+        found: dict[tuple[str, int], tf.Tensor] = {}
+        for server in self._servers.servers:
+            mine = vectors[server.number * each : (server.number + 1) * each]
+            for dtype, vector in zip(self._pulled_dtypes, mine, strict=False):
+                slices = self._slices_on(server, dtype)
+                sizes = [math.prod(remote.shape_of(number)) for remote, number in slices]
+                vector = tf.ensure_shape(vector, [sum(sizes)])
+                if not sizes:  # this server has none of them
+                    continue
+                for (remote, number), part in zip(slices, tf.split(vector, sizes), strict=True):
+                    found[remote.name, number] = tf.reshape(part, remote.shape_of(number))
+        values = []
+        for variable in self.variables:
+            remote = variable.remote
+            parts = [found[remote.name, number] for number in range(len(remote.slices))]
+            values.append((variable, tf.concat(parts, 0) if len(parts) > 1 else parts[0]))
+        counts = tf.ensure_shape(vectors[each - 1], [len(self._counters)])
+        for number, counter in enumerate(self._counters):
+            values.append((counter, tf.cast(counts[number], counter.dtype)))
+        return values
+
+    # How it is made.
+
+    def _wire_dtype(self, dtype: tf.DType) -> tf.DType:
+        return self._wire if dtype == tf.float32 else dtype
+
+    def _segments(
+        self, updates: Sequence[VariableUpdate], server: Server, kind: str
+    ) -> Iterator[tuple[VariableUpdate, int, int]]:
+        """Yields the update, argument and slice of each piece for a server, in order."""
+        for update in updates:
+            for number in update.variable.remote.slices_on(server.number):
+                for leaf, value in enumerate(update.leaves):
+                    if update.transfer(value) == kind:
+                        yield update, leaf, number
+
+    def _row_updates(self, updates: Sequence[VariableUpdate]) -> Iterator[RowUpdate]:
+        return (update for update in updates if isinstance(update, RowUpdate))
+
+    def _slices_on(self, server: Server, dtype: tf.DType) -> list[tuple[RemoteVariable, int]]:
+        remotes = [v.remote for v in self.variables if v.dtype == dtype]
+        return [
+            (remote, number) for remote in remotes for number in remote.slices_on(server.number)
+        ]
+
+    def _build(self, server: Server) -> _ServerProgram:
+        placeholder = tf.compat.v1.placeholder
+        with server.building():
+            program = _ServerProgram(
+                [placeholder(self._wire_dtype(dtype), [None]) for dtype in self._dtypes],
+                [
+                    (
+                        placeholder(u.leaves[leaf].dtype, [None, *u.variable.remote.shape[1:]]),
+                        placeholder(tf.int64, [None]),
+                    )
+                    for u, leaf, _ in self._segments(self._updates, server, "sparse")
+                ]
+                + [pair for u in self._row_updates(self._updates) for pair in u.placeholders()],
+                [
+                    placeholder(leaf.dtype, leaf.shape)
+                    for u in self._updates
+                    for leaf in u.leaves
+                    if u.transfer(leaf) == "whole"
+                ],
+                [placeholder(tf.int64, []) for _ in self._counters],
+                placeholder(tf.int64, []),
+                None,
+                [],
+                [],
+            )
+
+        def body() -> list[tf.Tensor]:
+            self._apply(server, program)
+            return self._read(server)
+
+        program.push, program.push_and_pull = server.locked(body)
+        _, program.pull = server.locked(lambda: self._read(server))
+        return program
+
+    def _apply(self, server: Server, program: _ServerProgram) -> None:
+        sizes: dict[tf.DType, list[int]] = {dtype: [] for dtype in self._dtypes}
+        for u, leaf, number in self._segments(self._updates, server, "rows"):
+            sizes[u.leaves[leaf].dtype].append(math.prod(u.variable.remote.shape_of(number)))
+        pieces = {}
+        for dtype, vector in zip(self._dtypes, program.packs, strict=True):
+            vector = tf.ensure_shape(tf.cast(vector, dtype), [sum(sizes[dtype])])
+            pieces[dtype] = iter(tf.split(vector, sizes[dtype]) if sizes[dtype] else [])
+        sparse = iter(program.sparse)
+        in_view = sum(update.arguments for update in self._row_updates(self._updates))
+        of_rows = iter(program.sparse[len(program.sparse) - in_view :])
+        wholes = iter(program.wholes)
+        for update in self._updates:
+            remote = update.variable.remote
+            whole = {
+                leaf: next(wholes)
+                for leaf, value in enumerate(update.leaves)
+                if update.transfer(value) == "whole"
+            }
+            if isinstance(update, RowUpdate):
+                view = ServerView(
+                    server, remote, 0, lambda v: self._local_placeholder(v, server, program)
+                )
+                update.apply(view, [next(of_rows) for _ in range(update.arguments)], whole)
+            for number in remote.slices_on(server.number):
+                leaves = []
+                for leaf, value in enumerate(update.leaves):
+                    kind = update.transfer(value)
+                    if kind == "rows":
+                        value = tf.reshape(next(pieces[value.dtype]), remote.shape_of(number))
+                    elif kind == "sparse":
+                        value = tf.IndexedSlices(
+                            *next(sparse), tf.constant(remote.shape_of(number), tf.int64)
+                        )
+                    elif kind == "whole":
+                        value = whole[leaf]
+                    leaves.append(value)
+                args, kwargs = tf.nest.pack_sequence_as(update.args, leaves)
+                view = ServerView(
+                    server, remote, number, lambda v: self._local_placeholder(v, server, program)
+                )
+                with active_view.activate(view):
+                    update.fn(remote.parts[number], *args, **kwargs)
+        for counter, count in zip(self._counters, program.counts, strict=True):
+            part = counter.remote.parts[server.number]
+            part.assign_add(tf.cast(count, part.dtype), read_value=False)
+        seen = self._pushes.parts[server.number]
+        steps = tf.one_hot(self._servers.rank, self._servers.size, program.steps, dtype=tf.int64)
+        seen.assign_add(steps, read_value=False)
+
+    def _local_placeholder(
+        self, variable: Any, server: Server, program: _ServerProgram
+    ) -> tf.Tensor:
+        """Returns the placeholder of one of the worker's own variables."""
+        known = [id(one) for one in self._locals]
+        if id(variable) not in known:
+            self._locals.append(variable)
+            known.append(id(variable))
+        number = known.index(id(variable))
+        if number not in program.local_values:
+            with server.building():
+                program.local_values[number] = tf.compat.v1.placeholder(
+                    variable.dtype, variable.shape
+                )
+        return program.local_values[number]
+
+    def _read(self, server: Server) -> list[tf.Tensor]:
+        vectors = []
+        for dtype in self._pulled_dtypes:
+            parts = [
+                tf.reshape(remote.parts[number].read_value(), [-1])
+                for remote, number in self._slices_on(server, dtype)
+            ]
+            vectors.append(tf.concat(parts, 0) if parts else tf.zeros([0], dtype))
+        counts = [
+            tf.cast(counter.remote.parts[server.number].read_value(), tf.int64)
+            for counter in self._counters
+        ]
+        return [*vectors, tf.stack(counts) if counts else tf.zeros([0], tf.int64)]
+
+
+def _rows_in_slice(
+    slices: tf.IndexedSlices, remote: RemoteVariable, number: int
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the values that belong to one slice, and their rows in it."""
+    part = remote.slices[number]
+    indices = tf.cast(slices.indices, tf.int64)
+    mine = (indices >= part.start) & (indices < part.stop)
+    return tf.boolean_mask(slices.values, mine), tf.boolean_mask(indices, mine) - part.start
+
+
+class NewValues:
+    """The new values, which become tensors of the graph that iterates over them."""
+
+    def __init__(self, program: StepProgram, vectors: Sequence[tf.Tensor]):
+        self._program = program
+        self._vectors = vectors
+
+    def __iter__(self) -> Iterator[tuple[SharedVariable, tf.Tensor]]:
+        return iter(self._program.unpacked(self._vectors))

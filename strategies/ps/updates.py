@@ -1,0 +1,94 @@
+"""Updates of variables on the servers, and checks that they can be made slice by slice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from strategies._keras import ELEMENTWISE, optimizer_of
+from strategies.ps.variables import SharedVariable
+from strategies.variables.elementwise import is_elementwise
+
+# Its update reads what it writes for all variables together.
+_NOT_PER_VARIABLE = "Nadam"
+_SUPPORTED = [name for name in ELEMENTWISE if name != _NOT_PER_VARIABLE]
+
+
+@dataclass(eq=False)
+class VariableUpdate:
+    """One call of a function that updates a variable.
+
+    Attributes:
+      variable: the variable.
+      fn: takes what stands for the variable on a server, and the arguments.
+      args: of `fn`, and keyword arguments: tensors, `tf.IndexedSlices`, variables, or what is no
+        tensor.
+    """
+
+    variable: SharedVariable
+    fn: Callable[..., Any]
+    args: Any
+
+    def __post_init__(self) -> None:
+        self.leaves = [_as_tensor(leaf) for leaf in tf.nest.flatten(self.args)]
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Identifies the update: servers do the same for two updates of one key."""
+        cells = tuple(id(cell.cell_contents) for cell in self.fn.__closure__ or ())
+        code = getattr(self.fn, "__code__", self.fn)
+        leaves = tuple((self.transfer(leaf), _spec(leaf)) for leaf in self.leaves)
+        return self.variable.remote.name, code, cells, self.fn.__defaults__, leaves
+
+    def transfer(self, leaf: Any) -> str:
+        """Returns how an argument is sent: "rows", "sparse", "whole" or, not at all, "fixed"."""
+        if isinstance(leaf, tf.IndexedSlices):
+            return "sparse"
+        if not isinstance(leaf, tf.Tensor):
+            return "fixed"
+        remote = self.variable.remote
+        return "rows" if remote.shape and leaf.shape == remote.shape else "whole"
+
+
+def _as_tensor(leaf: Any) -> Any:
+    """Converts variables and NumPy arrays to tensors; leaves everything else as it is."""
+    if isinstance(leaf, tf.IndexedSlices) or leaf is None or isinstance(leaf, (str, bool)):
+        return leaf
+    if isinstance(leaf, (int, float)):
+        return leaf
+    return tf.convert_to_tensor(leaf)
+
+
+def _spec(leaf: Any) -> Any:
+    if isinstance(leaf, tf.IndexedSlices):
+        return leaf.values.dtype
+    return (leaf.dtype, tuple(leaf.shape)) if isinstance(leaf, tf.Tensor) else leaf
+
+
+def check_applicable(updates: Sequence[VariableUpdate]) -> None:
+    """Checks that updates can be made slice by slice.
+
+    Raises:
+      ValueError: if not.
+    """
+    for update in updates:
+        optimizer = optimizer_of(update.fn)
+        if optimizer is None:
+            continue
+        name = type(optimizer).__name__
+        if any(cls.__name__ == _NOT_PER_VARIABLE for cls in type(optimizer).__mro__):
+            raise ValueError(
+                "Parameter servers update each variable for itself. Received: "
+                f"{name}, which keeps a product for all of them. Take Adam, or mode='geo', "
+                "where workers have optimizers of their own."
+            )
+        if len(update.variable.remote.slices) > 1 and not is_elementwise(optimizer):
+            raise ValueError(
+                "A variable that is cut over several servers has an optimizer that changes each "
+                f"element by itself, one of {', '.join(_SUPPORTED)}. Received: {name} for "
+                f"{update.variable.remote.path!r}. Keep variables whole with min_slice_size=None, "
+                "or say `elementwise = True` in the optimizer's class if it is so."
+            )

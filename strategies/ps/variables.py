@@ -1,0 +1,216 @@
+"""The variables of a worker: mirrored ones that are kept in step with the servers.
+
+A weight is an ordinary variable of the worker's, the copy that the model computes with; training
+updates the servers' variable, and the copy follows. An optimizer's state is on the servers only.
+During an update all of them answer as what that server holds: a *view*.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from strategies._tensorflow import VARIABLE_VALUE_KEY, MirroredVariable, ResourceVariable
+from strategies.ps.client import Server
+from strategies.ps.registry import RemoteVariable, VariableRegistry
+from strategies.variables.active_shard import ActiveShard
+
+
+class ServerView:
+    """What variables stand for while one slice of one variable is updated on its server.
+
+    Args:
+      server: where it is.
+      remote: the variable.
+      number: of the slice.
+      local: gives a placeholder for a variable that no server has.
+    """
+
+    def __init__(
+        self,
+        server: Server,
+        remote: RemoteVariable,
+        number: int,
+        local: Callable[[Any], tf.Tensor],
+    ):
+        self.server = server
+        self._remote = remote
+        self._number = number
+        self.local = local
+
+    def part(self, remote: RemoteVariable) -> ResourceVariable:
+        """Returns the part of a variable that is in view.
+
+        Raises:
+          ValueError: if the update may not touch it.
+        """
+        if remote.is_counter:
+            return remote.parts[self.server.number]
+        if remote.slices == self._remote.slices:
+            return remote.parts[self._number]
+        raise ValueError(
+            "A change on a parameter server reads and writes one variable, and what was made "
+            f"beside it. Received: a change of {self._remote.path!r} that uses {remote.path!r}. "
+            "Take an optimizer that treats each variable for itself, such as Adam."
+        )
+
+
+# While a thread updates a slice on its server, its variables are what that server holds.
+active_view: ActiveShard[ServerView] = ActiveShard()
+
+
+def current_server() -> int | None:
+    """Returns the number of the server that is updated; None outside of updates."""
+    view = active_view.current
+    return None if view is None else view.server.number
+
+
+class LocalVariable(MirroredVariable):
+    """A variable of the worker's own, such as a learning rate; servers are sent its value."""
+
+    def _get(self) -> Any:
+        view = active_view.current
+        return super()._get() if view is None else view.local(self)
+
+    def value(self) -> Any:
+        """Returns the value."""
+        view = active_view.current
+        return super().value() if view is None else view.local(self)
+
+
+class _RemoteMirroredVariable(MirroredVariable):
+    """A variable on the servers.
+
+    Attributes:
+      remote: the variable there.
+    """
+
+    remote: RemoteVariable
+
+    def _get(self) -> Any:
+        view = active_view.current
+        return self._read_outside() if view is None else view.part(self.remote)
+
+    def _get_on_device_or_primary(self) -> Any:
+        view = active_view.current
+        return self._read_outside_on_device() if view is None else view.part(self.remote)
+
+    @property
+    def handle(self) -> Any:
+        """The resource."""
+        view = active_view.current
+        return super().handle if view is None else view.part(self.remote).handle
+
+    def _update(self, update_fn: Callable[..., Any], value: Any, **kwargs: Any) -> Any:
+        view = active_view.current
+        if view is None:
+            return self._update_outside(update_fn, value, kwargs)
+        return update_fn(view.part(self.remote), value, **kwargs)
+
+    def _read_outside(self) -> Any:
+        return super()._get()
+
+    def _read_outside_on_device(self) -> Any:
+        return super()._get_on_device_or_primary()
+
+    def _update_outside(
+        self, update_fn: Callable[..., Any], value: Any, kwargs: dict[str, Any]
+    ) -> Any:
+        return super()._update(update_fn, value, **kwargs)
+
+    def _serialize_to_tensors(self) -> dict[str, Any]:
+        return {VARIABLE_VALUE_KEY: tf.identity(self.read_value())}
+
+    def _restore_from_tensors(self, restored_tensors: dict[str, Any]) -> Any:
+        return self.assign(restored_tensors[VARIABLE_VALUE_KEY])
+
+
+class SharedVariable(_RemoteMirroredVariable):
+    """A weight or a counter: this worker's copy of what the servers hold."""
+
+    def _update_outside(
+        self, update_fn: Callable[..., Any], value: Any, kwargs: dict[str, Any]
+    ) -> Any:
+        return self.distribute_strategy.extended.assign_everywhere(self, update_fn, value, kwargs)
+
+    def update_copy(self, update_fn: Callable[..., Any], value: Any, **kwargs: Any) -> Any:
+        """Updates only the worker's copy."""
+        return MirroredVariable._update(self, update_fn, value, **kwargs)  # noqa: SLF001
+
+
+class CounterVariable(SharedVariable):
+    """An integer that all workers count up; no count is lost."""
+
+    def assign_add(
+        self, delta: Any, use_locking: bool = False, name: Any = None, read_value: bool = True
+    ) -> Any:
+        """Adds to it."""
+        extended = self.distribute_strategy.extended
+        if active_view.current is None and extended.is_stepping():
+            return extended.count_up(self, delta)
+        return super().assign_add(delta, use_locking, name, read_value)
+
+    def assign(
+        self, value: Any, use_locking: bool = False, name: Any = None, read_value: bool = True
+    ) -> Any:
+        """Assigns a value; in a step, adds the difference, as Keras 3's optimizers mean it."""
+        extended = self.distribute_strategy.extended
+        if active_view.current is None and extended.is_stepping():
+            return extended.count_up(self, tf.cast(value, self.dtype) - self.values[0].read_value())
+        return super().assign(value, use_locking, name, read_value)
+
+
+class SlotVariable(_RemoteMirroredVariable):
+    """A slot variable of an optimizer, which is on the servers only, beside its variable."""
+
+    registry: VariableRegistry
+
+    def _read_outside(self) -> tf.Tensor:
+        if not tf.executing_eagerly():
+            raise NotImplementedError(
+                "An optimizer's state is on the parameter servers, and read there while a "
+                f"variable changes. Received: {self.remote.path!r} read in a function. Leave out "
+                "what reads it between the steps (use_ema, gradient_accumulation_steps), or take "
+                "mode='geo', where workers have optimizers of their own."
+            )
+        return tf.constant(self.registry.read([self.remote])[0], self.remote.dtype)
+
+    def _read_outside_on_device(self) -> tf.Tensor:
+        return self._read_outside()
+
+    def value(self) -> Any:
+        """Returns the value."""
+        return tf.identity(self._get())
+
+    def _update_outside(
+        self, update_fn: Callable[..., Any], value: Any, kwargs: dict[str, Any]
+    ) -> Any:
+        kwargs.pop("read_value", None)
+        copy = ResourceVariable(self._read_outside(), trainable=False)
+        update_fn(copy, value, **kwargs)
+        self.registry.write(self.remote, copy.numpy())
+        return self
+
+    @property
+    def values(self) -> tuple[SlotVariable]:
+        """The components: this variable stands for those on the servers."""
+        return (self,)
+
+
+def add(variable: ResourceVariable, delta: tf.Tensor) -> None:
+    """Adds to a variable."""
+    variable.assign_add(delta, read_value=False)
+
+
+def local_copy(variable: SharedVariable) -> tf.Tensor:
+    """Returns the value of a worker's copy."""
+    return variable.values[0].read_value()
+
+
+def assign_copy(variable: SharedVariable, value: tf.Tensor) -> None:
+    """Assigns a value to a worker's copy, on all of its replicas."""
+    for copy in variable.values:
+        with tf.device(copy.device):
+            copy.assign(value, read_value=False)

@@ -1,0 +1,151 @@
+"""Gradients of rows (`tf.IndexedSlices`): the one place where they are summed.
+
+Rows that are named twice are summed, over the replicas of a worker and over the workers; gradients
+of small tables become dense before they are sent. Gradients that were summed already are marked.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from strategies.collectives import Collectives
+
+# By the identity of a gradient's indices, which what scales or clips it leaves as they are.
+_reduced_indices: weakref.WeakValueDictionary[int, tf.Tensor] = weakref.WeakValueDictionary()
+_rebuilders: dict[int, tuple[tf.Tensor, Callable[..., Any]]] = {}
+
+
+def as_tensors(slices: tf.IndexedSlices) -> tf.IndexedSlices:
+    """Converts a gradient of Python or NumPy values to one of tensors.
+
+    >>> as_tensors(tf.IndexedSlices(tf.ones([1, 2]), [3], (5, 2))).dense_shape.numpy().tolist()
+    [5, 2]
+    """
+    shape = slices.dense_shape
+    return tf.IndexedSlices(
+        tf.convert_to_tensor(slices.values),
+        tf.convert_to_tensor(slices.indices),
+        None if shape is None else tf.convert_to_tensor(shape),
+    )
+
+
+def concatenated(slices: Sequence[tf.IndexedSlices]) -> tf.IndexedSlices:
+    """Concatenates the gradients of several replicas; the result stands for their sum."""
+    if len(slices) == 1:
+        return slices[0]
+    values = tf.concat([one.values for one in slices], 0)
+    indices = tf.concat([one.indices for one in slices], 0)
+    return tf.IndexedSlices(values, indices, slices[0].dense_shape)
+
+
+def unique(slices: tf.IndexedSlices) -> tf.IndexedSlices:
+    """Sums the values of rows that are named twice; returns the gradient with each row once.
+
+    >>> rows = tf.IndexedSlices(tf.constant([[1.0], [2.0], [4.0]]), tf.constant([3, 1, 3]))
+    >>> unique(rows).values.numpy().tolist(), unique(rows).indices.numpy().tolist()
+    ([[5.0], [2.0]], [3, 1])
+    """
+    indices, _, (values,) = sum_by_index(slices.indices, slices.values)
+    return tf.IndexedSlices(values, indices, slices.dense_shape)
+
+
+def sum_by_index(
+    indices: tf.Tensor, *values: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor, list[tf.Tensor]]:
+    """Sums values that have the same index.
+
+    >>> distinct, positions, (sums,) = sum_by_index(tf.constant([3, 1, 3]), tf.constant([1, 2, 4]))
+    >>> distinct.numpy().tolist(), positions.numpy().tolist(), sums.numpy().tolist()
+    ([3, 1], [0, 1, 0], [5, 2])
+
+    Args:
+      indices: [n].
+      *values: tensors of a first dimension of n.
+
+    Returns:
+      The distinct indices in the order in which they come first, the position of each index among
+      them, and for each tensor the sums.
+    """
+    distinct, positions = tf.unique(indices)
+    count = tf.size(distinct)
+    return (
+        distinct,
+        positions,
+        [tf.math.unsorted_segment_sum(each, positions, count) for each in values],
+    )
+
+
+def all_gather(slices: tf.IndexedSlices, collectives: Collectives) -> tf.IndexedSlices:
+    """Concatenates the gradients of all workers, which all call it; it stands for their sum."""
+    values = collectives.all_gather(slices.values)
+    indices = collectives.all_gather(slices.indices)
+    return tf.IndexedSlices(values, indices, slices.dense_shape)
+
+
+def all_reduce(slices: tf.IndexedSlices, collectives: Collectives) -> tf.IndexedSlices:
+    """Sums the gradients of all workers, which all call it; returns each row once."""
+    return unique(all_gather(slices, collectives))
+
+
+def num_elements(slices: tf.IndexedSlices) -> float:
+    """Returns the number of elements of the table; infinity where it is not known statically."""
+    shape = None if slices.dense_shape is None else tf.get_static_value(slices.dense_shape)
+    return math.inf if shape is None else float(math.prod(shape.tolist()))
+
+
+def densified(slices: tf.IndexedSlices) -> list[tf.Tensor]:
+    """Returns the dense gradient of the table, and the number of times that each row is named."""
+    counts = tf.ones_like(slices.indices, slices.values.dtype)
+    rows = slices.dense_shape[0]
+    return [
+        tf.convert_to_tensor(slices),
+        tf.math.unsorted_segment_sum(counts, slices.indices, rows),
+    ]
+
+
+def touched_rows(table: tf.Tensor, counts: tf.Tensor, like: tf.IndexedSlices) -> tf.IndexedSlices:
+    """Returns the named rows of a sum of what `spread` returned: optimizers skip the others."""
+    indices = tf.cast(tf.where(counts > 0)[:, 0], like.indices.dtype)
+    return tf.IndexedSlices(tf.gather(table, indices), indices, like.dense_shape)
+
+
+def mark_reduced(
+    indices: tf.Tensor,
+    rows: tf.Tensor,
+    show: Callable[[tf.Tensor, tf.Tensor], tf.IndexedSlices],
+) -> None:
+    """Marks a gradient as summed over all workers: this worker alone has its rows.
+
+    Args:
+      indices: indices of the gradient.
+      rows: numbers of the rows, in the same order.
+      show: returns a marked gradient for values and rows, for the sum over this worker's replicas.
+    """
+    key = id(indices)
+    _reduced_indices[key] = indices
+    _rebuilders[key] = rows, show
+    weakref.finalize(indices, _rebuilders.pop, key, None)
+
+
+def is_marked_reduced(slices: object) -> bool:
+    """Returns whether `mark_reduced` marked a gradient."""
+    return (
+        isinstance(slices, tf.IndexedSlices)
+        and _reduced_indices.get(id(slices.indices)) is slices.indices
+    )
+
+
+def sum_replicas(column: Sequence[tf.IndexedSlices]) -> tf.IndexedSlices:
+    """Sums gradients that `mark_reduced` marked over the replicas of this worker; marks the sum."""
+    if len(column) == 1:
+        return column[0]
+    _, show = _rebuilders[id(column[0].indices)]
+    rows = tf.concat([_rebuilders[id(one.indices)][0] for one in column], 0)
+    values = tf.concat([one.values for one in column], 0)
+    total = unique(tf.IndexedSlices(values, rows))
+    return show(total.values, total.indices)

@@ -1,1 +1,0 @@
-"""The parameter-server plane: variables that live on servers, and how workers change them."""

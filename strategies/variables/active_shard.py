@@ -1,0 +1,40 @@
+"""The shard of a variable that an update is running on."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Generic, TypeVar
+
+_Shard = TypeVar("_Shard")
+
+
+class ActiveShard(Generic[_Shard]):
+    """The active shard of each thread: that of the innermost `activate` block.
+
+    >>> active = ActiveShard()
+    >>> with active.activate("rows 0-9"):
+    ...     active.current
+    'rows 0-9'
+    >>> active.current is None
+    True
+    """
+
+    def __init__(self) -> None:
+        self._local = threading.local()
+
+    @property
+    def current(self) -> _Shard | None:
+        """The active shard; None outside of all blocks."""
+        return getattr(self._local, "shard", None)
+
+    @contextlib.contextmanager
+    def activate(self, shard: _Shard) -> Iterator[None]:
+        """Makes a shard the active one of this thread, in the block."""
+        before = self.current
+        self._local.shard = shard
+        try:
+            yield
+        finally:
+            self._local.shard = before

@@ -1,0 +1,54 @@
+"""Optimizers that update each element by itself, and so can update a part of a variable."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from strategies._keras import ELEMENTWISE, WHOLE_STATE_OPTIONS, is_legacy, is_of_keras
+
+
+def is_elementwise(optimizer: Any) -> bool:
+    """Returns whether an optimizer updates each element of a variable by itself.
+
+    Keras's are known by name. Your own says so by an attribute, `elementwise = True`.
+
+    >>> import keras
+    >>> is_elementwise(keras.optimizers.Adam()), is_elementwise(keras.optimizers.Lamb())
+    (True, False)
+    """
+    cls = type(optimizer)
+    said = getattr(cls, "elementwise", None)
+    if said is not None:
+        return bool(said)
+    return is_of_keras(cls) and cls.__name__ in ELEMENTWISE
+
+
+def check_trains_rows(optimizer: Any) -> None:
+    """Checks that an optimizer can train the touched rows of an embedding alone.
+
+    Raises:
+      ValueError: if it is not; it names the optimizer or its option.
+    """
+    name = type(optimizer).__name__
+    if is_legacy(optimizer):
+        raise ValueError(
+            "An embedding's rows are read and written by an optimizer's update_step. Received: "
+            f"tf_keras.optimizers.legacy.{name}, which writes to a variable's memory. Take "
+            f"tf_keras.optimizers.{name}."
+        )
+    if not is_elementwise(optimizer):
+        raise ValueError(
+            "An embedding is trained by optimizers that change each number by itself, for a step "
+            f"knows the rows that it touched alone. Received: {name}, which looks at whole "
+            f"variables, or is not known. Choose one of {', '.join(ELEMENTWISE)}; train the other "
+            "layers by another one (keras.optimizers.MultiOptimizer, or the layer's "
+            "optimizer=...); or say `elementwise = True` in the class of your own."
+        )
+    for option in WHOLE_STATE_OPTIONS:
+        if getattr(optimizer, option, None):
+            raise ValueError(
+                "An embedding's rows are updated when they are touched, by optimizers whose state "
+                f"is of these rows. Received: {name} with {option}="
+                f"{getattr(optimizer, option)!r}, which is of all rows in every step. Leave "
+                f"{option} out."
+            )

@@ -1,0 +1,179 @@
+"""Arrays that grow by rows, in host memory."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from strategies._tensorflow import ResourceVariable
+
+HOST = "/device:CPU:0"
+# The indices of TensorFlow's in-place operations are int32.
+_MAX_ROWS = 2**31 - 1
+# How many rows are copied at once when a table grows.
+_CHUNK = 65536
+
+
+def _capacities(row_bytes: int, expected: int | None) -> list[int]:
+    """Returns the capacities in rows that an array grows by, before they double.
+
+    TensorFlow does not give freed memory back, so an array that grows by copies leaves its
+    smaller ones behind. What is reserved and not written to takes none, where Linux allows it:
+    an array that is not small reserves what is expected of it, or a part of the machine's memory.
+    TensorFlow reserves no more than there is, so it is a small part.
+
+    Args:
+      row_bytes: bytes of one row.
+      expected: expected number of rows; None if unknown.
+    """
+    rule = Path("/proc/sys/vm/overcommit_memory")
+    if rule.exists() and rule.read_text().strip() == "2":
+        return [(1 << 16) // row_bytes]
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    capacities = [size // row_bytes for size in (1 << 16, 1 << 20, 1 << 24)]
+    if expected is None:
+        return [*capacities, max(memory // 24, 1 << 25) // row_bytes]
+    if expected * row_bytes <= memory // 8:
+        return [*(rows for rows in capacities if rows < expected), expected]
+    # Twice as much each time, and in the end no more than that.
+    large = memory // 8 // row_bytes
+    while large < expected:
+        capacities.append(large)
+        large *= 2
+    return [*capacities, expected]
+
+
+class GrowableArray:
+    """An array in host memory that grows by rows; memory that no row was written to is not used.
+
+    Args:
+      shape: shape of one row.
+      dtype: dtype of its elements.
+      fill: the row that new ones are set to; None leaves that to who writes them.
+      expected: expected number of rows; None if unknown.
+    """
+
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        dtype: tf.DType,
+        fill: Any = None,
+        expected: int | None = None,
+    ):
+        self.shape = shape
+        self.dtype = tf.as_dtype(dtype)
+        self._capacities = _capacities(self.dtype.size * max(math.prod(shape), 1), expected)
+        self.fill = None if fill is None else np.broadcast_to(fill, shape)
+        with tf.init_scope(), tf.device(HOST):
+            self._array = ResourceVariable(
+                tf.zeros([0, *shape], self.dtype), trainable=False, shape=[None, *shape]
+            )
+            self._length = ResourceVariable(tf.constant(0, tf.int64), trainable=False)
+        # Many functions of a graph ask for it, and it is long.
+        self._resize_in_graph = tf.function(self._resize, autograph=False)
+
+    def resize(self, length: tf.Tensor) -> None:
+        """Grows to a number of rows unless there are as many."""
+        fill = None if self.fill is None else tf.constant(self.fill, self.dtype)
+        (self._resize if tf.executing_eagerly() else self._resize_in_graph)(length, fill)
+
+    def _resize(self, length: tf.Tensor, fill: tf.Tensor | None) -> None:
+        with tf.device(HOST):
+            there = self._length.read_value()
+            tf.cond(length > there, lambda: self._extend(length, fill), lambda: False)
+
+    def gather(self, rows: tf.Tensor) -> tf.Tensor:
+        """Returns rows by their numbers."""
+        with tf.device(HOST):
+            # Not `read_value`: Keras's `export` saves every variable that a function reads so.
+            array = tf.raw_ops.ReadVariableOp(resource=self._array.handle, dtype=self.dtype)
+            array = tf.ensure_shape(array, [None, *self.shape])
+            values = tf.gather(array, rows)
+            self._order_after([values], array)
+        return tf.ensure_shape(values, [*rows.shape, *self.shape])
+
+    def update(self, rows: tf.Tensor, values: tf.Tensor) -> None:
+        """Sets rows, each named once."""
+        self._write(tf.raw_ops.InplaceUpdate, rows, values)
+
+    def add(self, rows: tf.Tensor, values: tf.Tensor) -> None:
+        """Adds to rows; a row that is named twice gets both values."""
+        self._write(tf.raw_ops.InplaceAdd, rows, values)
+
+    def _write(self, operation: Callable[..., Any], rows: tf.Tensor, values: tf.Tensor) -> None:
+        with tf.device(HOST):
+            array = self._array.read_value()
+            values = tf.cast(values, self.dtype)
+            updated = operation(x=array, i=tf.cast(rows, tf.int32), v=values)
+            self._order_after([], updated)
+
+    def _order_after(self, done: list[tf.Tensor], array: tf.Tensor) -> None:
+        """Makes all later uses of the array wait for operations on it.
+
+        TensorFlow's own operations on a variable's rows make it one that copies what is assigned
+        to it, so that growing would write to all of its capacity. The operations here
+        work on the value where it is; to assign the same value again puts them in order.
+        """
+        with tf.control_dependencies(done):
+            self._array.assign(array, read_value=False)
+
+    def reset(self, rows: tf.Tensor) -> None:
+        """Sets rows to the value of new ones, as far as there are such rows."""
+        there = tf.boolean_mask(rows, rows < self._length.read_value())
+        self.update(there, self._tiled(tf.constant(self.fill, self.dtype), tf.size(there)))
+
+    def clear(self) -> None:
+        """Removes all rows."""
+        self._array.assign(tf.zeros([0, *self.shape], self.dtype))
+        self._length.assign(0)
+
+    def _tiled(self, row: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
+        return tf.tile(row[tf.newaxis], [count, *[1] * len(self.shape)])
+
+    def _extend(self, length: tf.Tensor, fill: tf.Tensor | None) -> bool:
+        there = self._length.read_value()
+        capacity = tf.raw_ops.VariableShape(input=self._array.handle, out_type=tf.int64)[0]
+        tf.cond(length > capacity, lambda: self._reallocate(there, length, capacity), lambda: False)
+        if fill is not None:
+
+            def fill_chunk(start: tf.Tensor) -> tuple[tf.Tensor]:
+                stop = tf.minimum(start + _CHUNK, length)
+                count = tf.cast(stop - start, tf.int32)
+                self.update(tf.range(start, stop), self._tiled(fill, count))
+                return (stop,)
+
+            tf.while_loop(lambda start: start < length, fill_chunk, [there])
+        self._length.assign(length)
+        return True
+
+    def _reallocate(self, there: tf.Tensor, length: tf.Tensor, capacity: tf.Tensor) -> bool:
+        """Copies the rows into an array of a larger capacity, which takes no memory yet."""
+        capacity = tf.maximum(length, 2 * capacity)
+        for rows in reversed(self._capacities):
+            capacity = tf.where(length <= rows, tf.constant(rows, tf.int64), capacity)
+        capacity = tf.minimum(capacity, _MAX_ROWS)
+        message = f"An array has at most {_MAX_ROWS} rows. Use more workers. Received:"
+        tf.debugging.Assert(length <= capacity, [message, length])
+        shape = tf.stack([tf.cast(capacity, tf.int32), *self.shape])
+        old = self._array.read_value()
+        larger = tf.raw_ops.Empty(shape=shape, dtype=self.dtype, init=False)
+
+        def copy_chunk(start: tf.Tensor, larger: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            stop = tf.minimum(start + _CHUNK, there)
+            rows = tf.range(start, stop)
+            part = tf.gather(old, rows)
+            larger = tf.raw_ops.InplaceUpdate(x=larger, i=tf.cast(rows, tf.int32), v=part)
+            return stop, tf.ensure_shape(larger, [None, *self.shape])
+
+        larger = tf.ensure_shape(larger, [None, *self.shape])
+        _, larger = tf.while_loop(
+            lambda start, _: start < there, copy_chunk, [tf.constant(0, tf.int64), larger]
+        )
+        self._array.assign(larger)
+        return True

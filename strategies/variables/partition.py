@@ -1,0 +1,299 @@
+"""Partitioned variables: whole to their readers, one of their parts to an update.
+
+Optimizer state that is split over workers, and variables that are split over servers, have to
+look whole to Keras, which builds, saves and restores them by the shape of the model's variable.
+Stock optimizers that treat each element by itself run as well on a part as on the whole. So a
+variable answers as one of its parts while that part is in view, and as the whole otherwise.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from strategies._tensorflow import VARIABLE_VALUE_KEY, unique_id
+from strategies.partitioning import part_bounds
+from strategies.variables.active_shard import ActiveShard
+
+
+@dataclass(frozen=True)
+class PartitionSpec:
+    """An even partition of tensors of one shape: by whole rows, or by elements if rows are few.
+
+    The first parts have one row or element more than the last ones where it does not come out
+    even.
+
+    >>> PartitionSpec((5, 3), 2).sizes, PartitionSpec((5, 3), 2).shape_of(1)
+    ((3, 2), (2, 3))
+    >>> PartitionSpec((3, 2, 2), 4).sizes, PartitionSpec((3, 2, 2), 4).shape_of(0)
+    ((3, 3, 3, 3), (3,))
+    >>> spec = PartitionSpec((5, 3), 2)
+    >>> spec.part(tf.reshape(tf.range(15), [5, 3]), 1).numpy().tolist()
+    [[9, 10, 11], [12, 13, 14]]
+
+    Attributes:
+      shape: of the tensors.
+      count: how many parts there are.
+    """
+
+    shape: tuple[int, ...]
+    count: int
+
+    @property
+    def by_rows(self) -> bool:
+        """Whether parts are whole rows, and so have the rank of the whole."""
+        return len(self.shape) > 0 and self.shape[0] >= self.count
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The parts' first dimensions."""
+        units = self.shape[0] if self.by_rows else math.prod(self.shape)
+        bounds = (part_bounds(units, number, self.count) for number in range(self.count))
+        return tuple(stop - start for start, stop in bounds)
+
+    def offset_of(self, number: int) -> int:
+        """Returns the index of the first row or element of a part."""
+        return sum(self.sizes[:number])
+
+    def shape_of(self, number: int) -> tuple[int, ...]:
+        """Returns a part's shape."""
+        return (self.sizes[number], *(self.shape[1:] if self.by_rows else ()))
+
+    def part(self, value: Any, number: int) -> Any:
+        """Returns one part of a tensor, or of a gradient of rows (`tf.IndexedSlices`)."""
+        begin, size = self.offset_of(number), self.sizes[number]
+        if isinstance(value, tf.IndexedSlices) and self.by_rows:
+            indices = value.indices - tf.cast(begin, value.indices.dtype)
+            sliced = (indices >= 0) & (indices < tf.cast(size, indices.dtype))
+            return tf.IndexedSlices(
+                tf.boolean_mask(value.values, sliced),
+                tf.boolean_mask(indices, sliced),
+                tf.constant(self.shape_of(number), indices.dtype),
+            )
+        value = tf.convert_to_tensor(value)
+        value = value if self.by_rows else tf.reshape(value, [-1])
+        return value[begin : begin + size]
+
+    def whole(self, joined: tf.Tensor) -> tf.Tensor:
+        """Returns the whole tensor, given its parts joined along the first axis."""
+        return tf.reshape(joined, self.shape)
+
+
+class Partition:
+    """The parts of one variable, and which of them is in view.
+
+    Args:
+      spec: how the variable is cut.
+      numbers: the parts that this process holds.
+      join: returns all parts joined along their first axis, given this process's.
+      written: returns which of `numbers` an assignment writes that is made with no part in view;
+        the others are written elsewhere.
+    """
+
+    def __init__(
+        self,
+        spec: PartitionSpec,
+        numbers: Sequence[int],
+        join: Callable[[list[tf.Tensor]], tf.Tensor],
+        written: Callable[[], Sequence[int]] | None = None,
+    ):
+        self.spec = spec
+        self.numbers = tuple(numbers)
+        self.join = join
+        self.written = written or (lambda: self.numbers)
+        self._active: ActiveShard[int] = ActiveShard()
+
+    @property
+    def in_view(self) -> int | None:
+        """The number of the part in view; None for the whole."""
+        return self._active.current
+
+    def viewing(self, number: int) -> AbstractContextManager[None]:
+        """Makes the variables of this partition answer as one of their parts, in the block."""
+        return self._active.activate(number)
+
+
+class _Readable(tf.Variable):
+    """Base class of variables that are made of other variables, through `value` and `assign`."""
+
+    def __init__(self, name: str, dtype: tf.DType):
+        self._given_name = name if ":" in name else f"{name}:0"
+        self._given_dtype = dtype
+
+    def value(self) -> tf.Tensor:
+        """Returns what is in view."""
+        raise NotImplementedError
+
+    def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
+        """Writes what is in view."""
+        raise NotImplementedError
+
+    def __tf_tensor__(self, dtype: tf.DType | None = None, name: str | None = None) -> tf.Tensor:
+        return tf.convert_to_tensor(self.value(), dtype, name=name)
+
+    def __array__(self, dtype: Any = None) -> Any:
+        return np.asarray(self.numpy(), dtype)
+
+    def read_value(self) -> tf.Tensor:
+        """Returns what is in view."""
+        return self.value()
+
+    def numpy(self) -> Any:
+        """Returns what is in view as an array."""
+        return self.value().numpy()
+
+    def assign_add(self, delta: Any, *args: Any, **kwargs: Any) -> Any:
+        """Adds to what is in view."""
+        return self.assign(self.value() + delta)
+
+    def assign_sub(self, delta: Any, *args: Any, **kwargs: Any) -> Any:
+        """Subtracts from what is in view."""
+        return self.assign(self.value() - delta)
+
+    def scatter_add(self, sparse_delta: tf.IndexedSlices, *args: Any, **kwargs: Any) -> Any:
+        """Adds rows to those in view."""
+        return self._scattered(tf.tensor_scatter_nd_add, sparse_delta)
+
+    def scatter_sub(self, sparse_delta: tf.IndexedSlices, *args: Any, **kwargs: Any) -> Any:
+        """Subtracts rows from those in view."""
+        return self._scattered(tf.tensor_scatter_nd_sub, sparse_delta)
+
+    def scatter_update(self, sparse_delta: tf.IndexedSlices, *args: Any, **kwargs: Any) -> Any:
+        """Writes rows of those in view."""
+        return self._scattered(tf.tensor_scatter_nd_update, sparse_delta)
+
+    def _scattered(self, operation: Callable[..., tf.Tensor], rows: tf.IndexedSlices) -> Any:
+        return self.assign(operation(self.value(), rows.indices[:, None], rows.values))
+
+    @property
+    def dtype(self) -> tf.DType:
+        """The elements' type."""
+        return self._given_dtype
+
+    @property
+    def name(self) -> str:
+        """The name of the variable that it stands for."""
+        return self._given_name
+
+    @property
+    def trainable(self) -> bool:
+        """False: no tape watches it."""
+        return False
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name!r} {tuple(self.shape)} {self.dtype.name}>"
+
+
+class PartitionedVariable(_Readable):
+    """A variable of which this process holds some parts, such as optimizer state.
+
+    Args:
+      parts: this process's, in the order of the split's numbers.
+      partition: how it is split.
+      name: as Keras asked for.
+    """
+
+    def __init__(self, parts: Sequence[tf.Variable], partition: Partition, name: str):
+        super().__init__(name, parts[0].dtype)
+        self._parts = dict(zip(partition.numbers, parts, strict=True))
+        self._partition = partition
+        self._unique_id = f"{unique_id(parts[0])}_split"
+        self._cached: tf.Tensor | None = None
+
+    @property
+    def parts(self) -> tuple[tf.Variable, ...]:
+        """This process's parts."""
+        return tuple(self._parts.values())
+
+    @property
+    def shape(self) -> tf.TensorShape:
+        """The shape of the part in view, or of the whole."""
+        number, spec = self._partition.in_view, self._partition.spec
+        return tf.TensorShape(spec.shape if number is None else spec.shape_of(number))
+
+    @property
+    def device(self) -> str:
+        """The device of this process's first part."""
+        return self.parts[0].device
+
+    def value(self) -> tf.Tensor:
+        """Returns the part in view, or the whole: then all workers have to read it."""
+        number, partition = self._partition.in_view, self._partition
+        if number is not None:
+            return self._parts[number].value()
+        if self._cached is not None:
+            return self._cached
+        return partition.spec.whole(partition.join([part.value() for part in self.parts]))
+
+    @contextlib.contextmanager
+    def cached_whole(self) -> Iterator[None]:
+        """Caches the whole, so that this process can read it in the block without the others."""
+        self._cached = self.value()
+        try:
+            yield
+        finally:
+            self._cached = None
+
+    def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
+        """Writes the part in view, or the parts that this process holds of the whole."""
+        value = tf.convert_to_tensor(value, self.dtype)
+        number, partition = self._partition.in_view, self._partition
+        if number is not None:
+            self._parts[number].assign(value)
+        else:
+            for written in partition.written():
+                self._parts[written].assign(partition.spec.part(value, written))
+        return self
+
+    def _serialize_to_tensors(self) -> dict[str, tf.Tensor]:
+        return {VARIABLE_VALUE_KEY: self.value()}
+
+    def _restore_from_tensors(self, restored_tensors: dict[str, tf.Tensor]) -> Any:
+        return self.assign(restored_tensors[VARIABLE_VALUE_KEY])
+
+
+class PartView(_Readable):
+    """One part of a whole variable during an update, which is written back afterwards.
+
+    Args:
+      variable: the whole, of one replica.
+      spec: how it is cut.
+      number: the part.
+      key: the `_unique_id` by which an optimizer knows the variable.
+    """
+
+    def __init__(self, variable: tf.Variable, spec: PartitionSpec, number: int, key: str):
+        super().__init__(variable.name, variable.dtype)
+        self._variable = variable
+        self._spec = spec
+        self._number = number
+        self._unique_id = key
+        self._written: tf.Tensor | None = None
+
+    @property
+    def shape(self) -> tf.TensorShape:
+        """The shape of the part."""
+        return tf.TensorShape(self._spec.shape_of(self._number))
+
+    @property
+    def device(self) -> str:
+        """The device of the whole."""
+        return self._variable.device
+
+    def value(self) -> tf.Tensor:
+        """Returns the part as the update has left it so far."""
+        if self._written is None:
+            return self._spec.part(self._variable.value(), self._number)
+        return self._written
+
+    def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
+        """Stores the value, until the whole is written from the parts of all workers."""
+        self._written = tf.convert_to_tensor(value, self.dtype)
+        return self

@@ -1,0 +1,123 @@
+"""TensorFlow's own collectives, in closed form: values of every type, in and out of functions."""
+
+import numpy as np
+import tensorflow as tf
+
+from strategies.collectives.tensorflow import TensorFlowCollectives
+from tests.support.assertions import raises
+from tests.support.checks import run_checks
+from tf_config import TFConfig
+
+TYPES = (
+    "bool int8 uint8 int16 uint16 int32 uint32 int64 uint64 "
+    "float16 bfloat16 float32 float64 complex64 complex128"
+).split()
+
+config = TFConfig.from_env()
+workers = TensorFlowCollectives.start(config.cluster, config.task, 60)
+rank, n = workers.rank, workers.size
+total = n * (n + 1) // 2  # the sum of rank + 1
+
+
+def check_they_start_once():
+    assert TensorFlowCollectives.start(config.cluster, config.task, 60) is workers
+
+
+def check_what_is_broadcast_keeps_its_type_and_bits():
+    for dtype in TYPES:
+        for shape in ([], [3], [0], [2, 0], [5, 3]):
+            values = tf.cast(tf.reshape(tf.range(int(np.prod(shape))) + rank, shape), dtype)
+            first = tf.cast(tf.reshape(tf.range(int(np.prod(shape))), shape), dtype)
+            found = workers.broadcast(values)
+            assert found.dtype == values.dtype and found.shape == values.shape
+            np.testing.assert_array_equal(found.numpy(), first.numpy())
+    special = tf.constant([float("nan"), float("inf"), -0.0])
+    assert workers.broadcast(special).numpy().tobytes() == special.numpy().tobytes()
+
+
+def check_what_is_gathered_keeps_its_type_with_rows_or_without():
+    for dtype in TYPES:
+        for extra in (0, 1):
+            mine = tf.cast(tf.fill([rank + extra, 3], rank), dtype)
+            found = workers.all_gather(mine)
+            assert found.dtype == mine.dtype
+            ranks = np.repeat(np.arange(n), np.arange(n) + extra)[:, np.newaxis]
+            expected = np.broadcast_to(ranks, [len(ranks), 3])
+            expected = expected != 0 if dtype == "bool" else expected
+            np.testing.assert_array_equal(found.numpy(), expected)
+    assert workers.all_gather(tf.zeros([rank + 1, 0])).shape == [total, 0]
+
+
+def check_strings_are_refused():
+    for call in (workers.all_gather, workers.broadcast):
+        with raises(ValueError, "Received: string."):
+            call(tf.constant(["text"]))
+
+
+def check_exchanges_of_one_size_come_one_after_the_other():
+    """Though nothing here waits for anything else."""
+
+    @tf.function
+    def inner(value):
+        workers.all_reduce([value * 7])
+        return workers.all_reduce([value])[0]
+
+    @tf.function(experimental_attributes={"_noinline": True})
+    def not_inlined(value):
+        return workers.all_reduce([value])[0]
+
+    @tf.function
+    def many(value, flag):
+        reduced = [workers.all_reduce([value * factor])[0] for factor in range(100)]
+        one = workers.all_reduce([value, tf.cast(value, tf.int64)])[0] if flag else -value
+        looped = tf.constant(0.0)
+        for step in tf.range(20):
+            looped += inner(value * tf.cast(step, tf.float32))[0]
+            looped += not_inlined(value)[0]
+            if step % 2 == 0:
+                looped += 0 * workers.all_gather(value[:rank])[0]
+        return reduced, one, looped
+
+    value = tf.fill([4], float(rank + 1))
+    for flag in (True, False, True):
+        reduced, one, looped = many(value, tf.constant(flag))
+        np.testing.assert_allclose([each[0] for each in reduced], total * np.arange(100))
+        np.testing.assert_allclose(one, [total if flag else -rank - 1] * 4)
+        np.testing.assert_allclose(looped, total * (190 + 20))
+
+
+def check_the_number_of_values_need_not_be_known_when_the_function_is_made():
+    @tf.function(input_signature=[tf.TensorSpec([None])])
+    def of_any_length(value):
+        return workers.all_reduce([value])[0], workers.all_gather(value)
+
+    for length in (0, 1, 5):
+        summed, gathered = of_any_length(tf.ones([length]))
+        assert summed.numpy().tolist() == [n] * length
+        assert gathered.shape == [n * length]
+
+
+def check_a_dataset_asks_the_others_while_the_step_before_is_still_exchanging():
+    apart = workers.new_stream()
+    steps = 10 + n - 1
+
+    def has_more(number):
+        return apart.all_reduce([tf.cast(number < 10 + rank, tf.int32)])[0] > 0
+
+    dataset = tf.data.Dataset.range(20).take_while(has_more)
+    assert [int(number) for number in dataset] == list(range(steps))
+
+    @tf.function
+    def epoch():
+        looped = tf.constant(0, tf.int64)
+        for number in dataset:
+            for _ in range(3):
+                looped += workers.all_reduce([number])[0]
+        return looped
+
+    for _ in range(5):
+        assert int(epoch()) == 3 * n * sum(range(steps))
+
+
+if __name__ == "__main__":
+    run_checks(globals(), wait=lambda: workers.all_reduce([tf.constant(0)]))

@@ -1,0 +1,113 @@
+"""Training from many files: as many steps on all workers, and the same weights.
+
+reading.py keras|tf_keras [replicas a worker]
+
+All workers see the directory in which it is run, and it is empty.
+"""
+
+import importlib
+import sys
+
+import numpy as np
+import tensorflow as tf
+
+import strategies
+from strategies.collectives.workers import collectives_of
+from tests.support.checks import run_checks
+
+keras = importlib.import_module(sys.argv[1])
+replicas = int(sys.argv[2]) if len(sys.argv) > 2 else 1
+strategy = strategies.from_tf_config(num_replicas=replicas)
+workers = strategy.num_replicas_in_sync // replicas
+rank = strategy.extended._get_replica_id_in_sync_group(0) // replicas
+
+# File i has i + 1 rows, so the workers' parts are uneven.
+COUNTS = range(1, 7)
+if rank == 0:
+    row = 0
+    for number, count in enumerate(COUNTS):
+        with open(f"{number}.csv", "w") as file:
+            for _ in range(count):
+                file.write(f"{row},{row % 5},{row % 2}\n")
+                row += 1
+strategies.barrier(strategy)
+per_worker = [sum(list(COUNTS)[r::workers]) for r in range(workers)]
+per_step = [-(-count // 4) for count in per_worker]
+every = list(range(sum(COUNTS)))
+
+
+def rows(file):
+    def parse(line):
+        numbers = tf.stack(tf.io.decode_csv(line, [0.0] * 3))
+        return numbers, numbers[2:]
+
+    return tf.data.TextLineDataset(file).map(parse)
+
+
+def read(uneven, **options):
+    return strategies.read_files(
+        "*.csv", strategy, 4 * workers, reader=rows, uneven=uneven, seed=3, **options
+    )
+
+
+def seen(dataset):
+    """Returns the numbers of the rows of an epoch, on all workers, and the steps."""
+    found, steps = [], 0
+    for x, _ in strategy.experimental_distribute_dataset(dataset):
+        mine = tf.concat([part[:, 0] for part in strategy.experimental_local_results(x)], 0)
+        found += collectives_of(strategy).all_gather(mine).numpy().tolist()
+        steps += 1
+    return sorted(map(int, found)), steps
+
+
+def check_every_row_comes_once_where_some_steps_are_empty():
+    assert seen(read("empty")) == (every, max(per_step))
+
+
+def check_so_it_does_where_rows_are_sharded():
+    assert seen(read("empty", shard="rows"))[0] == every
+
+
+def check_rows_are_cut_to_the_fewest_steps():
+    found, steps = seen(read("cut"))
+    assert steps == min(per_step)
+    assert len(found) == len(set(found)) == sum(min(count, 4 * steps) for count in per_worker)
+
+
+def check_rows_come_again_to_the_most_steps():
+    found, steps = seen(read("resample"))
+    assert steps == max(per_step)
+    assert len(found) == 4 * workers * steps and sorted(set(found)) == every
+
+
+def trains(uneven, steps):
+    with strategy.scope():
+        model = keras.Sequential(
+            [
+                keras.layers.InputLayer([3]),
+                keras.layers.BatchNormalization(),
+                keras.layers.Dense(1, "sigmoid"),
+            ]
+        )
+        model.compile("adam", "binary_crossentropy")
+    history = model.fit(read(uneven), epochs=3, verbose=0).history
+    assert len(history["loss"]) == 3 and np.isfinite(history["loss"]).all(), history
+    taken = int(model.optimizer.iterations.numpy())
+    assert taken == 3 * steps, (taken, 3 * steps)
+    strategies.verify_equal(strategy, model.variables)
+
+
+def check_training_where_some_steps_are_empty():
+    trains("empty", max(per_step))
+
+
+def check_training_cut_to_the_fewest_steps():
+    trains("cut", min(per_step))
+
+
+def check_training_to_the_most_steps():
+    trains("resample", max(per_step))
+
+
+if __name__ == "__main__":
+    run_checks(globals())

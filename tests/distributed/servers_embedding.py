@@ -1,0 +1,131 @@
+"""An embedding's rows on the servers, in closed form: no change is lost, whoever waits for whom.
+
+servers_embedding.py MODE STEPS [other options of ParameterServerStrategy as JSON]
+
+Each step of a worker takes 1 from the row of an id of its own, and 2 from a row of all workers.
+All workers see the directory in which it is run, and it is empty.
+"""
+
+import functools
+import json
+import os
+import sys
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import strategies
+from strategies.collectives.single_worker import single_worker_scope
+from tests.support.assertions import raises
+from tests.support.checks import run_checks
+from tests.support.embeddings import all_rows
+
+mode, steps = sys.argv[1], int(sys.argv[2])
+options = json.loads(sys.argv[3] if len(sys.argv) > 3 else "{}")
+strategy = strategies.from_tf_config(mode=mode, **options)
+rank, size = strategy.extended.workers.rank, strategy.extended.workers.size
+COMMON = -(2**63)
+MINE = [100 + worker for worker in range(size)]
+ids = np.array([COMMON, *MINE, 5])
+expected = np.array([-2 * steps * size, *[-steps] * size, 0])
+
+
+def made():
+    """Returns a layer, and a function that takes 1 from the row of each id."""
+    with strategy.scope():
+        layer = strategies.DistributedEmbedding(
+            3, embeddings_initializer="zeros", eviction=strategies.Eviction(count=steps + 1)
+        )
+        layer.build()
+        optimizer = keras.optimizers.SGD(1.0)
+        optimizer.build(layer.trainable_variables)
+    (variable,) = layer.trainable_variables
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.int64)])
+    def step(ids):
+        def replica(ids):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(layer(ids, training=True))
+            optimizer.apply_gradients([(tape.gradient(loss, variable), variable)])
+
+        strategy.run(replica, args=(ids,))
+
+    return layer, step
+
+
+def fitted():
+    layer, step = made()
+    for _ in range(steps):
+        step(tf.constant([COMMON, MINE[rank], COMMON], tf.int64))
+    strategies.barrier(strategy)
+    return layer
+
+
+@functools.cache
+def trained():
+    """Is `fitted`, once for the checks that read it alone."""
+    return fitted()
+
+
+def check_no_change_is_lost():
+    layer = trained()
+    np.testing.assert_array_equal(layer(ids).numpy(), np.tile(expected[:, np.newaxis], 3))
+    (counted,) = layer.statistics().values()
+    assert (counted["rows"], counted["new"]) == (size + 1, size + 1), counted
+    assert counted["lookups"] == 3 * steps * size, counted
+
+
+def check_each_row_is_in_one_workers_part():
+    assert all_rows(strategy, trained())[0].tolist() == [COMMON, *MINE]
+
+
+def check_what_is_saved_is_of_one_moment():
+    """And has the rows that are evicted after."""
+    layer = fitted()
+    layer.save_rows("rows")
+    assert layer.evict() == {layer.name: size}
+    np.testing.assert_array_equal(layer(np.array(MINE)).numpy(), 0.0)
+    with strategy.scope():
+        again = strategies.DistributedEmbedding(3, embeddings_initializer="zeros", name=layer.name)
+        again.build()
+    again.load_rows("rows")
+    np.testing.assert_array_equal(again(ids).numpy(), np.tile(expected[:, np.newaxis], 3))
+    assert len(os.listdir("rows")) == 2
+
+
+def check_one_worker_alone_changes_nothing_that_is_of_all_of_them():
+    layer = trained()
+    if size > 1:
+        message = "rows of parameter servers. Received: a callback"
+        with single_worker_scope(), raises(ValueError, message):
+            layer.statistics()
+
+
+def check_a_step_of_a_program_sees_the_steps_before_it():
+    if mode not in ("sync", "half_async"):
+        return
+    layer, step = made()
+    strategies.barrier(strategy)
+
+    @tf.function
+    def several(ids):
+        seen = tf.zeros([0])
+        for _ in range(4):
+            seen = tf.concat([seen, layer(ids)[:, 0]], 0)
+            step(ids)
+        return seen
+
+    seen = several(tf.constant([MINE[rank]], tf.int64)).numpy()
+    np.testing.assert_array_equal(seen, [0, -1, -2, -3])
+
+
+def check_what_servers_do_not_have_is_refused_when_a_layer_is_made():
+    for other in ({"optimizer": "sgd"}, {"input_dim": 5, "overflow": "share"}):
+        with raises(ValueError, "Leave them out, or start the job without --ps"):
+            with strategy.scope():
+                strategies.DistributedEmbedding(3, **other)
+
+
+if __name__ == "__main__":
+    run_checks(globals())

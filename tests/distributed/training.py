@@ -1,0 +1,202 @@
+"""What users do with a model: fit with validation data, evaluate, predict, uneven data.
+
+training.py keras|tf_keras [replicas a worker]
+"""
+
+import importlib
+import sys
+import tempfile
+
+import numpy as np
+import tensorflow as tf
+
+import strategies
+from tests.support.assertions import assert_all_equal, assert_same_everywhere, raises
+from tests.support.checks import run_checks
+
+keras = importlib.import_module(sys.argv[1])
+replicas = int(sys.argv[2]) if len(sys.argv) > 2 else 1
+strategy = strategies.from_tf_config(num_replicas=replicas)
+workers = strategy.num_replicas_in_sync // replicas
+rank = strategy.extended._get_replica_id_in_sync_group(0)
+random = np.random.default_rng(0)
+# 97 rows in batches of 16: with 3 workers the parts are uneven, and of the last batch's only
+# row two workers get none.
+x = random.normal(size=[97, 5]).astype("float32")
+y = (x.sum(axis=1, keepdims=True) > 0).astype("float32")
+dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(16)
+
+
+def plain_model():
+    return keras.Sequential(
+        [
+            keras.layers.InputLayer([5]),
+            keras.layers.Dense(8, "relu"),
+            keras.layers.Dense(1, "sigmoid"),
+        ]
+    )
+
+
+def regularized_model():
+    """Batch normalization takes the mean of no rows, where a replica has none."""
+    return keras.Sequential(
+        [
+            keras.layers.InputLayer([5]),
+            keras.layers.Dense(8),
+            keras.layers.BatchNormalization(momentum=0.5),
+            keras.layers.Activation("relu"),
+            keras.layers.Dropout(0.2),
+            keras.layers.Dense(1, "sigmoid"),
+        ]
+    )
+
+
+def compiled(make_optimizer=lambda: "sgd", **options):
+    with strategy.scope():
+        model = regularized_model()
+        options = {"metrics": ["accuracy"], **options}
+        model.compile(make_optimizer(), "binary_crossentropy", **options)
+    return model
+
+
+def check_evaluation_and_prediction_give_the_numbers_of_one_process():
+    one = plain_model()
+    with strategy.scope():
+        many = plain_model()
+    many.set_weights(one.get_weights())
+    metrics = lambda: ["accuracy", keras.metrics.AUC()]  # noqa: E731
+    one.compile("sgd", "binary_crossentropy", metrics=metrics())
+    with strategy.scope():
+        many.compile("sgd", "binary_crossentropy", metrics=metrics())
+    shared = [
+        np.asarray(strategy.gather(tf.constant(w)[tf.newaxis], axis=0)[0])
+        for w in one.get_weights()
+    ]
+    one.set_weights(shared)
+    many.set_weights(shared)
+    expected = one.evaluate(x, y, batch_size=16, verbose=0)
+    found = many.evaluate(x, y, batch_size=16, verbose=0)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    predicted = many.predict(x, batch_size=16, verbose=0)
+    np.testing.assert_allclose(predicted, one.predict(x, batch_size=16, verbose=0), rtol=1e-5)
+    np.testing.assert_allclose(many.evaluate(dataset, verbose=0), expected, rtol=1e-5)
+
+
+def check_initial_values_are_the_first_workers_whatever_the_seeds():
+    keras.utils.set_random_seed(rank)
+    model = compiled()
+    strategies.verify_equal(strategy, model.variables)
+    initial = model.get_weights()[0]
+    if workers > 1 and rank > 0:
+        keras.utils.set_random_seed(rank)
+        assert not np.array_equal(initial, keras.layers.Dense(8).kernel_initializer([5, 8]))
+
+
+def check_training_on_uneven_data_has_the_same_logs_everywhere_and_no_nan():
+    keras.utils.set_random_seed(rank)
+    model = compiled(lambda: keras.optimizers.Adam(0.02))
+    history = model.fit(
+        x, y, batch_size=16, epochs=5, shuffle=False, validation_data=(x, y), verbose=0
+    ).history
+    assert all(np.isfinite(values).all() for values in history.values()), history
+    assert history["val_accuracy"][-1] > 0.7, history
+    assert_same_everywhere(strategy, history)
+    strategies.verify_equal(strategy, model.variables)
+    assert all(np.isfinite(weight).all() for weight in model.get_weights())
+    assert_same_everywhere(strategy, model.evaluate(x, y, batch_size=16, verbose=0))
+    assert model.predict(x, batch_size=16, verbose=0).shape == (97, 1)
+
+
+def check_arrays_are_shuffled_anew_in_each_epoch_and_each_row_comes_once():
+    """One worker has Keras's own datasets, which repeat their order where a seed is set."""
+    numbers = np.arange(40, dtype="float32").reshape(40, 1)
+    seen: list = []
+
+    class Recorder(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.layer = keras.layers.Dense(1)
+
+        def call(self, inputs):
+            tf.numpy_function(lambda rows: seen.append(rows[:, 0].tolist()), [inputs], [])
+            return self.layer(inputs)
+
+    keras.utils.set_random_seed(7)
+    with strategy.scope():
+        recorder = Recorder()
+        recorder.build([None, 1])
+        recorder.compile("sgd", "mse", jit_compile=False)
+    epochs = []
+    for _ in range(2):
+        seen.clear()
+        recorder.fit(numbers, numbers, batch_size=8, epochs=3, shuffle=True, verbose=0)
+        rows = [row for batch in seen for row in batch]
+        everyone = strategy.gather(tf.constant([len(rows)]), axis=0).numpy()
+        assert everyone.sum() == 3 * 40, everyone
+        gathered = strategy.gather(tf.constant(rows), axis=0).numpy().tolist()
+        assert sorted(gathered) == sorted(numbers[:, 0].tolist() * 3)
+        each = len(rows) // 3
+        epochs += [tuple(rows[start : start + each]) for start in range(0, 3 * each, each)]
+        assert workers == 1 or len(set(epochs[-3:])) == 3, "an epoch is in the order of another"
+
+
+def check_several_steps_an_execution():
+    """A loop in the graph."""
+    model = compiled(steps_per_execution=3)
+    history = model.fit(x, y, batch_size=16, verbose=0, shuffle=False).history
+    assert_same_everywhere(strategy, history)
+    assert len(model.predict(x, batch_size=16, verbose=0)) == 97
+    strategies.verify_equal(strategy, model.variables)
+
+
+def check_eager_training():
+    model = compiled(metrics=None, run_eagerly=True)
+    model.fit(x[:40], y[:40], batch_size=16, verbose=0, shuffle=False)
+    strategies.verify_equal(strategy, model.variables)
+
+
+def check_a_dataset_that_was_distributed_before():
+    model = compiled()
+    distributed = strategy.experimental_distribute_dataset(dataset)
+    steps = 7 if keras.__name__ == "tf_keras" else None
+    history = model.fit(distributed, steps_per_epoch=steps, verbose=0).history
+    assert_same_everywhere(strategy, history)
+
+
+def check_a_generator_whose_length_nobody_knows():
+    def batches():
+        for start in range(0, 97, 16):
+            yield x[start : start + 16], y[start : start + 16]
+
+    model = compiled()
+    model.fit(batches(), verbose=0)
+    strategies.verify_equal(strategy, model.variables)
+
+
+def check_saved_weights_are_loaded():
+    model = compiled()
+    model.fit(x, y, batch_size=16, verbose=0)
+    weights = model.get_weights()
+    with tempfile.TemporaryDirectory() as directory:
+        # tf_keras cannot load its own HDF5 files into metrics under stock tf.distribute either.
+        path = f"{directory}/{rank}" + (".weights.h5" if keras.__name__ == "keras" else "")
+        model.save_weights(path)
+        model.set_weights([np.zeros_like(weight) for weight in weights])
+        model.load_weights(path)
+    assert_all_equal(model.get_weights(), weights)
+    strategies.verify_equal(strategy, model.variables)
+
+
+def check_xla_is_refused_and_nothing_hangs():
+    """It cannot compile what reduces over workers."""
+    if workers == 1:
+        return
+    with strategy.scope():
+        model = plain_model()
+        model.compile("sgd", "binary_crossentropy", jit_compile=True)
+    with raises(ValueError, "is not compiled by XLA. Received: jit_compile=True"):
+        model.fit(x, y, batch_size=16, verbose=0)
+
+
+if __name__ == "__main__":
+    run_checks(globals())

@@ -1,0 +1,132 @@
+"""Runs a part of the tests on other versions of TensorFlow and Python.
+
+    $ .venv/bin/python tools/versions.py [NAME ...]
+
+Each has an environment in build/versions, made once. Where a Python cannot be found, that is said,
+and the exit code is 1.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+HOME = ROOT / "build" / "versions"
+
+
+class Versions(NamedTuple):
+    """What an environment has."""
+
+    python: str
+    tensorflow: str
+
+
+# The versions at both ends, and those between them on one Python.
+ENVIRONMENTS = {
+    "tensorflow-2.18": Versions("3.11", "2.18"),
+    "tensorflow-2.19": Versions("3.11", "2.19"),
+    "tensorflow-2.20": Versions("3.11", "2.20"),
+    "python-3.10": Versions("3.10", "2.21"),
+    "python-3.12": Versions("3.12", "2.21"),
+    "python-3.13": Versions("3.13", "2.21"),
+}
+# One program of each kind on clusters: both communications, servers, the embedding; and what runs
+# in this process.
+SUBSET = (
+    ("tests/strategies/multi_worker_test.py", "parity and (keras-2 or no_horovod) or compression"),
+    ("tests/strategies/parameter_server_test.py", "momentum"),
+    ("tests/strategies/embedding_test.py", "life"),
+    ("tests/strategies/central_storage_test.py", ""),
+    ("tests/strategies/mirrored_test.py", ""),
+    ("tests/strategies/earlier_files_test.py", ""),
+    ("tests/strategies/input_test.py", ""),
+    ("tests/strategies/keras_test.py", ""),
+    ("tests/tf_config", "not doctor"),
+    ("strategies", ""),
+)
+
+
+def main(names: Sequence[str]) -> int:
+    """Runs the subset in the named environments, all by default; returns how many failed."""
+    unknown = [name for name in names if name not in ENVIRONMENTS]
+    if unknown:
+        print(f"One of {', '.join(ENVIRONMENTS)}. Received: {', '.join(unknown)}.")
+        return 2
+    outcomes = {}
+    for name in names or ENVIRONMENTS:
+        start = time.monotonic()
+        outcome = tested(name)
+        outcomes[name] = f"{outcome}, {(time.monotonic() - start) / 60:.0f} min"
+        print(f"{name}: {outcomes[name]}", flush=True)
+    print(*(f"{name}: {outcome}" for name, outcome in outcomes.items()), sep="\n")
+    return sum(not outcome.startswith("passed") for outcome in outcomes.values())
+
+
+def tested(name: str) -> str:
+    """Returns how the subset ended in an environment, in words."""
+    environment = HOME / name
+    if not (environment / ".ready").exists():
+        found = interpreter(ENVIRONMENTS[name].python)
+        if found is None:
+            return f"no Python {ENVIRONMENTS[name].python} here"
+        if not made(environment, found, ENVIRONMENTS[name].tensorflow):
+            return "could not be installed"
+    failed = [
+        " -k ".join(filter(None, part))
+        for part in SUBSET
+        if not run(
+            environment,
+            "-m",
+            "pytest",
+            "-q",
+            "--durations=0",
+            "--durations-min=60",
+            part[0],
+            *(["-k", part[1]] if part[1] else []),
+        )  # fmt: skip
+    ]
+    return f"failed: {', '.join(failed)}" if failed else "passed"
+
+
+def interpreter(version: str) -> str | None:
+    """Returns a Python of a version: on the PATH, or one of pyenv's."""
+    of_pyenv = sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python"))
+    return shutil.which(f"python{version}") or (str(of_pyenv[-1]) if of_pyenv else None)
+
+
+def made(environment: Path, python: str, tensorflow: str) -> bool:
+    """Makes an environment; returns whether that was possible."""
+    shutil.rmtree(environment, ignore_errors=True)
+    subprocess.run([python, "-m", "venv", str(environment)], check=True)
+    pip = ("-m", "pip", "install", "--quiet", "--disable-pip-version-check")
+    packages = [f"tensorflow=={tensorflow}.*", f"tf_keras=={tensorflow}.*"]
+    if not (
+        run(environment, *pip, "setuptools", "wheel")
+        and run(environment, *pip, "-e", ".[test,examples]", *packages)
+    ):
+        return False
+    wheel = subprocess.run(
+        [environment / "bin" / "python", ROOT / "tools" / "horovod_wheel.py"],
+        cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False,
+    )  # fmt: skip
+    if wheel.returncode or not run(environment, *pip, wheel.stdout.strip()):
+        return False
+    (environment / ".ready").touch()
+    return True
+
+
+def run(environment: Path, *arguments: str) -> bool:
+    """Runs the environment's Python in the root directory; returns whether it ended with 0."""
+    command = [str(environment / "bin" / "python"), *arguments]
+    print("$", *command, flush=True)
+    return subprocess.run(command, cwd=ROOT, check=False).returncode == 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
