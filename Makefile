@@ -34,7 +34,7 @@ demo: setup
 	$(BIN)/tf-config run --workers 2 examples/digits.py
 
 check: lint types
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not processes"
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not processes and not training"
 
 test: setup
 	$(BIN)/python -m pytest -n 2 --dist loadfile

@@ -20,7 +20,7 @@ hypothesis.settings.load_profile("any machine")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Marks what starts processes by the fixtures of this file."""
     for item in items:
-        if "job" in getattr(item, "fixturenames", ()):
+        if {"job", "slurm"} & {*getattr(item, "fixturenames", ())}:
             item.add_marker("processes")
 
 

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from sklearn.metrics import roc_auc_score
 
+pytestmark = pytest.mark.training
+
 BLOCKS = 10
 
 

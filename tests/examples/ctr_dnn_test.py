@@ -7,6 +7,8 @@ import pytest
 
 import strategies
 
+pytestmark = pytest.mark.training
+
 SMALL = ["--layers=64,32", "--table_rows=20001", "--batch_size=128"]
 BEST = 0.806  # criteo_data.py says so of these rows
 

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.training
+
 SERVERS = ("--workers", "2", "--ps", "1")
 SLOW = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]

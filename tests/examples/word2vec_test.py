@@ -5,6 +5,8 @@ import re
 import numpy as np
 import pytest
 
+pytestmark = pytest.mark.training
+
 
 @pytest.fixture
 def skip_gram(example):

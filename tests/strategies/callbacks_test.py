@@ -15,6 +15,8 @@ from strategies.collectives import workers
 from tests.support.check_jobs import checks_of
 from tests.support.fakes import FakeWorker
 
+pytestmark = pytest.mark.training
+
 KERAS = pytest.mark.parametrize("api", [keras, tf_keras])
 
 

@@ -10,6 +10,8 @@ import tensorflow as tf
 
 import strategies
 
+pytestmark = pytest.mark.training
+
 FILES = Path(__file__).resolve().parent.parent / "earlier_files"
 IDS = np.array([[5], [-7], [2**62], [5], [11], [-7]], np.int64)
 

@@ -11,6 +11,8 @@ import tf_keras
 import strategies
 from strategies.embedding.tf_keras_layer import DistributedEmbedding as TfKerasEmbedding
 
+pytestmark = pytest.mark.training
+
 EMBEDDINGS = {"keras": strategies.DistributedEmbedding, "tf_keras": TfKerasEmbedding}
 both = pytest.mark.parametrize("api", EMBEDDINGS)
 REFUSED = {

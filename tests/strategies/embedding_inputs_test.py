@@ -11,6 +11,8 @@ import strategies
 from strategies import Admission, DistributedEmbedding, Eviction, FeatureConfig, TableConfig
 from strategies.embedding.inputs import Bags
 
+pytestmark = pytest.mark.training
+
 ID = st.integers(-(2**63), 2**63 - 1)
 
 

@@ -10,6 +10,8 @@ from strategies.embedding.config import MAX_FREQUENCY
 from strategies.embedding.shard.row_metadata import RowMetadata
 from strategies.variables.growable_array import GrowableArray
 
+pytestmark = pytest.mark.training
+
 
 def capacity_of(rows):
     return int(tf.raw_ops.VariableShape(input=rows._array.handle)[0])

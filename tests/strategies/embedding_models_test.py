@@ -15,6 +15,8 @@ from strategies import Admission, DistributedEmbedding, FeatureConfig, TableConf
 from tests.support.check_jobs import checks_of
 from tests.support.embeddings import embedding_of
 
+pytestmark = pytest.mark.training
+
 APIS = ["keras", "tf_keras"]
 IDS = np.arange(1, 33).reshape([8, 4])
 LABELS = (np.arange(8) % 2).astype("float32")[:, None]

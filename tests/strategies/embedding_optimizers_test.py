@@ -11,6 +11,8 @@ import tf_keras
 import strategies
 from strategies.embedding.tf_keras_layer import DistributedEmbedding as TfKerasEmbedding
 
+pytestmark = pytest.mark.training
+
 APIS = {
     "keras": (keras, strategies.DistributedEmbedding),
     "tf_keras": (tf_keras, TfKerasEmbedding),

@@ -15,6 +15,8 @@ from strategies import DistributedEmbedding, FeatureConfig, TableConfig
 from strategies.embedding import tf_keras_layer
 from strategies.embedding.checkpoint import npy_stream, snapshot
 
+pytestmark = pytest.mark.training
+
 LOADED = """
 import sys
 import numpy as np

@@ -27,6 +27,8 @@ from strategies.embedding.checkpoint import npy_stream, snapshot
 from strategies.embedding.shard.hashing import shard_of
 from tests.support.worker_threads import on_workers
 
+pytestmark = pytest.mark.training
+
 ENDS = [-(2**63), -3, -2, -1, 0, 1, 2**63 - 2, 2**63 - 1]
 
 

@@ -11,6 +11,8 @@ from strategies.embedding.checkpoint import weight_tokens
 from strategies.embedding.tf_keras_layer import DistributedEmbedding as TfKerasEmbedding
 from tests.support.check_jobs import checks_of
 
+pytestmark = pytest.mark.training
+
 slow = pytest.mark.slow
 CHECKS = pytest.mark.parametrize("check", checks_of("embedding_weights.py"))
 APIS = pytest.mark.parametrize(

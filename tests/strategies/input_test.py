@@ -10,6 +10,8 @@ from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 from strategies.data.sharding import Epochs, equal_steps, shard_dataset
 from tests.support.fakes import with_steps
 
+pytestmark = pytest.mark.training
+
 
 def parts(dataset, size):
     """Returns each worker's batches."""

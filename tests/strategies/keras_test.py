@@ -8,6 +8,8 @@ import tensorflow as tf
 
 from strategies._keras import path_of, running_method
 
+pytestmark = pytest.mark.training
+
 
 @pytest.fixture(params=["keras", "tf_keras"])
 def keras(request):
