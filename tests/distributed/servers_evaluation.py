@@ -102,7 +102,9 @@ def check_so_is_validation_whenever_a_worker_comes_to_it():
     history = model.fit(x, y, batch_size=5, epochs=epochs, shuffle=False, verbose=0, **validation)
     assert len(history.history["val_loss"]) == epochs
     np.testing.assert_allclose(history.history["val_loss"], loss, rtol=1e-5)
-    assert np.allclose(history.history["loss"], loss, rtol=1e-5) == in_step, history.history
+    # A part of the rows may come near the loss of all of them by chance.
+    tolerance = 1e-5 if in_step else 1e-7
+    assert np.allclose(history.history["loss"], loss, rtol=tolerance, atol=0) == in_step, loss
 
 
 def check_a_loop_of_ones_own_takes_the_workers_part():
