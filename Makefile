@@ -34,13 +34,13 @@ demo: setup
 	$(BIN)/tf-config run --workers 2 examples/digits.py
 
 check: lint types
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow and not processes and not training"
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not processes and not training"
 
 test: setup
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-all: setup
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m ""
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m ""
 
 test-versions: setup
 	$(BIN)/python tools/versions.py

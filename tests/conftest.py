@@ -18,17 +18,8 @@ hypothesis.settings.load_profile("any machine")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks what starts processes by its fixtures, and what runs in one process of pytest-xdist.
-
-    That is the checks of one job, and the tests of a scheduler, which starts once for all of them.
-    """
+    """Marks what starts processes by the fixtures of this file."""
     for item in items:
-        parameters = getattr(getattr(item, "callspec", None), "params", {})
-        if "check" in parameters:
-            others = {**parameters, "check": parameters["check"].program}
-            item.add_marker(pytest.mark.xdist_group(f"{item.originalname} {others}"))
-        elif item.path.parent.name in ("schedulers", "conformance"):
-            item.add_marker(pytest.mark.xdist_group(str(item.path)))
         if {"job", "slurm"} & {*getattr(item, "fixturenames", ())}:
             item.add_marker("processes")
 
