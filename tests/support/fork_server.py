@@ -151,8 +151,12 @@ def _received(connection: socket.socket) -> tuple[dict, list[int]] | None:
 
 
 def _kill(pid: int, number: int) -> None:
+    """Sends a signal to a fork and all that it started."""
     with contextlib.suppress(ProcessLookupError):
-        os.killpg(pid, number)
+        try:
+            os.killpg(pid, number)
+        except ProcessLookupError:  # it has not come to lead its group yet
+            os.kill(pid, number)
 
 
 def _reap(connections: dict[int, socket.socket], selector: selectors.BaseSelector) -> None:
