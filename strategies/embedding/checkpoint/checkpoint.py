@@ -20,7 +20,7 @@ import numpy as np
 import tensorflow as tf
 
 from strategies.collectives import Collectives
-from strategies.embedding.checkpoint import snapshot
+from strategies.embedding.checkpoint import npy_stream, snapshot
 from strategies.embedding.checkpoint.npy_stream import NpyWriter, read_chunks
 from strategies.embedding.shard.shard import TableShard
 
@@ -133,7 +133,7 @@ def _load_table(
             for shard in shards:
                 snapshot.restore_rows(shard, name, chunk)
     extra = [
-        {key: np.load(file) for key, file in part.items() if snapshot.is_extra_array(key)}
+        {key: npy_stream.load(file) for key, file in part.items() if snapshot.is_extra_array(key)}
         for part in parts
     ]
     for shard in shards:

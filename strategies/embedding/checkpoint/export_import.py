@@ -18,6 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from strategies.collectives import Collectives
+from strategies.embedding.checkpoint import npy_stream
 from strategies.embedding.checkpoint.npy_stream import NpyWriter, read_chunks
 
 FORMATS = ("npy", "parquet")
@@ -123,7 +124,7 @@ class _NpyPart:
         self._files = {"keys": file, "values": values}
 
     def keys(self) -> np.ndarray:
-        return np.load(self._files["keys"])
+        return npy_stream.load(self._files["keys"])
 
     def chunks(self) -> Iterator[Arrays]:
         for chunk in read_chunks(self._files):

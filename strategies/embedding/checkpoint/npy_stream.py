@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO
+from typing import BinaryIO, Literal
 
 import numpy as np
 
 # Of all arrays together.
 _CHUNK_BYTES = 1 << 24
+
+# NumPy has Python parse the header. Seen in Python 3.11.7: where two threads parse at a time, one
+# may get "SystemError: AST constructor recursion depth mismatch".
+_PARSING = threading.Lock()
 
 
 class NpyWriter:
@@ -88,7 +93,7 @@ def read_chunks(files: Mapping[str, Path]) -> Iterator[dict[str, np.ndarray]]:
     Raises:
       ValueError: if the arrays are not of one length.
     """
-    arrays = {name: np.load(path, mmap_mode="r") for name, path in files.items()}
+    arrays = {name: load(path, "r") for name, path in files.items()}
     lengths = {path.name: len(arrays[name]) for name, path in files.items()}
     if len(set(lengths.values())) > 1:
         raise ValueError(
@@ -100,6 +105,11 @@ def read_chunks(files: Mapping[str, Path]) -> Iterator[dict[str, np.ndarray]]:
     del arrays  # what is read of a mapped file stays in memory as long as it is mapped
     for start in range(0, max(length, 1), step) if files else ():
         yield {
-            name: np.array(np.load(path, mmap_mode="r")[start : start + step])
-            for name, path in files.items()
+            name: np.array(load(path, "r")[start : start + step]) for name, path in files.items()
         }
+
+
+def load(path: str | Path, mmap_mode: Literal["r"] | None = None) -> np.ndarray:
+    """Returns the array of a .npy file, as `np.load` does; several threads may do so at once."""
+    with _PARSING:
+        return np.load(path, mmap_mode=mmap_mode)
