@@ -209,7 +209,9 @@ def metrics_of(model: Any) -> list[Any]:
 def tensorflow_variable(variable: Any) -> Any:
     """Returns the TensorFlow variable inside of Keras 3's, or of tf_keras's that casts."""
     for wrapper in ("_value", "_variable"):
-        inner = getattr(variable, wrapper, None)
+        # Not getattr: TensorFlow's variable of a metric has a property of the same name, which
+        # sums over all workers.
+        inner = vars(variable).get(wrapper) if hasattr(variable, "__dict__") else None
         variable = inner if isinstance(inner, tf.Variable) else variable
     return variable
 

@@ -54,10 +54,10 @@ class MultiWorkerMirroredStrategy(MirroredReduction, tf.distribute.MultiWorkerMi
       communication_options: `tf.distribute.experimental.CommunicationOptions`. Packs of
         `bytes_per_pack` are `bucket_bytes` of `options`; `implementation` and
         `timeout_seconds` are for TensorFlow's own collectives.
-      communication: what the workers exchange values through: "horovod", "tensorflow" for
-        TensorFlow's own collectives, which need nothing else, or "auto" for Horovod where it
-        can be imported, else TensorFlow's. None is what the environment variable
-        KERAS_STRATEGIES_COMMUNICATION says, or "auto".
+      communication: what the workers exchange values through: "shared_memory" for workers of
+        one Linux host without GPUs, "horovod", "tensorflow" for TensorFlow's own collectives,
+        which need nothing else, or "auto" for the first of these that all workers can use. None
+        is what the environment variable KERAS_STRATEGIES_COMMUNICATION says, or "auto".
       num_replicas: how many replicas each worker has; as many on all. None is one. Each takes
         a GPU of its own, or a logical CPU where there are no GPUs.
       options: how gradients are reduced, the same on all workers.

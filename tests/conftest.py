@@ -47,9 +47,10 @@ def forked(job: Job, fork_server: ForkServer) -> Job:
     return job
 
 
-@pytest.fixture(params=["horovod", "tensorflow"])
+@pytest.fixture(params=["shared_memory", "horovod", "tensorflow"])
 def communication(job: Job, request: pytest.FixtureRequest) -> str:
     """What the workers of the job communicate by."""
+    job.environ["KERAS_STRATEGIES_COMMUNICATION"] = request.param
     if request.param == "tensorflow":
         job.hide_horovod()
     return request.param

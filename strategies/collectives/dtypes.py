@@ -42,6 +42,19 @@ def accumulation_dtype(dtype: tf.DType) -> tf.DType:
         ) from None
 
 
+def check_is_numeric(dtype: tf.DType) -> None:
+    """Checks that values of a dtype can be exchanged.
+
+    Raises:
+      ValueError: if a value of it is not so many bytes.
+    """
+    if dtype in (tf.string, tf.variant, tf.resource):
+        raise ValueError(
+            f"Workers exchange numbers and booleans. Received: {dtype.name}. Strings travel as "
+            "numbers, for example as tf.io.decode_raw(..., tf.uint8) makes of them."
+        )
+
+
 def to_words(tensor: tf.Tensor) -> tf.Tensor:
     """Returns a tensor's bytes, padded with zeros, as a vector of int32.
 
@@ -51,13 +64,9 @@ def to_words(tensor: tf.Tensor) -> tf.Tensor:
     Raises:
       ValueError: if a value of the tensor's type is not so many bytes.
     """
+    check_is_numeric(tensor.dtype)
     if tensor.dtype == tf.bool:
         tensor = tf.cast(tensor, tf.uint8)
-    if tensor.dtype in (tf.string, tf.variant, tf.resource):
-        raise ValueError(
-            f"Workers exchange numbers and booleans. Received: {tensor.dtype.name}. Strings "
-            "travel as numbers, for example as tf.io.decode_raw(..., tf.uint8) makes of them."
-        )
     vector = tf.reshape(tensor, [-1])
     if tensor.dtype.size % _WORD_BYTES == 0:
         return tf.reshape(tf.bitcast(vector, tf.int32), [-1])

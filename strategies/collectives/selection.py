@@ -1,9 +1,9 @@
-"""Selection of the collectives of a job: Horovod, or TensorFlow's own."""
+"""Selection of the collectives of a job: shared memory, Horovod, or TensorFlow's own."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -12,11 +12,15 @@ from absl import logging
 from strategies._tensorflow import CommunicationOptions
 from strategies.collectives import Collectives, LocalCollectives
 from strategies.collectives.health.watchdog import watch, watch_seconds
+from strategies.collectives.shared_memory import SharedMemoryCollectives
 from tf_config import ClusterConfigError, TFConfig
 
 VARIABLE = "KERAS_STRATEGIES_COMMUNICATION"
-_CHOICES = ("auto", "horovod", "tensorflow")
+_CHOICES = ("auto", "shared_memory", "horovod", "tensorflow")
 _Implementation = tf.distribute.experimental.CommunicationImplementation
+
+# What each collectives of this process were replaced by; None where memory is not shared.
+_shared: dict[int, SharedMemoryCollectives | None] = {}
 
 
 def start(
@@ -53,12 +57,38 @@ def start(
             f"{', '.join(map(str, tasks))}. Name the workers between them too."
         )
     seconds = watch_seconds()
-    if communication == "auto":
-        communication, reason = _available()
-    else:
-        reason = "as asked for"
+    names = [str(task) for task in tasks]
+    may_share = communication in ("auto", "shared_memory")
+    is_wanted = may_share and "GPU" not in device and _leaves_open(options)
+    is_spare = is_wanted and len({config.cluster.addresses[task].host for task in tasks}) == 1
+    connected, reason = _connected(config, communication, options, timeout, device, is_spare)
+    shared = _share_memory(connected, names, is_wanted)
+    if shared is None and communication == "shared_memory":
+        raise ClusterConfigError(
+            "communication='shared_memory' is for workers of one Linux host on x86-64, of the "
+            "same user and in the same container, on CPUs, without communication_options for "
+            f"TensorFlow's collectives. Received: {', '.join(names)} on {device}, which do not "
+            "share memory. Leave the argument out to have what is possible chosen."
+        )
     if config.task == tasks[0]:
-        logging.info("%d workers communicate by %s: %s.", len(tasks), communication, reason)
+        if shared is not None:
+            reason = "shared memory: all of them are on this host"
+        logging.info("%d workers communicate by %s.", len(tasks), reason)
+    return watch(connected if shared is None else shared, config.cluster, config.task, seconds)
+
+
+def _connected(
+    config: TFConfig,
+    communication: str,
+    options: CommunicationOptions,
+    timeout: float,
+    device: str,
+    is_spare: bool,
+) -> tuple[Collectives, str]:
+    """Returns collectives over the network, and which ones they are, with the reason."""
+    reason = "as asked for"
+    if communication in ("auto", "shared_memory"):
+        communication, reason = _available()
     # Each is imported where it is taken, for the other may not be usable here.
     if communication == "tensorflow":
         from strategies.collectives.tensorflow import TensorFlowCollectives
@@ -66,12 +96,26 @@ def start(
         started: Collectives = TensorFlowCollectives.start(
             config.cluster, config.task, timeout, device, options
         )
-        return watch(started, config.cluster, config.task, seconds)
-    from strategies.collectives import horovod
+    else:
+        from strategies.collectives import horovod
 
-    _check_for_horovod(options, horovod.has_nccl())
-    started = horovod.HorovodCollectives.start(config.cluster, config.task, timeout)
-    return watch(started, config.cluster, config.task, seconds)
+        _check_for_horovod(options, horovod.has_nccl())
+        started = horovod.HorovodCollectives.start(config.cluster, config.task, timeout, is_spare)
+    return started, f"{communication}: {reason}"
+
+
+def _share_memory(
+    connected: Collectives, names: Sequence[str], is_wanted: bool
+) -> SharedMemoryCollectives | None:
+    """Returns collectives over shared memory; None where one of the workers cannot, or may not."""
+    if id(connected) not in _shared:
+        _shared[id(connected)] = SharedMemoryCollectives.start(connected, names, is_wanted)
+    return _shared[id(connected)] if is_wanted else None
+
+
+def _leaves_open(options: CommunicationOptions) -> bool:
+    """Returns whether options say nothing that only TensorFlow's collectives do."""
+    return options.implementation == _Implementation.AUTO and not options.timeout_seconds
 
 
 def chosen(communication: str | None, environ: Mapping[str, str] = os.environ) -> str:

@@ -1,26 +1,24 @@
-"""TensorFlow's own collectives, in closed form: values of every type, in and out of functions."""
+"""Collectives, in closed form: values of every type, in and out of functions."""
 
 import numpy as np
 import tensorflow as tf
 
-from strategies.collectives.tensorflow import TensorFlowCollectives
+import strategies
 from tests.support.assertions import raises
 from tests.support.checks import run_checks
-from tf_config import TFConfig
 
 TYPES = (
     "bool int8 uint8 int16 uint16 int32 uint32 int64 uint64 "
     "float16 bfloat16 float32 float64 complex64 complex128"
 ).split()
 
-config = TFConfig.from_env()
-workers = TensorFlowCollectives.start(config.cluster, config.task, 60)
+workers = strategies.MultiWorkerMirroredStrategy().extended.collectives
 rank, n = workers.rank, workers.size
 total = n * (n + 1) // 2  # the sum of rank + 1
 
 
 def check_they_start_once():
-    assert TensorFlowCollectives.start(config.cluster, config.task, 60) is workers
+    assert strategies.MultiWorkerMirroredStrategy().extended.collectives is workers
 
 
 def check_what_is_broadcast_keeps_its_type_and_bits():

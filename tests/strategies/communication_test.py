@@ -20,7 +20,9 @@ def test_the_argument_wins_over_the_environment():
 
 
 def test_another_one_is_refused():
-    with pytest.raises(ValueError, match="'auto', 'horovod', 'tensorflow'. Received: 'mpi'"):
+    with pytest.raises(
+        ValueError, match="'auto', 'shared_memory', 'horovod', 'tensorflow'. Received: 'mpi'"
+    ):
         strategies.MultiWorkerMirroredStrategy(communication="mpi")
     with pytest.raises(ValueError, match="Received: ''"):
         chosen(None, {"KERAS_STRATEGIES_COMMUNICATION": ""})

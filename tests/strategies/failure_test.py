@@ -57,13 +57,21 @@ def test_without_a_launcher_a_dead_peer_ends_the_others(forked, endless, communi
     output, _ = workers[1 - index].communicate(timeout=10)
     assert workers[1 - index].returncode != 0
     # The reason differs with the moment.
-    assert {"horovod": "horovod", "tensorflow": "unavailable"}[communication] in output.lower()
+    reason = {
+        "shared_memory": f"worker {index} has ended",
+        "horovod": "horovod",
+        "tensorflow": "unavailable",
+    }
+    assert reason[communication] in output.lower()
     forked.assert_nothing_left()
 
 
 @pytest.mark.parametrize(
     "communication",
-    ["horovod", pytest.param("tensorflow", marks=pytest.mark.slow)],
+    [
+        "shared_memory",
+        *(pytest.param(each, marks=pytest.mark.slow) for each in ("horovod", "tensorflow")),
+    ],
     indirect=True,
 )
 @pytest.mark.usefixtures("communication")

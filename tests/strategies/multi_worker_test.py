@@ -36,15 +36,32 @@ def test_workers_do_what_one_process_does(run_check, check, api, workers):
 
 @pytest.mark.parametrize("api", [pytest.param("keras", marks=SLOW), "tf_keras"])
 @pytest.mark.parametrize("check", [*checks_of("parity.py"), *checks_of(*BASIC[1:], marks=SLOW)])
-def test_so_they_do_where_there_is_no_horovod(job, run_check, check, api):
-    job.hide_horovod()
+@pytest.mark.parametrize("communication", ["tensorflow"], indirect=True)
+def test_so_they_do_where_there_is_no_horovod(run_check, check, communication, api):
     run_check(check, api)
 
 
+@pytest.mark.parametrize(
+    ("communication", "workers"),
+    [
+        ("shared_memory", 2),
+        ("tensorflow", 2),
+        *(
+            pytest.param(*case, marks=SLOW)
+            for case in [("shared_memory", 3), ("shared_memory", 5), ("tensorflow", 3)]
+        ),
+    ],
+    indirect=["communication"],
+)
 @pytest.mark.parametrize("check", checks_of("collectives.py"))
-def test_tensorflows_collectives(job, run_check, check):
-    job.hide_horovod()
-    run_check(check)
+def test_collectives(run_check, check, communication, workers):
+    run_check(check, workers=workers)
+
+
+@pytest.mark.parametrize("check", checks_of("parity.py"))
+@pytest.mark.parametrize("communication", ["horovod"], indirect=True)
+def test_so_they_do_over_the_network(run_check, check, communication):
+    run_check(check, "keras")
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,12 @@ SLOW = pytest.mark.slow
 @pytest.mark.parametrize(
     ("communication", "api", "workers", "replicas"),
     [
+        ("shared_memory", "keras", 2, 1),
         ("horovod", "keras", 2, 1),
         pytest.param("tensorflow", "keras", 2, 1, marks=SLOW),
         *(
             pytest.param(communication, *case, marks=SLOW)
-            for communication in ("horovod", "tensorflow")
+            for communication in ("shared_memory", "horovod", "tensorflow")
             for case in [("keras", 2, 2), ("tf_keras", 3, 1)]
         ),
     ],

@@ -163,10 +163,10 @@ else:
 @pytest.mark.parametrize(
     ("case", "communication", "messages"),
     [
-        ("rows", "horovod", ["worker 0: fit(", "rows=32", "worker 1: fit(", "rows=24"]),
+        ("rows", "shared_memory", ["worker 0: fit(", "rows=32", "worker 1: fit(", "rows=24"]),
         (
             "alone",
-            "horovod",
+            "shared_memory",
             [
                 "worker 1 is in script.py, line 12 (time.sleep(12 * rank)",
                 "in evaluate(rows=32), script.py, line 15 (model.evaluate",
@@ -176,8 +176,11 @@ else:
         *(
             pytest.param(*case, marks=pytest.mark.slow)
             for case in [
+                ("rows", "horovod", ["worker 0: fit(", "rows=32", "rows=24"]),
+                ("alone", "horovod", ["worker 1 has ended. All workers call it"]),
                 ("rows", "tensorflow", ["worker 0: fit(", "rows=32", "rows=24"]),
                 ("alone", "tensorflow", ["worker 1 has ended. All workers call it"]),
+                ("steps", "shared_memory", ["All workers call it", "line 20 (total("]),
                 ("steps", "horovod", ["line 21 (strategies.barrier(strategy))", "line 20 (total("]),
                 ("steps", "tensorflow", ["All workers call it", "line 20 (total("]),
             ]

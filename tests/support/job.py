@@ -45,11 +45,12 @@ class Job:
         self._initial = dict(self.environ)
 
     def hide_horovod(self) -> None:
-        """Lets the processes that are started from now on be unable to import Horovod."""
+        """Lets the processes that are started from now on do without Horovod and shared memory."""
         hidden = self.directory / "hidden"
         hidden.mkdir()
         (hidden / "horovod.py").write_text("raise ImportError('Horovod is hidden')\n")
         self.environ["PYTHONPATH"] = f"{hidden}:{ROOT}"
+        self.environ["KERAS_STRATEGIES_COMMUNICATION"] = "tensorflow"
 
     def settings(self) -> tuple[tuple[str, str], ...]:
         """Returns what a test has changed in the environment, the same for all jobs like it."""

@@ -1,0 +1,105 @@
+"""Collectives among workers of one host, which copy and add in memory that they share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from strategies.collectives.base import Collectives
+from strategies.collectives.dtypes import accumulation_dtype, check_is_numeric, reshaped_like
+from strategies.collectives.shared_memory import transfers
+from strategies.collectives.shared_memory.host import Host
+from strategies.collectives.shared_memory.stream import Operation, Stream
+
+_CPU = "/device:CPU:0"
+# Types that NumPy does not have.
+_CARRIERS = {tf.bfloat16: tf.uint16}
+
+
+class SharedMemoryCollectives:
+    """Collectives among workers that are all on one host; made by `start`."""
+
+    def __init__(self, host: Host):
+        self.rank = host.rank
+        self.size = host.size
+        self._host = host
+        self._stream = Stream()
+        self._channel = host.new_channel()
+        self._buffers = transfers.BufferPool()
+        self._child_streams: list[SharedMemoryCollectives] = []
+
+    @classmethod
+    def start(
+        cls, collectives: Collectives, names: Sequence[str], is_wanted: bool = True
+    ) -> SharedMemoryCollectives | None:
+        """Returns collectives over shared memory; None, on all workers, where they share none.
+
+        Args:
+          collectives: among the same workers, which all call this.
+          names: theirs, by rank.
+          is_wanted: whether this worker may share memory.
+        """
+        host = Host.meet(collectives, names, is_wanted)
+        return None if host is None else cls(host)
+
+    def new_stream(self) -> SharedMemoryCollectives:
+        """Returns collectives whose operations are ordered independently; see `Collectives`."""
+        # Kept, for what tf.data holds is a queue's handle, and not the queue.
+        self._child_streams.append(SharedMemoryCollectives(self._host))
+        return self._child_streams[-1]
+
+    def all_reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Returns the sums over all workers; see `Collectives`."""
+        with tf.device(_CPU):
+            vectors = [
+                tf.reshape(tf.cast(tensor, accumulation_dtype(tensor.dtype)), [-1])
+                for tensor in tensors
+            ]
+            sums = self._stream.run(self._sum, vectors, [vector.dtype for vector in vectors])
+            return [
+                tf.cast(reshaped_like(tensor, total), tensor.dtype)
+                for tensor, total in zip(tensors, sums, strict=True)
+            ]
+
+    def all_gather(self, tensor: tf.Tensor) -> tf.Tensor:
+        """Returns the workers' tensors joined along axis 0; see `Collectives`."""
+        (joined,) = self._move(self._gather, tensor)
+        return tf.ensure_shape(joined, [None, *tensor.shape[1:]])
+
+    def broadcast(self, tensor: tf.Tensor) -> tf.Tensor:
+        """Returns the first worker's tensor; see `Collectives`."""
+        (copy,) = self._move(self._broadcast, tensor)
+        return tf.ensure_shape(copy, tensor.shape)
+
+    def all_to_all(self, tensor: tf.Tensor, counts: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the rows that the workers sent to this one; see `Collectives`."""
+        rows, received = self._move(self._all_to_all, tensor, tf.cast(counts, tf.int64))
+        received = tf.cast(tf.ensure_shape(received, [self.size]), counts.dtype)
+        return tf.ensure_shape(rows, [None, *tensor.shape[1:]]), received
+
+    def _move(self, operation: Operation, tensor: tf.Tensor, *others: tf.Tensor) -> list[tf.Tensor]:
+        """Runs an operation that only moves a tensor's values; they keep their bits."""
+        check_is_numeric(tensor.dtype)
+        carrier = _CARRIERS.get(tensor.dtype)
+        with tf.device(_CPU):
+            sent = tensor if carrier is None else tf.bitcast(tensor, carrier), *others
+            moved, *results = self._stream.run(operation, sent, [value.dtype for value in sent])
+            moved = moved if carrier is None else tf.bitcast(moved, tensor.dtype)
+            return [moved, *results]
+
+    def _sum(self, vectors: list[np.ndarray]) -> list[np.ndarray]:
+        return transfers.sum_vectors(self._channel, vectors, self._buffers)
+
+    def _gather(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
+        (array,) = arrays
+        return [transfers.gather(self._channel, array, self._buffers)]
+
+    def _broadcast(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
+        (array,) = arrays
+        return [transfers.broadcast(self._channel, array, self._buffers)]
+
+    def _all_to_all(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
+        array, counts = arrays
+        return list(transfers.all_to_all(self._channel, array, counts, self._buffers))

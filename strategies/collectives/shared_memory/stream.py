@@ -1,0 +1,155 @@
+"""A stream of operations on NumPy arrays, which functions of TensorFlow's start and wait for.
+
+In a function an operation only hands its tensors to a thread of its stream, and takes the results
+from there, by TensorFlow's queues. So no thread of TensorFlow's waits for another worker: it works
+with one thread, and what does not need the results is computed meanwhile. The thread runs what
+comes in the order of the program, which is the same on all workers: nothing is negotiated.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from strategies._tensorflow import ResourceVariable
+
+Operation = Callable[[list[np.ndarray]], list[np.ndarray]]
+
+_CPU = "/device:CPU:0"
+_CAPACITY = 1 << 20
+
+
+class Stream:
+    """Runs operations one after the other, in the order of the program."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._functions: _Functions | None = None
+
+    def run(
+        self, operation: Operation, tensors: Sequence[tf.Tensor], dtypes: Sequence[tf.DType]
+    ) -> list[tf.Tensor]:
+        """Runs an operation after those before it.
+
+        Args:
+          operation: takes the tensors' values, and returns arrays.
+          tensors: of types that NumPy has, too.
+          dtypes: of what it returns.
+        """
+        if tf.executing_eagerly():
+            with self._lock:
+                return _tensors(operation(_arrays(tensors)))
+        if self._functions is None:
+            self._functions = _Functions(self._lock)
+        return self._functions.run(operation, tensors, dtypes)
+
+
+class _Functions:
+    """Runs the operations of functions in a thread, which ends with this object.
+
+    The queues are resources that operations write to, and TensorFlow keeps what writes to the
+    same one in order, in conditions and loops as well.
+
+    Args:
+      lock: held while an operation runs.
+    """
+
+    def __init__(self, lock: threading.Lock):
+        self._calls: list[_Call] = []
+        with tf.init_scope(), tf.device(_CPU):
+            self._order = tf.queue.FIFOQueue(_CAPACITY, tf.int32, [()])
+            self._tickets = ResourceVariable(0, dtype=tf.int64, trainable=False)
+        arguments = (self._order, self._calls, lock)
+        thread = threading.Thread(target=_serve, args=arguments, name="collectives", daemon=True)
+        thread.start()
+        weakref.finalize(self, _stop, self._order, thread)
+
+    def run(
+        self, operation: Operation, tensors: Sequence[tf.Tensor], dtypes: Sequence[tf.DType]
+    ) -> list[tf.Tensor]:
+        """Adds an operation to the function that is traced; see `Stream.run`."""
+        call = _Call(operation, [tensor.dtype for tensor in tensors], dtypes)
+        number = len(self._calls)
+        self._calls.append(call)
+        ticket = self._tickets.assign_add(1)
+        with tf.control_dependencies([call.request(ticket, tensors)]):
+            announced = self._order.enqueue(number)
+        with tf.control_dependencies([announced]):
+            return call.results(ticket)
+
+
+class _Call:
+    """One place of a function where an operation is run, and the queues to it and from it."""
+
+    def __init__(
+        self, operation: Operation, sent: Sequence[tf.DType], received: Sequence[tf.DType]
+    ):
+        self._operation = operation
+        self._received = received
+        with tf.init_scope(), tf.device(_CPU):
+            self._requests = tf.queue.FIFOQueue(_CAPACITY, [tf.int64, *sent])
+            self._results = tf.queue.FIFOQueue(_CAPACITY, [tf.int64, tf.string, *received])
+            self._no_error = tf.constant("")
+
+    def request(self, ticket: tf.Tensor, tensors: Sequence[tf.Tensor]) -> tf.Operation:
+        """Hands over the tensors of one run."""
+        return self._requests.enqueue([ticket, *tensors])
+
+    def results(self, ticket: tf.Tensor) -> list[tf.Tensor]:
+        """Takes the results of one run; raises where it failed, or they are another run's."""
+        received, error, *results = self._results.dequeue()
+        is_mine = tf.debugging.Assert(
+            tf.equal(received, ticket),
+            [
+                "A function that failed in the midst of an exchange between workers is not run "
+                "again. Start the job again, from its last checkpoint."
+            ],
+        )
+        has_worked = tf.debugging.Assert(tf.equal(error, ""), [error])
+        with tf.control_dependencies([is_mine, has_worked]):
+            return [tf.identity(result) for result in results]
+
+    def serve(self) -> None:
+        """Runs the operation once, for the tensors that were handed over first."""
+        ticket, *tensors = tf.raw_ops.QueueDequeueV2(
+            handle=self._requests.queue_ref, component_types=self._requests.dtypes
+        )
+        try:
+            results = _tensors(self._operation(_arrays(tensors)))
+            error = self._no_error
+        except Exception as failure:  # raised again where the function takes the results
+            results = [tf.zeros([], dtype) for dtype in self._received]
+            error = tf.constant(str(failure))
+        tf.raw_ops.QueueEnqueueV2(
+            handle=self._results.queue_ref, components=[ticket, error, *results]
+        )
+
+
+def _arrays(tensors: Sequence[tf.Tensor]) -> list[np.ndarray]:
+    """Returns tensors' values, without a copy."""
+    return [np.asarray(memoryview(tensor)) for tensor in tensors]
+
+
+def _tensors(arrays: Sequence[np.ndarray]) -> list[tf.Tensor]:
+    """Returns tensors of arrays, which are not written to again; without a copy if aligned."""
+    return [tf.experimental.dlpack.from_dlpack(array.__dlpack__()) for array in arrays]
+
+
+def _serve(order: tf.queue.QueueBase, calls: Sequence[_Call], lock: threading.Lock) -> None:
+    while True:
+        try:
+            number = int(order.dequeue())
+        except tf.errors.OutOfRangeError:  # it is closed
+            return
+        with lock:
+            calls[number].serve()
+
+
+def _stop(order: tf.queue.QueueBase, thread: threading.Thread) -> None:
+    order.close(cancel_pending_enqueues=True)
+    if thread is not threading.current_thread():
+        thread.join()

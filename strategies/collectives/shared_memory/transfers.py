@@ -1,0 +1,243 @@
+"""Sums and exchanges of arrays over a channel, chunk by chunk."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import sys
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from strategies.collectives.shared_memory.channel import CHUNK_BYTES, Channel
+
+_BUFFERS = 8
+_UNUSED = 3  # references
+ALIGNMENT = 64  # TensorFlow takes an array over without a copy where it begins at a multiple
+
+
+@dataclasses.dataclass(frozen=True)
+class _Piece:
+    """Numbers of one array that are in one chunk: array[start:stop], from a byte of the chunk."""
+
+    array: int
+    start: int
+    stop: int
+    offset: int
+
+
+def sum_vectors(
+    channel: Channel, arrays: Sequence[np.ndarray], buffers: BufferPool
+) -> list[np.ndarray]:
+    """Returns the sums of arrays over all workers, added up in the order of their ranks.
+
+    Args:
+      channel: among the workers.
+      arrays: vectors, of the same lengths and dtypes on every worker.
+      buffers: where results are.
+    """
+    layout, chunks = _pieces(tuple((array.size, array.dtype.str) for array in arrays))
+    buffer = buffers.take(layout[-1])
+    sums = [
+        buffer[start : start + array.nbytes].view(array.dtype)
+        for start, array in zip(layout, arrays, strict=False)
+    ]
+    if chunks:
+        _write(channel, arrays, chunks[0])
+    for number, pieces in enumerate(chunks):
+        if number + 1 < len(chunks):
+            _write(channel, arrays, chunks[number + 1])
+        received = {peer: channel.begin_read(peer) for peer in channel.peers}
+        for piece in pieces:
+            part = slice(piece.start, piece.stop)
+            total, mine = sums[piece.array][part], arrays[piece.array][part]
+            end = piece.offset + total.nbytes
+            terms = [
+                mine
+                if rank == channel.rank
+                else received[rank][piece.offset : end].view(total.dtype)
+                for rank in range(channel.size)
+            ]
+            np.add(terms[0], terms[1], out=total)
+            for term in terms[2:]:
+                np.add(total, term, out=total)
+        for peer in channel.peers:
+            channel.end_read(peer)
+    return sums
+
+
+def _write(channel: Channel, arrays: Sequence[np.ndarray], pieces: Sequence[_Piece]) -> None:
+    chunk = channel.begin_write()
+    for piece in pieces:
+        part = arrays[piece.array][piece.start : piece.stop]
+        chunk[piece.offset : piece.offset + part.nbytes].view(part.dtype)[:] = part
+    channel.end_write()
+
+
+@functools.lru_cache(maxsize=256)
+def _pieces(
+    arrays: tuple[tuple[int, str], ...],
+) -> tuple[list[int], list[list[_Piece]]]:
+    """Returns where arrays begin in one buffer, with its length, and the pieces of each chunk."""
+    starts: list[int] = []
+    chunks: list[list[_Piece]] = []
+    start = 0
+    for number, (size, dtype) in enumerate(arrays):
+        starts.append(start)
+        each, done = np.dtype(dtype).itemsize, 0
+        while done < size:
+            chunk, offset = divmod(start + done * each, CHUNK_BYTES)
+            count = min(size - done, (CHUNK_BYTES - offset) // each)
+            chunks.extend([] for _ in range(chunk + 1 - len(chunks)))
+            chunks[chunk].append(_Piece(number, done, done + count, offset))
+            done += count
+        start += -(-size * each // ALIGNMENT) * ALIGNMENT
+    return [*starts, start], chunks
+
+
+def gather(channel: Channel, array: np.ndarray, buffers: BufferPool) -> np.ndarray:
+    """Returns the workers' arrays joined along axis 0, by rank.
+
+    Args:
+      channel: among the workers.
+      array: only its first dimension may differ between workers.
+      buffers: where the result is.
+    """
+    joined = array
+
+    def wanted(headers: np.ndarray) -> list[tuple[int, np.ndarray]]:
+        nonlocal joined
+        rows, lengths = headers.T
+        content = buffers.take(int(lengths.sum()))
+        joined = content.view(array.dtype).reshape(int(rows.sum()), *array.shape[1:])
+        return list(zip([0] * channel.size, _split(content, lengths), strict=True))
+
+    _exchange(channel, np.array([len(array), array.nbytes]), _content(array), wanted)
+    return joined
+
+
+def broadcast(channel: Channel, array: np.ndarray, buffers: BufferPool) -> np.ndarray:
+    """Returns the first worker's array.
+
+    Args:
+      channel: among the workers.
+      array: of the same shape and dtype on every worker.
+      buffers: where the result is.
+    """
+    content = buffers.take(array.nbytes)
+    sent = _content(array) if channel.rank == 0 else content[:0]
+
+    def wanted(headers: np.ndarray) -> list[tuple[int, np.ndarray]]:
+        return [(0, content), *[(0, content[:0])] * (len(headers) - 1)]
+
+    _exchange(channel, np.array([len(sent)]), sent, wanted)
+    return content.view(array.dtype).reshape(array.shape)
+
+
+def all_to_all(
+    channel: Channel, array: np.ndarray, counts: np.ndarray, buffers: BufferPool
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the rows that all workers sent to this one, by rank, and the number from each.
+
+    Args:
+      channel: among the workers.
+      array: rows, those for the first worker first.
+      counts: [workers] int64, how many rows are for each.
+      buffers: where the rows are.
+    """
+    row = array.itemsize * math.prod(array.shape[1:])
+    rows, received = array, counts
+
+    def wanted(headers: np.ndarray) -> list[tuple[int, np.ndarray]]:
+        nonlocal rows, received
+        before = headers[:, : channel.rank].sum(axis=1)
+        received = headers[:, channel.rank].copy()
+        content = buffers.take(int(received.sum()) * row)
+        rows = content.view(array.dtype).reshape(int(received.sum()), *array.shape[1:])
+        return list(zip((before * row).tolist(), _split(content, received * row), strict=True))
+
+    _exchange(channel, np.array([*counts, array.nbytes]), _content(array), wanted)
+    return rows, received
+
+
+def _exchange(
+    channel: Channel,
+    header: np.ndarray,
+    payload: np.ndarray,
+    wanted: Callable[[np.ndarray], Sequence[tuple[int, np.ndarray]]],
+) -> None:
+    """Gives all workers bytes to choose from, and copies those that this one wants.
+
+    Args:
+      channel: among the workers.
+      header: [n] int64, of the same length on every worker; its last number is the length of
+        the payload.
+      payload: bytes.
+      wanted: is given all headers, [workers, n], and returns, for each worker, the first byte
+        that this one wants of its payload and the bytes to copy them to.
+    """
+    space = CHUNK_BYTES - header.nbytes
+    chunk = channel.begin_write()
+    chunk[: header.nbytes].view(np.int64)[:] = header
+    first = payload[:space]
+    chunk[header.nbytes : header.nbytes + len(first)] = first
+    channel.end_write()
+    received = [
+        chunk if rank == channel.rank else channel.begin_read(rank) for rank in range(channel.size)
+    ]
+    headers = np.stack([chunk[: header.nbytes].view(np.int64) for chunk in received])
+    wishes = wanted(headers)
+    start, target = wishes[channel.rank]
+    target[:] = payload[start : start + len(target)]
+    lengths = headers[:, -1]
+    rounds = 1 + -(-max(int(lengths.max()) - space, 0) // CHUNK_BYTES)
+    for number in range(rounds):
+        low = 0 if number == 0 else space + (number - 1) * CHUNK_BYTES
+        high = low + (space if number == 0 else CHUNK_BYTES)
+        if number and low < len(payload):
+            part = payload[low:high]
+            channel.begin_write()[: len(part)] = part
+            channel.end_write()
+        for peer in channel.peers:
+            if number and low >= lengths[peer]:
+                continue
+            chunk = channel.begin_read(peer) if number else received[peer][header.nbytes :]
+            start, target = wishes[peer]
+            begin, end = max(start, low), min(start + len(target), high)
+            if begin < end:
+                target[begin - start : end - start] = chunk[begin - low : end - low]
+            channel.end_read(peer)
+
+
+class BufferPool:
+    """Memory for results, used again when nobody holds what was in it.
+
+    New memory of many megabytes costs more than to fill it: the kernel makes its pages one by one.
+    """
+
+    def __init__(self) -> None:
+        self._owners: list[np.ndarray] = []
+
+    def take(self, length: int) -> np.ndarray:
+        """Returns so many bytes, not initialized, which begin at a multiple of `ALIGNMENT`."""
+        for owner in self._owners:
+            # Referred to by the list, by the loop and for the call; by each array in it as well.
+            if len(owner) == length + ALIGNMENT and sys.getrefcount(owner) == _UNUSED:
+                return _aligned(owner, length)
+        self._owners = [*self._owners[1 - _BUFFERS :], np.empty(length + ALIGNMENT, np.uint8)]
+        return _aligned(self._owners[-1], length)
+
+
+def _aligned(owner: np.ndarray, length: int) -> np.ndarray:
+    start = -owner.ctypes.data % ALIGNMENT
+    return owner[start : start + length]
+
+
+def _content(array: np.ndarray) -> np.ndarray:
+    """Returns an array's bytes."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+def _split(content: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:
+    return np.split(content, np.cumsum(lengths)[:-1])
