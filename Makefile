@@ -18,16 +18,14 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.10 python3; 
 
 setup: .venv/.ready
 
-.venv/.ready: setup.py constraints.txt tools/horovod_wheel.py
+.venv/.ready: setup.py constraints.txt tf_config/horovod_wheel.py
 	@test -n "$(PYTHON)" || { echo "make setup needs Python 3.10 to 3.13 with its venv module." \
 		"Received: none on the PATH. Install one, or name it: make setup PYTHON=..."; exit 2; }
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt pip setuptools wheel
 	$(BIN)/pip install --disable-pip-version-check --no-build-isolation -c constraints.txt \
 		-e ".[examples,test,lint]"
-	wheel=$$($(BIN)/python tools/horovod_wheel.py) && \
-		$(BIN)/pip install --disable-pip-version-check -c constraints.txt "$$wheel" && \
-		$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --force-reinstall "$$wheel"
+	PIP_CONSTRAINT=constraints.txt $(BIN)/tf-config install-horovod
 	touch $@
 
 demo: setup
