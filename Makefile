@@ -6,6 +6,7 @@
 # make conformance   TensorFlow's and Keras's own tests of strategies, over stock ones and ours
 # make benchmarks   this package and its peers in turn, on an idle machine; TORCH names a Python of PyTorch's
 # make compatibility   what works under which strategy, stock TensorFlow's too, into docs/compatibility.md
+# make docs    README and docs/ as a site in site/, with the API reference; warnings are errors
 # make lint, make types, make format
 
 SHELL := /bin/bash
@@ -14,7 +15,7 @@ SUPPORTED := import ensurepip, sys, venv; sys.exit(not (3, 10) <= sys.version_in
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.10 python3; do \
 	$$p -c '$(SUPPORTED)' 2>/dev/null && echo $$p && break; done)
 
-.PHONY: setup demo check test test-all test-versions conformance benchmarks compatibility lint types format clean
+.PHONY: setup demo check test test-all test-versions conformance benchmarks compatibility docs lint types format clean
 
 setup: .venv/.ready
 
@@ -56,6 +57,16 @@ compatibility: setup
 	mkdir -p docs
 	$(BIN)/python tools/compatibility.py > docs/compatibility.md
 
+# Nothing of the package is imported for it, so no TensorFlow is needed.
+docs: .venv-docs/.ready
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --quiet --strict
+
+.venv-docs/.ready: setup.py constraints.txt
+	$(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/pip install --quiet --disable-pip-version-check -c constraints.txt \
+		mkdocs mkdocs-material "mkdocstrings[python]"
+	touch $@
+
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -68,4 +79,4 @@ format: setup
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf .venv build *.egg-info
+	rm -rf .venv .venv-docs build site *.egg-info
