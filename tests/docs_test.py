@@ -187,3 +187,23 @@ def test_the_script_of_the_readme(cluster, forked):
 def test_the_images_are_pictures():
     for path in Path(ROOT / "docs" / "images").iterdir():
         assert path.read_text().startswith("<svg "), path
+
+
+def test_the_messages_of_troubleshooting_are_those_of_the_code():
+    """The longest part of each that does not change from case to case is in some text of it."""
+    page = ROOT / "docs" / "troubleshooting.md"
+    files = [*ROOT.glob("strategies/**/*.py"), *ROOT.glob("tf_config/**/*.py")]
+    texts = "\n".join(text for path in files for text in texts_of(ast.parse(path.read_text())))
+    messages = re.findall(r"^\| `([^|]*)` \|", page.read_text(), re.M)
+    assert len(messages) > 60
+    for message in messages:
+        for each in message.split("`, `"):
+            parts = re.split(r"\.\.\.|Received:|TF_CONFIG|mode=\.", each)
+            assert max((part.strip(" .") for part in parts), key=len) in texts, each
+
+
+def texts_of(tree):
+    """Yields the constant texts of a program; one with something put into it is several."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield re.sub(r"%[.\d]*[dsfg]", "\n", node.value)
