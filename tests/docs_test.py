@@ -162,6 +162,14 @@ def test_the_pages_are_in_the_navigation():
         assert f" {page.relative_to(ROOT / 'docs')}\n" in text, page
 
 
+def test_every_public_name_is_in_the_reference():
+    shown = "".join(page.read_text() for page in ROOT.glob("docs/api/*.md"))
+    for package in ("strategies", "strategies.callbacks", "tf_config"):
+        for name in importlib.import_module(package).__all__:
+            if f"{package}.{name}" not in ("strategies.callbacks", "strategies.LossScaleOptimizer"):
+                assert f"::: {package}.{name}\n" in shown, f"{package}.{name}"
+
+
 def test_the_readme_is_short_and_the_pages_name_no_machine():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150
     for page in PAGES:
