@@ -7,6 +7,7 @@
 # make benchmarks   this package and its peers in turn, on an idle machine; TORCH names a Python of PyTorch's
 # make compatibility   what works under which strategy, stock TensorFlow's too, into docs/compatibility.md
 # make docs    README and docs/ as a site in site/, with the API reference; warnings are errors
+# make dist    the source distribution and the wheel of what is committed, into dist/
 # make lint, make types, make format
 
 SHELL := /bin/bash
@@ -15,7 +16,7 @@ SUPPORTED := import ensurepip, sys, venv; sys.exit(not (3, 10) <= sys.version_in
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.10 python3; do \
 	$$p -c '$(SUPPORTED)' 2>/dev/null && echo $$p && break; done)
 
-.PHONY: setup demo check test test-all test-versions conformance benchmarks compatibility docs lint types format clean
+.PHONY: setup demo check test test-all test-versions conformance benchmarks compatibility docs dist lint types format clean
 
 setup: .venv/.ready
 
@@ -67,6 +68,15 @@ docs: .venv-docs/.ready
 		mkdocs mkdocs-material "mkdocstrings[python]"
 	touch $@
 
+# The wheel is made of the source distribution, which so proves to be enough.
+dist: setup
+	rm -rf dist build/source && mkdir -p dist build/source
+	git archive HEAD | tar -x -C build/source
+	cd build/source && $(CURDIR)/$(BIN)/python -c \
+		"from setuptools import build_meta; build_meta.build_sdist('$(CURDIR)/dist')"
+	$(BIN)/pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation \
+		--wheel-dir dist dist/*.tar.gz
+
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -79,4 +89,4 @@ format: setup
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf .venv .venv-docs build site *.egg-info
+	rm -rf .venv .venv-docs build dist site *.egg-info
