@@ -73,7 +73,7 @@ dist: setup
 	rm -rf dist build/source && mkdir -p dist build/source
 	git archive HEAD | tar -x -C build/source
 	cd build/source && $(CURDIR)/$(BIN)/python -c \
-		"from setuptools import build_meta; build_meta.build_sdist('$(CURDIR)/dist')"
+		"from setuptools import build_meta; build_meta.build_sdist('$(CURDIR)/dist')" >/dev/null
 	$(BIN)/pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation \
 		--wheel-dir dist dist/*.tar.gz
 
