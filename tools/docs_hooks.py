@@ -10,16 +10,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from mkdocs.structure.files import File, Files
-
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ("README.md", "BUILD.md", "CONTRIBUTING.md", "CHANGELOG.md")
 COMMANDS_PAGE = "api/command_line.md"
 COMMANDS_PLACE = "<!-- help of all commands: put here by tools/docs_hooks.py -->"
 
 
-def on_files(files: Files, config: Any) -> Files:
+def on_files(files: Any, config: Any) -> Any:
     """Adds the pages of the root directory; README is the site's first one."""
+    from mkdocs.structure.files import File  # in the environment of 'make docs' alone
+
     for name in PAGES:
         files.append(File.generated(config, name, content=(ROOT / name).read_text()))
     return files
