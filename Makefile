@@ -6,6 +6,8 @@
 # make conformance   TensorFlow's and Keras's own tests of strategies, over stock ones and ours
 # make benchmarks   this package and its peers in turn, on an idle machine; TORCH names a Python of PyTorch's
 # make compatibility   what works under which strategy, stock TensorFlow's too, into docs/compatibility.md
+# make docs    README and docs/ as a site in site/, with the API reference; warnings are errors
+# make dist    the source distribution and the wheel of what is committed, into dist/
 # make lint, make types, make format
 
 SHELL := /bin/bash
@@ -14,20 +16,18 @@ SUPPORTED := import ensurepip, sys, venv; sys.exit(not (3, 10) <= sys.version_in
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.10 python3; do \
 	$$p -c '$(SUPPORTED)' 2>/dev/null && echo $$p && break; done)
 
-.PHONY: setup demo check test test-all test-versions conformance benchmarks compatibility lint types format clean
+.PHONY: setup demo check test test-all test-versions conformance benchmarks compatibility docs dist lint types format clean
 
 setup: .venv/.ready
 
-.venv/.ready: setup.py constraints.txt tools/horovod_wheel.py
+.venv/.ready: setup.py constraints.txt tf_config/horovod_wheel.py
 	@test -n "$(PYTHON)" || { echo "make setup needs Python 3.10 to 3.13 with its venv module." \
 		"Received: none on the PATH. Install one, or name it: make setup PYTHON=..."; exit 2; }
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt pip setuptools wheel
 	$(BIN)/pip install --disable-pip-version-check --no-build-isolation -c constraints.txt \
 		-e ".[examples,test,lint]"
-	wheel=$$($(BIN)/python tools/horovod_wheel.py) && \
-		$(BIN)/pip install --disable-pip-version-check -c constraints.txt "$$wheel" && \
-		$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --force-reinstall "$$wheel"
+	PIP_CONSTRAINT=constraints.txt $(BIN)/tf-config install-horovod
 	touch $@
 
 demo: setup
@@ -58,6 +58,25 @@ compatibility: setup
 	mkdir -p docs
 	$(BIN)/python tools/compatibility.py > docs/compatibility.md
 
+# Nothing of the package is imported for it, so no TensorFlow is needed.
+docs: .venv-docs/.ready
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --quiet --strict
+
+.venv-docs/.ready: setup.py constraints.txt
+	$(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/pip install --quiet --disable-pip-version-check -c constraints.txt \
+		mkdocs mkdocs-material "mkdocstrings[python]"
+	touch $@
+
+# The wheel is made of the source distribution, which so proves to be enough.
+dist: setup
+	rm -rf dist build/source && mkdir -p dist build/source
+	git archive HEAD | tar -x -C build/source
+	cd build/source && $(CURDIR)/$(BIN)/python -c \
+		"from setuptools import build_meta; build_meta.build_sdist('$(CURDIR)/dist')" >/dev/null
+	$(BIN)/pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation \
+		--wheel-dir dist dist/*.tar.gz
+
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -70,4 +89,4 @@ format: setup
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf .venv build *.egg-info
+	rm -rf .venv .venv-docs build dist site *.egg-info

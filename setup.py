@@ -45,6 +45,8 @@ setup(
             "tf_keras",
         ],
         "lint": ["mypy", "ruff", "types-PyYAML"],
+        # 'make docs' has an environment of its own for these.
+        "docs": ["mkdocs", "mkdocs-material", "mkdocstrings[python]"],
     },
     entry_points={"console_scripts": ["tf-config = tf_config.cli:main"]},
 )

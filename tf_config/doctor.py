@@ -13,7 +13,7 @@ from tf_config.machine import Answer, Machine
 PYTHON, TENSORFLOW, KERAS = ">=3.10,<3.14", ">=2.18,<2.22", ">=3,<4"
 OK, MISSING, ABSENT = "ok", "missing", "-"
 
-_CLONE = "in a clone of keras-strategies"
+_INSTALL = "tf-config install-horovod"
 
 
 class Finding(NamedTuple):
@@ -224,7 +224,7 @@ def _horovod_with(name: str, *sections: str) -> Callable[[Machine], Finding]:
 
 
 _SLURM_REMEDY = "Debian's packages slurm-wlm and munge"
-_REBUILD = f"build it anew {_CLONE}: rm -f .venv/.ready && make setup, or see BUILD.md"
+_REBUILD = f"build it anew: {_INSTALL}; by hand: BUILD.md"
 _CONTROLLERS, _OPERATIONS = "Controllers", "Tensor Operations"
 
 # Horovod last: it takes seconds, all the others together less than one.
@@ -258,16 +258,16 @@ PROBES = (
         _program("kubectl", "version", "--client", pattern=r"v(\d+\.\d+\.[^\s\",]+)"),
         "https://kubernetes.io/docs/tasks/tools/",
     ),
-    Probe("Horovod", _horovod, f"{_CLONE}: make setup; by hand: BUILD.md"),
+    Probe("Horovod", _horovod, f"{_INSTALL}; by hand: BUILD.md"),
     Probe(
         "Horovod with Gloo",
         _horovod_with("Gloo", _CONTROLLERS, _OPERATIONS),
-        f"{_CLONE}: make setup; by hand: BUILD.md",
+        f"{_INSTALL}; by hand: BUILD.md",
     ),
     Probe(
         "Horovod with MPI",
         _horovod_with("MPI", _CONTROLLERS, _OPERATIONS),
-        f"{_CLONE}: rm -f .venv/.ready && HOROVOD_WITH_MPI=1 make setup; see BUILD.md",
+        f"HOROVOD_WITH_MPI=1 {_INSTALL}; see BUILD.md",
     ),
     Probe(
         "Horovod with NCCL", _horovod_with("NCCL", _OPERATIONS), "see BUILD.md, chapter 'With NCCL'"

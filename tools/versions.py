@@ -111,11 +111,7 @@ def made(environment: Path, python: str, tensorflow: str) -> bool:
         and run(environment, *pip, "-e", ".[test,examples]", *packages)
     ):
         return False
-    wheel = subprocess.run(
-        [environment / "bin" / "python", ROOT / "tools" / "horovod_wheel.py"],
-        cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False,
-    )  # fmt: skip
-    if wheel.returncode or not run(environment, *pip, wheel.stdout.strip()):
+    if not run(environment, "-m", "tf_config", "install-horovod"):
         return False
     (environment / ".ready").touch()
     return True

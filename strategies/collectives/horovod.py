@@ -160,8 +160,9 @@ def load() -> ModuleType:
     except Exception as error:  # Horovod raises its own, unrelated types for a wrong build
         raise ImportError(
             "communication='horovod' needs Horovod 0.28.1, built for TensorFlow "
-            f"{tf.__version__}. Received: {type(error).__name__}: {error}. BUILD.md says how to "
-            "build it, in two to four minutes; communication='tensorflow' needs nothing else."
+            f"{tf.__version__}. Received: {type(error).__name__}: {error}. 'tf-config "
+            "install-horovod' builds it, in two to four minutes (BUILD.md says how); "
+            "communication='tensorflow' needs nothing else."
         ) from error
     return horovod
 
@@ -209,7 +210,7 @@ def _check_hostname(cluster: ClusterSpec, task: Task, version: str) -> None:
 
     Horovod 0.28.1 as released moves the data over the address that this machine's name stands
     for, whatever HOROVOD_GLOO_IFACE says, and crashes where it stands for none. Ours is mended
-    and says so in its version: see FIXES in tools/horovod_wheel.py.
+    and says so in its version: see FIXES in tf_config/horovod_wheel.py.
 
     Raises:
       ClusterConfigError: if the name stands for no such address.
@@ -227,8 +228,8 @@ def _check_hostname(cluster: ClusterSpec, task: Task, version: str) -> None:
     raise ClusterConfigError(
         f"Horovod {version}'s Gloo moves data over the address of this machine's name. Received: "
         f"{name!r} stands for {', '.join(sorted(found)) or 'none'}. Build Horovod with "
-        "tools/horovod_wheel.py, which mends that (see BUILD.md), or give the name an address "
-        "that the other hosts reach, in /etc/hosts."
+        "'tf-config install-horovod', which mends that (see BUILD.md), or give the name an "
+        "address that the other hosts reach, in /etc/hosts."
     )
 
 

@@ -185,7 +185,7 @@ def test_what_horovod_was_built_with(machine):
     plain = horovod(machine, BUILD.format(mpi=" ", nccl=" "))
     assert plain[0] == "ok       Horovod 0.28.1"
     assert plain[1] == "ok       Horovod with Gloo (controllers, tensor operations)"
-    assert "HOROVOD_WITH_MPI=1 make setup" in plain[2]
+    assert "HOROVOD_WITH_MPI=1 tf-config install-horovod" in plain[2]
     assert plain[3] == "-        Horovod with NCCL: see BUILD.md, chapter 'With NCCL'"
     full = horovod(machine, BUILD.format(mpi="X", nccl="X"))
     assert full[2] == "ok       Horovod with MPI (controllers, tensor operations)"
@@ -204,7 +204,7 @@ def test_a_horovod_of_no_use(machine):
 def test_without_horovod_nothing_is_asked(machine, tmp_path):
     program(tmp_path / "python", f"touch {tmp_path}/asked")
     said = line(machine(packages=NEEDED), "Horovod")
-    assert said == "-        Horovod: in a clone of keras-strategies: make setup; by hand: BUILD.md"
+    assert said == "-        Horovod: tf-config install-horovod; by hand: BUILD.md"
     assert not (tmp_path / "asked").exists()
 
 
@@ -264,7 +264,7 @@ def test_the_ranges_are_those_of_the_installation():
 
 def test_build_md_has_what_the_lines_send_a_reader_for():
     text = (ROOT / "BUILD.md").read_text()
-    for part in ("## By hand", "## With NCCL", "HOROVOD_WITH_MPI=1 make setup", "rm .venv/.ready"):
+    for part in ("## By hand", "## With NCCL", "HOROVOD_WITH_MPI=1 tf-config install-horovod"):
         assert part in text
 
 

@@ -14,6 +14,7 @@ from tf_config.cli import (
     completion,
     doctor,
     execute,
+    install_horovod,
     plan,
     render,
     run,
@@ -23,7 +24,9 @@ from tf_config.cli import (
 from tf_config.cli.arguments import Parser, add_command
 from tf_config.errors import ClusterConfigError
 
-_COMMANDS = (build, show, check, run, execute, render, split, plan, doctor, completion)
+_COMMANDS = (
+    build, show, check, run, execute, render, split, plan, install_horovod, doctor, completion
+)  # fmt: skip
 
 
 def main(argv: Sequence[str] | None = None) -> int:

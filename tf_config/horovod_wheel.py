@@ -1,15 +1,14 @@
-"""Builds Horovod's wheel for the installed TensorFlow, once, and prints where it is.
-
-    $ .venv/bin/python tools/horovod_wheel.py
+"""Horovod's wheel for the installed TensorFlow: built once, and kept.
 
 BUILD.md tells what is built and why so. The wheel is kept in ~/.cache/keras-strategies (or
-$XDG_CACHE_HOME) under a name of all that it depends on, and used again by every clone.
+$XDG_CACHE_HOME) under a name of all that it depends on, and used again by every environment.
 """
 
 from __future__ import annotations
 
 import hashlib
 import importlib.metadata
+import importlib.util
 import os
 import platform
 import re
@@ -19,6 +18,7 @@ import sys
 import sysconfig
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 VERSION = "0.28.1"
@@ -44,22 +44,36 @@ DEFAULTS = {
 _HEARTBEAT_SECONDS = 15
 
 
-def main() -> int:
-    """Prints the wheel's path on standard output; everything else goes to standard error."""
-    try:
-        print(wheel(importlib.metadata.version("tensorflow")))
-    except BuildError as error:
-        print(f"tools/horovod_wheel.py: error: {error}", file=sys.stderr)
-        return 1
-    return 0
-
-
 class BuildError(Exception):
     """What is missing or failed, and the way out."""
 
 
-def wheel(tensorflow: str) -> Path:
-    """Returns the wheel for that version of TensorFlow, built if it was not before."""
+def install() -> Path:
+    """Installs the wheel into this Python's environment; returns it.
+
+    Raises:
+      BuildError: if it cannot be built or installed.
+    """
+    made = wheel()
+    run_pip("install", str(made))
+    # Once more: one of the same version may be there that was built for another TensorFlow.
+    run_pip("install", "--quiet", "--no-deps", "--force-reinstall", str(made))
+    return made
+
+
+def wheel() -> Path:
+    """Returns the wheel for the installed TensorFlow, built if it was not before.
+
+    Raises:
+      BuildError: if it cannot be built.
+    """
+    try:
+        tensorflow = importlib.metadata.version("tensorflow")
+    except importlib.metadata.PackageNotFoundError:
+        raise BuildError(
+            "Horovod is built for the TensorFlow of this Python. Received: none in "
+            f"{sys.executable}. Install keras-strategies there, which brings it."
+        ) from None
     options = build_options(tensorflow, os.environ)
     kept = cache_directory(tensorflow, options)
     found = sorted(kept.glob("*.whl"))
@@ -68,9 +82,10 @@ def wheel(tensorflow: str) -> Path:
         return found[0]
     need_compiler()
     with tempfile.TemporaryDirectory() as scratch:
-        path = with_cmake(Path(scratch))
+        environ = {**os.environ, **options, **with_setuptools(Path(scratch))}
+        environ["PATH"] = with_cmake(Path(scratch))
         log = Path(tempfile.gettempdir()) / f"horovod-{VERSION}-build-{os.getpid()}.log"
-        build(Path(scratch), {**os.environ, **options, "PATH": path}, tensorflow, log)
+        build(Path(scratch), environ, tensorflow, log)
         (made,) = Path(scratch).glob("horovod-*.whl")
         kept.mkdir(parents=True, exist_ok=True)
         # First under another name: a copy that is cut short must not be taken for a wheel.
@@ -81,7 +96,7 @@ def wheel(tensorflow: str) -> Path:
     return kept / made.name
 
 
-def build_options(tensorflow: str, environ: os._Environ[str] | dict[str, str]) -> dict[str, str]:
+def build_options(tensorflow: str, environ: Mapping[str, str]) -> dict[str, str]:
     """Returns the variables that Horovod's build reads, the user's own HOROVOD_... among them."""
     options = dict(DEFAULTS)
     if "HOROVOD_WITH_MPI" not in environ:
@@ -130,7 +145,22 @@ def with_cmake(scratch: Path) -> str:
     return os.pathsep.join([str(binary), path])
 
 
-def build(scratch: Path, environ: dict[str, str], tensorflow: str, log: Path) -> None:
+def with_setuptools(scratch: Path) -> dict[str, str]:
+    """Returns the variables by which the build finds setuptools and wheel.
+
+    Where the environment lacks them, as new ones of Python 3.12 do, they come from the package
+    index, for the build alone.
+    """
+    if all(map(importlib.util.find_spec, ("setuptools", "wheel"))):
+        return {}
+    say("Installing setuptools from the package index for the build ...")
+    target = scratch / "setuptools"
+    run_pip("install", "--quiet", "--target", str(target), "setuptools", "wheel")
+    given = os.environ.get("PYTHONPATH")
+    return {"PYTHONPATH": os.pathsep.join([str(target), *([given] if given else [])])}
+
+
+def build(scratch: Path, environ: Mapping[str, str], tensorflow: str, log: Path) -> None:
     """Runs the build, with a sign of life every few seconds."""
     say(
         f"Building Horovod {VERSION} for TensorFlow {tensorflow}: two to four minutes on two "
@@ -138,7 +168,7 @@ def build(scratch: Path, environ: dict[str, str], tensorflow: str, log: Path) ->
     )
     # Without pip's own cache of wheels, which does not know what TensorFlow one was built for.
     command = [sys.executable, "-m", "pip", "wheel", "--no-cache-dir", "--no-build-isolation"]
-    command += ["--no-deps", "--wheel-dir", str(scratch), str(fixed_source(scratch))]
+    command += ["--no-deps", "--wheel-dir", str(scratch), str(fixed_source(scratch, environ))]
     start = time.monotonic()
     with log.open("wb") as output:
         process = subprocess.Popen(command, env=environ, stdout=output, stderr=output)
@@ -154,11 +184,11 @@ def build(scratch: Path, environ: dict[str, str], tensorflow: str, log: Path) ->
     say(f"Built in {time.monotonic() - start:.0f} s.")
 
 
-def fixed_source(scratch: Path) -> Path:
+def fixed_source(scratch: Path, environ: Mapping[str, str]) -> Path:
     """Returns the directory of Horovod's source, with FIXES applied."""
     run_pip(
         "download", "--quiet", "--no-deps", "--no-binary", ":all:", "--no-build-isolation",
-        "--dest", str(scratch), f"horovod=={VERSION}",
+        "--dest", str(scratch), f"horovod=={VERSION}", environ=environ,
     )  # fmt: skip
     (archive,) = scratch.glob("horovod-*.tar.gz")
     shutil.unpack_archive(archive, scratch)
@@ -168,23 +198,19 @@ def fixed_source(scratch: Path) -> Path:
         if text.count(old) != 1:
             raise BuildError(
                 f"Horovod {VERSION}'s source is the one that the fixes were written for. Received: "
-                f"{name} without {old!r}. See FIXES in tools/horovod_wheel.py."
+                f"{name} without {old!r}. See FIXES in tf_config/horovod_wheel.py."
             )
         (source / name).write_text(text.replace(old, new))
     return source
 
 
-def run_pip(*arguments: str) -> None:
+def run_pip(*arguments: str, environ: Mapping[str, str] | None = None) -> None:
     """Runs pip, its output on standard error."""
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *arguments]
-    if subprocess.run(command, stdout=sys.stderr).returncode != 0:
+    if subprocess.run(command, env=environ, stdout=sys.stderr).returncode != 0:
         raise BuildError(f"'pip {' '.join(arguments)}' failed; its output is above.")
 
 
 def say(text: str) -> None:
     """Prints a line for the person who waits."""
     print(text, file=sys.stderr, flush=True)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
