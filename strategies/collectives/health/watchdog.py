@@ -280,6 +280,6 @@ def _shared_store(collectives: Collectives, cluster: ClusterSpec, task: Task) ->
     port = 0
     if task == first:
         server = serve(StoreServer, Address(host, 0), task, StoreHandler, secret_of())
-        port = server.server_address[1]
+        port = server.server_address[1]  # type: ignore[index,assignment]
     port = int(collectives.broadcast(tf.constant(port)))
     return Store(Address(host, port), _SCOPE)
