@@ -275,7 +275,7 @@ class Tables:
     def load(self, directory: str) -> None:
         """Sets the rows from a directory; see `checkpoint`."""
         with self._setting_rows():
-            checkpoint.load(self._shards, directory)
+            checkpoint.load(self._shards, directory, self.collectives)
 
     def rows(self, name: str | None) -> tuple[np.ndarray, np.ndarray]:
         """Returns this worker's ids of a table in rising order, and their rows."""

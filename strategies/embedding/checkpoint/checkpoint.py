@@ -5,13 +5,21 @@ last whole one, and those that it builds on. `latest` is put in place when all p
 a job that is killed while saving leaves what was saved before. A part is one `.npy` file for each
 array of `snapshot`, which NumPy alone can read. It is written and read in chunks: the memory for
 that does not grow with the rows, but for a list of their ids and numbers while they are saved.
+
+Each worker writes a manifest beside its files, with their sizes and checksums, and nothing is
+restored before all files of all workers are found to be right. Folders of 0.1.0 have no manifest;
+of these the sizes and types of the arrays are checked.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
+import os
 import shutil
-from collections.abc import Mapping, Sequence
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,11 +28,15 @@ import numpy as np
 import tensorflow as tf
 
 from strategies.collectives import Collectives
+from strategies.collectives.health.agreement import succeed_together
 from strategies.embedding.checkpoint import npy_stream, snapshot
 from strategies.embedding.checkpoint.npy_stream import NpyWriter, read_chunks
 from strategies.embedding.shard.shard import TableShard
 
 _LATEST = "latest"
+_MANIFEST = "worker{}.json"
+_CHECKSUM = "crc32"
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def save(
@@ -40,6 +52,8 @@ def save(
 
     Raises:
       ValueError: if there is nothing that a delta could build on.
+      OSError: if a file cannot be written. What was saved before stays as it was.
+      RuntimeError: if that happened to another worker.
     """
     path = Path(directory)
     before = _read(path)
@@ -50,53 +64,85 @@ def save(
         )
     chain = [] if before is None else before["folders"]
     number = 1 + max((int(name) for name in before["seen"]), default=0) if before else 1
-    if collectives.rank == 0:
-        # A job that was killed while saving may have left other arrays there than come now.
-        _remove(path / f"{number:06d}")
-    # No worker may read `latest` after another one has written it, nor write to what is removed.
     number = int(collectives.broadcast(tf.constant(number)))
     folder = path / f"{number:06d}"
-    folder.mkdir(parents=True, exist_ok=True)
     since = before["steps"] if delta and before is not None else None
-    tables, local = shards[0].tables, [shard for shard in shards if shard.is_local_owner]
-    for position, name in enumerate(tables):
-        after = None if since is None else since[name]
-        with NpyWriter(partial(_file, folder, position, collectives.rank)) as files:
-            for chunk in snapshot.row_chunks(local, name, after):
-                files.append(chunk)
-            files.append(snapshot.extra_arrays(local, name))
-    steps = {name: int(snapshot.step_of(shards[0], name)) for name in tables}
-    collectives.all_gather(tf.constant([0]))  # all parts are written
-    if collectives.rank == 0:
-        folders = [*chain, folder.name] if delta else [folder.name]
-        latest = {
-            "folders": folders,
-            "seen": [*(before["seen"] if before else []), folder.name],
-            "steps": steps,
-            "tables": {name: table.config.output_dim for name, table in tables.items()},
-            "workers": {**(before["workers"] if delta and before else {}),
-                        folder.name: collectives.size},
-        }  # fmt: skip
-        new = path / f".{_LATEST}"
-        new.write_text(json.dumps(latest, indent=1))
-        new.replace(path / _LATEST)
-        for name in set(chain) - set(folders):
-            _remove(path / name)
-    collectives.all_gather(tf.constant([0]))
+    tables = shards[0].tables
+    with _all_writing(collectives, directory, folder):
+        if collectives.rank == 0:
+            # A job that was killed while saving may have left other arrays there than come now.
+            _remove(folder)
+            folder.mkdir(parents=True)
+    # No worker may write to what is removed.
+    with _all_writing(collectives, directory, folder):
+        _write_part(shards, folder, collectives.rank, since)
+    with _all_writing(collectives, directory, None):
+        if collectives.rank == 0:
+            _sync_directory(folder)
+            folders = [*chain, folder.name] if delta else [folder.name]
+            known = before if delta and before else {"workers": {}, "checked": []}
+            latest = {
+                "folders": folders,
+                "seen": [*(before["seen"] if before else []), folder.name],
+                "steps": {name: int(snapshot.step_of(shards[0], name)) for name in tables},
+                "tables": {name: table.config.output_dim for name, table in tables.items()},
+                "workers": {**known["workers"], folder.name: collectives.size},
+                "checked": [*known.get("checked", []), folder.name],
+            }
+            _write_json(path / _LATEST, latest)
+            for name in set(chain) - set(folders):
+                _remove(path / name)
     return str(folder)
 
 
-def load(shards: Sequence[TableShard], directory: str) -> None:
-    """Sets the rows to the saved ones, by any number of workers.
+def _write_part(
+    shards: Sequence[TableShard], folder: Path, rank: int, since: Mapping[str, int] | None
+) -> None:
+    """Writes the rows of the shards that this worker owns, and its manifest."""
+    local = [shard for shard in shards if shard.is_local_owner]
+    for position, name in enumerate(shards[0].tables):
+        after = None if since is None else since[name]
+        with NpyWriter(partial(_file, folder, position, rank)) as files:
+            for chunk in snapshot.row_chunks(local, name, after):
+                files.append(chunk)
+            files.append(snapshot.extra_arrays(local, name))
+    written = sorted(folder.glob(f"table*-worker{rank}-*.npy"))
+    sizes = {file.name: [file.stat().st_size, npy_stream.checksum(file)] for file in written}
+    _write_json(folder / _MANIFEST.format(rank), {"files": sizes})
+
+
+def load(shards: Sequence[TableShard], directory: str, collectives: Collectives) -> None:
+    """Sets the rows to the saved ones, by any number of workers; sets none if a file is damaged.
 
     Args:
       shards: shards of the tables.
       directory: the directory that they were saved to.
+      collectives: the workers.
 
     Raises:
-      ValueError: if nothing was saved there, or other tables.
+      ValueError: if nothing was saved there, or other tables, or a file is damaged.
+      RuntimeError: if another worker found that.
     """
-    path = Path(directory)
+    error = None
+    try:
+        latest = _checked(shards, Path(directory), collectives)
+    except (OSError, ValueError) as raised:
+        error = raised
+    succeed_together(collectives, "Restoring rows", error)
+    local = [shard for shard in shards if shard.is_local_owner]
+    path, tables = Path(directory), shards[0].tables
+    snapshot.clear(local)
+    for folder in latest["folders"]:
+        for position, name in enumerate(tables if local else ()):
+            ranks = range(latest["workers"][folder])
+            _load_table(local, name, [_files(path / folder, position, rank) for rank in ranks])
+    for name in tables:
+        snapshot.set_step(local, name, latest["steps"][name])
+
+
+def _checked(shards: Sequence[TableShard], path: Path, collectives: Collectives) -> dict[str, Any]:
+    """Returns what `latest` says, of files that are right; each worker reads a part of them."""
+    directory = str(path)
     latest = _read(path)
     if latest is None:
         raise ValueError(
@@ -110,14 +156,46 @@ def load(shards: Sequence[TableShard], directory: str) -> None:
             "Rows are restored to tables of the same names and widths. Received: "
             f"{latest['tables']} in {directory!r}, for {widths}."
         )
-    local = [shard for shard in shards if shard.is_local_owner]
-    snapshot.clear(local)
-    for folder in latest["folders"]:
-        for position, name in enumerate(tables if local else ()):
-            ranks = range(latest["workers"][folder])
-            _load_table(local, name, [_files(path / folder, position, rank) for rank in ranks])
-    for name in tables:
-        snapshot.set_step(local, name, latest["steps"][name])
+    try:
+        for folder in latest["folders"]:
+            workers = latest["workers"][folder]
+            for rank in range(collectives.rank, workers, collectives.size):
+                if folder in latest.get("checked", ()):
+                    _check_sums(path / folder, rank)
+                for position, name in enumerate(tables):
+                    _check_arrays(shards[0], name, _files(path / folder, position, rank))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"Rows are restored from files as they were saved. Received: {error}, in "
+            f"{directory!r}. No row was changed. Restore another checkpoint."
+        ) from error
+    return latest
+
+
+def _check_sums(folder: Path, rank: int) -> None:
+    """Checks the files of a worker against its manifest."""
+    for name, (size, checksum) in _read_json(folder / _MANIFEST.format(rank))["files"].items():
+        file = folder / name
+        if not file.exists():
+            raise ValueError(f"no file {folder.name}/{name}")
+        if file.stat().st_size != size:
+            raise ValueError(
+                f"{folder.name}/{name} of {file.stat().st_size} bytes, where {size} were written"
+            )
+        if npy_stream.checksum(file) != checksum:
+            raise ValueError(f"{folder.name}/{name} with other bytes than were written")
+
+
+def _check_arrays(shard: TableShard, name: str, files: Mapping[str, Path]) -> None:
+    """Checks the dtypes and shapes of a table's arrays, of one worker."""
+    specs = snapshot.specs(shard.tables[name], files)
+    lengths = {key: npy_stream.check(files[key], *spec) for key, spec in specs.items()}
+    if "sketch" in files:
+        snapshot.check_sketch(shard.tables[name], npy_stream.load(files["sketch"]))
+    rows = {files[key].name: length for key, length in lengths.items()
+            if snapshot.is_row_array(key)}  # fmt: skip
+    if len(set(rows.values())) > 1:
+        raise ValueError(f"files of the same rows with {rows} rows")
 
 
 def _load_table(
@@ -174,6 +252,96 @@ def _remove(folder: Path) -> None:
         shutil.rmtree(folder)
 
 
+@contextlib.contextmanager
+def _all_writing(collectives: Collectives, directory: str, folder: Path | None) -> Iterator[None]:
+    """Waits for all workers behind the block; if one cannot write, raises on all of them.
+
+    Args:
+      collectives: the workers.
+      directory: for the message.
+      folder: what is removed then, to make room.
+    """
+    error = None
+    try:
+        yield
+    except OSError as raised:
+        way_out = (
+            "Make room" if raised.errno in _FULL else "Name a directory that can be written to"
+        )
+        error = OSError(
+            raised.errno,
+            f"Rows are saved to files. Received: {raised.strerror}, in {directory!r}. What was "
+            f"saved there before is whole. {way_out}, and save again",
+        )
+    try:
+        succeed_together(collectives, "Saving rows", error)
+    except (OSError, RuntimeError):
+        if collectives.rank == 0 and folder is not None:
+            with contextlib.suppress(OSError):
+                _remove(folder)
+        raise
+
+
+def _sync_directory(path: Path) -> None:
+    """Has the names of a directory's files survive a loss of power."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # file systems that know no such thing
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def _write_json(path: Path, values: Mapping[str, Any]) -> None:
+    """Writes a file that is whole from the first moment it can be seen, with its checksum."""
+    new = path.with_name(f".{path.name}")
+    with new.open("w") as file:
+        json.dump({**values, _CHECKSUM: _checksum_of(values)}, file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+    new.replace(path)
+    _sync_directory(path.parent)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """Returns what `_write_json` wrote, or 0.1.0, which wrote no checksum.
+
+    Raises:
+      ValueError: if it is something else.
+    """
+    try:
+        values = json.loads(path.read_text())
+        if not isinstance(values, dict):
+            raise ValueError("no mapping")
+        # 0.1.0 wrote none of these; a byte that changed in one of them leaves the others.
+        if {"checked", "files", _CHECKSUM} & set(values):
+            checksum = values.pop(_CHECKSUM, None)
+            if checksum != _checksum_of(values):
+                raise ValueError("its checksum is another one")
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"the file {path.name!r}, which is damaged ({error})") from None
+    return values
+
+
+def _checksum_of(values: Mapping[str, Any]) -> int:
+    return zlib.crc32(json.dumps(values, sort_keys=True).encode())
+
+
 def _read(path: Path) -> dict[str, Any] | None:
+    """Returns what `latest` says; None if there is none."""
     file = path / _LATEST
-    return json.loads(file.read_text()) if file.exists() else None
+    if not file.exists():
+        return None
+    try:
+        values = _read_json(file)
+        names = {"folders", "seen", "steps", "tables", "workers"}
+        if not names <= set(values) or not set(values["folders"]) <= set(values["workers"]):
+            raise ValueError(f"the file {_LATEST!r}, which has not {', '.join(sorted(names))}")
+    except (ValueError, TypeError) as error:
+        raise ValueError(
+            f"Rows are in a directory as they were saved. Received: {error}, in {str(path)!r}. "
+            "Name another directory."
+        ) from None
+    return values

@@ -9,7 +9,7 @@ and `touches` (its frequency), all in the order of `ids`; `refused_ids` and `ref
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -214,18 +214,114 @@ def restore(shards: Sequence[TableShard], arrays: Mapping[str, np.ndarray]) -> N
     Raises:
       ValueError: if it is of other tables.
     """
+    tables = list(shards[0].tables) if shards else []
+    of_tables = [_of_table(arrays, position) for position in range(len(tables))]
+    for name, own in zip(tables, of_tables, strict=True):
+        check(shards[0].tables[name], own)
+    if tables and len({key.partition("/")[0] for key in arrays}) > len(tables):
+        raise ValueError(
+            f"Rows are restored to as many tables as they were saved of. Received: more than "
+            f"{len(tables)}, for {', '.join(map(repr, tables))}. Build the layer as it was saved."
+        )
     clear(shards)
-    for position, name in enumerate(shards[0].tables if shards else ()):
-        prefix = f"{position}/"
-        own = {
-            key.removeprefix(prefix): array
-            for key, array in arrays.items()
-            if key.startswith(prefix)
-        }
+    for name, own in zip(tables, of_tables, strict=True):
         set_step(shards, name, int(own.pop("step")))
         for shard in shards:
             restore_rows(shard, name, own)
             restore_extra(shard, name, own)
+
+
+def _of_table(arrays: Mapping[str, np.ndarray], position: int) -> Arrays:
+    prefix = f"{position}/"
+    return {
+        key.removeprefix(prefix): array for key, array in arrays.items() if key.startswith(prefix)
+    }
+
+
+def check(table: Table, arrays: Mapping[str, np.ndarray]) -> None:
+    """Checks arrays of a table before any of them is restored.
+
+    Raises:
+      ValueError: if one is missing, or is not of the table.
+    """
+    if "step" not in arrays or np.shape(arrays["step"]) != ():
+        raise ValueError(_wrong(table, "no step"))
+    count = np.size(arrays.get("ids", ()))
+    for key, (dtype, shape) in specs(table, arrays).items():
+        array = np.asarray(arrays[key])
+        expected = (count, *shape[1:]) if is_row_array(key) else shape
+        fits = len(expected) == array.ndim and all(
+            size in (None, given) for size, given in zip(expected, array.shape, strict=True)
+        )
+        if array.dtype != dtype or not fits:
+            raise ValueError(_wrong(table, f"{key} of {array.dtype} and shape {array.shape}"))
+    if "sketch" in arrays:
+        check_sketch(table, np.asarray(arrays["sketch"]))
+
+
+def check_sketch(table: Table, sketch: np.ndarray) -> None:
+    """Checks the counts of ids without a row, before they are restored.
+
+    Raises:
+      ValueError: if the table counts otherwise.
+    """
+    if isinstance(table.counter, ExactCounter):
+        raise ValueError(
+            "A sketch does not say of which ids it is, so it is restored to a sketch. Received: "
+            f"one for {table.config.name!r}, whose admission has memory=None. Give it the memory "
+            "that it was saved with."
+        )
+    if isinstance(table.counter, SketchCounter):
+        table.counter.check(sketch)
+
+
+def specs(table: Table, names: Iterable[str]) -> dict[str, tuple[type, tuple[int | None, ...]]]:
+    """Returns the dtype and shape that arrays of these names have; None is any length.
+
+    Raises:
+      ValueError: if an array is missing, or there is one that this table has no use for.
+    """
+    names, width = set(names), table.config.output_dim
+    expected: dict[str, tuple[type, tuple[int | None, ...]]] = {
+        "ids": (np.int64, (None,)),
+        "rows": (np.float32, (None, width)),
+        "times": (np.int64, (None,)),
+        "touches": (np.int32, (None,)),
+        PRESENT: (np.int64, (None,)),
+        "refused_ids": (np.int64, (None,)),
+        "refused_counts": (np.int64, (None,)),
+    }
+    missing = {"ids", "rows", "times", "touches"} - names
+    if "refused_ids" in names or "refused_counts" in names:
+        missing |= {"refused_ids", "refused_counts"} - names
+    if missing:
+        raise ValueError(_wrong(table, f"no {', '.join(sorted(missing))}"))
+    if any(name.startswith(OVERFLOW) for name in names) and table.overflow is None:
+        raise ValueError(_shared(table))
+    found = {}
+    for name in names - {"step", "sketch"}:
+        plain = name.removeprefix(OVERFLOW).replace("slot_", SLOT, 1)
+        if plain.startswith(SLOT):
+            found[name] = expected["rows"]
+        elif plain not in expected:
+            raise ValueError(_wrong(table, f"an array {name!r}"))
+        else:
+            found[name] = expected[plain]
+    return found
+
+
+def _wrong(table: Table, received: str) -> str:
+    return (
+        f"The table {table.config.name!r} has rows of {table.config.output_dim} numbers, and for "
+        f"each an id, a time and a count. Received: {received}. Restore what was saved of it."
+    )
+
+
+def _shared(table: Table) -> str:
+    return (
+        "Rows that ids share are restored to a table whose ids may share one. Received: such "
+        f"rows for {table.config.name!r}, with overflow='error'. Choose overflow='share'."
+    )
 
 
 def clear(shards: Sequence[TableShard]) -> None:
@@ -308,10 +404,7 @@ def _restore_shared_row(shard: TableShard, table: Table, arrays: Mapping[str, np
         return
     overflow = table.overflow
     if overflow is None:
-        raise ValueError(
-            "Rows that ids share are restored to a table whose ids may share one. Received: such "
-            f"rows for {table.config.name!r}, with overflow='error'. Choose overflow='share'."
-        )
+        raise ValueError(_shared(table))
     for name in given:
         if name.startswith(SLOT):
             shard.expect_slot(table.store, name.removeprefix(SLOT))
@@ -354,14 +447,7 @@ def _restore_counts(shard: TableShard, table: Table, arrays: Mapping[str, np.nda
             counter.increment(ids, counts)
 
         shard.call(("restore counts", name), set_all, *columns)
-    if isinstance(counter, ExactCounter) and "sketch" in arrays:
-        raise ValueError(
-            "A sketch does not say of which ids it is, so it is restored to a sketch. Received: "
-            f"one for {name!r}, whose admission has memory=None. Give it the memory that it was "
-            "saved with."
-        )
     if isinstance(counter, SketchCounter) and "sketch" in arrays:
-        counter.check(arrays["sketch"])
 
         def restore_sketch(total: tf.Tensor) -> None:
             counter.restore(total, is_first=shard.index == 0)
