@@ -180,6 +180,10 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         finally:
             self._row_weights = {}
 
+    def row_weight(self) -> tf.Tensor | None:
+        """Returns the weight of the calling replica's inputs: 0 without rows; None if unknown."""
+        return self._row_weights.get(self.local_replica())
+
     def local_replica(self) -> int:
         """Returns the number of the calling replica among those of this worker."""
         context = tf.distribute.get_replica_context()
