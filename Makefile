@@ -6,6 +6,7 @@
 # make conformance   TensorFlow's and Keras's own tests of strategies, over stock ones and ours
 # make benchmarks   this package and its peers in turn, on an idle machine; TORCH names a Python of PyTorch's
 # make compatibility   what works under which strategy, stock TensorFlow's too, into docs/compatibility.md
+# make faults   kills workers, damages files and feeds wrong inputs: what came of it; SHORT=1, SEED=N
 # make lint, make types, make format
 
 SHELL := /bin/bash
@@ -14,7 +15,7 @@ SUPPORTED := import ensurepip, sys, venv; sys.exit(not (3, 10) <= sys.version_in
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.10 python3; do \
 	$$p -c '$(SUPPORTED)' 2>/dev/null && echo $$p && break; done)
 
-.PHONY: setup demo check test test-all test-versions conformance benchmarks compatibility lint types format clean
+.PHONY: setup demo check test test-all test-versions conformance benchmarks compatibility faults lint types format clean
 
 setup: .venv/.ready
 
@@ -57,6 +58,9 @@ benchmarks: setup
 compatibility: setup
 	mkdir -p docs
 	$(BIN)/python tools/compatibility.py > docs/compatibility.md
+
+faults: setup
+	$(BIN)/python tools/faults.py $(if $(SHORT),--short) $(addprefix --seed ,$(SEED))
 
 lint: setup
 	$(BIN)/ruff check .

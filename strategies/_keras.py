@@ -301,12 +301,27 @@ def optimizer_variables(model: Any) -> list[Any]:
     return list(variables() if callable(variables) else variables)
 
 
+def running_fit() -> tuple[Any, int]:
+    """Returns the epoch iterator of Keras 3's `fit` that runs, and the epoch it begins with."""
+    values = next(f.f_locals for f in _frames() if "epoch_iterator" in f.f_locals)
+    return values["epoch_iterator"], values["initial_epoch"]
+
+
+def begin_at(model: Any, epoch: int) -> None:
+    """Has the running `fit` of Keras 3 begin with another epoch."""
+    model._initial_epoch = epoch
+
+
+def layers_of(model: Any) -> list[Any]:
+    """Returns all layers of a model, and those in them."""
+    return list(model._flatten_layers())
+
+
 @contextlib.contextmanager
 def watched_gradients(model: Any, watch: Callable[[list[Any], list[Any]], None]) -> Iterator[None]:
     """Has a function see each replica's own gradients in the block, before they are summed.
 
-    With a LossScaleOptimizer it sees those that are applied. The model's steps are traced anew at
-    the next call of `fit`, and after the block.
+    With a LossScaleOptimizer it sees those that are applied. The model's steps are traced anew.
 
     Args:
       model: Keras 3's or tf_keras's, compiled.

@@ -193,7 +193,17 @@ def test_a_save_that_is_killed_anywhere_leaves_what_was_saved_before(tmp_path, m
 
     monkeypatch.setattr(os, "fsync", counted(os.fsync))
     monkeypatch.setattr(Path, "replace", counted(Path.replace))
-    monkeypatch.setattr(Path, "open", counted(Path.open))
+    opened = counted(Path.open)
+
+    def opening(*arguments, **options):
+        file = opened(*arguments, **options)
+        left[0] -= 1
+        if left[0] < 0:  # the file is there by then, and empty
+            file.close()
+            raise Killed
+        return file
+
+    monkeypatch.setattr(Path, "open", opening)
     monkeypatch.setattr(Path, "mkdir", counted(Path.mkdir))
     monkeypatch.setattr(shutil, "rmtree", counted(shutil.rmtree))
     monkeypatch.setattr(npy_stream._NpyFile, "append", counted(npy_stream._NpyFile.append))

@@ -3,7 +3,7 @@
 A directory has a folder for each time that was saved to it, and a file `latest` that names the
 last whole one, and those that it builds on. `latest` is put in place when all parts are written:
 a job that is killed while saving leaves what was saved before. A part is one `.npy` file for each
-array of `snapshot`, which NumPy alone can read. It is written and read in chunks: the memory for
+array of `array_specs`, which NumPy alone can read. It is written and read in chunks: the memory for
 that does not grow with the rows, but for a list of their ids and numbers while they are saved.
 
 Each worker writes a manifest beside its files, with their sizes and checksums, and nothing is
@@ -13,13 +13,7 @@ of these the sizes and types of the arrays are checked.
 
 from __future__ import annotations
 
-import contextlib
-import errno
-import json
-import os
-import shutil
-import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,14 +23,19 @@ import tensorflow as tf
 
 from strategies.collectives import Collectives
 from strategies.collectives.health.agreement import succeed_together
-from strategies.embedding.checkpoint import npy_stream, snapshot
+from strategies.durable_files import (
+    all_writing,
+    read_json,
+    remove,
+    sync_directory,
+    write_json,
+)
+from strategies.embedding.checkpoint import array_specs, npy_stream, snapshot
 from strategies.embedding.checkpoint.npy_stream import NpyWriter, read_chunks
 from strategies.embedding.shard.shard import TableShard
 
 _LATEST = "latest"
 _MANIFEST = "worker{}.json"
-_CHECKSUM = "crc32"
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def save(
@@ -68,17 +67,17 @@ def save(
     folder = path / f"{number:06d}"
     since = before["steps"] if delta and before is not None else None
     tables = shards[0].tables
-    with _all_writing(collectives, directory, folder):
+    with all_writing(collectives, "Rows", directory, folder):
         if collectives.rank == 0:
             # A job that was killed while saving may have left other arrays there than come now.
-            _remove(folder)
+            remove(folder)
             folder.mkdir(parents=True)
     # No worker may write to what is removed.
-    with _all_writing(collectives, directory, folder):
+    with all_writing(collectives, "Rows", directory, folder):
         _write_part(shards, folder, collectives.rank, since)
-    with _all_writing(collectives, directory, None):
+    with all_writing(collectives, "Rows", directory):
         if collectives.rank == 0:
-            _sync_directory(folder)
+            sync_directory(folder)
             folders = [*chain, folder.name] if delta else [folder.name]
             known = before if delta and before else {"workers": {}, "checked": []}
             latest = {
@@ -89,9 +88,9 @@ def save(
                 "workers": {**known["workers"], folder.name: collectives.size},
                 "checked": [*known.get("checked", []), folder.name],
             }
-            _write_json(path / _LATEST, latest)
+            write_json(path / _LATEST, latest)
             for name in set(chain) - set(folders):
-                _remove(path / name)
+                remove(path / name)
     return str(folder)
 
 
@@ -108,7 +107,7 @@ def _write_part(
             files.append(snapshot.extra_arrays(local, name))
     written = sorted(folder.glob(f"table*-worker{rank}-*.npy"))
     sizes = {file.name: [file.stat().st_size, npy_stream.checksum(file)] for file in written}
-    _write_json(folder / _MANIFEST.format(rank), {"files": sizes})
+    write_json(folder / _MANIFEST.format(rank), {"files": sizes})
 
 
 def load(shards: Sequence[TableShard], directory: str, collectives: Collectives) -> None:
@@ -174,7 +173,7 @@ def _checked(shards: Sequence[TableShard], path: Path, collectives: Collectives)
 
 def _check_sums(folder: Path, rank: int) -> None:
     """Checks the files of a worker against its manifest."""
-    for name, (size, checksum) in _read_json(folder / _MANIFEST.format(rank))["files"].items():
+    for name, (size, checksum) in read_json(folder / _MANIFEST.format(rank))["files"].items():
         file = folder / name
         if not file.exists():
             raise ValueError(f"no file {folder.name}/{name}")
@@ -188,12 +187,12 @@ def _check_sums(folder: Path, rank: int) -> None:
 
 def _check_arrays(shard: TableShard, name: str, files: Mapping[str, Path]) -> None:
     """Checks the dtypes and shapes of a table's arrays, of one worker."""
-    specs = snapshot.specs(shard.tables[name], files)
+    specs = array_specs.specs(shard.tables[name], files)
     lengths = {key: npy_stream.check(files[key], *spec) for key, spec in specs.items()}
     if "sketch" in files:
-        snapshot.check_sketch(shard.tables[name], npy_stream.load(files["sketch"]))
+        array_specs.check_sketch(shard.tables[name], npy_stream.load(files["sketch"]))
     rows = {files[key].name: length for key, length in lengths.items()
-            if snapshot.is_row_array(key)}  # fmt: skip
+            if array_specs.is_row_array(key)}  # fmt: skip
     if len(set(rows.values())) > 1:
         raise ValueError(f"files of the same rows with {rows} rows")
 
@@ -203,15 +202,19 @@ def _load_table(
 ) -> None:
     """Sets the rows of one table from the files of all workers that saved it."""
     for shard in shards:
-        if any(snapshot.PRESENT in part for part in parts):
+        if any(array_specs.PRESENT in part for part in parts):
             snapshot.retain(shard, name, _present_ids(shard, name, parts))
     for part in parts:
-        rows = {key: part[key] for key in part if snapshot.is_row_array(key)}
+        rows = {key: part[key] for key in part if array_specs.is_row_array(key)}
         for chunk in read_chunks(rows):
             for shard in shards:
                 snapshot.restore_rows(shard, name, chunk)
     extra = [
-        {key: npy_stream.load(file) for key, file in part.items() if snapshot.is_extra_array(key)}
+        {
+            key: npy_stream.load(file)
+            for key, file in part.items()
+            if array_specs.is_extra_array(key)
+        }
         for part in parts
     ]
     for shard in shards:
@@ -221,9 +224,9 @@ def _load_table(
 def _present_ids(shard: TableShard, name: str, parts: Sequence[Mapping[str, Path]]) -> np.ndarray:
     """Returns the saved ids that had rows, of those that are in a shard."""
     of_parts = [
-        chunk[snapshot.PRESENT][shard.has(name, chunk[snapshot.PRESENT])]
+        chunk[array_specs.PRESENT][shard.has(name, chunk[array_specs.PRESENT])]
         for part in parts
-        for chunk in read_chunks({key: part[key] for key in part if key == snapshot.PRESENT})
+        for chunk in read_chunks({key: part[key] for key in part if key == array_specs.PRESENT})
     ]
     return np.concatenate(of_parts)
 
@@ -247,95 +250,13 @@ def _key(name: str) -> str:
     return name.removesuffix(".npy").replace(".", "/", 1)
 
 
-def _remove(folder: Path) -> None:
-    if folder.exists():
-        shutil.rmtree(folder)
-
-
-@contextlib.contextmanager
-def _all_writing(collectives: Collectives, directory: str, folder: Path | None) -> Iterator[None]:
-    """Waits for all workers behind the block; if one cannot write, raises on all of them.
-
-    Args:
-      collectives: the workers.
-      directory: for the message.
-      folder: what is removed then, to make room.
-    """
-    error = None
-    try:
-        yield
-    except OSError as raised:
-        way_out = (
-            "Make room" if raised.errno in _FULL else "Name a directory that can be written to"
-        )
-        error = OSError(
-            raised.errno,
-            f"Rows are saved to files. Received: {raised.strerror}, in {directory!r}. What was "
-            f"saved there before is whole. {way_out}, and save again",
-        )
-    try:
-        succeed_together(collectives, "Saving rows", error)
-    except (OSError, RuntimeError):
-        if collectives.rank == 0 and folder is not None:
-            with contextlib.suppress(OSError):
-                _remove(folder)
-        raise
-
-
-def _sync_directory(path: Path) -> None:
-    """Has the names of a directory's files survive a loss of power."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # file systems that know no such thing
-            raise
-    finally:
-        os.close(descriptor)
-
-
-def _write_json(path: Path, values: Mapping[str, Any]) -> None:
-    """Writes a file that is whole from the first moment it can be seen, with its checksum."""
-    new = path.with_name(f".{path.name}")
-    with new.open("w") as file:
-        json.dump({**values, _CHECKSUM: _checksum_of(values)}, file, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
-    new.replace(path)
-    _sync_directory(path.parent)
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    """Returns what `_write_json` wrote, or 0.1.0, which wrote no checksum.
-
-    Raises:
-      ValueError: if it is something else.
-    """
-    try:
-        values = json.loads(path.read_text())
-        if not isinstance(values, dict):
-            raise ValueError("no mapping")
-        # 0.1.0 wrote none of these; a byte that changed in one of them leaves the others.
-        if {"checked", "files", _CHECKSUM} & set(values):
-            checksum = values.pop(_CHECKSUM, None)
-            if checksum != _checksum_of(values):
-                raise ValueError("its checksum is another one")
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"the file {path.name!r}, which is damaged ({error})") from None
-    return values
-
-
-def _checksum_of(values: Mapping[str, Any]) -> int:
-    return zlib.crc32(json.dumps(values, sort_keys=True).encode())
-
-
 def _read(path: Path) -> dict[str, Any] | None:
     """Returns what `latest` says; None if there is none."""
     file = path / _LATEST
     if not file.exists():
         return None
     try:
-        values = _read_json(file)
+        values = read_json(file)
         names = {"folders", "seen", "steps", "tables", "workers"}
         if not names <= set(values) or not set(values["folders"]) <= set(values["workers"]):
             raise ValueError(f"the file {_LATEST!r}, which has not {', '.join(sorted(names))}")
