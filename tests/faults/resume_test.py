@@ -1,7 +1,5 @@
 """Training that was interrupted ends with the bits of training that was not."""
 
-from pathlib import Path
-
 import keras
 import numpy as np
 import pytest
@@ -9,10 +7,11 @@ import tensorflow as tf
 
 import strategies
 from strategies.callbacks import Checkpoint
+from tests.support.check_jobs import PROGRAMS
 
 pytestmark = pytest.mark.training
 EPOCHS = 3
-PROGRAM = Path(__file__).parent / "resume.py"
+PROGRAM = PROGRAMS / "killed_training.py"
 
 
 class Interrupted(Exception):

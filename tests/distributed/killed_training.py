@@ -1,6 +1,6 @@
 """A program that is killed again and again, and ends as if it had not been.
 
-resume.py DIRECTORY [--kill STEP ...]
+killed_training.py DIRECTORY [--kill STEP ...]
 
 With --kill the first worker kills the last one after so many steps in all, each time once. It
 prints the SHA-256 of all weights at the end.
