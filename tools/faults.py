@@ -280,7 +280,7 @@ def main() -> int:
         for victim in ("worker 0", "worker 1", "launcher"):
             row = Row(f"SIGKILL of {victim}, {communication}'s collectives")
             rows.append(row)
-            for _ in range(2 if short else 10):
+            for _ in range(1 if short else 10):
                 kill(row, victim, communication, chance, whole)
     print("| Fault | Tried | Went on or ended | Noticed: median, max | Lost | Left behind |")
     print("|---|---|---|---|---|---|")

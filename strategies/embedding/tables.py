@@ -251,6 +251,8 @@ class Tables:
                 "them different."
             )
         int64_array(keys)
+        for part in parts:  # all of them before the first row is set
+            part.check(table.config.output_dim)
         with self._setting_rows():
             for ids, rows in (chunk for part in parts for chunk in part.chunks()):
                 arrays = {"ids": int64_array(ids), "rows": rows}

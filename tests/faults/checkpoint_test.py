@@ -346,3 +346,20 @@ def test_the_manifest_is_json(tmp_path):
     manifest = json.loads((tmp_path / "000001/worker0.json").read_text())
     names = {path.name for path in (tmp_path / "000001").glob("*.npy")}
     assert set(manifest["files"]) == names
+
+
+@pytest.mark.parametrize("format", ["npy", "parquet"])
+def test_of_rows_that_do_not_fit_none_is_imported(tmp_path, format):
+    for width in (2, 3):
+        layer = new_layer(width)
+        layer.set_rows(IDS + width, np.ones([4, width], np.float32))
+        layer.export_rows(str(tmp_path / str(width)), format=format)
+    for path in (tmp_path / "3").iterdir():
+        path.rename(tmp_path / "2" / path.name.replace("part-00000-of-00001", "z"))
+    layer = new_layer()
+    layer.set_rows(IDS, OLD)
+    for path in (tmp_path / "2").iterdir():
+        path.rename(path.with_name(path.name.replace("part-00000-of-00001", "a")))
+    with pytest.raises(ValueError, match="Rows of 2 numbers are imported"):
+        layer.import_rows(str(tmp_path / "2"))
+    assert has(layer, OLD)

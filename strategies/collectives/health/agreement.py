@@ -40,7 +40,8 @@ def agree(collectives: Collectives, operation: str, detail: str = "") -> None:
         by_worker = "; ".join(f"worker {rank}: {text}" for rank, text in enumerate(calls))
         raise ValueError(
             "All workers make the same calls in the same order, with as many rows and steps. "
-            f"Received: {by_worker}. Give all workers the same data, or shard it by "
+            f"Received: {by_worker}. Make the same model on all workers. Give them the same data, "
+            "or shard it by "
             "strategies.read_files or AutoShardPolicy.OFF, which fill up what is uneven; call "
             "fit, evaluate, predict, reduce, gather and save on all of them."
         )
