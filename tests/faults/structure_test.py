@@ -17,7 +17,7 @@ print("trained", flush=True)
 WIDTH = "keras.layers.Dense(4 + rank)", "float32 (2, 4)", "float32 (2, 5)"
 LAYERS = (
     "*[keras.layers.Dense(2) for _ in range(1 + rank)]",
-    "distribution of a dataset",
+    "creation of a variable: int64 ()",
     "creation of a variable: float32 (2, 2)",
 )
 DTYPE = (
