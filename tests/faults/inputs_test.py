@@ -19,7 +19,7 @@ SLOW = ("arguments", "plan files")
 def test_any_input_is_read_or_refused(name):
     inputs, function = TARGETS[name]
 
-    @settings(max_examples=60 if name in SLOW else 300, deadline=None)
+    @settings(max_examples=40 if name in SLOW else 120, deadline=None)
     @given(inputs)
     def check(value):
         is_answered(function, value)

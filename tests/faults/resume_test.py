@@ -62,7 +62,9 @@ def assert_same(found, expected):
 
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
 @pytest.mark.parametrize(
-    "options", [{}, {"known": False}, {"embedding": True}], ids=["length", "no length", "rows"]
+    "options",
+    [{}, {"known": False}, pytest.param({"embedding": True}, marks=pytest.mark.slow)],
+    ids=["length", "no length", "rows"],
 )
 @pytest.mark.parametrize(
     "stops",
