@@ -10,6 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.faults.inputs import TARGETS, is_answered
+from tf_config import ClusterConfigError
+from tf_config.cli import plan
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SLOW = ("arguments", "plan files")
@@ -81,6 +83,12 @@ def test_what_is_large_takes_no_memory(name):
     assert done.returncode == 0, done.stderr[-500:]
     if name not in ("an index", "rows"):
         assert done.stdout.startswith("refused")
+
+
+def test_a_plan_file_of_many_brackets_is_refused_at_once(tmp_path):
+    (tmp_path / "plan.yaml").write_text("[" * 3000)
+    with pytest.raises(ClusterConfigError, match="3000 brackets in each other"):
+        plan._read(tmp_path / "plan.yaml")
 
 
 @given(st.sampled_from(sorted(TARGETS)))
