@@ -8,6 +8,7 @@
 # make compatibility   what works under which strategy, stock TensorFlow's too, into docs/compatibility.md
 # make docs    README and docs/ as a site in site/, with the API reference; warnings are errors
 # make dist    the source distribution and the wheel of what is committed, into dist/
+# make faults   kills workers, damages files and feeds wrong inputs: what came of it; SHORT=1, SEED=N
 # make lint, make types, make format
 
 SHELL := /bin/bash
@@ -16,7 +17,7 @@ SUPPORTED := import ensurepip, sys, venv; sys.exit(not (3, 10) <= sys.version_in
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.10 python3; do \
 	$$p -c '$(SUPPORTED)' 2>/dev/null && echo $$p && break; done)
 
-.PHONY: setup demo check test test-all test-versions conformance benchmarks compatibility docs dist lint types format clean
+.PHONY: setup demo check test test-all test-versions conformance benchmarks compatibility docs dist faults lint types format clean
 
 setup: .venv/.ready
 
@@ -76,6 +77,9 @@ dist: setup
 		"from setuptools import build_meta; build_meta.build_sdist('$(CURDIR)/dist')" >/dev/null
 	$(BIN)/pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation \
 		--wheel-dir dist dist/*.tar.gz
+
+faults: setup
+	$(BIN)/python tools/faults.py $(if $(SHORT),--short) $(addprefix --seed ,$(SEED))
 
 lint: setup
 	$(BIN)/ruff check .

@@ -303,6 +303,58 @@ def optimizer_variables(model: Any) -> list[Any]:
     return list(variables() if callable(variables) else variables)
 
 
+def running_fit() -> tuple[Any, int]:
+    """Returns the epoch iterator of Keras 3's `fit` that runs, and the epoch it begins with."""
+    values = next(f.f_locals for f in _frames() if "epoch_iterator" in f.f_locals)
+    return values["epoch_iterator"], values["initial_epoch"]
+
+
+def begin_at(model: Any, epoch: int) -> None:
+    """Has the running `fit` of Keras 3 begin with another epoch."""
+    model._initial_epoch = epoch
+
+
+def layers_of(model: Any) -> list[Any]:
+    """Returns all layers of a model, and those in them."""
+    return list(model._flatten_layers())
+
+
+@contextlib.contextmanager
+def watched_gradients(model: Any, watch: Callable[[list[Any], list[Any]], None]) -> Iterator[None]:
+    """Has a function see each replica's own gradients in the block, before they are summed.
+
+    With a LossScaleOptimizer it sees those that are applied. The model's steps are traced anew.
+
+    Args:
+      model: Keras 3's or tf_keras's, compiled.
+      watch: is given the gradients and their variables, in a step's graph.
+    """
+    optimizer = inner_optimizer(model.optimizer)
+    is_keras_3 = not type(optimizer).__module__.startswith("tf_keras.") and hasattr(
+        optimizer, "apply"
+    )
+    name = "apply" if is_keras_3 else "apply_gradients"
+    apply = getattr(optimizer, name)
+
+    @functools.wraps(apply)
+    def apply_watched(gradients: Any, *args: Any, **kwargs: Any) -> Any:
+        gradients = list(gradients)
+        if is_keras_3:
+            of = args[0] if args else kwargs.get("trainable_variables")
+            watch(gradients, list(of or optimizer._trainable_variables))
+        else:
+            watch(*map(list, zip(*gradients, strict=True)))
+        return apply(gradients, *args, **kwargs)
+
+    object.__setattr__(optimizer, name, apply_watched)
+    model.train_function = None
+    try:
+        yield
+    finally:
+        object.__delattr__(optimizer, name)
+        model.train_function = None
+
+
 def dtype_policy_of(layer: Any) -> Any:
     """Returns the dtype policy of a layer; tf_keras has no public name for it."""
     return getattr(layer, "dtype_policy", None) or layer._dtype_policy

@@ -25,6 +25,7 @@ LAYERS = [
     "strategies.collectives.startup",
     "strategies.collectives.health",
     "strategies.collectives",
+    "strategies.durable_files",
     "strategies.reduction",
     "strategies.variables",
     "strategies.data",

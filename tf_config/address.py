@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from tf_config.errors import ClusterConfigError, shown
 
 _HOST_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?(\.[A-Za-z0-9_-]+)*\.?")
+_ZONE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,9 @@ class Address:
 
 def _is_ip(host: str, version: int) -> bool:
     try:
-        return ipaddress.ip_address(host).version == version
+        address = ipaddress.ip_address(host)
     except ValueError:
         return False
+    # Of a zone, such as eth0 in fe80::1%eth0, Python takes any text.
+    _, percent, zone = host.partition("%")
+    return address.version == version and (not percent or bool(_ZONE.fullmatch(zone)))

@@ -14,6 +14,7 @@ from tf_config.address import Address
 from tf_config.cluster import VARIABLE, Task, TFConfig
 from tf_config.errors import ClusterConfigError, shown, suggestion
 from tf_config.hosts import Host
+from tf_config.secret import SECRET_VARIABLE
 from tf_config.settings import RENDEZVOUS_VARIABLE, Setting
 
 # A parameter server. It is started by name, for this package knows nothing of what it serves.
@@ -94,15 +95,19 @@ def command(
     environ: Mapping[str, str],
     settings: Sequence[Setting],
     rendezvous: Address,
+    secret: str = "",
 ) -> Command:
     """Returns the command of one task: `what` in `environ`, with its settings and TF_CONFIG.
 
-    A ps task runs the parameter server in place of `what`.
+    A ps task runs the parameter server in place of `what`. Tasks that train together get the
+    secret of their job, if it has one.
     """
     told = {setting.variable: setting.value for setting in settings}
     told = {**environ, **told, VARIABLE: config.to_json()}
     if len(config.cluster.addresses) > 1:
         told[RENDEZVOUS_VARIABLE] = str(rendezvous)
+        if secret:
+            told[SECRET_VARIABLE] = secret
     if config.task.type != "ps":
         return Command(config.task, what, told)
     # Its warnings are of requests that workers take back as they end.

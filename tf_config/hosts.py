@@ -163,6 +163,12 @@ def _merged(hosts: Iterable[Host]) -> list[Host]:
             host = Host(host.name, slots, host.user or earlier.user)
         merged[host.name] = host
     found = list(merged.values())
+    total = sum(host.slots for host in found)
+    if total > _MOST_SLOTS:
+        raise ClusterConfigError(
+            f"All hosts together run {_MOST_SLOTS} workers at most. Received: {total} slots. Name "
+            "fewer slots."
+        )
     if len(found) > 1 and any(host.is_loopback for host in found):
         raise ClusterConfigError(
             "Each host of a list has a name that all others reach it by. Received: "

@@ -21,6 +21,7 @@ from tf_config.sidecar import apart
 
 GRACE_SECONDS = 5.0
 _TICK_SECONDS = 0.2
+_LOOK_SECONDS = 1.0
 
 
 def run(
@@ -85,7 +86,7 @@ class _Job:
         self._said: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._say = self._said.put
         self._parent = os.getppid()
-        self._next_beat = 0.0
+        self._next_beat = self._next_look = 0.0
 
     def run(self, commands: Sequence[Command]) -> None:
         """Starts the commands, and returns when all have ended."""
@@ -156,6 +157,10 @@ class _Job:
             self._next_beat = time.monotonic() + HEARTBEAT_SECONDS
             for process in self._running:
                 process.beat()
+        if time.monotonic() >= self._next_look:
+            self._next_look = time.monotonic() + _LOOK_SECONDS
+            for process in self._running:
+                process.look()
 
     def _pass_on(self) -> None:
         """Prints what sidecars said."""
@@ -174,7 +179,9 @@ class _Job:
         last = () if is_alone else tuple(culprit.last_lines)
         lines = "its last lines" if culprit.last_lines else "it printed nothing"
         lines += " are above" if is_alone and culprit.last_lines else ""
-        self._console.note(f"{culprit.task} failed first, with {culprit.end}; {lines}{log}")
+        self._console.note(
+            f"{culprit.task} failed first, with {culprit.end}{culprit.cause}; {lines}{log}"
+        )
         for line in last:
             self._console.note(f"| {line}")
 

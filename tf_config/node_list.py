@@ -11,7 +11,7 @@ _NODES = re.compile(r"(?:[^,\s\[\]]|\[[^\[\]]*\])+")
 _PARTS = re.compile(r"\[([^\[\]]*)\]|([^\[\]]+)")
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?", re.ASCII)
 _COUNT = re.compile(r"(\d+)(?:\(x(\d+)\))?", re.ASCII)
-_MOST_NODES = 1 << 16
+_MOST_NODES = _MOST_TASKS = 1 << 16
 
 
 def parse_node_list(text: str) -> list[str]:
@@ -41,6 +41,8 @@ def parse_node_list(text: str) -> list[str]:
                 raise _wrong_node_list(text)
             expanded = [start + part for start in expanded for part in parts]
         names += expanded
+        if len(names) > _MOST_NODES:
+            raise _wrong_node_list(text)
     return names
 
 
@@ -56,7 +58,7 @@ def parse_tasks_per_node(text: str) -> list[int]:
     counts: list[int] = []
     for group in text.split(","):
         match = _COUNT.fullmatch(group.strip())
-        if match is None or len(group) > 16 or int(match[2] or 1) > _MOST_NODES:
+        if match is None or len(group) > 16 or not _fits(match, counts):
             raise ClusterConfigError(
                 "Tasks per node are numbers with repeats, as Slurm writes them: '4(x2),3'. "
                 f"Received: {shown(text)}. See that the variable was not changed by hand."
@@ -65,13 +67,20 @@ def parse_tasks_per_node(text: str) -> list[int]:
     return counts
 
 
+def _fits(match: re.Match[str], counts: list[int]) -> bool:
+    nodes, tasks = int(match[2] or 1), int(match[1])
+    return len(counts) + nodes <= _MOST_NODES and sum(counts) + nodes * tasks <= _MOST_TASKS
+
+
 def _expand(ranges: str, text: str) -> Iterator[str]:
+    left = _MOST_NODES
     for item in ranges.split(","):
         match = _RANGE.fullmatch(item)
         if match is None or len(item) > 32:
             raise _wrong_node_list(text)
         first, last = match[1], match[2] or match[1]
-        if not 0 <= int(last) - int(first) < _MOST_NODES:
+        left -= int(last) - int(first) + 1
+        if int(last) < int(first) or left < 0:
             raise _wrong_node_list(text)
         for number in range(int(first), int(last) + 1):
             yield f"{number:0{len(first)}}"

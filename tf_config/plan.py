@@ -16,6 +16,7 @@ from tf_config.commands import Command, argv, command, cores, gpus, is_script
 from tf_config.hosts import Host
 from tf_config.interface import check_interface
 from tf_config.roles import Roles
+from tf_config.secret import SECRET_VARIABLE, new_secret, secret_of
 from tf_config.settings import Neighbours, Request, settle
 
 
@@ -68,8 +69,10 @@ class Job:
         first = spec.addresses[spec.training_tasks[0]]
         at = Address(first.host, ports[first.host][-1])
         what = argv(self.program)
+        # Each start has a secret of its own; what is only printed has none.
+        secret = "" if is_dry else secret_of(environ) or new_secret()
         return [
-            self._command(TFConfig(spec, task), what, environ, where, found, restart, at)
+            self._command(TFConfig(spec, task), what, environ, where, found, restart, at, secret)
             for task in where
         ]
 
@@ -106,6 +109,7 @@ class Job:
         found: Mapping[str, remote.Found],
         restart: int,
         rendezvous: Address,
+        secret: str,
     ) -> Command:
         host = where[config.task]
         together = tuple(task for task in where if where[task].name == host.name)
@@ -113,18 +117,18 @@ class Job:
         place = Neighbours(config.task, together, share, found[host.name].gpus)
         inherited = environ if host.is_here else remote.passed_on(environ)
         told = settle(self.request, inherited, place, restart)
-        plain = command(config, what, inherited, told, rendezvous)
+        plain = command(config, what, inherited, told, rendezvous, secret)
         if host.is_here:
             return plain
         return replace(plain, host=host, via=remote.connection(host, self.ssh))
 
 
 def shell_line(command: Command) -> str:
-    """Returns a command as a person would type it, on its host in its directory."""
+    """Returns a command as a person would type it, on its host in its directory; no secrets."""
     told = {
         name: value
         for name, value in sorted(command.environ.items())
-        if command.host is not None or os.environ.get(name) != value
+        if (command.host is not None or os.environ.get(name) != value) and name != SECRET_VARIABLE
     }
     words = [f"{name}={shlex.quote(value)}" for name, value in told.items()]
     return " ".join([*words, shlex.join(command.argv)])

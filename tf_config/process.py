@@ -8,12 +8,14 @@ import os
 import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 from tf_config import remote
 from tf_config.commands import Command
 from tf_config.errors import ClusterConfigError, shown
+from tf_config.memory import kills_of_cgroup, peak_of, was_killed_by_kernel
 from tf_config.output import Line, LineAssembler, TaskLog, is_start_up_note
 from tf_config.session import Session, shell_code
 from tf_config.sidecar import APART, Sidecar
@@ -69,6 +71,8 @@ class TaskProcess:
             ) from None
         self.popen = self._session.popen
         self.terminal = self._session.terminal
+        self._peak = 0
+        self._kills, self._started = kills_of_cgroup(), time.monotonic()
         if self._sidecar is not None:
             self._sidecar.start(self.popen.pid)
         if command.via:
@@ -114,6 +118,21 @@ class TaskProcess:
                 return f"exit code {code}, or the connection to {self._host.name} was lost"
             code = 128 - code if code > 128 else code  # as a shell gives it, for want of better
         return f"exit code {code}" if code >= 0 else f"signal {-code} ({signal_name(-code)})"
+
+    @property
+    def cause(self) -> str:
+        """What is known of why SIGKILL ended it, in words; "" for any other end."""
+        if self._host is not None or self.popen.returncode != -signal.SIGKILL:
+            return ""
+        memory = f"; it had {self._peak / (1 << 30):.1f} GiB of memory" if self._peak else ""
+        if was_killed_by_kernel(self.popen.pid, self._started) or kills_of_cgroup() > self._kills:
+            return f"{memory}; the kernel ended it for want of memory"
+        return f"{memory}; the kernel's log, as far as it can be read here, has no word of it"
+
+    def look(self) -> None:
+        """Looks at the memory that it has."""
+        if self._host is None:
+            self._peak = max(self._peak, peak_of(self.popen.pid))
 
     def signal(self, number: int) -> None:
         """Sends a signal to the process and all it started, if any is left."""

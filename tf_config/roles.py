@@ -7,6 +7,9 @@ from dataclasses import dataclass, replace
 from tf_config.cluster import ClusterSpec, Task, TFConfig
 from tf_config.errors import ClusterConfigError, shown
 
+# More than any cluster has, and few enough to be listed.
+MOST_TASKS = 99_999
+
 
 @dataclass(frozen=True)
 class Roles:
@@ -29,9 +32,10 @@ class Roles:
 
     def __post_init__(self) -> None:
         for name, count in (("workers", self.workers), ("ps", self.ps)):
-            if count < 0:
+            if not 0 <= count <= MOST_TASKS:
                 raise ClusterConfigError(
-                    f"A number of tasks is 0 or more. Received: {name}={shown(count)}. Ask for 1."
+                    f"A number of tasks is from 0 to {MOST_TASKS}. Received: "
+                    f"{name}={shown(count)}. Ask for another one."
                 )
         if self.workers + self.chief < 1:
             raise ClusterConfigError(

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from tf_config.cluster import VARIABLE, Task
 from tf_config.errors import ClusterConfigError, shown
+from tf_config.secret import SECRET_VARIABLE
 
 START_TIMEOUT_VARIABLE = "KERAS_STRATEGIES_START_TIMEOUT"
 START_TIMEOUT_SECONDS = 300.0
@@ -77,6 +78,11 @@ class Request:
                 raise ClusterConfigError(
                     "A variable's name has letters, digits and '_', and no digit first. Received: "
                     f"{shown(name)}. Correct it: --env NAME=VALUE."
+                )
+            if name == SECRET_VARIABLE:
+                raise ClusterConfigError(
+                    "A secret stands in no command line, which all users of a host can read. "
+                    f"Received: --env {name}. Export the variable: it is passed on by itself."
                 )
             if name in _TOLD:
                 raise ClusterConfigError(

@@ -19,8 +19,9 @@ from tf_config import horovod
 from tf_config.address import Address
 from tf_config.cluster import ClusterSpec, Task, TFConfig
 from tf_config.join import start_timeout
+from tf_config.secret import SECRET_VARIABLE, secret_of
 from tf_config.settings import RENDEZVOUS_VARIABLE, SIDECAR_VARIABLE
-from tf_config.store import StoreServer, ask
+from tf_config.store import StoreHandler, StoreServer, ask
 from tf_config.witness import Witness
 
 # How the launcher is told of a task on another host that trained apart: the last bytes of its
@@ -59,8 +60,9 @@ class Sidecar:
         self._store: StoreServer | None = None
         at = Address.parse(environ[RENDEZVOUS_VARIABLE])
         if config.task == config.cluster.training_tasks[0]:
-            self._store = _store(at, note)
-        self._relay = _Relay(config, at, start_timeout(environ), self._reports, note)
+            self._store = _store(at, secret_of(environ), note)
+        timeout = start_timeout(environ)
+        self._relay = _Relay(config, at, timeout, secret_of(environ), self._reports, note)
         port = self._relay.server_address[1]
         self.environ = {SIDECAR_VARIABLE: f"{_HERE}:{port}", **_horovod(config, port, environ)}
 
@@ -112,7 +114,8 @@ class Sidecar:
 def report(word: str, environ: Mapping[str, str] = os.environ) -> None:
     """Tells this process's sidecar, if it has one, what it did: `MADE` or `USED`."""
     if SIDECAR_VARIABLE in environ:
-        ask(Address.parse(environ[SIDECAR_VARIABLE]), "PUT", _REPORTS + word)
+        at = Address.parse(environ[SIDECAR_VARIABLE])
+        ask(at, "PUT", _REPORTS + word, secret=secret_of(environ))
 
 
 def rendezvous(cluster: ClusterSpec) -> Address:
@@ -137,6 +140,7 @@ class _Relay(StoreServer):
       config: the task's configuration.
       at: where the store is.
       timeout: seconds that a process waits for the others.
+      secret: of the job.
       reports: takes the words that are heard.
       note: takes what there is to say.
     """
@@ -146,10 +150,11 @@ class _Relay(StoreServer):
         config: TFConfig,
         at: Address,
         timeout: float,
+        secret: str,
         reports: set[str],
         note: Callable[[str], None],
     ):
-        super().__init__((_HERE, 0))
+        super().__init__((_HERE, 0), secret=secret)
         self._config = config
         self._at = at
         self._timeout = timeout
@@ -160,6 +165,10 @@ class _Relay(StoreServer):
         text = repr(config.cluster.to_dict()).encode()
         self._prefix = f"/{hashlib.sha256(text).hexdigest()[:16]}"
 
+    def admits(self, method: str, path: str, body: bytes, given: str) -> bool:
+        """Returns whether a request is answered; those of Horovod have no signature."""
+        return not path.startswith(_REPORTS) or super().admits(method, path, body, given)
+
     def answer(self, method: str, path: str, body: bytes) -> tuple[int, bytes]:
         """Returns the store's answer, once it has one."""
         if path.startswith(_REPORTS):
@@ -168,7 +177,7 @@ class _Relay(StoreServer):
         self._reports.add("horovod")
         start = named = time.monotonic()
         while True:
-            status, content = ask(self._at, method, self._prefix + path, body)
+            status, content = ask(self._at, method, self._prefix + path, body, self._secret)
             if status == HTTPStatus.OK or method == "DELETE":
                 return HTTPStatus.OK, content
             now = time.monotonic()
@@ -189,6 +198,8 @@ class _Relay(StoreServer):
         key = path.rpartition("/")[2].removeprefix("rank_")
         if status != HTTPStatus.NOT_FOUND:
             who = f"the rendezvous beside {tasks[0]} at {self._at}"
+            if status == HTTPStatus.FORBIDDEN:
+                who += f", which has another {SECRET_VARIABLE}"
         elif path.startswith("/global/") and key.isdigit() and int(key) < len(tasks):
             who = f"{tasks[int(key)]} to start Horovod as well"
         else:
@@ -201,11 +212,11 @@ class _Relay(StoreServer):
         self._note(f"{self._config.task} waits in Horovod's init() for {who}: {end}")
 
 
-def _store(at: Address, note: Callable[[str], None]) -> StoreServer | None:
+def _store(at: Address, secret: str, note: Callable[[str], None]) -> StoreServer | None:
     # Behind address translation the name that others use is not one of this machine's.
     for host in (at.host, ""):
         try:
-            return StoreServer((host, at.port))
+            return StoreServer((host, at.port), StoreHandler, secret)
         except OSError as error:
             reason = error.strerror
     note(

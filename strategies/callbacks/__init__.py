@@ -1,7 +1,9 @@
 """Callbacks for training on several workers, with Keras 3 and tf_keras alike."""
 
+from strategies.callbacks.checkpoint import Checkpoint
 from strategies.callbacks.first_worker import on_first_worker
+from strategies.callbacks.nan import TerminateOnNaN
 from strategies.callbacks.throughput import Throughput
 from strategies.callbacks.warmup import LearningRateWarmup
 
-__all__ = ["LearningRateWarmup", "Throughput", "on_first_worker"]
+__all__ = ["Checkpoint", "LearningRateWarmup", "TerminateOnNaN", "Throughput", "on_first_worker"]

@@ -180,6 +180,10 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         finally:
             self._row_weights = {}
 
+    def row_weight(self) -> tf.Tensor | None:
+        """Returns the weight of the calling replica's inputs: 0 without rows; None if unknown."""
+        return self._row_weights.get(self.local_replica())
+
     def local_replica(self) -> int:
         """Returns the number of the calling replica among those of this worker."""
         context = tf.distribute.get_replica_context()
@@ -310,7 +314,10 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         if isinstance(value, CheckpointInitialValue):
             value = value.wrapped_value
         value = tf.convert_to_tensor(value, dtype=dtype)
-        return value if in_single_worker_scope() else self.collectives.broadcast(value)
+        if in_single_worker_scope():
+            return value
+        agree(self.collectives, "creation of a variable", f"{value.dtype.name} {value.shape}")
+        return self.collectives.broadcast(value)
 
     def _update(self, var: Any, fn: Callable[..., Any], args: Any, kwargs: Any, group: bool) -> Any:
         if isinstance(var, SparseVariable):

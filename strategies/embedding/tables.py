@@ -251,6 +251,8 @@ class Tables:
                 "them different."
             )
         int64_array(keys)
+        for part in parts:  # all of them before the first row is set
+            part.check(table.config.output_dim)
         with self._setting_rows():
             for ids, rows in (chunk for part in parts for chunk in part.chunks()):
                 arrays = {"ids": int64_array(ids), "rows": rows}
@@ -275,7 +277,7 @@ class Tables:
     def load(self, directory: str) -> None:
         """Sets the rows from a directory; see `checkpoint`."""
         with self._setting_rows():
-            checkpoint.load(self._shards, directory)
+            checkpoint.load(self._shards, directory, self.collectives)
 
     def rows(self, name: str | None) -> tuple[np.ndarray, np.ndarray]:
         """Returns this worker's ids of a table in rising order, and their rows."""

@@ -7,10 +7,12 @@ All workers see the directory in which it is run, and it is empty.
 
 import functools
 import importlib
+import logging
 import os
 import sys
 import time
 
+import absl.logging
 import numpy as np
 import tensorflow as tf
 
@@ -247,6 +249,31 @@ def check_the_learning_rate_rises_step_by_step_to_that_of_all_replicas():
     fit(model, [warmup, Rates()], epochs=2)
     expected = [0.1 * (1 + (workers - 1) * min(step / 6, 1)) for step in range(8)]
     np.testing.assert_allclose(rates, expected, rtol=1e-5)
+
+
+def check_training_ends_on_all_workers_at_one_workers_gradient_that_is_no_number():
+    class Messages(logging.Handler):
+        def emit(self, record):
+            messages.append(record.getMessage())
+
+    batches, messages, handler = [], [], Messages()
+    wrong = y.copy()
+    wrong[20] = np.nan  # of the second batch of 16 rows, the second worker's if there are two
+    counter = keras.callbacks.LambdaCallback(on_train_batch_end=lambda b, logs: batches.append(b))
+    absl.logging.get_absl_logger().addHandler(handler)
+    try:
+        data = tf.data.Dataset.from_tensor_slices((x, wrong)).batch(16)
+        model = make("SGD")
+        callbacks = [strategies.callbacks.TerminateOnNaN(), counter]
+        model.fit(data, epochs=2, verbose=0, callbacks=callbacks)
+    finally:
+        absl.logging.get_absl_logger().removeHandler(handler)
+    assert batches == [0, 1]
+    culprit = 4 * workers // 16
+    assert (
+        f"Training ends at batch 1: gradients that are NaN or infinite on worker {culprit} in"
+        in (messages[0])
+    )
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Workers that are in different operations: found, named, and ended only where that is sure."""
 
+import socket
 import threading
 import time
 
@@ -9,11 +10,18 @@ import tensorflow as tf
 from strategies.collectives.base import LocalCollectives
 from strategies.collectives.health.agreement import agree
 from strategies.collectives.health.operations import OperationTracker, WatchedCollectives
-from strategies.collectives.health.watchdog import State, Watchdog, is_deadlocked, watch_seconds
+from strategies.collectives.health.watchdog import (
+    _SCOPE,
+    State,
+    Watchdog,
+    _shared_store,
+    is_deadlocked,
+    watch_seconds,
+)
 from strategies.collectives.startup.rendezvous import Store, serve
 from tests.support.fakes import FakeWorker
-from tf_config import Address, Task, local_cluster
-from tf_config.store import StoreHandler, StoreServer
+from tf_config import Address, ClusterSpec, Task, local_cluster
+from tf_config.store import StoreHandler, StoreServer, ask
 
 TASKS = [Task("worker", 0), Task("worker", 1)]
 STEP = State("function", "", 40.0, "fit(), train.py, line 3")
@@ -194,3 +202,23 @@ def test_workers_apart_end_the_job_and_are_named(forked, case, communication, me
     assert code == 1, output
     for message in messages:
         assert message in output, output
+
+
+def test_the_store_is_at_the_first_workers_address_alone(monkeypatch):
+    monkeypatch.setenv("KERAS_STRATEGIES_SECRET", "0123456789abcdef")
+    spec = ClusterSpec.from_dict({"worker": ["127.0.0.1:1", "127.0.0.1:2"]})
+    store = _shared_store(LocalCollectives(), spec, TASKS[0])
+    assert store.put(TASKS[1], b"here")
+    at = store._address
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.2", at.port), 5)
+    assert ask(at, "GET", f"/{_SCOPE}/{TASKS[1].label}")[0] == 403
+
+
+def test_what_no_worker_wrote_says_nothing(monkeypatch):
+    spec = ClusterSpec.from_dict({"worker": ["127.0.0.1:1", "127.0.0.1:2"]})
+    store = _shared_store(LocalCollectives(), spec, TASKS[0])
+    first = watchdog(store, 0, [])
+    for entry in (b"", b"\xff", b"[]", b"3", b'{"more": 1}', b"[" * 10**5):
+        assert store.put(TASKS[1], entry)
+        assert first._state_of(TASKS[1]) is None

@@ -57,9 +57,15 @@ def test_show_prints_every_task_its_rank_and_which_one_this_is(tf_config, capsys
 
 def test_check_says_ok_and_that_there_is_no_authentication(tf_config, capsys):
     assert main(["check"]) == 0
-    output = capsys.readouterr().out
-    assert output.startswith("ok: 1 chief, 1 worker; this task is worker 0\n")
-    assert "no authentication" in output
+    ok, note = capsys.readouterr().out.splitlines()
+    assert ok == "ok: 1 chief, 1 worker; this task is worker 0"
+    assert note.startswith("note: TensorFlow's gRPC servers have no authentication")
+
+
+def test_check_says_nothing_of_it_where_all_is_on_one_host(monkeypatch, capsys):
+    monkeypatch.setenv("TF_CONFIG", CONFIG.replace("b:2", "a:2"))
+    assert main(["check"]) == 0
+    assert capsys.readouterr().out.count("\n") == 1
 
 
 def test_check_reads_a_file(tmp_path, capsys):

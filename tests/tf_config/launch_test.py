@@ -1,6 +1,7 @@
 """The launcher with small programs that need no TensorFlow."""
 
 import os
+import re
 import shlex
 import signal
 import sys
@@ -119,6 +120,17 @@ def test_a_task_that_a_signal_ended_has_the_shells_exit_code(job):
     code, output = job.run("--workers", 1, script)
     assert code == 128 + signal.SIGSEGV
     assert "worker 0 failed with signal 11 (SIGSEGV)" in output
+
+
+def test_of_a_killed_task_its_memory_and_its_last_line_are_said(job):
+    script = job.script(
+        "import os, signal, time\nheld = b'x' * (300 << 20)\nprint('3/9', end='\\r', flush=True)\n"
+        "time.sleep(2.5)\nos.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    code, output = job.run("--workers", 2, script)
+    assert code == 128 + signal.SIGKILL
+    assert re.search(r"with signal 9 \(SIGKILL\); it had 0\.[34] GiB of memory; the kernel", output)
+    assert output.endswith("tf-config: | 3/9\n")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

@@ -15,7 +15,7 @@ from tf_config.render import KubernetesJob
 from tf_config.roles import Roles
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-MODELS = {"Service": "V1Service", "Job": "V1Job"}
+MODELS = {"Service": "V1Service", "NetworkPolicy": "V1NetworkPolicy", "Job": "V1Job"}
 JOBS = [
     KubernetesJob(Roles(1), ("train.py",), "train", "image"),
     KubernetesJob(
@@ -40,27 +40,32 @@ def through_the_client(document):
 
 @pytest.mark.parametrize("job", JOBS)
 def test_the_official_client_reads_every_field(job):
-    assert [document["kind"] for document in documents(job)][:2] == ["Service", "Job"]
+    kinds = [document["kind"] for document in documents(job)]
+    assert kinds[:3] == ["Service", "NetworkPolicy", "Job"]
     for document in documents(job):
         assert through_the_client(document) == document
 
 
 def test_a_misspelt_field_would_be_seen():
-    service, job = documents(JOBS[0])
+    service, policy, job = documents(JOBS[0])
     job["spec"]["completionsMode"] = job["spec"].pop("completionMode")
     service["spec"]["ports"][0]["targetport"] = 1
     assert through_the_client(job) != job
     assert through_the_client(service) != service
+    policy["spec"]["policytypes"] = policy["spec"].pop("policyTypes")
+    assert through_the_client(policy) != policy
 
 
 def pods(job):
     """Yields each pod's container, with the host name and variables that Kubernetes gives it."""
-    for document in documents(job)[1:]:
+    for document in documents(job)[2:]:
         template = document["spec"]["template"]
         (container,) = template["spec"]["containers"]
         for index in range(document["spec"]["completions"]):
             hostname = f"{document['metadata']['name']}-{index}"
-            variables = {entry["name"]: entry["value"] for entry in container["env"]}
+            variables = {
+                entry["name"]: entry["value"] for entry in container["env"] if "value" in entry
+            }
             variables |= {"HOSTNAME": hostname, "JOB_COMPLETION_INDEX": str(index)}
             yield container, f"{hostname}.{template['spec']['subdomain']}", variables
 
@@ -120,7 +125,7 @@ def test_every_pod_finds_its_place_in_the_one_cluster(tmp_path):
 
 
 def test_the_service_finds_the_pods_and_they_their_names():
-    service, *jobs = documents(JOBS[1])
+    service, policy, *jobs = documents(JOBS[1])
     assert service["spec"]["clusterIP"] == "None"
     assert service["spec"]["publishNotReadyAddresses"] is True
     assert [port["port"] for port in service["spec"]["ports"]] == [3333]
@@ -136,7 +141,30 @@ def test_the_service_finds_the_pods_and_they_their_names():
         assert spec["template"]["spec"]["subdomain"] == service["metadata"]["name"]
         labels = spec["template"]["metadata"]["labels"]
         assert service["spec"]["selector"].items() <= labels.items()
-    assert {document["metadata"]["namespace"] for document in [service, *jobs]} == {"team-a"}
+    assert {document["metadata"]["namespace"] for document in [service, policy, *jobs]} == {
+        "team-a"
+    }
+
+
+def test_only_pods_of_the_job_reach_its_pods():
+    policy, *jobs = documents(JOBS[1])[1:]
+    own = policy["spec"]["podSelector"]["matchLabels"]
+    assert policy["spec"]["policyTypes"] == ["Ingress"]
+    assert policy["spec"]["ingress"] == [{"from": [{"podSelector": {"matchLabels": own}}]}]
+    for job in jobs:
+        assert own.items() <= job["spec"]["template"]["metadata"]["labels"].items()
+    assert own["app.kubernetes.io/instance"] == "t2"  # or all jobs would reach each other
+
+
+def test_the_secret_is_no_part_of_the_manifest(monkeypatch):
+    monkeypatch.setenv("KERAS_STRATEGIES_SECRET", "a secret of this machine")
+    assert "a secret of this machine" not in JOBS[1].manifest()
+    for container, _, _ in pods(JOBS[1]):
+        (entry,) = [each for each in container["env"] if "value" not in each]
+        assert entry["name"] == "KERAS_STRATEGIES_SECRET"
+        assert entry["valueFrom"]["secretKeyRef"] == {
+            "name": "t2", "key": "secret", "optional": True,
+        }  # fmt: skip
 
 
 def test_parameter_servers_get_no_gpus():
@@ -150,7 +178,7 @@ def test_parameter_servers_get_no_gpus():
         "evaluator": computing,
         "ps": {"cpu": "4", "memory": "1.5Gi"},
     }
-    assert "resources" not in documents(JOBS[0])[1]["spec"]["template"]["spec"]["containers"][0]
+    assert "resources" not in documents(JOBS[0])[2]["spec"]["template"]["spec"]["containers"][0]
 
 
 def test_the_first_line_says_how_to_end_what_does_not_end_by_itself():

@@ -51,7 +51,7 @@ def test_the_options_of_kubernetes(capsys):
         "--threads-per-worker", "8", "--start-timeout", "600",
     ]  # fmt: skip
     assert main([*KUBERNETES, *options, *PROGRAM]) == 0
-    service, worker, _ = yaml.safe_load_all(capsys.readouterr().out)
+    service, _, worker, _ = yaml.safe_load_all(capsys.readouterr().out)
     assert service["metadata"]["namespace"] == "team"
     assert service["spec"]["ports"][0]["port"] == 3333
     assert worker["spec"]["completions"] == 3

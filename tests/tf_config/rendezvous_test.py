@@ -195,3 +195,33 @@ def test_wrong_urls(url):
 def test_a_rank_beyond_the_last_is_refused():
     with pytest.raises(ClusterConfigError, match="numbers them from 0 to 1. Received: 2"):
         Seat(Roles(2), 2)
+
+
+@pytest.mark.parametrize("rank", [-1, 2, 10**30])
+def test_a_number_that_no_task_has_ends_the_meeting_in_words(rank):
+    (port,) = free_ports(1)
+    meeting = Meeting(f"tcp://127.0.0.1:{port}")
+    meeting.come(Roles(2), 0)
+    tasks = ["worker 0", "worker 1"]
+    report = {"rank": rank, "tasks": tasks, "host": "a", "port": 1, "token": "x"}
+    for _ in range(100):
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)) as other:
+            other.sendall(f" {json.dumps(report)}\n".encode())
+            break
+        time.sleep(0.05)
+    assert "numbers them from 0 to 1. Received: " in str(meeting.end()[0])
+
+
+@pytest.mark.parametrize(
+    "text", ["{}", '{"report": 3}', '{"report": {"rank": 1e400}}', "[" * 10**5]
+)
+def test_a_file_that_no_task_wrote_is_named_or_passed_over(tmp_path, text):
+    meeting = Meeting(f"file://{tmp_path}", timeout=1.5)
+    meeting.come(Roles(2), 0)
+    while not (tmp_path / "first.json").exists():
+        time.sleep(0.01)
+    token = json.loads((tmp_path / "first.json").read_text())["token"]
+    (tmp_path / "1.json").write_text(text.replace("{", f'{{"first": "{token}", ', 1)
+                                     .replace(", }", "}"))  # fmt: skip
+    message = str(meeting.end()[0])
+    assert "1.json', which is no report" in message or "still waiting for worker 1" in message

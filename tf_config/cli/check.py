@@ -17,8 +17,7 @@ EXAMPLE = "tf-config check --file tf_config.json --connect"
 
 _SECONDS = 5.0
 _NO_AUTHENTICATION = (
-    "note: TensorFlow's servers and Horovod's rendezvous have no authentication; whoever reaches "
-    "these addresses can join the job or run code in it. Keep them off open networks."
+    "note: TensorFlow's gRPC servers have no authentication: keep their ports on a private network."
 )
 
 
@@ -49,7 +48,8 @@ def run(arguments: argparse.Namespace) -> int:
             if (tasks := config.cluster.tasks(task_type))
         ]
         print(f"ok: {', '.join(counts)}; this task is {config.task}")
-        print(_NO_AUTHENTICATION)
+        if len({address.host for address in config.cluster.addresses.values()}) > 1:
+            print(_NO_AUTHENTICATION)
     if arguments.verbosity > 0:
         for task, address in config.cluster.addresses.items():
             print(f"{task}  {address}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ EXAMPLE = (
     "tf-config plan --table users:rows=1e9,width=16,zipf=1.05 --batch 4096 --workers 8 "
     "--memory-gib 64"
 )
+_DEEPEST = 32
 # What may be in the file, and as an option.
 _OPTIONS = {
     "batch": "examples of one worker in a step",
@@ -87,9 +89,15 @@ def _read(path: Path) -> dict[str, Any]:
     """Returns what a file says."""
     import yaml  # here, for it takes as long as all the rest together
 
+    text = text_of(path, "FILE")
+    if _depth(text) > _DEEPEST:  # what YAML's parser takes very long for
+        raise ClusterConfigError(
+            f"FILE has tables in a mapping. Received: {_depth(text)} brackets in each other, in "
+            f"{shown(str(path))}. Correct it."
+        )
     try:
-        values = yaml.safe_load(text_of(path, "FILE"))
-    except yaml.YAMLError as error:
+        values = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError, OverflowError) as error:
         raise ClusterConfigError(
             f"FILE is YAML or JSON. Received: {shown(str(path))} ({shown(str(error))})."
         ) from None
@@ -105,6 +113,16 @@ def _read(path: Path) -> dict[str, Any]:
                 f"Correct it, or leave it out.{suggestion(key, known)}"
             )
     return values
+
+
+def _depth(text: str) -> int:
+    """Returns how many brackets are open at most, those in strings among them.
+
+    >>> _depth("{a: [1, [2]], b: [3]}")
+    3
+    """
+    steps = (1 if character in "[{" else -1 for character in text if character in "[]{}")
+    return max(itertools.accumulate(steps), default=0)
 
 
 def _table(text: str) -> tuple[str, dict[str, str]]:

@@ -50,7 +50,7 @@ def read(variables: Variables) -> TFConfig:
             "Start the step with --distribution=block or cyclic."
         )
     step = variables.find(*_STEP) or "0"
-    odd = int(step) % 2 if step.isascii() and step.isdigit() else 0
+    odd = int(step[-1]) % 2 if step.isascii() and step.isdigit() else 0
     block = 2 * (variables.number(*_JOB) % _PORT_BLOCKS) + odd
     first = _FIRST_PORT + block * _PORTS_A_BLOCK
     addresses = {
@@ -88,7 +88,7 @@ def cores(environ: Mapping[str, str]) -> int | None:
     4
     """
     text = environ.get("SLURM_CPUS_PER_TASK", "")
-    return int(text) if text.isascii() and text.isdigit() and 0 < int(text) < 1 << 16 else None
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 6 and int(text) else None
 
 
 def node_addresses(text: str) -> dict[str, str]:

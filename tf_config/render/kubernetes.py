@@ -1,4 +1,8 @@
-"""A manifest for Kubernetes: one headless Service, and one Indexed Job for each type of task.
+"""A manifest for Kubernetes: a headless Service, a NetworkPolicy, and a Job for each type of task.
+
+TensorFlow's servers ask nobody who they are, so the policy lets the job's own pods reach each other
+and nobody else; it holds where the cluster's network plugin knows policies. What the package itself
+serves is guarded as well by a secret, if there is a Secret of that name.
 
 Names of pods: kubernetes.io, "Job with Pod-to-Pod Communication". The Service has a port because
 some DNS servers know no pod of one without (github.com/kubernetes/dns, issue 174).
@@ -21,6 +25,7 @@ from tf_config.environments.kubernetes import (
 from tf_config.errors import ClusterConfigError, shown
 from tf_config.render.rules import check, check_range, execute
 from tf_config.roles import Roles
+from tf_config.secret import SECRET_VARIABLE
 
 _LABEL = "([-a-z0-9]*[a-z0-9])?"
 _LONGEST_LABEL = 63
@@ -88,21 +93,31 @@ class KubernetesJob:
         return self._note() + yaml.safe_dump_all(self.documents(), sort_keys=False, width=100)
 
     def documents(self) -> list[dict[str, Any]]:
-        """Returns the Service and the Jobs."""
+        """Returns the Service, the policy and the Jobs."""
         types = {task.type for task in self.roles.tasks}
-        return [self._service(), *(self._job(name) for name in TASK_TYPES if name in types)]
+        return [
+            self._service(),
+            self._policy(),
+            *(self._job(name) for name in TASK_TYPES if name in types),
+        ]
 
     def _note(self) -> str:
         endless = " and ".join(
             name for name, there in (("ps", self.roles.ps), ("evaluator", self.roles.evaluator))
             if there
         )  # fmt: skip
+        deletion = (
+            "# To delete everything, before it can be started again: kubectl delete -f FILE\n"
+        )
         if endless:
-            return (
+            deletion = (
                 f"# When the workers are done, the {endless} tasks may go on; to end and delete "
                 "everything: kubectl delete -f FILE\n"
             )
-        return "# To delete everything, before it can be started again: kubectl delete -f FILE\n"
+        return deletion + (
+            "# For a secret of the job's own, before: openssl rand -hex 16 | kubectl create secret "
+            f"generic {self.name} --from-file=secret=/dev/stdin\n"
+        )
 
     def _service(self) -> dict[str, Any]:
         spec = {
@@ -115,6 +130,20 @@ class KubernetesJob:
         return {
             "apiVersion": "v1",
             "kind": "Service",
+            "metadata": self._metadata(self.name, self._labels()),
+            "spec": spec,
+        }
+
+    def _policy(self) -> dict[str, Any]:
+        # All ports, for Gloo and NCCL take free ones.
+        spec = {
+            "podSelector": {"matchLabels": self._labels()},
+            "policyTypes": ["Ingress"],
+            "ingress": [{"from": [{"podSelector": {"matchLabels": self._labels()}}]}],
+        }
+        return {
+            "apiVersion": "networking.k8s.io/v1",
+            "kind": "NetworkPolicy",
             "metadata": self._metadata(self.name, self._labels()),
             "spec": spec,
         }
@@ -149,11 +178,15 @@ class KubernetesJob:
             TASK_TYPE_VARIABLE: task_type,
             PORT_VARIABLE: str(self.port),
         }
+        secret = {"name": self.name, "key": "secret", "optional": True}
         container: dict[str, Any] = {
             "name": task_type,
             "image": self.image,
             "command": self._command(),
-            "env": [{"name": name, "value": value} for name, value in variables.items()],
+            "env": [
+                *({"name": name, "value": value} for name, value in variables.items()),
+                {"name": SECRET_VARIABLE, "valueFrom": {"secretKeyRef": secret}},
+            ],
         }
         limits = self._limits(task_type)
         if limits:

@@ -57,7 +57,7 @@ def _lead(path: Path, seat: Seat, report: Report, clock: Clock) -> ClusterSpec:
             for rank in seat.followers:
                 found = _read(path / f"{rank}.json")
                 if found is not None and found.get("first") == report.token:
-                    gathering.add(Report.from_dict(found["report"]))
+                    gathering.add(_report_in(found, path / f"{rank}.json"))
             if gathering.missing and clock.is_over:
                 raise gathering.too_late(clock.timeout)
             if gathering.missing:
@@ -84,7 +84,8 @@ def _follow(path: Path, seat: Seat, report: Report, clock: Clock) -> ClusterSpec
             _check_own(own, seat, report)
         answer = _read(path / _ANSWER) or {}
         failed = answered_to is not None and answer.get("first") == answered_to
-        if failed or report.token in answer.get("tokens", ()):
+        tokens = answer.get("tokens")
+        if (failed and "error" in answer) or (isinstance(tokens, list) and report.token in tokens):
             _remove(own)
             return cluster_of(answer)
         # The first process ends the meeting in time, and says who did not come.
@@ -108,10 +109,21 @@ def _check_first(path: Path, token: str) -> None:
         )
 
 
+def _report_in(found: dict[str, Any], file: Path) -> Report:
+    """Returns the report that a process's file has."""
+    try:
+        return Report.from_dict(found.get("report"))
+    except ValueError:
+        raise ClusterConfigError(
+            "The files of a rendezvous are those that its tasks write. Received: "
+            f"{shown(str(file))}, which is no report. Remove it, or name another directory."
+        ) from None
+
+
 def _check_own(own: Path, seat: Seat, report: Report) -> None:
     """Checks that nobody else says that it is this task."""
     found = _read(own)
-    if found is not None and found["report"]["token"] != report.token:
+    if found is not None and _report_in(found, own).token != report.token:
         raise ClusterConfigError(
             f"Each task is one process. Received: two that say they are {seat.task}, in "
             f"{shown(str(own.parent))}. Give each process another number, and each job another "
@@ -141,7 +153,7 @@ def _write(path: Path, values: dict[str, Any]) -> None:
 def _read(path: Path) -> dict[str, Any] | None:
     try:
         values = json.loads(path.read_text())
-    except (FileNotFoundError, ValueError):
+    except (FileNotFoundError, ValueError, RecursionError):
         return None
     return values if isinstance(values, dict) else None
 

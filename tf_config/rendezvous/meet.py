@@ -70,7 +70,10 @@ def check_url(url: str) -> Path | Address:
     Raises:
       ClusterConfigError: if it names neither.
     """
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # brackets with no IPv6 address in them
+        parts = urlsplit("")
     if parts.scheme == "tcp" and not parts.path:
         return Address.parse(parts.netloc)
     if parts.scheme == "file" and not parts.netloc and parts.path:

@@ -98,7 +98,7 @@ class Report:
                 int(values["port"]),
                 str(values["token"]),
             )
-        except (KeyError, TypeError):
+        except (KeyError, TypeError, OverflowError):
             raise ValueError("no report") from None
         Address.parse(str(Address(report.host, report.port)))
         return report
@@ -133,6 +133,11 @@ class Gathering:
                 f"{len(tasks)} ({shown(', '.join(map(str, tasks)))}) on the first, "
                 f"{len(report.tasks)} ({shown(', '.join(report.tasks))}) on {report.host}. "
                 "Start all with the same options."
+            )
+        if not 0 <= report.rank < len(tasks):
+            raise ClusterConfigError(
+                f"A job of {len(tasks)} processes numbers them from 0 to {len(tasks) - 1}. "
+                f"Received: {shown(report.rank)} from {shown(report.host)}. Correct the number."
             )
         other = self.reports.get(report.rank)
         if other is not None and other.token != report.token:

@@ -1,4 +1,7 @@
-"""A meeting at an address of the first process's host, for the time of the meeting alone."""
+"""A meeting at an address of the first process's host, for the time of the meeting alone.
+
+A message is a line: its signature by the job's secret, if it has one, a space, and JSON.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,7 @@ from tf_config.cluster import ClusterSpec
 from tf_config.errors import ClusterConfigError, shown
 from tf_config.rendezvous.clock import Clock
 from tf_config.rendezvous.seat import Gathering, Report, Seat, cluster_of
+from tf_config.secret import SECRET_VARIABLE, is_signed, secret_of, signature
 
 _LONGEST_MESSAGE = 1 << 22
 _CONNECT_SECONDS = 5.0
@@ -52,6 +56,7 @@ class _Leader:
         self._own = Report.of(seat, host or "", port)
         self._buffers: dict[socket.socket, bytes] = {}
         self._members: dict[socket.socket, Report] = {}
+        self._secret = secret_of()
         self._selector = selectors.DefaultSelector()
 
     def run(self) -> ClusterSpec:
@@ -95,8 +100,12 @@ class _Leader:
             self._forget(connection)
         elif self._buffers[connection].endswith(b"\n") and connection not in self._members:
             try:
-                report = Report.from_dict(json.loads(self._buffers[connection]))
-            except (ValueError, RecursionError):  # whoever that is, it is none of us
+                report = Report.from_dict(_decoded(self._buffers[connection], self._secret))
+            except _Unsigned:
+                self._clock.note(f"somebody without this job's {SECRET_VARIABLE} is turned away")
+                self._forget(connection)
+                return
+            except ValueError:  # whoever that is, it is none of us
                 self._forget(connection)
                 return
             self._members[connection] = report
@@ -126,8 +135,8 @@ class _Leader:
                 reports[report.rank] = replace(report, host=host)
 
     def _tell(self, message: Mapping[str, Any]) -> None:
-        data = json.dumps(message).encode() + b"\n"
-        for connection in self._buffers:
+        data = _encoded(message, self._secret)
+        for connection in self._members:
             with contextlib.suppress(OSError):
                 connection.sendall(data)
 
@@ -154,7 +163,7 @@ def _ask(
     address: Address, seat: Seat, host: str | None, port: int, clock: Clock
 ) -> tuple[dict[str, Any] | None, str]:
     """Returns what the first process answers, or None and why there is no answer yet."""
-    first = seat.first
+    first, secret = seat.first, secret_of()
     try:
         connection = socket.create_connection((address.host, address.port), _CONNECT_SECONDS)
     except OSError as error:
@@ -163,7 +172,7 @@ def _ask(
         report = Report.of(seat, host or _plain(connection.getsockname()[0]), port)
         data = b""
         try:
-            connection.sendall(json.dumps(report.to_dict()).encode() + b"\n")
+            connection.sendall(_encoded(report.to_dict(), secret))
             connection.settimeout(0.5)
             # The first process ends the meeting in time, and says who did not come.
             while not data.endswith(b"\n") and clock.overdue < _GRACE_SECONDS:
@@ -175,10 +184,38 @@ def _ask(
                 if not step or len(data) > _LONGEST_MESSAGE:
                     break
                 data += step
-            answer = json.loads(data)
+            answer = _decoded(data, secret)
+        except _Unsigned:
+            return None, f"{address} answers without this job's {SECRET_VARIABLE}"
         except (OSError, ValueError):
             return None, f"{first} at {address} left the meeting before its end"
-    return answer if isinstance(answer, dict) else None, f"{address} is no meeting"
+    is_answer = isinstance(answer, dict) and ("error" in answer or "cluster" in answer)
+    return answer if is_answer else None, f"{address} is no meeting"
+
+
+class _Unsigned(Exception):
+    """A message has no signature, or another secret's."""
+
+
+def _encoded(message: Mapping[str, Any], secret: str) -> bytes:
+    data = json.dumps(message).encode()
+    return signature(secret, data).encode() + b" " + data + b"\n"
+
+
+def _decoded(line: bytes, secret: str) -> Any:
+    """Returns what a line says.
+
+    Raises:
+      ValueError: if it says nothing.
+      _Unsigned: if it has not the signature of this job's secret.
+    """
+    given, _, data = line.strip(b"\n").partition(b" ")
+    if not is_signed(secret, given.decode(errors="replace"), data):
+        raise _Unsigned
+    try:
+        return json.loads(data)
+    except RecursionError:
+        raise ValueError("too deep") from None
 
 
 def _listen(address: Address) -> socket.socket:

@@ -10,6 +10,7 @@ from strategies._tensorflow import replica_specs
 from strategies.collectives.base import Collectives
 
 _BYTES = 256
+_MESSAGE_BYTES = 1024
 
 
 def agree(collectives: Collectives, operation: str, detail: str = "") -> None:
@@ -39,10 +40,41 @@ def agree(collectives: Collectives, operation: str, detail: str = "") -> None:
         by_worker = "; ".join(f"worker {rank}: {text}" for rank, text in enumerate(calls))
         raise ValueError(
             "All workers make the same calls in the same order, with as many rows and steps. "
-            f"Received: {by_worker}. Give all workers the same data, or shard it by "
+            f"Received: {by_worker}. Make the same model on all workers. Give them the same data, "
+            "or shard it by "
             "strategies.read_files or AutoShardPolicy.OFF, which fill up what is uneven; call "
             "fit, evaluate, predict, reduce, gather and save on all of them."
         )
+
+
+def succeed_together(collectives: Collectives, what: str, error: Exception | None) -> None:
+    """Raises on all workers where something failed on one of them; waits for all.
+
+    >>> from strategies.collectives.base import LocalCollectives
+    >>> succeed_together(LocalCollectives(), "Saving rows", None)
+
+    Args:
+      collectives: the workers.
+      what: was tried, for the message.
+      error: what this worker failed with; None if it succeeded.
+
+    Raises:
+      Exception: `error` itself, on the worker that it is of.
+      RuntimeError: on the others; the message has the error of the first worker that failed.
+    """
+    if collectives.size > 1:
+        text = "" if error is None else f"{type(error).__name__}: {error}"
+        sent = text.encode()[:_MESSAGE_BYTES].ljust(_MESSAGE_BYTES)
+        received = collectives.all_gather(tf.constant([list(sent)], tf.uint8)).numpy()
+        texts = [bytes(row).decode(errors="replace").strip() for row in received]
+        if error is None and any(texts):
+            rank = next(rank for rank, text in enumerate(texts) if text)
+            raise RuntimeError(
+                f"{what} is done by all workers or by none. Received from worker {rank}: "
+                f"{texts[rank]}"
+            )
+    if error is not None:
+        raise error
 
 
 def spec_text(spec: Any) -> str:

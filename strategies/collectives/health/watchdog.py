@@ -12,7 +12,6 @@ import atexit
 import dataclasses
 import json
 import os
-import socket
 import sys
 import threading
 import time
@@ -28,6 +27,7 @@ from strategies.collectives.base import Collectives
 from strategies.collectives.health.operations import OperationTracker, WatchedCollectives
 from strategies.collectives.startup.rendezvous import Store, serve
 from tf_config import Address, ClusterSpec, Task
+from tf_config.secret import secret_of
 from tf_config.store import StoreHandler, StoreServer
 
 WATCH_VARIABLE = "KERAS_STRATEGIES_WATCH_SECONDS"
@@ -244,7 +244,10 @@ class Watchdog:
 
     def _state_of(self, task: Task) -> State | None:
         entry = self._store.get(task)
-        return None if entry is None else State(**json.loads(entry))
+        try:
+            return None if entry is None else State(**json.loads(entry))
+        except (TypeError, ValueError, RecursionError):  # no worker of this version wrote that
+            return None
 
 
 def _end_process(message: str) -> None:
@@ -276,9 +279,7 @@ def _shared_store(collectives: Collectives, cluster: ClusterSpec, task: Task) ->
     host = cluster.addresses[first].host
     port = 0
     if task == first:
-        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as found:
-            found.bind(("", 0))
-            port = found.getsockname()[1]
-        serve(StoreServer, Address(host, port), task, StoreHandler)
+        server = serve(StoreServer, Address(host, 0), task, StoreHandler, secret_of())
+        port = server.server_address[1]  # type: ignore[index,assignment]
     port = int(collectives.broadcast(tf.constant(port)))
     return Store(Address(host, port), _SCOPE)

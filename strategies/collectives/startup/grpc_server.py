@@ -14,6 +14,7 @@ from strategies.collectives.startup.liveness import LivenessWatch
 from strategies.collectives.startup.rendezvous import leave, serve, wait_for_all
 from strategies.collectives.startup.waiting import wait_until
 from tf_config import ClusterConfigError, ClusterSpec, Task
+from tf_config.secret import secret_of
 from tf_config.store import StoreHandler, StoreServer
 
 _ANSWER_SECONDS = 2.0
@@ -109,7 +110,7 @@ def _start_barrier(cluster: ClusterSpec, task: Task, timeout: float) -> None:
         wait_for_all(cluster, task, timeout, "tensorflow")
         leave(cluster, task)
         return
-    store = serve(StoreServer, cluster.addresses[task], task, StoreHandler)
+    store = serve(StoreServer, cluster.addresses[task], task, StoreHandler, secret_of())
     try:
         wait_for_all(cluster, task, timeout, "tensorflow")
         leave(cluster, task, wait_for_others=True)

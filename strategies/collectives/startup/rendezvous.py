@@ -16,6 +16,7 @@ from http import HTTPStatus
 
 from strategies.collectives.startup.waiting import wait_until
 from tf_config import Address, ClusterConfigError, ClusterSpec, Task
+from tf_config.secret import SECRET_VARIABLE, secret_of
 from tf_config.store import ask
 
 _POLL_SECONDS = 0.1
@@ -60,7 +61,8 @@ def wait_for_all(
             others[:] = [other for other in others if not _has_arrived(store, other, mine)]
         # Where nobody answers, the first worker is not here, and only that is known.
         absent = others if has_arrived else tasks[:1]
-        return ", ".join(f"{other} ({cluster.addresses[other]})" for other in absent)
+        names = ", ".join(f"{other} ({cluster.addresses[other]})" for other in absent)
+        return f"{names}, who has another {SECRET_VARIABLE}" if store.is_refused else names
 
     wait_until(
         all_arrived,
@@ -100,11 +102,16 @@ class Store:
     Args:
       address: of the first worker.
       scope: what the entries belong to.
+
+    Attributes:
+      is_refused: whether the last request was, for the job's secret is another one there.
     """
 
     def __init__(self, address: Address, scope: str = _ARRIVALS):
         self._address = address
         self._scope = scope
+        self._secret = secret_of()
+        self.is_refused = False
 
     def put(self, task: Task, value: bytes) -> bool:
         """Writes a task's entry; returns whether the store was there."""
@@ -117,7 +124,10 @@ class Store:
         return body if status == HTTPStatus.OK else None
 
     def _request(self, method: str, task: Task, body: bytes = b"") -> tuple[int, bytes]:
-        return ask(self._address, method, f"/{self._scope}/{task.label}", body)
+        path = f"/{self._scope}/{task.label}"
+        status, content = ask(self._address, method, path, body, self._secret)
+        self.is_refused = status == HTTPStatus.FORBIDDEN
+        return status, content
 
 
 def serve(
@@ -162,7 +172,7 @@ def serve(
 def _has_arrived(store: Store, task: Task, expected: bytes) -> bool:
     entry = store.get(task)
     if entry is not None and entry.split()[:1] == expected.split()[:1] and entry != expected:
-        theirs, ours = entry.decode().split()[-1], expected.decode().split()[-1]
+        theirs, ours = (each.split()[-1].decode(errors="replace") for each in (entry, expected))
         raise ClusterConfigError(
             f"All workers exchange values in one way. Received: {theirs} in {task}, {ours} here. "
             "Give all of them the same argument communication, or the same variable "

@@ -3,14 +3,16 @@
 A directory has a folder for each time that was saved to it, and a file `latest` that names the
 last whole one, and those that it builds on. `latest` is put in place when all parts are written:
 a job that is killed while saving leaves what was saved before. A part is one `.npy` file for each
-array of `snapshot`, which NumPy alone can read. It is written and read in chunks: the memory for
+array of `array_specs`, which NumPy alone can read. It is written and read in chunks: the memory for
 that does not grow with the rows, but for a list of their ids and numbers while they are saved.
+
+Each worker writes a manifest beside its files, with their sizes and checksums, and nothing is
+restored before all files of all workers are found to be right. Folders of 0.1.0 have no manifest;
+of these the sizes and types of the arrays are checked.
 """
 
 from __future__ import annotations
 
-import json
-import shutil
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -20,11 +22,20 @@ import numpy as np
 import tensorflow as tf
 
 from strategies.collectives import Collectives
-from strategies.embedding.checkpoint import npy_stream, snapshot
+from strategies.collectives.health.agreement import succeed_together
+from strategies.durable_files import (
+    all_writing,
+    read_json,
+    remove,
+    sync_directory,
+    write_json,
+)
+from strategies.embedding.checkpoint import array_specs, npy_stream, snapshot
 from strategies.embedding.checkpoint.npy_stream import NpyWriter, read_chunks
 from strategies.embedding.shard.shard import TableShard
 
 _LATEST = "latest"
+_MANIFEST = "worker{}.json"
 
 
 def save(
@@ -40,6 +51,8 @@ def save(
 
     Raises:
       ValueError: if there is nothing that a delta could build on.
+      OSError: if a file cannot be written. What was saved before stays as it was.
+      RuntimeError: if that happened to another worker.
     """
     path = Path(directory)
     before = _read(path)
@@ -50,53 +63,85 @@ def save(
         )
     chain = [] if before is None else before["folders"]
     number = 1 + max((int(name) for name in before["seen"]), default=0) if before else 1
-    if collectives.rank == 0:
-        # A job that was killed while saving may have left other arrays there than come now.
-        _remove(path / f"{number:06d}")
-    # No worker may read `latest` after another one has written it, nor write to what is removed.
     number = int(collectives.broadcast(tf.constant(number)))
     folder = path / f"{number:06d}"
-    folder.mkdir(parents=True, exist_ok=True)
     since = before["steps"] if delta and before is not None else None
-    tables, local = shards[0].tables, [shard for shard in shards if shard.is_local_owner]
-    for position, name in enumerate(tables):
-        after = None if since is None else since[name]
-        with NpyWriter(partial(_file, folder, position, collectives.rank)) as files:
-            for chunk in snapshot.row_chunks(local, name, after):
-                files.append(chunk)
-            files.append(snapshot.extra_arrays(local, name))
-    steps = {name: int(snapshot.step_of(shards[0], name)) for name in tables}
-    collectives.all_gather(tf.constant([0]))  # all parts are written
-    if collectives.rank == 0:
-        folders = [*chain, folder.name] if delta else [folder.name]
-        latest = {
-            "folders": folders,
-            "seen": [*(before["seen"] if before else []), folder.name],
-            "steps": steps,
-            "tables": {name: table.config.output_dim for name, table in tables.items()},
-            "workers": {**(before["workers"] if delta and before else {}),
-                        folder.name: collectives.size},
-        }  # fmt: skip
-        new = path / f".{_LATEST}"
-        new.write_text(json.dumps(latest, indent=1))
-        new.replace(path / _LATEST)
-        for name in set(chain) - set(folders):
-            _remove(path / name)
-    collectives.all_gather(tf.constant([0]))
+    tables = shards[0].tables
+    with all_writing(collectives, "Rows", directory, folder):
+        if collectives.rank == 0:
+            # A job that was killed while saving may have left other arrays there than come now.
+            remove(folder)
+            folder.mkdir(parents=True)
+    # No worker may write to what is removed.
+    with all_writing(collectives, "Rows", directory, folder):
+        _write_part(shards, folder, collectives.rank, since)
+    with all_writing(collectives, "Rows", directory):
+        if collectives.rank == 0:
+            sync_directory(folder)
+            folders = [*chain, folder.name] if delta else [folder.name]
+            known = before if delta and before else {"workers": {}, "checked": []}
+            latest = {
+                "folders": folders,
+                "seen": [*(before["seen"] if before else []), folder.name],
+                "steps": {name: int(snapshot.step_of(shards[0], name)) for name in tables},
+                "tables": {name: table.config.output_dim for name, table in tables.items()},
+                "workers": {**known["workers"], folder.name: collectives.size},
+                "checked": [*known.get("checked", []), folder.name],
+            }
+            write_json(path / _LATEST, latest)
+            for name in set(chain) - set(folders):
+                remove(path / name)
     return str(folder)
 
 
-def load(shards: Sequence[TableShard], directory: str) -> None:
-    """Sets the rows to the saved ones, by any number of workers.
+def _write_part(
+    shards: Sequence[TableShard], folder: Path, rank: int, since: Mapping[str, int] | None
+) -> None:
+    """Writes the rows of the shards that this worker owns, and its manifest."""
+    local = [shard for shard in shards if shard.is_local_owner]
+    for position, name in enumerate(shards[0].tables):
+        after = None if since is None else since[name]
+        with NpyWriter(partial(_file, folder, position, rank)) as files:
+            for chunk in snapshot.row_chunks(local, name, after):
+                files.append(chunk)
+            files.append(snapshot.extra_arrays(local, name))
+    written = sorted(folder.glob(f"table*-worker{rank}-*.npy"))
+    sizes = {file.name: [file.stat().st_size, npy_stream.checksum(file)] for file in written}
+    write_json(folder / _MANIFEST.format(rank), {"files": sizes})
+
+
+def load(shards: Sequence[TableShard], directory: str, collectives: Collectives) -> None:
+    """Sets the rows to the saved ones, by any number of workers; sets none if a file is damaged.
 
     Args:
       shards: shards of the tables.
       directory: the directory that they were saved to.
+      collectives: the workers.
 
     Raises:
-      ValueError: if nothing was saved there, or other tables.
+      ValueError: if nothing was saved there, or other tables, or a file is damaged.
+      RuntimeError: if another worker found that.
     """
-    path = Path(directory)
+    error = None
+    try:
+        latest = _checked(shards, Path(directory), collectives)
+    except (OSError, ValueError) as raised:
+        error = raised
+    succeed_together(collectives, "Restoring rows", error)
+    local = [shard for shard in shards if shard.is_local_owner]
+    path, tables = Path(directory), shards[0].tables
+    snapshot.clear(local)
+    for folder in latest["folders"]:
+        for position, name in enumerate(tables if local else ()):
+            ranks = range(latest["workers"][folder])
+            _load_table(local, name, [_files(path / folder, position, rank) for rank in ranks])
+    for name in tables:
+        snapshot.set_step(local, name, latest["steps"][name])
+
+
+def _checked(shards: Sequence[TableShard], path: Path, collectives: Collectives) -> dict[str, Any]:
+    """Returns what `latest` says, of files that are right; each worker reads a part of them."""
+    directory = str(path)
     latest = _read(path)
     if latest is None:
         raise ValueError(
@@ -110,14 +155,46 @@ def load(shards: Sequence[TableShard], directory: str) -> None:
             "Rows are restored to tables of the same names and widths. Received: "
             f"{latest['tables']} in {directory!r}, for {widths}."
         )
-    local = [shard for shard in shards if shard.is_local_owner]
-    snapshot.clear(local)
-    for folder in latest["folders"]:
-        for position, name in enumerate(tables if local else ()):
-            ranks = range(latest["workers"][folder])
-            _load_table(local, name, [_files(path / folder, position, rank) for rank in ranks])
-    for name in tables:
-        snapshot.set_step(local, name, latest["steps"][name])
+    try:
+        for folder in latest["folders"]:
+            workers = latest["workers"][folder]
+            for rank in range(collectives.rank, workers, collectives.size):
+                if folder in latest.get("checked", ()):
+                    _check_sums(path / folder, rank)
+                for position, name in enumerate(tables):
+                    _check_arrays(shards[0], name, _files(path / folder, position, rank))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"Rows are restored from files as they were saved. Received: {error}, in "
+            f"{directory!r}. No row was changed. Restore another checkpoint."
+        ) from error
+    return latest
+
+
+def _check_sums(folder: Path, rank: int) -> None:
+    """Checks the files of a worker against its manifest."""
+    for name, (size, checksum) in read_json(folder / _MANIFEST.format(rank))["files"].items():
+        file = folder / name
+        if not file.exists():
+            raise ValueError(f"no file {folder.name}/{name}")
+        if file.stat().st_size != size:
+            raise ValueError(
+                f"{folder.name}/{name} of {file.stat().st_size} bytes, where {size} were written"
+            )
+        if npy_stream.checksum(file) != checksum:
+            raise ValueError(f"{folder.name}/{name} with other bytes than were written")
+
+
+def _check_arrays(shard: TableShard, name: str, files: Mapping[str, Path]) -> None:
+    """Checks the dtypes and shapes of a table's arrays, of one worker."""
+    specs = array_specs.specs(shard.tables[name], files)
+    lengths = {key: npy_stream.check(files[key], *spec) for key, spec in specs.items()}
+    if "sketch" in files:
+        array_specs.check_sketch(shard.tables[name], npy_stream.load(files["sketch"]))
+    rows = {files[key].name: length for key, length in lengths.items()
+            if array_specs.is_row_array(key)}  # fmt: skip
+    if len(set(rows.values())) > 1:
+        raise ValueError(f"files of the same rows with {rows} rows")
 
 
 def _load_table(
@@ -125,15 +202,19 @@ def _load_table(
 ) -> None:
     """Sets the rows of one table from the files of all workers that saved it."""
     for shard in shards:
-        if any(snapshot.PRESENT in part for part in parts):
+        if any(array_specs.PRESENT in part for part in parts):
             snapshot.retain(shard, name, _present_ids(shard, name, parts))
     for part in parts:
-        rows = {key: part[key] for key in part if snapshot.is_row_array(key)}
+        rows = {key: part[key] for key in part if array_specs.is_row_array(key)}
         for chunk in read_chunks(rows):
             for shard in shards:
                 snapshot.restore_rows(shard, name, chunk)
     extra = [
-        {key: npy_stream.load(file) for key, file in part.items() if snapshot.is_extra_array(key)}
+        {
+            key: npy_stream.load(file)
+            for key, file in part.items()
+            if array_specs.is_extra_array(key)
+        }
         for part in parts
     ]
     for shard in shards:
@@ -143,9 +224,9 @@ def _load_table(
 def _present_ids(shard: TableShard, name: str, parts: Sequence[Mapping[str, Path]]) -> np.ndarray:
     """Returns the saved ids that had rows, of those that are in a shard."""
     of_parts = [
-        chunk[snapshot.PRESENT][shard.has(name, chunk[snapshot.PRESENT])]
+        chunk[array_specs.PRESENT][shard.has(name, chunk[array_specs.PRESENT])]
         for part in parts
-        for chunk in read_chunks({key: part[key] for key in part if key == snapshot.PRESENT})
+        for chunk in read_chunks({key: part[key] for key in part if key == array_specs.PRESENT})
     ]
     return np.concatenate(of_parts)
 
@@ -169,11 +250,19 @@ def _key(name: str) -> str:
     return name.removesuffix(".npy").replace(".", "/", 1)
 
 
-def _remove(folder: Path) -> None:
-    if folder.exists():
-        shutil.rmtree(folder)
-
-
 def _read(path: Path) -> dict[str, Any] | None:
+    """Returns what `latest` says; None if there is none."""
     file = path / _LATEST
-    return json.loads(file.read_text()) if file.exists() else None
+    if not file.exists():
+        return None
+    try:
+        values = read_json(file)
+        names = {"folders", "seen", "steps", "tables", "workers"}
+        if not names <= set(values) or not set(values["folders"]) <= set(values["workers"]):
+            raise ValueError(f"the file {_LATEST!r}, which has not {', '.join(sorted(names))}")
+    except (ValueError, TypeError) as error:
+        raise ValueError(
+            f"Rows are in a directory as they were saved. Received: {error}, in {str(path)!r}. "
+            "Name another directory."
+        ) from None
+    return values

@@ -70,6 +70,9 @@ def write(
 class Part(Protocol):
     """A part of an export, by this package or another system."""
 
+    def check(self, width: int) -> None:
+        """Raises ValueError if it is damaged, or its values have another width."""
+
     def keys(self) -> np.ndarray:
         """Returns all its keys."""
 
@@ -123,6 +126,15 @@ class _NpyPart:
             )
         self._files = {"keys": file, "values": values}
 
+    def check(self, width: int) -> None:
+        arrays = {name: npy_stream.load(path, "r") for name, path in self._files.items()}
+        if arrays["values"].shape != (len(arrays["keys"]), width):
+            raise ValueError(
+                f"Rows of {width} numbers are imported, one for each key. Received: values of "
+                f"shape {arrays['values'].shape} for {len(arrays['keys'])} keys in "
+                f"{self._files['values'].name!r}."
+            )
+
     def keys(self) -> np.ndarray:
         return npy_stream.load(self._files["keys"])
 
@@ -148,6 +160,13 @@ def _write_parquet(path: Path, chunks: Iterator[Arrays]) -> None:
 class _ParquetPart:
     def __init__(self, file: Path):
         self._file = _parquet().parquet.ParquetFile(file)
+
+    def check(self, width: int) -> None:
+        for _, values in self.chunks():
+            if len(values) and values.shape[1] != width:
+                raise ValueError(
+                    f"Rows of {width} numbers are imported. Received: {values.shape[1]} in each."
+                )
 
     def keys(self) -> np.ndarray:
         return self._file.read(columns=["key"])["key"].to_numpy()

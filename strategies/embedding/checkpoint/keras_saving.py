@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import io
+import zlib
 from collections.abc import Mapping, MutableMapping
 from typing import Any, Protocol
 
 import numpy as np
 import tensorflow as tf
+
+_CHECKSUM = "crc32"
 
 
 class HasRows(Protocol):
@@ -38,20 +41,41 @@ class RowsInCheckpoint(tf.train.experimental.PythonState):
         return file.getvalue()
 
     def deserialize(self, string_value: bytes) -> None:
-        """Restores the rows from the bytes of an .npz file."""
-        with np.load(io.BytesIO(string_value)) as arrays:
-            self._layer.restore_rows(dict(arrays))
+        """Restores the rows from the bytes of an .npz file.
+
+        Raises:
+          ValueError: if they are damaged.
+        """
+        try:
+            with np.load(io.BytesIO(string_value)) as file:
+                arrays = dict(file)
+        except Exception as error:  # of zip files, which have checksums, or of NumPy's headers
+            raise ValueError(_damaged(error)) from error
+        self._layer.restore_rows(arrays)
 
 
 def to_store(arrays: Mapping[str, np.ndarray], store: MutableMapping[str, Any]) -> None:
-    """Adds arrays to the store of a layer that Keras saves."""
+    """Adds arrays to the store of a layer that Keras saves, and their checksum."""
     for name, array in arrays.items():
         store[name.replace("/", ".")] = array
+    if arrays:
+        store[_CHECKSUM] = np.uint32(_checksum_of(arrays))
 
 
 def from_store(store: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Returns the arrays that `to_store` added."""
-    return {_name(key): np.array(store[key]) for key in store.keys()}  # noqa: SIM118  # HDF5's
+    """Returns the arrays that `to_store` added; files of 0.1.0 have no checksum.
+
+    Raises:
+      ValueError: if they are damaged.
+    """
+    try:
+        arrays = {_name(key): np.array(store[key]) for key in store.keys()}  # noqa: SIM118  # HDF5's
+    except (OSError, KeyError, RuntimeError, TypeError) as error:
+        raise ValueError(_damaged(error)) from error
+    checksum = arrays.pop(_CHECKSUM, None)
+    if checksum is not None and checksum != _checksum_of(arrays):
+        raise ValueError(_damaged("other values than were saved"))
+    return arrays
 
 
 def serialized(api: Any, value: Any) -> dict[str, Any]:
@@ -66,6 +90,22 @@ def serialized(api: Any, value: Any) -> dict[str, Any]:
     """
     fields = api.serialize(value)
     return {name: each for name, each in fields.items() if name != "shared_object_id"}
+
+
+def _checksum_of(arrays: Mapping[str, np.ndarray]) -> int:
+    found = 0
+    for name in sorted(arrays):
+        array = np.ascontiguousarray(arrays[name])
+        found = zlib.crc32(f"{name} {array.dtype} {np.shape(arrays[name])}".encode(), found)
+        found = zlib.crc32(array.tobytes(), found)
+    return found
+
+
+def _damaged(received: object) -> str:
+    return (
+        "The rows of a layer are restored from a file as it was saved. Received: "
+        f"{received}. No row was changed. Restore another file."
+    )
 
 
 def _name(key: str) -> str:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import threading
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -53,8 +56,12 @@ class NpyWriter:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        for file in self._files.values():
-            file.close()
+        try:
+            for file in self._files.values() if error is None else ():
+                file.finish()
+        finally:
+            for file in self._files.values():
+                file.close()
 
 
 class _NpyFile:
@@ -73,10 +80,15 @@ class _NpyFile:
         self._length += len(array)
         self._file.write(np.ascontiguousarray(array).data)
 
-    def close(self) -> None:
+    def finish(self) -> None:
         self._file.seek(0)
         self._write_header()
-        self._file.close()
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):  # a disk that was full a moment ago
+            self._file.close()
 
     def _write_header(self) -> None:
         header = np.lib.format.header_data_from_array_1_0(self._like)
@@ -107,6 +119,41 @@ def read_chunks(files: Mapping[str, Path]) -> Iterator[dict[str, np.ndarray]]:
         yield {
             name: np.array(load(path, "r")[start : start + step]) for name, path in files.items()
         }
+
+
+def checksum(path: Path) -> int:
+    """Returns the CRC-32 of a file's bytes."""
+    found = 0
+    with path.open("rb") as file:
+        while data := file.read(_CHUNK_BYTES):
+            found = zlib.crc32(data, found)
+    return found
+
+
+def check(path: Path, dtype: np.dtype | type, shape: tuple[int | None, ...]) -> int:
+    """Checks what a file holds by its header and its size; returns the array's length.
+
+    Args:
+      path: of a .npy file.
+      dtype: of the array.
+      shape: of the array; None is any length.
+
+    Raises:
+      ValueError: if it is damaged, or holds something else; the message names the file.
+    """
+    try:
+        array = load(path, "r")
+    except Exception as error:  # NumPy has Python parse the header, which raises what it likes
+        raise ValueError(f"{path.name} is damaged ({type(error).__name__}: {error})") from None
+    fits = len(shape) == array.ndim and all(
+        size is None or size == given for size, given in zip(shape, array.shape, strict=True)
+    )
+    if array.dtype != dtype or not fits:
+        raise ValueError(
+            f"{path.name} has {array.dtype} of shape {array.shape}, in place of "
+            f"{np.dtype(dtype)} of shape {shape}"
+        )
+    return len(array)
 
 
 def load(path: str | Path, mmap_mode: Literal["r"] | None = None) -> np.ndarray:

@@ -1,10 +1,4 @@
-"""Snapshots of tables: their rows as NumPy arrays, of one worker or of all.
-
-By name: `ids`; `rows`, `slot/<name>` for each slot variable, `times` (the last step of each row)
-and `touches` (its frequency), all in the order of `ids`; `refused_ids` and `refused_counts`, or
-`sketch`, of ids without a row. Of the rows that ids share, one a worker: `overflow_rows`,
-`overflow_slot_<name>` and so on. Files have these names: those of earlier versions are read.
-"""
+"""Snapshots of tables: their rows as NumPy arrays, of one worker or of all; see `array_specs`."""
 
 from __future__ import annotations
 
@@ -17,6 +11,14 @@ import tensorflow as tf
 
 from strategies.collectives import Collectives
 from strategies.collectives.single_worker import in_single_worker_scope
+from strategies.embedding.checkpoint.array_specs import (
+    OVERFLOW,
+    PRESENT,
+    SLOT,
+    check,
+    is_row_array,
+    missing_overflow,
+)
 from strategies.embedding.shard.admission import ExactCounter, SketchCounter
 from strategies.embedding.shard.shard import TableShard
 from strategies.embedding.shard.table import Table
@@ -37,10 +39,6 @@ class Column(Protocol):
         """Grows to a number of rows unless there are as many."""
 
 
-# Prefixes and names of arrays.
-SLOT = "slot/"
-OVERFLOW = "overflow_"
-PRESENT = "present_ids"
 # Of what is gathered at once, and of one message to a server or from it.
 _CHUNK_BYTES = 1 << 24
 
@@ -143,16 +141,6 @@ def _chunks(count: int, table: Table) -> list[slice]:
     return [slice(start, start + step) for start in range(0, max(count, 1), step)]
 
 
-def is_row_array(key: str) -> bool:
-    """Returns whether an array of this name is in the order of `ids`, or is `ids`."""
-    return key in ("ids", "rows", "times", "touches") or key.startswith(SLOT)
-
-
-def is_extra_array(key: str) -> bool:
-    """Returns whether an array of this name is one of `extra_arrays`."""
-    return key != PRESENT and not is_row_array(key)
-
-
 def joined(parts: Sequence[Mapping[str, np.ndarray]]) -> Arrays:
     """Concatenates the arrays of several shards; sketches are summed."""
     result = {}
@@ -214,18 +202,28 @@ def restore(shards: Sequence[TableShard], arrays: Mapping[str, np.ndarray]) -> N
     Raises:
       ValueError: if it is of other tables.
     """
+    tables = list(shards[0].tables) if shards else []
+    of_tables = [_of_table(arrays, position) for position in range(len(tables))]
+    for name, own in zip(tables, of_tables, strict=True):
+        check(shards[0].tables[name], own)
+    if tables and len({key.partition("/")[0] for key in arrays}) > len(tables):
+        raise ValueError(
+            f"Rows are restored to as many tables as they were saved of. Received: more than "
+            f"{len(tables)}, for {', '.join(map(repr, tables))}. Build the layer as it was saved."
+        )
     clear(shards)
-    for position, name in enumerate(shards[0].tables if shards else ()):
-        prefix = f"{position}/"
-        own = {
-            key.removeprefix(prefix): array
-            for key, array in arrays.items()
-            if key.startswith(prefix)
-        }
+    for name, own in zip(tables, of_tables, strict=True):
         set_step(shards, name, int(own.pop("step")))
         for shard in shards:
             restore_rows(shard, name, own)
             restore_extra(shard, name, own)
+
+
+def _of_table(arrays: Mapping[str, np.ndarray], position: int) -> Arrays:
+    prefix = f"{position}/"
+    return {
+        key.removeprefix(prefix): array for key, array in arrays.items() if key.startswith(prefix)
+    }
 
 
 def clear(shards: Sequence[TableShard]) -> None:
@@ -308,10 +306,7 @@ def _restore_shared_row(shard: TableShard, table: Table, arrays: Mapping[str, np
         return
     overflow = table.overflow
     if overflow is None:
-        raise ValueError(
-            "Rows that ids share are restored to a table whose ids may share one. Received: such "
-            f"rows for {table.config.name!r}, with overflow='error'. Choose overflow='share'."
-        )
+        raise ValueError(missing_overflow(table))
     for name in given:
         if name.startswith(SLOT):
             shard.expect_slot(table.store, name.removeprefix(SLOT))
@@ -354,14 +349,7 @@ def _restore_counts(shard: TableShard, table: Table, arrays: Mapping[str, np.nda
             counter.increment(ids, counts)
 
         shard.call(("restore counts", name), set_all, *columns)
-    if isinstance(counter, ExactCounter) and "sketch" in arrays:
-        raise ValueError(
-            "A sketch does not say of which ids it is, so it is restored to a sketch. Received: "
-            f"one for {name!r}, whose admission has memory=None. Give it the memory that it was "
-            "saved with."
-        )
     if isinstance(counter, SketchCounter) and "sketch" in arrays:
-        counter.check(arrays["sketch"])
 
         def restore_sketch(total: tf.Tensor) -> None:
             counter.restore(total, is_first=shard.index == 0)

@@ -20,8 +20,8 @@ from typing import Any, NoReturn
 import numpy as np
 
 from strategies.collectives.single_worker import in_single_worker_scope
+from strategies.embedding.checkpoint.array_specs import OVERFLOW
 from strategies.embedding.checkpoint.snapshot import (
-    OVERFLOW,
     Arrays,
     extra_arrays,
     joined,
@@ -49,7 +49,7 @@ class Snapshot:
     """Rows at one moment.
 
     Attributes:
-      tables: arrays of each table, by their names in `snapshot`.
+      tables: arrays of each table, by their names in `array_specs`.
       part: index and number of parts of the rows; (0, 1) is all of them.
     """
 

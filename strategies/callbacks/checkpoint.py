@@ -1,0 +1,272 @@
+"""Checkpoints every so many steps, from which training goes on to the bit."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from absl import logging
+
+from strategies._keras import (
+    begin_at,
+    layers_of,
+    optimizer_variables,
+    running_fit,
+    tensorflow_variable,
+)
+from strategies.callbacks.base import Callback
+from strategies.checks import check_whole_number
+from strategies.collectives.health.agreement import agree, succeed_together
+from strategies.collectives.workers import collectives_of
+from strategies.durable_files import all_writing, read_json, remove, sync_directory, write_json
+from strategies.embedding.layer import EmbeddingLayer
+from strategies.variables.sparse_variable import SparseVariable
+
+_LATEST, _STATE, _ROWS = "latest.json", "state.npz", "rows{}"
+
+
+class Checkpoint(Callback):
+    """Saves the whole state of training every so many steps, and goes on from it.
+
+    When training begins and the directory has a checkpoint, `fit` goes on behind its step: with
+    the weights, the optimizer's variables, the states of random numbers and the rows of embeddings,
+    and at the same place of the data. Together with
+
+        $ tf-config run --workers 2 --max-restarts 3 train.py
+
+    a job that was killed ends with the bits of one that was not, where the script itself is the
+    same each time: set the seeds (`keras.utils.set_random_seed`), or the data are shuffled anew.
+
+        keras.utils.set_random_seed(1)
+        ...
+        model.fit(dataset, epochs=3, callbacks=[
+            strategies.callbacks.Checkpoint("checkpoints", every_steps=100)])
+
+    The data before the step are read again, without training on them; metrics of that epoch are of
+    the steps after it. A checkpoint is whole or
+    not there: the one before stays until the next one is on the disk. It is kept when training
+    has ended; a further `fit` with the directory has nothing left to do, unless it has more
+    epochs. Give each `fit` a directory of its own. Other callbacks begin anew. For Keras 3, where
+    all workers are in step.
+
+    Args:
+      directory: that all workers see.
+      every_steps: how many steps after the one before it is saved; with `steps_per_execution` at
+        the next end of an execution, and where Keras does not know the number of steps in an
+        epoch at the next end of one.
+
+    Raises:
+      ValueError: if `every_steps` is no number above 0; when training begins, if the checkpoint is
+        damaged or of another model. Then no variable has changed.
+      OSError: while training, if a file cannot be written.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str], *, every_steps: int):
+        check_whole_number("every_steps", every_steps, 1)
+        self._path = Path(directory)
+        self._every_steps = every_steps
+        self._step = self._saved_step = 0
+        self._epoch = self._batch = 0
+        self._to_skip = 0
+
+    def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
+        """Restores the checkpoint, if there is one, and reads the data up to its place."""
+        if type(self.model.optimizer).__module__.startswith("tf_keras."):
+            raise ValueError(
+                "This callback knows where Keras 3's fit is. Received: a model of tf_keras. Use "
+                "tf_keras.callbacks.BackupAndRestore."
+            )
+        strategy = self.model.distribute_strategy
+        if getattr(strategy.extended, "in_step", True) is False:
+            raise ValueError(
+                "A checkpoint is of one step of all workers. Received: parameter servers in a mode "
+                "whose workers are not in step. Use keras.callbacks.BackupAndRestore."
+            )
+        if not self.model.optimizer.built:
+            with strategy.scope():
+                self.model.optimizer.build(self.model.trainable_variables)
+        collectives = collectives_of(strategy)
+        self._step = self._saved_step = self._to_skip = 0
+        found, error = None, None
+        try:
+            found = self._read()
+        except (OSError, ValueError, KeyError, TypeError) as raised:
+            error = ValueError(
+                "Training goes on from a checkpoint as it was saved, of the same model. Received: "
+                f"{raised}, in {str(self._path)!r}. Name another directory, or the same model."
+            )
+        succeed_together(collectives, "Restoring a checkpoint", error)
+        where = "no checkpoint" if found is None else f"a checkpoint of step {found[0]['step']}"
+        agree(collectives, "Checkpoint", f"{where} in the directory")
+        if found is not None:
+            self._restore(*found)
+
+    def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
+        """Starts to count the batches of an epoch."""
+        self._epoch, self._batch = epoch, 0
+
+    def on_train_batch_begin(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
+        """Saves a checkpoint if it is time to, and sure that the epoch goes on."""
+        # Before a step and not behind one: what other callbacks did behind it is saved as well.
+        if self._is_due() and (self.params or {}).get("steps"):
+            self._save(self._epoch, batch)
+
+    def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
+        """Counts the steps."""
+        steps = batch + 1 - self._batch
+        self._batch = batch + 1
+        if self._to_skip:
+            self._to_skip = max(self._to_skip - steps, 0)
+        else:
+            self._step += steps
+
+    def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
+        """Saves a checkpoint if it is time to."""
+        if self._is_due():
+            self._save(epoch + 1, 0)
+
+    def on_train_end(self, logs: Mapping[str, Any] | None = None) -> None:
+        """Saves the state at the end."""
+        if self._step > self._saved_step:
+            self._save(self._epoch + 1, 0)
+
+    def _is_due(self) -> bool:
+        return self._step - self._saved_step >= self._every_steps
+
+    def _save(self, epoch: int, batch: int) -> None:
+        collectives = collectives_of(self.model.distribute_strategy)
+        folder = self._path / f"step-{self._step:09d}"
+        first = collectives.rank == 0
+        arrays = list(map(_value, self._variables()))
+        with all_writing(collectives, "Checkpoints", str(self._path), folder):
+            if first:
+                remove(folder)  # of a job that was killed while it saved
+                folder.mkdir(parents=True)
+        for number, layer in enumerate(_embeddings(self.model)):
+            layer.save_rows(str(folder / _ROWS.format(number)))
+        with all_writing(collectives, "Checkpoints", str(self._path), folder):
+            if first:
+                _write_arrays(folder / _STATE, arrays)
+                state = {"step": self._step, "epoch": epoch, "batch": batch}
+                names = list(map(_name, self._variables()))
+                values = {**state, "folder": folder.name, "variables": names, "checked": True}
+                write_json(self._path / _LATEST, values)
+        self._saved_step = self._step
+        with all_writing(collectives, "Checkpoints", str(self._path)):
+            if first:
+                for other in self._path.glob("step-*"):
+                    if other != folder:
+                        remove(other)
+
+    def _read(self) -> tuple[dict[str, Any], list[np.ndarray]] | None:
+        """Returns the checkpoint, checked against this model; None if there is none."""
+        if not (self._path / _LATEST).exists():
+            return None
+        latest = read_json(self._path / _LATEST)
+        names = list(map(_name, self._variables()))
+        if latest.get("variables") != names:
+            other = next(
+                pair for pair in zip_longest(latest.get("variables", ()), names)
+                 if pair[0] != pair[1]
+            )  # fmt: skip
+            raise ValueError(f"the variable {other[0]!r} where this model has {other[1]!r}")
+        arrays = _read_arrays(self._path / latest["folder"] / _STATE)
+        if len(arrays) != len(names):
+            raise ValueError(f"{len(arrays)} variables, for {len(names)}")
+        for name, array, variable in zip(names, arrays, self._variables(), strict=True):
+            if array.shape != tuple(variable.shape):
+                raise ValueError(f"{name} of shape {array.shape}, for {tuple(variable.shape)}")
+        return latest, arrays
+
+    def _restore(self, latest: Mapping[str, Any], arrays: list[np.ndarray]) -> None:
+        # Rows first: they are checked before one is set, and all else is checked by now.
+        for number, layer in enumerate(_embeddings(self.model)):
+            layer.load_rows(str(self._path / latest["folder"] / _ROWS.format(number)))
+        _assign(self._variables(), arrays)
+        self._step = self._saved_step = latest["step"]
+        self._to_skip = latest["batch"]
+        logging.info("Training goes on behind step %d.", self._step)
+        epochs, first_epoch = running_fit()
+        begin_at(self.model, latest["epoch"])
+        for _ in range(first_epoch, latest["epoch"]):
+            with epochs.catch_stop_iteration():
+                for _, _, iterator in epochs:
+                    self._skip(iterator)
+        self.model.train_function = self._skipping(self.model.train_function)
+
+    def _skip(self, iterator: Any) -> None:
+        for _ in range(self.model.steps_per_execution):
+            next(iterator)
+
+    def _skipping(self, train: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Returns what reads the steps that were made before, and makes the others."""
+
+        def train_or_skip(iterator: Any) -> Any:
+            if self._to_skip:
+                self._skip(iterator)
+                return {}
+            self.model.train_function = train
+            return train(iterator)
+
+        return train_or_skip
+
+    def _variables(self) -> list[Any]:
+        """Returns the variables of the model and its optimizer, without rows of embeddings."""
+        every = [*self.model.variables, *optimizer_variables(self.model)]
+        unique = {id(each): each for each in every}
+        return [
+            each
+            for each in unique.values()
+            if not isinstance(tensorflow_variable(each), SparseVariable)
+        ]
+
+
+def _embeddings(model: Any) -> list[EmbeddingLayer]:
+    return [layer for layer in layers_of(model) if isinstance(layer, EmbeddingLayer)]
+
+
+def _name(variable: Any) -> str:
+    """Returns a variable's path without the numbers that Keras counts models of a process by."""
+    return re.sub(r"_\d+", "", getattr(variable, "path", variable.name))
+
+
+def _value(variable: Any) -> np.ndarray:
+    return np.array(tensorflow_variable(variable).numpy())
+
+
+def _assign(variables: list[Any], arrays: list[np.ndarray]) -> None:
+    for variable, array in zip(variables, arrays, strict=True):
+        inner = tensorflow_variable(variable)
+        if array.dtype.kind == "V":  # as NumPy has bfloat16, which it does not know
+            array = array.view(inner.dtype.as_numpy_dtype)
+        inner.assign(tf.constant(array))
+
+
+def _read_arrays(path: Path) -> list[np.ndarray]:
+    """Returns the arrays that `_write_arrays` wrote.
+
+    Raises:
+      ValueError: if the file is damaged.
+    """
+    try:
+        with path.open("rb") as stream, np.load(stream) as file:
+            return [file[str(number)] for number in range(len(file.files))]
+    except Exception as error:  # of zip files, which have checksums, or of NumPy's headers
+        raise ValueError(f"the file {path.name!r} ({error})") from None
+
+
+def _write_arrays(path: Path, arrays: list[np.ndarray]) -> None:
+    """Writes a .npz file, whose parts have checksums, and sends it to the disk."""
+    with path.open("wb") as file:
+        np.savez(
+            file, allow_pickle=False, **{str(number): array for number, array in enumerate(arrays)}
+        )
+        file.flush()
+        os.fsync(file.fileno())
+    sync_directory(path.parent)

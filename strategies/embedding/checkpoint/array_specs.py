@@ -1,0 +1,118 @@
+"""The arrays of a table by their names: which there are, and of which dtypes and shapes.
+
+By name: `ids`; `rows`, `slot/<name>` for each slot variable, `times` (the last step of each row)
+and `touches` (its frequency), all in the order of `ids`; `refused_ids` and `refused_counts`, or
+`sketch`, of ids without a row. Of the rows that ids share, one a worker: `overflow_rows`,
+`overflow_slot_<name>` and so on. Files have these names: those of earlier versions are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+
+from strategies.embedding.shard.admission import ExactCounter, SketchCounter
+from strategies.embedding.shard.table import Table
+
+# Prefixes and names of arrays.
+SLOT = "slot/"
+OVERFLOW = "overflow_"
+PRESENT = "present_ids"
+
+
+def is_row_array(key: str) -> bool:
+    """Returns whether an array of this name is in the order of `ids`, or is `ids`."""
+    return key in ("ids", "rows", "times", "touches") or key.startswith(SLOT)
+
+
+def is_extra_array(key: str) -> bool:
+    """Returns whether an array of this name is one of `extra_arrays`."""
+    return key != PRESENT and not is_row_array(key)
+
+
+def check(table: Table, arrays: Mapping[str, np.ndarray]) -> None:
+    """Checks arrays of a table before any of them is restored.
+
+    Raises:
+      ValueError: if one is missing, or is not of the table.
+    """
+    if "step" not in arrays or np.shape(arrays["step"]) != ():
+        raise ValueError(_wrong(table, "no step"))
+    count = np.size(arrays.get("ids", ()))
+    for key, (dtype, shape) in specs(table, arrays).items():
+        array = np.asarray(arrays[key])
+        expected = (count, *shape[1:]) if is_row_array(key) else shape
+        fits = len(expected) == array.ndim and all(
+            size in (None, given) for size, given in zip(expected, array.shape, strict=True)
+        )
+        if array.dtype != dtype or not fits:
+            raise ValueError(_wrong(table, f"{key} of {array.dtype} and shape {array.shape}"))
+    if "sketch" in arrays:
+        check_sketch(table, np.asarray(arrays["sketch"]))
+
+
+def check_sketch(table: Table, sketch: np.ndarray) -> None:
+    """Checks the counts of ids without a row, before they are restored.
+
+    Raises:
+      ValueError: if the table counts otherwise.
+    """
+    if isinstance(table.counter, ExactCounter):
+        raise ValueError(
+            "A sketch does not say of which ids it is, so it is restored to a sketch. Received: "
+            f"one for {table.config.name!r}, whose admission has memory=None. Give it the memory "
+            "that it was saved with."
+        )
+    if isinstance(table.counter, SketchCounter):
+        table.counter.check(sketch)
+
+
+def specs(table: Table, names: Iterable[str]) -> dict[str, tuple[type, tuple[int | None, ...]]]:
+    """Returns the dtype and shape that arrays of these names have; None is any length.
+
+    Raises:
+      ValueError: if an array is missing, or there is one that this table has no use for.
+    """
+    names, width = set(names), table.config.output_dim
+    expected: dict[str, tuple[type, tuple[int | None, ...]]] = {
+        "ids": (np.int64, (None,)),
+        "rows": (np.float32, (None, width)),
+        "times": (np.int64, (None,)),
+        "touches": (np.int32, (None,)),
+        PRESENT: (np.int64, (None,)),
+        "refused_ids": (np.int64, (None,)),
+        "refused_counts": (np.int64, (None,)),
+    }
+    missing = {"ids", "rows", "times", "touches"} - names
+    if "refused_ids" in names or "refused_counts" in names:
+        missing |= {"refused_ids", "refused_counts"} - names
+    if missing:
+        raise ValueError(_wrong(table, f"no {', '.join(sorted(missing))}"))
+    if any(name.startswith(OVERFLOW) for name in names) and table.overflow is None:
+        raise ValueError(missing_overflow(table))
+    found = {}
+    for name in names - {"step", "sketch"}:
+        plain = name.removeprefix(OVERFLOW).replace("slot_", SLOT, 1)
+        if plain.startswith(SLOT):
+            found[name] = expected["rows"]
+        elif plain not in expected:
+            raise ValueError(_wrong(table, f"an array {name!r}"))
+        else:
+            found[name] = expected[plain]
+    return found
+
+
+def _wrong(table: Table, received: str) -> str:
+    return (
+        f"The table {table.config.name!r} has rows of {table.config.output_dim} numbers, and for "
+        f"each an id, a time and a count. Received: {received}. Restore what was saved of it."
+    )
+
+
+def missing_overflow(table: Table) -> str:
+    """Returns the message of an error: rows that ids share, and a table without such rows."""
+    return (
+        "Rows that ids share are restored to a table whose ids may share one. Received: such "
+        f"rows for {table.config.name!r}, with overflow='error'. Choose overflow='share'."
+    )

@@ -1,0 +1,79 @@
+"""A program that is killed again and again, and ends as if it had not been.
+
+killed_training.py DIRECTORY [--kill STEP ...]
+
+With --kill the first worker kills the last one after so many steps in all, each time once. It
+prints the SHA-256 of all weights at the end.
+"""
+
+import argparse
+import hashlib
+import os
+import signal
+import time
+from pathlib import Path
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import strategies
+
+parser = argparse.ArgumentParser()
+parser.add_argument("directory", type=Path)
+parser.add_argument("--kill", type=int, nargs="*", default=[])
+parser.add_argument("--pause", type=float, default=0.0, help="seconds after each step")
+parser.add_argument("--every", type=int, default=3)
+parser.add_argument("--embedding", action="store_true")
+arguments = parser.parse_args()
+
+keras.utils.set_random_seed(7)
+strategy = strategies.from_tf_config()
+rank = strategies.collectives.workers.collectives_of(strategy).rank
+
+
+class Kill(keras.callbacks.Callback):
+    """Ends the last worker by SIGKILL after a number of steps, as often as there are numbers."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        step = int(self.model.optimizer.iterations.numpy())
+        if arguments.pause:
+            print("step", step, flush=True)
+            time.sleep(arguments.pause)
+        restarts = int(os.environ.get("KERAS_STRATEGIES_RESTARTS", "0"))
+        last = rank == strategy.num_replicas_in_sync - 1
+        if last and restarts < len(arguments.kill) and step == arguments.kill[restarts]:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+random = np.random.default_rng(0)
+x = random.normal(size=[60, 4]).astype("float32")
+y = (x.sum(axis=1, keepdims=True) > 0).astype("float32")
+ids = random.integers(0, 20, [60, 1])
+data = tf.data.Dataset.from_tensor_slices(((x, ids), y)).shuffle(60).batch(8)
+with strategy.scope():
+    inputs = keras.Input([4]), keras.Input([1], dtype="int64")
+    hidden = keras.layers.Dense(8, "relu")(inputs[0])
+    if arguments.embedding:
+        rows = strategies.DistributedEmbedding(4, name="rows")(inputs[1])
+        hidden = keras.layers.Concatenate()([hidden, keras.layers.Flatten()(rows)])
+    hidden = keras.layers.Dropout(0.5)(keras.layers.BatchNormalization()(hidden))
+    outputs = keras.layers.Dense(1, "sigmoid")(hidden)
+    model = keras.Model(inputs, outputs)
+    model.compile("adam", "binary_crossentropy", metrics=["accuracy"])
+history = model.fit(
+    data,
+    epochs=4,
+    verbose=0,
+    shuffle=False,
+    callbacks=[
+        strategies.callbacks.Checkpoint(arguments.directory, every_steps=arguments.every),
+        Kill(),
+    ],
+)
+values = [variable.numpy() for variable in model.variables if "rows" not in variable.path]
+if arguments.embedding:
+    values += model.get_layer("rows").rows()
+digest = hashlib.sha256(b"".join(np.ascontiguousarray(value).tobytes() for value in values))
+print("weights", rank, digest.hexdigest(), int(model.optimizer.iterations.numpy()), flush=True)
+print("loss", *history.history["loss"][-1:], flush=True)

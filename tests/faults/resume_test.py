@@ -1,0 +1,149 @@
+"""Training that was interrupted ends with the bits of training that was not."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import strategies
+from strategies.callbacks import Checkpoint
+from tests.support.check_jobs import PROGRAMS
+
+pytestmark = pytest.mark.training
+EPOCHS = 3
+PROGRAM = PROGRAMS / "killed_training.py"
+
+
+class Interrupted(Exception):
+    pass
+
+
+class Interruption(keras.callbacks.Callback):
+    """Ends training after a number of steps of the optimizer."""
+
+    def __init__(self, step):
+        super().__init__()
+        self.step = step
+
+    def on_train_batch_end(self, batch, logs=None):
+        if int(self.model.optimizer.iterations.numpy()) == self.step:
+            raise Interrupted
+
+
+def train(directory, *callbacks, every=3, known=True, embedding=False, **options):
+    """Trains as a new process would; returns the weights and the history."""
+    keras.utils.set_random_seed(7)
+    x = np.random.default_rng(0).normal(size=[20, 4]).astype("float32")
+    data = tf.data.Dataset.from_tensor_slices((x, x[:, :1])).shuffle(20).batch(4)
+    if not known:
+        data = data.filter(lambda x, y: True)
+    inputs = keras.Input([4])
+    hidden = keras.layers.Dropout(0.5)(keras.layers.Dense(8)(inputs))
+    if embedding:
+        rows = strategies.DistributedEmbedding(2, name="rows")(
+            keras.ops.cast(keras.ops.round(inputs[:, :1] * 3), "int64")
+        )
+        hidden = keras.layers.Concatenate()([hidden, keras.layers.Flatten()(rows)])
+    outputs = keras.layers.Dense(1)(keras.layers.BatchNormalization()(hidden))
+    model = keras.Model(inputs, outputs)
+    optimizer = keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(0.01, 15))
+    model.compile(optimizer, "mse", metrics=["mae"], **options)
+    saved = [] if directory is None else [Checkpoint(directory, every_steps=every)]
+    options = {"epochs": EPOCHS, "verbose": 0, "shuffle": False}
+    history = model.fit(data, callbacks=[*saved, *callbacks], **options).history
+    values = [each.numpy() for each in model.variables if "rows" not in each.path]
+    return values + (list(model.get_layer("rows").rows()) if embedding else []), history
+
+
+def assert_same(found, expected):
+    for mine, theirs in zip(found[0], expected[0], strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"known": False}, pytest.param({"embedding": True}, marks=pytest.mark.slow)],
+    ids=["length", "no length", "rows"],
+)
+@pytest.mark.parametrize(
+    "stops",
+    [(4, 9), pytest.param((1,), marks=pytest.mark.slow),
+     pytest.param((5, 8, 14), marks=pytest.mark.slow)],
+    ids=str,
+)  # fmt: skip
+def test_it_ends_with_the_bits_of_the_whole(tmp_path, stops, options):
+    whole = train(None, **options)
+    for stop in stops:
+        with pytest.raises(Interrupted):
+            train(tmp_path, Interruption(stop), **options)
+    assert_same(train(tmp_path, **options), whole)
+
+
+def test_several_steps_an_execution(tmp_path):
+    whole = train(None, steps_per_execution=5)
+    with pytest.raises(Interrupted):
+        train(tmp_path, Interruption(10), steps_per_execution=5)
+    assert_same(train(tmp_path, steps_per_execution=5), whole)
+
+
+def test_what_has_ended_is_not_trained_again(tmp_path):
+    whole = train(tmp_path)
+    assert_same(train(tmp_path, Interruption(1), Interruption(16)), (whole[0], {}))
+
+
+def test_one_checkpoint_is_kept_and_a_killed_save_is_in_nobodys_way(tmp_path):
+    (tmp_path / "step-000000003").mkdir(parents=True)
+    (tmp_path / "step-000000003" / "state.npz").write_bytes(b"half")
+    train(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest.json", "step-000000015"]
+
+
+def test_a_damaged_checkpoint_changes_nothing(tmp_path):
+    with pytest.raises(Interrupted):
+        train(tmp_path, Interruption(5))
+    for name in ("latest.json", "step-000000003/state.npz"):
+        path = tmp_path / name
+        data = path.read_bytes()
+        for damaged in (data[: len(data) // 2], data[:-1], data[:300] + b"\1" + data[301:], b""):
+            path.write_bytes(damaged)
+            with pytest.raises(ValueError, match="as it was saved, of the same model"):
+                train(tmp_path)
+        path.write_bytes(data)
+    train(tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [[], ["--embedding"]], ids=["dense", "rows"])
+def test_killed_workers_change_no_bit(forked, communication, options):
+    def weights(*arguments):
+        code, output = forked.run("--workers", 2, *arguments, *options)
+        assert code == 0, output
+        found = [line.split()[4:] for line in output.splitlines() if " weights " in line]
+        assert len(found) == 2, output
+        return output, found
+
+    _, whole = weights(PROGRAM, "whole")
+    output, killed = weights("--max-restarts", 3, PROGRAM, "killed", "--kill", 4, 11)
+    assert "restart 2 of 3" in output
+    assert sorted(killed) == sorted(whole)
+    forked.assert_nothing_left()
+
+
+def test_another_models_checkpoint_is_refused(tmp_path):
+    train(tmp_path)
+    model = keras.Sequential([keras.Input([4]), keras.layers.Dense(1)])
+    model.compile("adam", "mse")
+    with pytest.raises(ValueError, match="of the same model"):
+        model.fit(np.ones([4, 4]), np.ones([4, 1]), verbose=0,
+                  callbacks=[Checkpoint(tmp_path, every_steps=1)])  # fmt: skip
+
+
+def test_tf_keras_is_refused(tmp_path):
+    import tf_keras
+
+    model = tf_keras.Sequential([tf_keras.layers.Dense(1)])
+    model.compile("adam", "mse")
+    with pytest.raises(ValueError, match="model of tf_keras"):
+        model.fit(np.ones([4, 4]), np.ones([4, 1]), verbose=0,
+                  callbacks=[Checkpoint(tmp_path, every_steps=1)])  # fmt: skip

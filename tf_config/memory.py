@@ -1,0 +1,64 @@
+"""What memory a process has had, and whether the kernel ended it for want of some."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from pathlib import Path
+
+_PROC = Path("/proc")
+_KERNEL_LOG = Path("/dev/kmsg")
+_CGROUPS = Path("/sys/fs/cgroup")
+# As in "6,1234,5678,-;text": a level, a number, and microseconds since the machine was started.
+_KILLED = re.compile(
+    r"^\d+,\d+,(\d+),[^;]*;.*(?:Out of memory: Killed process |oom-kill:.*\bpid=)(\d+)",
+    re.MULTILINE,
+)
+_LOG_BYTES = 1 << 13  # the kernel gives one record at a time, of 8 KiB at most
+
+
+def peak_of(pid: int) -> int:
+    """Returns the most memory that a process has had so far, in bytes; 0 if it cannot be seen.
+
+    >>> peak_of(os.getpid()) > 1 << 20, peak_of(0)
+    (True, 0)
+    """
+    with contextlib.suppress(OSError):
+        for line in (_PROC / str(pid) / "status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) << 10
+    return 0
+
+
+def kills_of_cgroup() -> int:
+    """Returns how many processes the kernel has ended for want of memory in this control group."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        own = (_PROC / "self/cgroup").read_text().rpartition("::")[2].strip().lstrip("/")
+        events = (_CGROUPS / own / "memory.events").read_text().split()
+        return int(events[events.index("oom_kill") + 1])
+    return 0
+
+
+def was_killed_by_kernel(pid: int, since: float, log: Path = _KERNEL_LOG) -> bool:
+    """Returns whether the kernel's log says that it ended a process for want of memory.
+
+    False as well where the log may not be read.
+
+    Args:
+      pid: the process.
+      since: when it was started, of `time.monotonic`: an earlier one may have had its number.
+      log: the kernel's log.
+    """
+    with contextlib.suppress(OSError):
+        descriptor = os.open(log, os.O_RDONLY | os.O_NONBLOCK)
+        try:
+            while record := os.read(descriptor, _LOG_BYTES):
+                for match in _KILLED.finditer(record.decode(errors="replace")):
+                    if int(match[2]) == pid and int(match[1]) / 1e6 >= since - 1:
+                        return True
+        except BlockingIOError:
+            pass  # that was the last record
+        finally:
+            os.close(descriptor)
+    return False

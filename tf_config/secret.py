@@ -1,0 +1,74 @@
+"""A secret that the tasks of one job share, and the signatures that it makes.
+
+Messages travel in the open with a signature (HMAC-SHA256, RFC 2104) beside them: who has not got
+the secret can neither make one nor read the secret from one. `tf-config run` makes a new secret at
+each start; elsewhere the variable is the user's to set, in all tasks alike.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import secrets
+from collections.abc import Mapping
+
+from tf_config.errors import ClusterConfigError
+
+SECRET_VARIABLE = "KERAS_STRATEGIES_SECRET"
+_BYTES = 16
+_LEAST_CHARACTERS = 16
+
+
+def new_secret() -> str:
+    """Returns a secret that nobody can guess.
+
+    >>> len(new_secret()), new_secret() == new_secret()
+    (32, False)
+    """
+    return secrets.token_hex(_BYTES)
+
+
+def secret_of(environ: Mapping[str, str] = os.environ) -> str:
+    """Returns the secret of a task with this environment; "" if it has none.
+
+    >>> secret_of({})
+    ''
+
+    Raises:
+      ClusterConfigError: if it is too short; the message does not have it.
+    """
+    secret = environ.get(SECRET_VARIABLE, "")
+    if 0 < len(secret) < _LEAST_CHARACTERS:
+        raise ClusterConfigError(
+            f"{SECRET_VARIABLE} has {_LEAST_CHARACTERS} characters or more, so that nobody can "
+            f"guess it. Received: {len(secret)}. Make one: openssl rand -hex {_BYTES}."
+        )
+    return secret
+
+
+def signature(secret: str, *parts: bytes) -> str:
+    """Returns the signature of a message, which may have several parts; "" without a secret.
+
+    >>> signature("", b"hello")
+    ''
+    >>> signature("0123456789abcdef", b"a", b"bc") == signature("0123456789abcdef", b"ab", b"c")
+    False
+    """
+    if not secret:
+        return ""
+    digest = hmac.new(secret.encode(errors="surrogateescape"), digestmod=hashlib.sha256)
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "big") + part)
+    return digest.hexdigest()
+
+
+def is_signed(secret: str, given: str, *parts: bytes) -> bool:
+    """Returns whether a signature is that of the message; without a secret any is.
+
+    >>> is_signed("0123456789abcdef", "", b"hello"), is_signed("", "", b"hello")
+    (False, True)
+    """
+    expected = signature(secret, *parts)
+    # Compared in a time that does not tell how much of it is right.
+    return not secret or hmac.compare_digest(expected.encode(), given.encode(errors="replace"))
