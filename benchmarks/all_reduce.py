@@ -21,6 +21,7 @@ def main() -> None:
     systems = [
         on_workers(name, given.workers, program, system, *short)
         for name, system in (
+            ("this package, shared memory", "shared_memory_strategy"),
             ("this package, Horovod", "horovod_strategy"),
             ("this package, TensorFlow's collectives", "tensorflow_strategy"),
             ("TensorFlow MultiWorkerMirrored, RING", "stock"),

@@ -3,6 +3,7 @@
     $ .venv/bin/python benchmarks/mirrored.py --torch ~/torch/bin/python
 
 Layers of 1024, 1024 and 10 units above 784 inputs, Adam, batches of 128 rows a worker.
+What processes reach that exchange nothing is the ceiling of `fit`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ def main() -> None:
         on_workers(name, given.workers, PEERS / "mlp.py", system, *short)
         for name, system in (
             ("this package, fit", "fit"),
+            ("this package, fit, over Horovod", "fit_horovod"),
             ("this package, custom loop", "loop"),
+            ("as many processes at once that exchange nothing, fit", "alone"),
             ("TensorFlow MultiWorkerMirrored, RING, custom loop", "stock"),
             ("Horovod, tape in a custom loop", "horovod"),
         )

@@ -209,9 +209,8 @@ def metrics_of(model: Any) -> list[Any]:
 def tensorflow_variable(variable: Any) -> Any:
     """Returns the TensorFlow variable inside of Keras 3's, or of tf_keras's that casts."""
     for wrapper in ("_value", "_variable"):
-        # Not getattr: TensorFlow's variable of a metric has a property of the same name, which
-        # sums over all workers.
-        inner = vars(variable).get(wrapper) if hasattr(variable, "__dict__") else None
+        # Not its property: that of a metric's variable in TensorFlow sums over all workers.
+        inner = getattr(variable, "__dict__", {}).get(wrapper)
         variable = inner if isinstance(inner, tf.Variable) else variable
     return variable
 

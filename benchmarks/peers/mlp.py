@@ -123,13 +123,18 @@ def measure(name: str) -> float:
             implementation=tf.distribute.experimental.CommunicationImplementation.RING
         )
         return by_loop(tf.distribute.MultiWorkerMirroredStrategy(communication_options=ring))
-    strategy = strategies.MultiWorkerMirroredStrategy()
-    return by_fit(strategy) if name == "fit" else by_loop(strategy)
+    if name == "alone":
+        return by_fit(strategies.MirroredStrategy(["/device:CPU:0"]))
+    communication = "horovod" if name == "fit_horovod" else "auto"
+    strategy = strategies.MultiWorkerMirroredStrategy(communication=communication)
+    return by_loop(strategy) if name == "loop" else by_fit(strategy)
 
 
 def main() -> None:
-    steps = measure(sys.argv[1])
     config = json.loads(os.environ["TF_CONFIG"])
+    if sys.argv[1] == "alone":
+        del os.environ["TF_CONFIG"]
+    steps = measure(sys.argv[1])
     if config["task"]["index"] == 0:
         samples = steps * ROWS * len(config["cluster"]["worker"])
         print("RESULT", json.dumps({"samples/s": samples}), flush=True)
