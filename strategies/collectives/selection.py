@@ -61,7 +61,7 @@ def start(
     may_share = communication in ("auto", "shared_memory")
     is_wanted = may_share and "GPU" not in device and _leaves_open(options)
     is_spare = is_wanted and len({config.cluster.addresses[task].host for task in tasks}) == 1
-    connected, reason = _connected(config, communication, options, timeout, device, is_spare)
+    connected = _connected(config, communication, options, timeout, device, is_spare)
     shared = _share_memory(connected, names, is_wanted)
     if shared is None and communication == "shared_memory":
         raise ClusterConfigError(
@@ -70,10 +70,8 @@ def start(
             f"TensorFlow's collectives. Received: {', '.join(names)} on {device}, which do not "
             "share memory. Leave the argument out to have what is possible chosen."
         )
-    if config.task == tasks[0]:
-        if shared is not None:
-            reason = "shared memory: all of them are on this host"
-        logging.info("%d workers communicate by %s.", len(tasks), reason)
+    if config.task == tasks[0] and shared is not None:
+        logging.info("%d workers share memory: all of them are on this host.", len(tasks))
     return watch(connected if shared is None else shared, config.cluster, config.task, seconds)
 
 
@@ -84,24 +82,23 @@ def _connected(
     timeout: float,
     device: str,
     is_spare: bool,
-) -> tuple[Collectives, str]:
-    """Returns collectives over the network, and which ones they are, with the reason."""
+) -> Collectives:
+    """Returns collectives over the network."""
     reason = "as asked for"
     if communication in ("auto", "shared_memory"):
         communication, reason = _available()
+    workers = config.cluster.training_tasks
+    if config.task == workers[0]:
+        logging.info("%d workers communicate by %s: %s.", len(workers), communication, reason)
     # Each is imported where it is taken, for the other may not be usable here.
     if communication == "tensorflow":
         from strategies.collectives.tensorflow import TensorFlowCollectives
 
-        started: Collectives = TensorFlowCollectives.start(
-            config.cluster, config.task, timeout, device, options
-        )
-    else:
-        from strategies.collectives import horovod
+        return TensorFlowCollectives.start(config.cluster, config.task, timeout, device, options)
+    from strategies.collectives import horovod
 
-        _check_for_horovod(options, horovod.has_nccl())
-        started = horovod.HorovodCollectives.start(config.cluster, config.task, timeout, is_spare)
-    return started, f"{communication}: {reason}"
+    _check_for_horovod(options, horovod.has_nccl())
+    return horovod.HorovodCollectives.start(config.cluster, config.task, timeout, is_spare)
 
 
 def _share_memory(

@@ -70,6 +70,7 @@ def test_two_processes_that_are_the_same_task_are_told_apart(forked):
 
 def test_a_server_that_does_not_start_is_named_on_both_sides(forked):
     forked.hide_horovod()
+    del forked.environ["KERAS_STRATEGIES_COMMUNICATION"]
     cluster = local_cluster(workers=2)
     first, second = cluster.training_tasks
     address = cluster.addresses[second]

@@ -16,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from strategies._tensorflow import ResourceVariable
+from strategies.collectives.shared_memory.transfers import ALIGNMENT
 
 Operation = Callable[[list[np.ndarray]], list[np.ndarray]]
 
@@ -135,8 +136,16 @@ def _arrays(tensors: Sequence[tf.Tensor]) -> list[np.ndarray]:
 
 
 def _tensors(arrays: Sequence[np.ndarray]) -> list[tf.Tensor]:
-    """Returns tensors of arrays, which are not written to again; without a copy if aligned."""
-    return [tf.experimental.dlpack.from_dlpack(array.__dlpack__()) for array in arrays]
+    """Returns tensors of arrays, which are not written to again; without a copy if aligned.
+
+    TensorFlow ends the process where a tensor that it did not copy is not aligned.
+    """
+    return [
+        tf.convert_to_tensor(array)
+        if array.ctypes.data % ALIGNMENT
+        else tf.experimental.dlpack.from_dlpack(array.__dlpack__())
+        for array in arrays
+    ]
 
 
 def _serve(order: tf.queue.QueueBase, calls: Sequence[_Call], lock: threading.Lock) -> None:
