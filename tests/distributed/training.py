@@ -59,17 +59,22 @@ def compiled(make_optimizer=lambda: "sgd", **options):
     return model
 
 
-def check_a_step_exchanges_the_gradients_and_the_loss_alone():
+def check_a_step_exchanges_gradients_loss_and_moving_averages_alone():
     """What is looked at while a step is traced, such as the metrics' variables, costs nothing."""
     model = compiled(metrics=[])
     counter, _ = vars(strategy.extended.collectives)["_counters"]
-    steps = 5
-    each_has_rows = dataset.take(steps + 2).repeat()
-    model.fit(each_has_rows, steps_per_epoch=2, epochs=1, verbose=0)
-    before = int(counter.numpy())
-    model.fit(each_has_rows, steps_per_epoch=steps, epochs=1, verbose=0)
-    exchanged = (int(counter.numpy()) - before) / steps
-    assert exchanged <= 4, exchanged
+    each_has_rows = dataset.repeat()
+
+    def exchanges_of(steps):
+        before = int(counter.numpy())
+        model.fit(each_has_rows, steps_per_epoch=steps, epochs=1, verbose=0)
+        return int(counter.numpy()) - before
+
+    exchanges_of(2)  # traces the step
+    gradients = loss = mean_of_the_batch = variance_of_the_batch = 1
+    each_step = gradients + loss + mean_of_the_batch + variance_of_the_batch
+    few = exchanges_of(2)
+    assert exchanges_of(7) - few == 5 * each_step
 
 
 def check_evaluation_and_prediction_give_the_numbers_of_one_process():

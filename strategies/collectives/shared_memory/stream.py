@@ -22,6 +22,7 @@ Operation = Callable[[list[np.ndarray]], list[np.ndarray]]
 
 _CPU = "/device:CPU:0"
 _CAPACITY = 1 << 20
+_SECONDS_TO_END = 1.0  # an operation that waits for another worker may never end
 
 
 class Stream:
@@ -53,7 +54,8 @@ class _Functions:
     """Runs the operations of functions in a thread, which ends with this object.
 
     The queues are resources that operations write to, and TensorFlow keeps what writes to the
-    same one in order, in conditions and loops as well.
+    same one in order, in conditions and loops as well. A function can fail after any of its
+    operations, so what it left in a queue is told by its ticket and skipped.
 
     Args:
       lock: held while an operation runs.
@@ -62,7 +64,7 @@ class _Functions:
     def __init__(self, lock: threading.Lock):
         self._calls: list[_Call] = []
         with tf.init_scope(), tf.device(_CPU):
-            self._order = tf.queue.FIFOQueue(_CAPACITY, tf.int32, [()])
+            self._order = tf.queue.FIFOQueue(_CAPACITY, [tf.int32, tf.int64], [(), ()])
             self._tickets = ResourceVariable(0, dtype=tf.int64, trainable=False)
         arguments = (self._order, self._calls, lock)
         thread = threading.Thread(target=_serve, args=arguments, name="collectives", daemon=True)
@@ -78,7 +80,7 @@ class _Functions:
         self._calls.append(call)
         ticket = self._tickets.assign_add(1)
         with tf.control_dependencies([call.request(ticket, tensors)]):
-            announced = self._order.enqueue(number)
+            announced = self._order.enqueue([number, ticket])
         with tf.control_dependencies([announced]):
             return call.results(ticket)
 
@@ -101,24 +103,29 @@ class _Call:
         return self._requests.enqueue([ticket, *tensors])
 
     def results(self, ticket: tf.Tensor) -> list[tf.Tensor]:
-        """Takes the results of one run; raises where it failed, or they are another run's."""
-        received, error, *results = self._results.dequeue()
-        is_mine = tf.debugging.Assert(
-            tf.equal(received, ticket),
-            [
-                "A function that failed in the midst of an exchange between workers is not run "
-                "again. Start the job again, from its last checkpoint."
-            ],
+        """Takes the results of one run, past those of runs that failed; raises where it failed."""
+        _, error, *results = tf.while_loop(
+            lambda received, *_: tf.not_equal(received, ticket),
+            lambda *_: self._dequeue(),
+            self._dequeue(),
+            shape_invariants=[tf.TensorShape([])] * 2
+            + [tf.TensorShape(None)] * len(self._received),
+            parallel_iterations=1,
         )
-        has_worked = tf.debugging.Assert(tf.equal(error, ""), [error])
-        with tf.control_dependencies([is_mine, has_worked]):
+        with tf.control_dependencies([tf.debugging.Assert(tf.equal(error, ""), [error])]):
             return [tf.identity(result) for result in results]
 
-    def serve(self) -> None:
-        """Runs the operation once, for the tensors that were handed over first."""
-        ticket, *tensors = tf.raw_ops.QueueDequeueV2(
-            handle=self._requests.queue_ref, component_types=self._requests.dtypes
-        )
+    def _dequeue(self) -> list[tf.Tensor]:
+        received, error, *results = self._results.dequeue()
+        received.set_shape([])
+        error.set_shape([])
+        return [received, error, *results]
+
+    def serve(self, ticket: int) -> None:
+        """Runs the operation for the tensors of one run, past those that were never announced."""
+        received, *tensors = self._take_request()
+        while int(received) != ticket:
+            received, *tensors = self._take_request()
         try:
             results = _tensors(self._operation(_arrays(tensors)))
             error = self._no_error
@@ -126,7 +133,12 @@ class _Call:
             results = [tf.zeros([], dtype) for dtype in self._received]
             error = tf.constant(str(failure))
         tf.raw_ops.QueueEnqueueV2(
-            handle=self._results.queue_ref, components=[ticket, error, *results]
+            handle=self._results.queue_ref, components=[received, error, *results]
+        )
+
+    def _take_request(self) -> list[tf.Tensor]:
+        return tf.raw_ops.QueueDequeueV2(
+            handle=self._requests.queue_ref, component_types=self._requests.dtypes
         )
 
 
@@ -151,14 +163,14 @@ def _tensors(arrays: Sequence[np.ndarray]) -> list[tf.Tensor]:
 def _serve(order: tf.queue.QueueBase, calls: Sequence[_Call], lock: threading.Lock) -> None:
     while True:
         try:
-            number = int(order.dequeue())
-        except tf.errors.OutOfRangeError:  # it is closed
+            number, ticket = (int(value) for value in order.dequeue())
+        except (tf.errors.OutOfRangeError, tf.errors.CancelledError):  # it is closed
             return
         with lock:
-            calls[number].serve()
+            calls[number].serve(ticket)
 
 
 def _stop(order: tf.queue.QueueBase, thread: threading.Thread) -> None:
     order.close(cancel_pending_enqueues=True)
     if thread is not threading.current_thread():
-        thread.join()
+        thread.join(_SECONDS_TO_END)
