@@ -17,6 +17,9 @@ SUPPORTED := import ensurepip, sys, venv; sys.exit(not (3, 10) <= sys.version_in
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.10 python3; do \
 	$$p -c '$(SUPPORTED)' 2>/dev/null && echo $$p && break; done)
 
+# Files in the order of tests/conftest.py, the long ones first.
+PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
+
 .PHONY: setup demo check test test-all test-versions conformance benchmarks compatibility docs dist faults lint types format clean
 
 setup: .venv/.ready
@@ -35,13 +38,13 @@ demo: setup
 	$(BIN)/tf-config run --workers 2 examples/digits.py
 
 check: lint types
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not processes and not training"
+	$(BIN)/python -m pytest $(PARALLEL) -m "not slow and not processes and not training"
 
 test: setup
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest $(PARALLEL)
 
 test-all: setup
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m ""
+	$(BIN)/python -m pytest $(PARALLEL) -m ""
 
 test-versions: setup
 	$(BIN)/python tools/versions.py

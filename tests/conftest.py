@@ -18,10 +18,22 @@ hypothesis.settings.load_profile("any machine")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks what starts processes by the fixtures of this file."""
+    """Marks what starts processes by the fixtures of this file, and puts files with such first.
+
+    Files go to the workers of pytest-xdist in this order; with the long ones at the end, one
+    worker would be idle meanwhile.
+    """
     for item in items:
         if {"job", "slurm"} & {*getattr(item, "fixturenames", ())}:
             item.add_marker("processes")
+    marks: dict[Path, set[str]] = {}
+    for item in items:
+        marks.setdefault(item.path, set()).update(mark.name for mark in item.iter_markers())
+    items.sort(key=lambda item: _turn(marks[item.path]))
+
+
+def _turn(marks: set[str]) -> int:
+    return 0 if "processes" in marks else 1 if "training" in marks else 2
 
 
 @pytest.fixture

@@ -32,6 +32,7 @@ def test_two_replicas_follow_one_process(train, references, setup, options):
     train(SCRIPT, setup, *references, *options, workers=1, timeout=1500)
 
 
+@pytest.mark.slow
 def test_some_examples_follow_one_process_on_two_workers(train):
     train(SCRIPT, "cluster", "--only", *FEW)
 

@@ -9,6 +9,8 @@ import strategies
 from strategies.callbacks import Checkpoint
 from tests.support.check_jobs import PROGRAMS
 
+SLOW = pytest.mark.slow
+
 pytestmark = pytest.mark.training
 EPOCHS = 3
 PROGRAM = PROGRAMS / "killed_training.py"
@@ -63,13 +65,12 @@ def assert_same(found, expected):
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
 @pytest.mark.parametrize(
     "options",
-    [{}, {"known": False}, pytest.param({"embedding": True}, marks=pytest.mark.slow)],
+    [{}, *(pytest.param(each, marks=SLOW) for each in ({"known": False}, {"embedding": True}))],
     ids=["length", "no length", "rows"],
 )
 @pytest.mark.parametrize(
     "stops",
-    [(4, 9), pytest.param((1,), marks=pytest.mark.slow),
-     pytest.param((5, 8, 14), marks=pytest.mark.slow)],
+    [(4, 9), pytest.param((1,), marks=SLOW), pytest.param((5, 8, 14), marks=SLOW)],
     ids=str,
 )  # fmt: skip
 def test_it_ends_with_the_bits_of_the_whole(tmp_path, stops, options):

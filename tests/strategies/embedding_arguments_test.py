@@ -118,9 +118,18 @@ SETTINGS = [
 ]
 
 
-@both
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
-@pytest.mark.parametrize("is_single", [True, False])
+@pytest.mark.parametrize(
+    ("api", "is_single"),
+    [
+        ("keras", True),
+        ("tf_keras", False),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in [("keras", False), ("tf_keras", True)]
+        ),
+    ],
+)
 def test_every_setting_is_in_a_saved_model(api, settings, is_single, tmp_path):
     module = {"keras": keras, "tf_keras": tf_keras}[api]
     inputs = module.Input([1], dtype="int64", name="ids")

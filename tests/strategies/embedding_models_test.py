@@ -17,7 +17,7 @@ from tests.support.embeddings import embedding_of
 
 pytestmark = pytest.mark.training
 
-APIS = ["keras", "tf_keras"]
+APIS = ["keras", pytest.param("tf_keras", marks=pytest.mark.slow)]
 IDS = np.arange(1, 33).reshape([8, 4])
 LABELS = (np.arange(8) % 2).astype("float32")[:, None]
 
@@ -324,10 +324,16 @@ def test_importing_the_package_is_enough_to_load_a_model(name, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", APIS)
 @pytest.mark.parametrize(
-    ("kind", "workers", "ps"),
-    [("none", 1, 0), ("mirrored", 1, 0), ("cluster", 2, 0), ("cluster", 2, 1)],
+    ("name", "kind", "workers", "ps"),
+    [
+        ("keras", "none", 1, 0),
+        ("keras", "mirrored", 1, 0),
+        ("keras", "cluster", 2, 0),
+        ("keras", "cluster", 2, 1),
+        ("tf_keras", "mirrored", 1, 0),
+        ("tf_keras", "cluster", 2, 0),
+    ],
 )
 @pytest.mark.parametrize("check", checks_of("embedding_models.py"))
 def test_losses_are_those_of_stock_layers_under_every_strategy(

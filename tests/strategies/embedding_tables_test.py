@@ -16,11 +16,8 @@ SLOW = pytest.mark.slow
         *(
             pytest.param(*case, marks=SLOW)
             for case in [
-                ("keras", 2, 1),
                 ("keras", 1, 2),
                 ("keras", 3, 1),
-                ("keras", 2, 2),
-                ("tf_keras", 1, 1),
                 ("tf_keras", 2, 1),
             ]
         ),

@@ -14,13 +14,9 @@ SLOW = pytest.mark.slow
         *(
             pytest.param(*case, marks=SLOW)
             for case in [
-                ("keras", 1, 0),
                 ("tf_keras", 1, 0),
-                ("keras", 1, 1),
-                ("keras", 1, 2),
                 ("keras", 4, 1),
                 ("keras", 2, 2),
-                ("tf_keras", 2, 1),
                 ("tf_keras", 1, 2),
             ]
         ),
@@ -42,7 +38,7 @@ def test_so_it_does_where_there_is_no_horovod(job, run_check, check):
     ("api", "workers"),
     [
         ("keras", 2),
-        *(pytest.param(*c, marks=SLOW) for c in [("keras", 1), ("keras", 3), ("tf_keras", 2)]),
+        *(pytest.param(*c, marks=SLOW) for c in [("keras", 1), ("tf_keras", 3)]),
     ],
 )
 @pytest.mark.parametrize("check", checks_of("embedding_life.py"))

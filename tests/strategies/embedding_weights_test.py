@@ -26,8 +26,6 @@ APIS = pytest.mark.parametrize(
     ("api", "kind"),
     [
         ("keras", "none"),
-        pytest.param("tf_keras", "none", marks=slow),
-        pytest.param("keras", "mirrored", marks=slow),
         pytest.param("tf_keras", "mirrored", marks=slow),
     ],
 )
@@ -42,7 +40,6 @@ def test_in_one_process(run_check, check, api, kind):
         ("keras", 2, 0, "sync"),
         pytest.param("tf_keras", 2, 0, "sync", marks=slow),
         pytest.param("keras", 2, 2, "sync", marks=slow),
-        pytest.param("tf_keras", 1, 1, "sync", marks=slow),
         pytest.param("keras", 1, 1, "async", marks=slow),
     ],
 )

@@ -43,7 +43,7 @@ def test_a_worker_that_is_killed_ends_the_job_and_is_named(job, endless, index):
     job.assert_nothing_left()
 
 
-@pytest.mark.parametrize("index", [0, 1])
+@pytest.mark.parametrize("index", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_without_a_launcher_a_dead_peer_ends_the_others(forked, endless, communication, index):
     cluster = local_cluster(workers=2)
     workers = []

@@ -12,7 +12,7 @@ from tests.support.check_jobs import checks_of
     ("api", "ops"),
     [
         ("keras", None),
-        ("tf_keras", None),
+        pytest.param("tf_keras", None, marks=pytest.mark.slow),
         pytest.param("keras", "ReductionToOneDevice", marks=pytest.mark.slow),
     ],
 )

@@ -17,16 +17,22 @@ TWO = (
 # What is slow runs in `make test-all`: the same checks in more combinations.
 SLOW = pytest.mark.slow
 BASIC = "parity.py", "training.py", "custom_loop.py"
+FIRST = ["a_dense_model_with_adam", "an_embedding_with_sgd"]
+
+
+def some_of(*programs):
+    """Returns the checks of programs, of which all but the first ones are slow."""
+    first = checks_of("parity.py", only=FIRST)
+    names = [each.id for each in first]
+    rest = [each for each in checks_of(*programs, marks=SLOW) if each.id not in names]
+    return [*first, *rest]
 
 
 @pytest.mark.parametrize(
     ("api", "workers"),
     [
         ("keras", 2),
-        *(
-            pytest.param(*case, marks=SLOW)
-            for case in [("tf_keras", 2), ("keras", 3), ("tf_keras", 3)]
-        ),
+        pytest.param("tf_keras", 3, marks=SLOW),
     ],
 )
 @pytest.mark.parametrize("check", checks_of(*BASIC))
@@ -34,11 +40,17 @@ def test_workers_do_what_one_process_does(run_check, check, api, workers):
     run_check(check, api, workers=workers)
 
 
-@pytest.mark.parametrize("api", [pytest.param("keras", marks=SLOW), "tf_keras"])
-@pytest.mark.parametrize("check", [*checks_of("parity.py"), *checks_of(*BASIC[1:], marks=SLOW)])
-@pytest.mark.parametrize("communication", ["tensorflow"], indirect=True)
-def test_so_they_do_where_there_is_no_horovod(run_check, check, communication, api):
-    run_check(check, api)
+@pytest.mark.parametrize("check", checks_of("parity.py", only=FIRST))
+@pytest.mark.parametrize("communication", ["horovod", "tensorflow"], indirect=True)
+def test_so_they_do_however_they_communicate(run_check, check, communication):
+    run_check(check, "tf_keras")
+
+
+@SLOW
+@pytest.mark.parametrize("check", checks_of(*BASIC))
+@pytest.mark.parametrize("communication", ["horovod", "tensorflow"], indirect=True)
+def test_so_they_do_in_all_their_ways(run_check, check, communication):
+    run_check(check, "keras")
 
 
 @pytest.mark.parametrize(
@@ -58,23 +70,14 @@ def test_collectives(run_check, check, communication, workers):
     run_check(check, workers=workers)
 
 
-@pytest.mark.parametrize("check", checks_of("parity.py"))
-@pytest.mark.parametrize("communication", ["horovod"], indirect=True)
-def test_so_they_do_over_the_network(run_check, check, communication):
-    run_check(check, "keras")
-
-
 @pytest.mark.parametrize(
     ("api", "workers"),
     [
         ("keras", 2),
-        *(
-            pytest.param(*case, marks=SLOW)
-            for case in [("keras", 1), ("tf_keras", 1), ("tf_keras", 2)]
-        ),
+        *(pytest.param(*case, marks=SLOW) for case in [("keras", 1), ("tf_keras", 2)]),
     ],
 )
-@pytest.mark.parametrize("check", [*checks_of("parity.py"), *checks_of("training.py", marks=SLOW)])
+@pytest.mark.parametrize("check", some_of("parity.py", "training.py"))
 def test_so_do_several_replicas_a_worker(run_check, check, api, workers):
     run_check(check, api, 2, workers=workers)
 
@@ -161,7 +164,7 @@ def test_a_model_saved_with_our_loss_scaling_loads(tmp_path):
     assert [optimizer.initial_scale for optimizer in (loaded, older)] == [8.0, 8.0]
 
 
-@pytest.mark.parametrize("check", [*checks_of("parity.py"), *checks_of(*BASIC[1:], marks=SLOW)])
+@pytest.mark.parametrize("check", some_of(*BASIC))
 def test_a_cluster_of_one_worker_needs_no_other(run_check, check):
     run_check(check, "keras", workers=1)
 

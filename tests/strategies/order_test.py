@@ -11,8 +11,6 @@ SLOW = pytest.mark.slow
     ("communication", "api", "workers", "replicas"),
     [
         ("shared_memory", "keras", 2, 1),
-        ("horovod", "keras", 2, 1),
-        pytest.param("tensorflow", "keras", 2, 1, marks=SLOW),
         *(
             pytest.param(communication, *case, marks=SLOW)
             for communication in ("shared_memory", "horovod", "tensorflow")

@@ -17,11 +17,8 @@ slow = pytest.mark.slow
 @pytest.mark.parametrize(
     ("keras", "workers", "ps", "options"),
     [
-        pytest.param("keras", 2, 2, {}, marks=slow),
-        pytest.param("tf_keras", 2, 2, {}, marks=slow),
         pytest.param("keras", 3, 1, {}, marks=slow),
         pytest.param("keras", 2, 2, {"min_slice_size": None}, marks=slow),
-        pytest.param("keras", 1, 2, {}, marks=slow),
         pytest.param("keras", 2, 2, {"num_replicas": 2}, marks=slow),
         pytest.param("tf_keras", 3, 2, {"placement": "hash"}, marks=slow),
     ],
@@ -110,12 +107,9 @@ def test_no_change_is_lost_and_staleness_is_bounded(
     ("keras", "mode", "replicas", "ps"),
     [
         ("keras", "async", 1, 2),
-        pytest.param("tf_keras", "async", 1, 4, marks=slow),
         pytest.param("keras", "half_async", 1, 1, marks=slow),
-        pytest.param("tf_keras", "geo", 1, 2, marks=slow),
-        pytest.param("keras", "geo", 2, 1, marks=slow),
-        pytest.param("keras", "sync", 1, 2, marks=slow),
-        pytest.param("tf_keras", "sync", 1, 2, marks=slow),
+        pytest.param("tf_keras", "geo", 2, 1, marks=slow),
+        pytest.param("tf_keras", "sync", 1, 4, marks=slow),
         pytest.param("keras", "sync", 2, 1, marks=slow),
     ],
 )

@@ -17,13 +17,9 @@ CHECKS = pytest.mark.parametrize("check", checks_of("in_step.py"))
         *(
             pytest.param(*case, marks=SLOW)
             for case in [
-                ("keras", 1, 1),
                 ("keras", 1, 3),
                 ("keras", 2, 2),
-                ("tf_keras", 2, 1),
-                ("keras", 3, 1),
                 ("tf_keras", 3, 1),
-                ("tf_keras", 2, 2),
             ]
         ),
     ],

@@ -8,7 +8,9 @@ CHECKS = pytest.mark.parametrize("check", checks_of("replica_context.py"))
 
 
 @CHECKS
-@pytest.mark.parametrize("kind", ["mirrored", "central_storage"])
+@pytest.mark.parametrize(
+    "kind", ["mirrored", pytest.param("central_storage", marks=pytest.mark.slow)]
+)
 def test_replicas_of_one_process(run_check, check, kind):
     run_check(check, kind, workers=1, timeout=300)
 

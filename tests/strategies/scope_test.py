@@ -31,7 +31,6 @@ def test_a_model_from_outside_the_scope_is_not_trained(make):
         *(
             pytest.param(*case, marks=pytest.mark.slow)
             for case in [
-                ("tf_keras", 2, 0, []),
                 ("tf_keras", 1, 0, []),
                 ("keras", 2, 1, ["sync"]),
                 ("tf_keras", 2, 1, ["async"]),

@@ -11,8 +11,14 @@ TUTORIALS = [
 ]
 
 
-@pytest.mark.parametrize("api", ["keras", pytest.param("tf_keras", marks=SLOW)])
-@pytest.mark.parametrize(("name", "workers"), TUTORIALS)
+@pytest.mark.parametrize(
+    ("api", "name", "workers"),
+    [
+        ("keras", *TUTORIALS[0]),
+        *(pytest.param("keras", *each, marks=SLOW) for each in TUTORIALS[1:]),
+        *(pytest.param("tf_keras", *each, marks=SLOW) for each in TUTORIALS),
+    ],
+)
 def test_tutorials_run_with_another_import(train, tmp_path, name, workers, api):
     train(f"tutorials/{name}.py", api, "ours", tmp_path, workers=workers)
 
