@@ -1,9 +1,7 @@
 """Strategies that train Keras models on several devices and workers.
 
-Importing it registers what Keras 3 loads models with, and tf_keras if that was imported before.
+Importing it registers what Keras 3 loads models with, and tf_keras once that is imported.
 """
-
-import sys
 
 from strategies import callbacks
 from strategies.central_storage import CentralStorageStrategy
@@ -12,6 +10,7 @@ from strategies.data.read_files import read_files
 from strategies.embedding import Admission, Eviction, FeatureConfig, TableConfig
 from strategies.embedding.keras_layer import DistributedEmbedding
 from strategies.embedding.prefetch import prefetch_rows
+from strategies.embedding.registration import register_with_tf_keras as _register_with_tf_keras
 from strategies.equality import verify_equal
 from strategies.factory import from_tf_config
 from strategies.files import own_path, writing
@@ -23,9 +22,7 @@ from strategies.ps.options import ParameterServerOptions
 from strategies.reduction import ReductionOptions
 from tf_config.capacity import plan_capacity
 
-if sys.modules.get("tf_keras") is not None:
-    # Not otherwise: it is optional, and takes long to import.
-    from strategies.embedding import tf_keras_layer as _tf_keras_layer  # noqa: F401
+_register_with_tf_keras()
 
 __version__ = "0.1.0"
 

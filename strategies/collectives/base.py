@@ -60,6 +60,22 @@ class Collectives(Protocol):
         """
 
 
+class NetworkCollectives(Collectives, Protocol):
+    """Collectives among workers of any hosts."""
+
+    def new_stream(self) -> NetworkCollectives:
+        """Returns collectives whose operations are ordered independently; see `Collectives`."""
+
+    def subset(self, ranks: Sequence[int]) -> Collectives | None:
+        """Returns collectives among some of the workers; None on the others.
+
+        All workers call it together. In the subset the first of them has rank 0, and so on.
+
+        Args:
+          ranks: of the workers, in ascending order.
+        """
+
+
 class AllToAllViaAllGather:
     """Implements `all_to_all` by `all_gather`, for collectives without an operation for it.
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from strategies.collectives.dtypes import all_reduce_by_dtype
+from strategies.collectives.dtypes import all_reduce_by_dtype, check_is_numeric
 from strategies.collectives.startup.rendezvous import serve, wait_for_all
 from tf_config import Address, ClusterConfigError, ClusterSpec, Task
 from tf_config.horovod import place, rendezvous_at
@@ -27,12 +27,14 @@ from tf_config.horovod import place, rendezvous_at
 _FIXED_BUILD_TAG = "gloo.iface"
 # Every millisecond, which is the default, took a quarter of the steps of a small model.
 _SPARE_CYCLE_MILLISECONDS = "20"
-# What is only moved keeps its bits: a type that Horovod does not know goes as one of its size.
+# What is only moved keeps its bits: a type that Horovod does not know goes as one of its size, or
+# as two of half of it.
 _CARRIERS = {
     tf.bfloat16: tf.uint16,
     tf.uint32: tf.int32,
     tf.uint64: tf.int64,
     tf.complex64: tf.int64,
+    tf.complex128: tf.int64,
 }
 
 # What this process has joined: Horovod is started once a process, strategies may be many.
@@ -42,10 +44,12 @@ _started: tuple[ClusterSpec, Task, HorovodCollectives] | None = None
 class HorovodCollectives:
     """Collectives among all workers of a cluster; made by `start`."""
 
-    def __init__(self, horovod: ModuleType):
+    def __init__(self, horovod: ModuleType, process_set: Any = None):
         self._horovod = horovod
-        self.rank: int = horovod.rank()
-        self.size: int = horovod.size()
+        self._process_set = horovod.global_process_set if process_set is None else process_set
+        self.rank: int = self._process_set.rank()
+        self.size: int = self._process_set.size()
+        self._subsets: dict[tuple[int, ...], HorovodCollectives | None] = {}
         with tf.device("/device:CPU:0"):
             self._finished = tf.Variable(0, dtype=tf.int64, trainable=False)
 
@@ -93,6 +97,15 @@ class HorovodCollectives:
         """Returns itself: Horovod pairs operations by name, not by order; see `Collectives`."""
         return self
 
+    def subset(self, ranks: Sequence[int]) -> HorovodCollectives | None:
+        """Returns collectives among some of the workers; see `NetworkCollectives`."""
+        key = tuple(ranks)
+        if key not in self._subsets:  # Horovod takes the same ranks once
+            joined = self._horovod.add_process_set(list(ranks))
+            is_mine = joined.included()
+            self._subsets[key] = HorovodCollectives(self._horovod, joined) if is_mine else None
+        return self._subsets[key]
+
     def all_reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Returns the sums over all workers; see `Collectives`."""
 
@@ -112,6 +125,7 @@ class HorovodCollectives:
 
     def all_to_all(self, tensor: tf.Tensor, counts: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the rows that the workers sent to this one; see `Collectives`."""
+        check_is_numeric(tensor.dtype)
         with tf.device("/device:CPU:0"):
             splits = tf.cast(counts, tf.int32)
         carrier = _CARRIERS.get(tensor.dtype, tensor.dtype)
@@ -124,6 +138,7 @@ class HorovodCollectives:
         self, kind: str, operation: Callable[..., tf.Tensor], tensor: tf.Tensor, **options: Any
     ) -> tf.Tensor:
         """Runs an operation that only moves data, bit-cast to a dtype that Horovod supports."""
+        check_is_numeric(tensor.dtype)
         carrier = _CARRIERS.get(tensor.dtype)
         if carrier is None:
             return self._run_named(kind, operation, tensor, **options)
@@ -141,9 +156,9 @@ class HorovodCollectives:
         `tf.while_loop` the next round has to wait: the write to a variable makes it.
         """
         if tf.executing_eagerly():
-            return operation(*arguments, name=kind, **options)
+            return operation(*arguments, name=kind, process_set=self._process_set, **options)
         with tf.name_scope("keras_strategies/"):
-            result = operation(*arguments, name=kind, **options)
+            result = operation(*arguments, name=kind, process_set=self._process_set, **options)
             with tf.control_dependencies(tf.nest.flatten(result)):
                 self._finished.assign_add(1, read_value=False)
         return result
@@ -198,6 +213,7 @@ def _environment(cluster: ClusterSpec, task: Task) -> dict[str, str]:
         "HOROVOD_CONTROLLER": "gloo",
         "HOROVOD_CPU_OPERATIONS": "gloo",
         "HOROVOD_STALL_CHECK_TIME_SECONDS": "30",
+        "HOROVOD_DYNAMIC_PROCESS_SETS": "1",  # those of `subset`
     }
     interface = _interface(variables["HOROVOD_HOSTNAME"])
     if interface is not None:

@@ -11,8 +11,10 @@ from absl import logging
 
 from strategies._tensorflow import CommunicationOptions
 from strategies.collectives import Collectives, LocalCollectives
+from strategies.collectives.base import NetworkCollectives
 from strategies.collectives.health.watchdog import watch, watch_seconds
-from strategies.collectives.shared_memory import SharedMemoryCollectives
+from strategies.collectives.hosts import HostCollectives
+from strategies.collectives.shared_memory import Host, SharedMemoryCollectives
 from tf_config import ClusterConfigError, TFConfig
 
 VARIABLE = "KERAS_STRATEGIES_COMMUNICATION"
@@ -20,7 +22,7 @@ _CHOICES = ("auto", "shared_memory", "horovod", "tensorflow")
 _Implementation = tf.distribute.experimental.CommunicationImplementation
 
 # What each collectives of this process were replaced by; None where memory is not shared.
-_shared: dict[int, SharedMemoryCollectives | None] = {}
+_shared: dict[int, Collectives | None] = {}
 
 
 def start(
@@ -63,15 +65,13 @@ def start(
     is_spare = is_wanted and len({config.cluster.addresses[task].host for task in tasks}) == 1
     connected = _connected(config, communication, options, timeout, device, is_spare)
     shared = _share_memory(connected, names, is_wanted)
-    if shared is None and communication == "shared_memory":
+    if communication == "shared_memory" and not isinstance(shared, SharedMemoryCollectives):
         raise ClusterConfigError(
             "communication='shared_memory' is for workers of one Linux host on x86-64, of the "
             "same user and in the same container, on CPUs, without communication_options for "
             f"TensorFlow's collectives. Received: {', '.join(names)} on {device}, which do not "
             "share memory. Leave the argument out to have what is possible chosen."
         )
-    if config.task == tasks[0] and shared is not None:
-        logging.info("%d workers share memory: all of them are on this host.", len(tasks))
     return watch(connected if shared is None else shared, config.cluster, config.task, seconds)
 
 
@@ -82,7 +82,7 @@ def _connected(
     timeout: float,
     device: str,
     is_spare: bool,
-) -> Collectives:
+) -> NetworkCollectives:
     """Returns collectives over the network."""
     reason = "as asked for"
     if communication in ("auto", "shared_memory"):
@@ -102,12 +102,26 @@ def _connected(
 
 
 def _share_memory(
-    connected: Collectives, names: Sequence[str], is_wanted: bool
-) -> SharedMemoryCollectives | None:
-    """Returns collectives over shared memory; None where one of the workers cannot, or may not."""
+    connected: NetworkCollectives, names: Sequence[str], is_wanted: bool
+) -> Collectives | None:
+    """Returns collectives over shared memory, as far as workers are on the same host.
+
+    None if one of the workers cannot share memory or may not, or if no two are on the same host.
+    """
     if id(connected) not in _shared:
-        _shared[id(connected)] = SharedMemoryCollectives.start(connected, names, is_wanted)
+        host = Host.meet(connected, names, is_wanted)
+        _shared[id(connected)] = None if host is None else _layered(connected, host, len(names))
     return _shared[id(connected)] if is_wanted else None
+
+
+def _layered(connected: NetworkCollectives, host: Host, workers: int) -> Collectives | None:
+    hosts = len(host.leaders)
+    if hosts == workers:
+        return None
+    if connected.rank == 0:
+        way = "all of them are on this host" if hosts == 1 else f"those of each of {hosts} hosts"
+        logging.info("%d workers share memory: %s.", workers, way)
+    return SharedMemoryCollectives(host) if hosts == 1 else HostCollectives(connected, host)
 
 
 def _leaves_open(options: CommunicationOptions) -> bool:

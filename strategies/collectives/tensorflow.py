@@ -134,6 +134,14 @@ class TensorFlowCollectives(AllToAllViaAllGather):
         self._child_streams.append(stream)
         return stream
 
+    def subset(self, ranks: Sequence[int]) -> TensorFlowCollectives | None:
+        """Returns collectives among some of the workers; see `NetworkCollectives`."""
+        first_group = 1 + next(_stream_numbers) * len(_KINDS)
+        if self.rank not in ranks:
+            return None
+        rank = ranks.index(self.rank)
+        return TensorFlowCollectives(rank, len(ranks), self._device, self._options, first_group)
+
     def all_reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Returns the sums over all workers; see `Collectives`."""
 

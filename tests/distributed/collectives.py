@@ -4,9 +4,11 @@ import numpy as np
 import tensorflow as tf
 
 import strategies
+from tests.support import hosts
 from tests.support.assertions import raises
 from tests.support.checks import run_checks
 
+hosts.pretend()
 TYPES = (
     "bool int8 uint8 int16 uint16 int32 uint32 int64 uint64 "
     "float16 bfloat16 float32 float64 complex64 complex128"
@@ -93,6 +95,26 @@ def check_the_number_of_values_need_not_be_known_when_the_function_is_made():
         summed, gathered = of_any_length(tf.ones([length]))
         assert summed.numpy().tolist() == [n] * length
         assert gathered.shape == [n * length]
+
+
+def check_large_sums_between_small_ones():
+    """Of more bytes than a chunk of shared memory has; large ones take steps of their own."""
+
+    @tf.function
+    def sums(values, whole_numbers):
+        small = workers.all_reduce([values[0]])
+        large = workers.all_reduce([values, whole_numbers])
+        return [*small, *large, *workers.all_reduce([large[0]])]
+
+    values = np.linspace(0, 1, 700_001, dtype="float32").reshape([-1, 1])
+    for step in range(1, 4):
+        mine = tf.constant(values * (rank + step)), tf.fill([3, 5], rank + step)
+        for found in (sums(*mine), sums.python_function(*mine)):
+            added_up = total + n * (step - 1)
+            np.testing.assert_allclose(found[0], 0.0)
+            np.testing.assert_allclose(found[1], values * added_up, rtol=1e-6)
+            assert (found[2].numpy() == added_up).all()
+            np.testing.assert_allclose(found[3], values * added_up * n, rtol=1e-6)
 
 
 def check_a_dataset_asks_the_others_while_the_step_before_is_still_exchanging():

@@ -13,6 +13,7 @@ import tensorflow as tf
 import strategies
 from tests.support.checks import run_checks
 from tests.support.embeddings import all_rows, embedding_of, one_hot_embedding
+from tests.support.reference import of_one_process
 
 keras = importlib.import_module(sys.argv[1])
 DistributedEmbedding = embedding_of(sys.argv[1])
@@ -58,22 +59,25 @@ def follows_a_stock_layer(optimizer, *arguments, places=everywhere, **options):
     with scope():
         ours = DistributedEmbedding(WIDTH, name="ids", embeddings_initializer="normal")
         many = model_of(ours, make_optimizer(), places.shape[1])
-    reference = one_hot_embedding(keras, len(IDS), WIDTH)
-    one = model_of(reference, make_optimizer(), places.shape[1])
     first = ours(IDS)  # evaluation: the rows to come
     assert len(ours.rows()[0]) == 0, "evaluation made rows"
-    reference.set_weights([first.numpy()])
     fit = {"batch_size": BATCH, "epochs": 2, "shuffle": False, "verbose": 0}
-    expected = one.fit(places, y, **fit).history["loss"]
+
+    def train_a_stock_layer():
+        reference = one_hot_embedding(keras, len(IDS), WIDTH)
+        one = model_of(reference, make_optimizer(), places.shape[1])
+        reference.set_weights([first.numpy()])
+        losses = one.fit(places, y, **fit).history["loss"]
+        return losses, reference.get_weights()[0], one.predict(places, verbose=0)
+
+    expected, expected_rows, predicted = of_one_process(train_a_stock_layer)
     found = many.fit(IDS[places], y, **fit).history["loss"]
     np.testing.assert_allclose(found, expected, rtol=2e-4)
     ids, rows = all_rows(strategy, ours)
     np.testing.assert_array_equal(ids, IDS)
-    np.testing.assert_allclose(rows, reference.get_weights()[0], atol=2e-5)
+    np.testing.assert_allclose(rows, expected_rows, atol=2e-5)
     assert not np.allclose(rows, first, atol=1e-3), "nothing was trained"
-    np.testing.assert_allclose(
-        many.predict(IDS[places], verbose=0), one.predict(places, verbose=0), atol=2e-4
-    )
+    np.testing.assert_allclose(many.predict(IDS[places], verbose=0), predicted, atol=2e-4)
     strategies.verify_equal(strategy, many.variables)
     unseen = np.array([77, -77])
     before = len(ours.rows()[0])

@@ -162,13 +162,6 @@ def check_eviction_by_age_and_by_count():
     assert counted["lookups"] == 15 * n and counted["imbalance"] >= 1.0
 
 
-def check_the_number_of_ids_of_all_workers_together_is_bounded():
-    layer = layer_of(2, 10)
-    step(layer, np.arange(10))
-    with raises(tf.errors.InvalidArgumentError, "at most input_dim ids. Received:"):
-        step(layer, [3, 11])
-
-
 def check_growth_keeps_what_was_there_and_what_travels_is_counted():
     layer = layer_of(4, embeddings_initializer="normal")
     optimizer = optimizer_of(keras.optimizers.Adam, 0.1)
@@ -226,6 +219,14 @@ def check_rows_are_loaded_from_files_of_which_the_last_one_is_whole():
     # The slot variable that was saved goes on: m = 0.5 * -n - n.
     step(again, [4], sgd(momentum=0.5))
     np.testing.assert_array_equal(again(np.array([4])).numpy(), after[1:2] - 1.5 * n)
+
+
+def check_the_number_of_ids_of_all_workers_together_is_bounded():
+    """The last of the checks: a step that fails may leave the workers in different operations."""
+    layer = layer_of(2, 10)
+    step(layer, np.arange(10))
+    with raises(tf.errors.InvalidArgumentError, "at most input_dim ids. Received:"):
+        step(layer, [3, 11])
 
 
 if __name__ == "__main__":

@@ -301,15 +301,38 @@ assert isinstance(model.optimizer, strategies.LossScaleOptimizer)
 {LOADED}
 """,
     "tf_keras": f"""
+import strategies
+import tf_keras
+model = tf_keras.models.load_model("model.keras")
+{LOADED}
+""",
+    "tf_keras, imported before": f"""
 import tf_keras, strategies
 model = tf_keras.models.load_model("model.keras")
+{LOADED}
+""",
+    "tf_keras, as TensorFlow's": f"""
+import os
+os.environ["TF_USE_LEGACY_KERAS"] = "1"
+import strategies
+import tensorflow as tf
+model = tf.keras.models.load_model("model.keras")
 {LOADED}
 """,
 }
 
 
-@pytest.mark.parametrize("name", APIS)
-def test_importing_the_package_is_enough_to_load_a_model(name, tmp_path):
+@pytest.mark.parametrize(
+    "case",
+    [
+        "keras",
+        "tf_keras",
+        pytest.param("tf_keras, imported before", marks=pytest.mark.slow),
+        pytest.param("tf_keras, as TensorFlow's", marks=pytest.mark.slow),
+    ],
+)
+def test_importing_the_package_is_enough_to_load_a_model(case, tmp_path):
+    name, _, _ = case.partition(",")
     k, embedding = api_of(name)
     optimizer = k.optimizers.SGD(0.1)
     if name == "keras":
@@ -318,7 +341,7 @@ def test_importing_the_package_is_enough_to_load_a_model(name, tmp_path):
     model.compile(optimizer, "mse")
     model.fit(IDS, LABELS, verbose=0)
     model.save(tmp_path / "model.keras")
-    command = [sys.executable, "-c", LOADING[name]]
+    command = [sys.executable, "-c", LOADING[case]]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 

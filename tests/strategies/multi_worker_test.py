@@ -5,7 +5,8 @@ import pytest
 
 import strategies
 from strategies.multi_worker import start_timeout_seconds
-from tests.support.check_jobs import checks_of
+from tests.support import hosts
+from tests.support.check_jobs import PROGRAMS, checks_of
 from tf_config import ClusterConfigError
 from tf_config.settings import START_TIMEOUT_SECONDS
 
@@ -68,6 +69,33 @@ def test_so_they_do_in_all_their_ways(run_check, check, communication):
 @pytest.mark.parametrize("check", checks_of("collectives.py"))
 def test_collectives(run_check, check, communication, workers):
     run_check(check, workers=workers)
+
+
+@pytest.mark.parametrize("next_step", ["function", "eager"])
+def test_after_a_step_that_failed_midway_workers_do_not_go_on(forked, next_step):
+    code, output = forked.run("--workers", 2, PROGRAMS / "failed_midway.py", next_step)
+    assert code != 0
+    assert "tart the job again, from its last checkpoint" in output
+
+
+@pytest.mark.parametrize(
+    ("communication", "workers"),
+    [("horovod", 3), *(pytest.param(*c, marks=SLOW) for c in [("horovod", 4), ("tensorflow", 3)])],
+)
+@pytest.mark.parametrize("check", checks_of("collectives.py"))
+def test_collectives_on_hosts_of_two_workers(forked, run_check, check, communication, workers):
+    if communication == "tensorflow":
+        forked.hide_horovod()
+    forked.environ["KERAS_STRATEGIES_COMMUNICATION"] = "auto"
+    forked.environ[hosts.WORKERS_A_HOST] = "2"
+    run_check(check, workers=workers)
+
+
+@SLOW
+@pytest.mark.parametrize("check", checks_of("parity.py"))
+def test_so_they_do_on_hosts_of_two_workers(forked, run_check, check):
+    forked.environ[hosts.WORKERS_A_HOST] = "2"
+    run_check(check, "keras", workers=4)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strategies.collectives.shared_memory import transfers
-from strategies.collectives.shared_memory.channel import CHUNK_BYTES
+from strategies.collectives.shared_memory.channel import CHUNK_BYTES, OperationsDifferError
 from strategies.collectives.shared_memory.host import Host, WorkerEndedError
 from strategies.collectives.shared_memory.memory import OwnMemory, PeerMemory, is_supported
 
@@ -32,7 +32,7 @@ def on_threads(size, work, runs=1):
             if other != rank
         }
         names = [f"worker {number}" for number in range(size)]
-        channel = Host(rank, names, memories[rank], peers).new_channel()
+        channel = Host(rank, names, [0], memories[rank], peers).new_channel()
         results[rank] = [work(channel, rank) for _ in range(runs)][-1]
 
     threads = [threading.Thread(target=run, args=[rank]) for rank in range(size)]
@@ -97,6 +97,24 @@ def test_every_worker_gets_all_rows_or_its_own(size, data):
         np.testing.assert_array_equal(first, rows[0])
 
 
+def test_workers_in_different_operations_raise_and_name_them():
+    def work(channel, rank):
+        buffers = transfers.BufferPool()
+        transfers.sum_vectors(channel, [np.ones(3)], buffers)
+        messages = []
+        for values in (np.ones(3 + rank), np.ones(3)):  # and so they do from then on
+            with pytest.raises(OperationsDifferError) as raised:
+                transfers.sum_vectors(channel, [values], buffers, moment="in step 7: ")
+            messages.append(str(raised.value))
+        return messages
+
+    for rank, messages in enumerate(on_threads(2, work)):
+        assert f"'in step 7: sum of (({3 + rank}, '<f8'),)' on worker {rank}" in messages[0] or (
+            f"\"in step 7: sum of (({3 + rank}, '<f8'),)\" on worker {rank}" in messages[0]
+        )
+        assert messages[0] == messages[1]
+
+
 def test_results_that_are_held_are_not_overwritten():
     buffers = transfers.BufferPool()
     held = buffers.take(1000)[8:16].view(np.int64)
@@ -122,7 +140,7 @@ def test_a_worker_that_has_ended_is_named():
         peer = PeerMemory(process.pid, int(process.stdout.readline()))
         process.kill()
     names = ["worker 0", "worker 1"]
-    channel = Host(0, names, OwnMemory(), {1: peer}).new_channel()
+    channel = Host(0, names, [0], OwnMemory(), {1: peer}).new_channel()
     with pytest.raises(WorkerEndedError, match="worker 1 has ended, and worker 0 waits for it"):
         transfers.sum_vectors(channel, [np.ones(3)], transfers.BufferPool())
 

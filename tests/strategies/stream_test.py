@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-import time
+import threading
 
 import numpy as np
 import pytest
@@ -11,31 +11,38 @@ import tensorflow as tf
 from strategies.collectives.shared_memory.stream import Stream
 
 
-def twice_slowly(arrays):
-    time.sleep(0.3)
-    return [2 * array for array in arrays]
+def test_what_a_function_that_failed_meanwhile_left_is_not_taken_for_the_next_runs():
+    stream, has_begun, may_end = Stream(), threading.Event(), threading.Event()
 
+    def twice(arrays, moment):
+        has_begun.set()
+        assert may_end.wait(60), "the function waited for the operation"
+        return [2 * array for array in arrays]
 
-def test_a_function_that_failed_meanwhile_leaves_nothing_to_the_next_run():
-    stream = Stream()
+    def later(index):
+        has_begun.wait(60)
+        return index
 
     @tf.function(input_signature=[tf.TensorSpec([None]), tf.TensorSpec([], tf.int32)])
     def run(value, index):
-        (result,) = stream.run(twice_slowly, [value], [tf.float32])
-        return result, tf.gather(value, index)
+        (result,) = stream.run(twice, [value], [tf.float32])
+        behind = tf.numpy_function(later, [index], tf.int32, stateful=False)
+        return result, tf.gather(value, behind)
 
-    for number in range(3):
-        start = time.monotonic()
-        with pytest.raises(tf.errors.InvalidArgumentError, match="indices = 9"):
-            run(tf.fill([2], -1.0), 9)
-        if number:
-            assert time.monotonic() - start < 0.3, "the operation's end was waited for"
-        found, _ = run(tf.fill([3], float(number)), 0)
-        np.testing.assert_array_equal(found, [2.0 * number] * 3)
+    may_end.set()
+    np.testing.assert_array_equal(run(tf.ones([3]), 0)[0], [2.0] * 3)
+    may_end.clear()
+    has_begun.clear()
+    with pytest.raises(tf.errors.InvalidArgumentError, match="indices = 9"):
+        run(tf.fill([2], -1.0), 9)
+    may_end.set()
+    for _ in range(3):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="Start the job again"):
+            run(tf.ones([3]), 0)
 
 
 def test_what_an_operation_raises_is_raised_where_its_result_is_taken():
-    def fail(arrays):
+    def fail(arrays, moment):
         raise ValueError(f"Received: {arrays[0].tolist()}")
 
     function = tf.function(lambda value: Stream().run(fail, [value], [tf.float32])[0])
@@ -45,13 +52,13 @@ def test_what_an_operation_raises_is_raised_where_its_result_is_taken():
 
 def test_an_operation_that_does_not_end_does_not_keep_python_from_ending():
     code = """
-import time
+import threading
 import tensorflow as tf
 from strategies.collectives.shared_memory.stream import Stream
 stream = Stream()
 @tf.function
 def run(value):
-    result = stream.run(lambda arrays: time.sleep(600) or arrays, [value], [tf.float32])
+    result = stream.run(lambda arrays, moment: time.sleep(600) or arrays, [value], [tf.float32])
     return result, tf.gather(value, tf.size(value) + 8)
 run(tf.constant([1.0]))
 """

@@ -1,5 +1,6 @@
 """Collectives among the workers of one host, through memory that they share."""
 
 from strategies.collectives.shared_memory.collectives import SharedMemoryCollectives
+from strategies.collectives.shared_memory.host import Host
 
-__all__ = ["SharedMemoryCollectives"]
+__all__ = ["Host", "SharedMemoryCollectives"]

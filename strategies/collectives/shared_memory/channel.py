@@ -2,6 +2,7 @@
 
 A worker's part of a channel is a ring of chunks and counters: how many chunks it has written, and
 how many of each other worker's it has read. A chunk is written again when all others have read it.
+With each chunk goes a label, which says what operation it belongs to.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import numpy as np
 
 CHUNK_BYTES = 1 << 20
 _CHUNKS = 2
+_LABEL_BYTES = 256
 _LINE_BYTES = 64  # of a cache: counters of different workers do not share one
 _SPINS = 200
 _FIRST_SLEEP_SECONDS = 2e-5
@@ -22,18 +24,21 @@ _LONGEST_SLEEP_SECONDS = 1e-3
 _CHECK_SECONDS = 0.5
 
 
-class PeerEndedError(RuntimeError):
-    """A worker has ended while another one waits for it."""
+class OperationsDifferError(RuntimeError):
+    """Workers are in different operations."""
 
 
 def bytes_of_channel(size: int) -> int:
     """Returns the length of one worker's part of a channel among so many workers."""
-    return _counter_bytes(size) + _CHUNKS * CHUNK_BYTES
+    return _in_pages(_counter_bytes(size) + _CHUNKS * (CHUNK_BYTES + _LABEL_BYTES))
 
 
 def _counter_bytes(size: int) -> int:
-    pages = -(-(1 + size) * _LINE_BYTES // mmap.PAGESIZE)
-    return pages * mmap.PAGESIZE
+    return _in_pages((1 + size) * _LINE_BYTES)
+
+
+def _in_pages(length: int) -> int:
+    return -(-length // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
 class Channel:
@@ -52,14 +57,30 @@ class Channel:
         self._check = check
         self._counters = [memoryview(part).cast("q") for part in parts]
         start = _counter_bytes(self.size)
-        self._chunks = [
-            np.frombuffer(part, np.uint8, _CHUNKS * CHUNK_BYTES, start).reshape(_CHUNKS, -1)
-            for part in parts
-        ]
+        length = _CHUNKS * (CHUNK_BYTES + _LABEL_BYTES)
+        chunks = [np.frombuffer(part, np.uint8, length, start) for part in parts]
+        self._chunks = [chunk.reshape(_CHUNKS, -1)[:, :CHUNK_BYTES] for chunk in chunks]
+        self._labels = [chunk.reshape(_CHUNKS, -1)[:, CHUNK_BYTES:] for chunk in chunks]
+        self._label = np.zeros(_LABEL_BYTES, np.uint8)
+        self._difference = ""
         self._written = 0
         self._read = [0] * self.size
         # More workers than cores would take each other's time.
         self._spins = _SPINS if self.size <= len(os.sched_getaffinity(0)) else 1
+
+    def begin_operation(self, label: str) -> None:
+        """Says what the next chunks belong to.
+
+        Args:
+          label: the same on all workers if they are in the same operation.
+
+        Raises:
+          OperationsDifferError: if the workers were not in the same one before.
+        """
+        if self._difference:
+            raise OperationsDifferError(self._difference)
+        content = label.encode("ascii", "replace")[:_LABEL_BYTES].ljust(_LABEL_BYTES)
+        self._label = np.frombuffer(content, np.uint8)
 
     def begin_write(self) -> np.ndarray:
         """Returns the next chunk to fill, when all others have read what was in it."""
@@ -69,13 +90,23 @@ class Channel:
 
     def end_write(self) -> None:
         """Lets the others read the chunk."""
+        self._labels[self.rank][self._written % _CHUNKS] = self._label
         self._written += 1
         self._counters[self.rank][0] = self._written
 
     def begin_read(self, peer: int) -> np.ndarray:
-        """Returns the next chunk of another worker, when it is written."""
+        """Returns the next chunk of another worker, when it is written.
+
+        Raises:
+          OperationsDifferError: if it belongs to another operation.
+        """
         self._wait(peer, 0, self._read[peer] + 1)
-        return self._chunks[peer][self._read[peer] % _CHUNKS]
+        place = self._read[peer] % _CHUNKS
+        theirs = self._labels[peer][place]
+        if not np.array_equal(theirs, self._label):
+            self._difference = _difference(self.rank, self._label, peer, theirs)
+            raise OperationsDifferError(self._difference)
+        return self._chunks[peer][place]
 
     def end_read(self, peer: int) -> None:
         """Lets the other worker write over the chunk."""
@@ -96,6 +127,16 @@ class Channel:
                 checked = time.monotonic()
                 if counters[counter] < at_least:
                     self._check(peer)
+
+
+def _difference(rank: int, mine: np.ndarray, peer: int, theirs: np.ndarray) -> str:
+    labels = [bytes(label).decode().strip() for label in (mine, theirs)]
+    return (
+        "All workers exchange the same values in the same order. Received: "
+        f"{labels[0]!r} on worker {rank}, {labels[1]!r} on worker {peer}. Either one of them does "
+        "what the others do not, or a step failed on all of them at different moments. After that "
+        "they cannot go on: start the job again, from its last checkpoint."
+    )
 
 
 def _read_counter(writer: int) -> int:

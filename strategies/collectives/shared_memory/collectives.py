@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-from strategies.collectives.base import Collectives
 from strategies.collectives.dtypes import accumulation_dtype, check_is_numeric, reshaped_like
 from strategies.collectives.shared_memory import transfers
 from strategies.collectives.shared_memory.host import Host
@@ -19,7 +18,11 @@ _CARRIERS = {tf.bfloat16: tf.uint16}
 
 
 class SharedMemoryCollectives:
-    """Collectives among workers that are all on one host; made by `start`."""
+    """Collectives among the workers of one host.
+
+    Args:
+      host: of this worker.
+    """
 
     def __init__(self, host: Host):
         self.rank = host.rank
@@ -29,20 +32,6 @@ class SharedMemoryCollectives:
         self._channel = host.new_channel()
         self._buffers = transfers.BufferPool()
         self._child_streams: list[SharedMemoryCollectives] = []
-
-    @classmethod
-    def start(
-        cls, collectives: Collectives, names: Sequence[str], is_wanted: bool = True
-    ) -> SharedMemoryCollectives | None:
-        """Returns collectives over shared memory; None, on all workers, where they share none.
-
-        Args:
-          collectives: among the same workers, which all call this.
-          names: theirs, by rank.
-          is_wanted: whether this worker may share memory.
-        """
-        host = Host.meet(collectives, names, is_wanted)
-        return None if host is None else cls(host)
 
     def new_stream(self) -> SharedMemoryCollectives:
         """Returns collectives whose operations are ordered independently; see `Collectives`."""
@@ -89,17 +78,17 @@ class SharedMemoryCollectives:
             moved = moved if carrier is None else tf.bitcast(moved, tensor.dtype)
             return [moved, *results]
 
-    def _sum(self, vectors: list[np.ndarray]) -> list[np.ndarray]:
-        return transfers.sum_vectors(self._channel, vectors, self._buffers)
+    def _sum(self, vectors: list[np.ndarray], moment: str) -> list[np.ndarray]:
+        return transfers.sum_vectors(self._channel, vectors, self._buffers, moment)
 
-    def _gather(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
+    def _gather(self, arrays: list[np.ndarray], moment: str) -> list[np.ndarray]:
         (array,) = arrays
-        return [transfers.gather(self._channel, array, self._buffers)]
+        return [transfers.gather(self._channel, array, self._buffers, moment)]
 
-    def _broadcast(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
+    def _broadcast(self, arrays: list[np.ndarray], moment: str) -> list[np.ndarray]:
         (array,) = arrays
-        return [transfers.broadcast(self._channel, array, self._buffers)]
+        return [transfers.broadcast(self._channel, array, self._buffers, moment)]
 
-    def _all_to_all(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
+    def _all_to_all(self, arrays: list[np.ndarray], moment: str) -> list[np.ndarray]:
         array, counts = arrays
-        return list(transfers.all_to_all(self._channel, array, counts, self._buffers))
+        return list(transfers.all_to_all(self._channel, array, counts, self._buffers, moment))

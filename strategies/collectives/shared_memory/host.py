@@ -1,4 +1,4 @@
-"""The workers of one host, and the memory that they share."""
+"""The workers of each host, and the memory that they share."""
 
 from __future__ import annotations
 
@@ -26,20 +26,32 @@ class WorkerEndedError(RuntimeError):
 
 
 class Host:
-    """The workers of one host, and the memory that they share; made by `meet`.
+    """The workers of this host, and the memory that they share; made by `meet`.
 
     Args:
-      rank: this worker's number.
-      names: the workers', by rank, for messages.
+      rank: this worker's number among them.
+      names: theirs, by rank, for messages.
+      leaders: for each host the number, among all workers of the job, of its first worker.
       own: this worker's memory.
       peers: that of each other one, by rank.
+
+    Attributes:
+      rank: this worker's number on this host, from 0.
+      size: how many workers are on this host.
+      leaders: as given.
     """
 
     def __init__(
-        self, rank: int, names: Sequence[str], own: OwnMemory, peers: Mapping[int, PeerMemory]
+        self,
+        rank: int,
+        names: Sequence[str],
+        leaders: Sequence[int],
+        own: OwnMemory,
+        peers: Mapping[int, PeerMemory],
     ):
         self.rank = rank
         self.size = len(names)
+        self.leaders = leaders
         self._names = names
         self._own = own
         self._peers = peers
@@ -49,32 +61,36 @@ class Host:
     def meet(
         cls, collectives: Collectives, names: Sequence[str], is_wanted: bool = True
     ) -> Host | None:
-        """Returns the host of all workers; None, on each of them, where they do not share memory.
+        """Returns this worker's host; None, on all workers, where one of them may not share memory.
 
         Args:
-          collectives: among the workers, which all call this.
+          collectives: among all workers of the job, which all call this.
           names: theirs, by rank.
           is_wanted: whether this worker may share memory.
         """
         identity = host_identity() if is_wanted and is_supported() else b""
         mine = np.frombuffer(identity[:_IDENTITY_BYTES].ljust(_IDENTITY_BYTES), np.uint8)
-        all_of_them = collectives.all_gather(tf.constant(mine[np.newaxis].astype(np.int32)))
-        if not identity or len(np.unique(all_of_them.numpy(), axis=0)) > 1:
+        gathered = collectives.all_gather(tf.constant(mine[np.newaxis].astype(np.int32))).numpy()
+        hosts = [bytes(row.astype(np.uint8)).rstrip() for row in gathered]
+        if b"" in hosts:
             return None
         own = OwnMemory()
         place = tf.constant([[os.getpid(), own.number]], tf.int64)
         places = collectives.all_gather(place).numpy().tolist()
+        here = [rank for rank, host in enumerate(hosts) if host == hosts[collectives.rank]]
         peers: dict[int, PeerMemory] = {}
         failures = 0
-        for rank, (process, number) in enumerate(places):
+        for place_here, rank in enumerate(here):
             if rank != collectives.rank:
                 try:
-                    peers[rank] = PeerMemory(process, number)
+                    peers[place_here] = PeerMemory(*places[rank])
                 except OSError:
                     failures = 1
         if int(collectives.all_reduce([tf.constant(failures)])[0]):
             return None
-        return cls(collectives.rank, names, own, peers)
+        leaders = [rank for rank, host in enumerate(hosts) if host not in hosts[:rank]]
+        names_here = [names[rank] for rank in here]
+        return cls(here.index(collectives.rank), names_here, leaders, own, peers)
 
     def new_channel(self) -> Channel:
         """Returns the next channel; the workers make theirs in the same order."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -18,7 +18,7 @@ import tensorflow as tf
 from strategies._tensorflow import ResourceVariable
 from strategies.collectives.shared_memory.transfers import ALIGNMENT
 
-Operation = Callable[[list[np.ndarray]], list[np.ndarray]]
+Operation = Callable[[list[np.ndarray], str], list[np.ndarray]]
 
 _CPU = "/device:CPU:0"
 _CAPACITY = 1 << 20
@@ -38,13 +38,14 @@ class Stream:
         """Runs an operation after those before it.
 
         Args:
-          operation: takes the tensors' values, and returns arrays.
+          operation: takes the tensors' values, and words that tell this run of it from others;
+            returns arrays.
           tensors: of types that NumPy has, too.
           dtypes: of what it returns.
         """
         if tf.executing_eagerly():
             with self._lock:
-                return _tensors(operation(_arrays(tensors)))
+                return _tensors(operation(_arrays(tensors), ""))
         if self._functions is None:
             self._functions = _Functions(self._lock)
         return self._functions.run(operation, tensors, dtypes)
@@ -55,7 +56,7 @@ class _Functions:
 
     The queues are resources that operations write to, and TensorFlow keeps what writes to the
     same one in order, in conditions and loops as well. A function can fail after any of its
-    operations, so what it left in a queue is told by its ticket and skipped.
+    operations: what it left in a queue is told by its ticket.
 
     Args:
       lock: held while an operation runs.
@@ -66,6 +67,10 @@ class _Functions:
         with tf.init_scope(), tf.device(_CPU):
             self._order = tf.queue.FIFOQueue(_CAPACITY, [tf.int32, tf.int64], [(), ()])
             self._tickets = ResourceVariable(0, dtype=tf.int64, trainable=False)
+            self._executions = ResourceVariable(0, dtype=tf.int64, trainable=False)
+        # How often each graph has been executed when it is: after one that failed midway on each
+        # worker at another operation, it tells what is left of that from what comes next.
+        self._execution: MutableMapping[tf.Graph, tf.Tensor] = weakref.WeakKeyDictionary()
         arguments = (self._order, self._calls, lock)
         thread = threading.Thread(target=_serve, args=arguments, name="collectives", daemon=True)
         thread.start()
@@ -78,8 +83,11 @@ class _Functions:
         call = _Call(operation, [tensor.dtype for tensor in tensors], dtypes)
         number = len(self._calls)
         self._calls.append(call)
+        graph = tf.compat.v1.get_default_graph()
+        if graph not in self._execution:
+            self._execution[graph] = self._executions.assign_add(1)
         ticket = self._tickets.assign_add(1)
-        with tf.control_dependencies([call.request(ticket, tensors)]):
+        with tf.control_dependencies([call.request(ticket, self._execution[graph], tensors)]):
             announced = self._order.enqueue([number, ticket])
         with tf.control_dependencies([announced]):
             return call.results(ticket)
@@ -94,40 +102,39 @@ class _Call:
         self._operation = operation
         self._received = received
         with tf.init_scope(), tf.device(_CPU):
-            self._requests = tf.queue.FIFOQueue(_CAPACITY, [tf.int64, *sent])
+            self._requests = tf.queue.FIFOQueue(_CAPACITY, [tf.int64, tf.int64, *sent])
             self._results = tf.queue.FIFOQueue(_CAPACITY, [tf.int64, tf.string, *received])
             self._no_error = tf.constant("")
 
-    def request(self, ticket: tf.Tensor, tensors: Sequence[tf.Tensor]) -> tf.Operation:
+    def request(
+        self, ticket: tf.Tensor, execution: tf.Tensor, tensors: Sequence[tf.Tensor]
+    ) -> tf.Operation:
         """Hands over the tensors of one run."""
-        return self._requests.enqueue([ticket, *tensors])
+        return self._requests.enqueue([ticket, execution, *tensors])
 
     def results(self, ticket: tf.Tensor) -> list[tf.Tensor]:
-        """Takes the results of one run, past those of runs that failed; raises where it failed."""
-        _, error, *results = tf.while_loop(
-            lambda received, *_: tf.not_equal(received, ticket),
-            lambda *_: self._dequeue(),
-            self._dequeue(),
-            shape_invariants=[tf.TensorShape([])] * 2
-            + [tf.TensorShape(None)] * len(self._received),
-            parallel_iterations=1,
-        )
-        with tf.control_dependencies([tf.debugging.Assert(tf.equal(error, ""), [error])]):
-            return [tf.identity(result) for result in results]
-
-    def _dequeue(self) -> list[tf.Tensor]:
+        """Takes the results of one run; raises where it failed, or they are another run's."""
         received, error, *results = self._results.dequeue()
-        received.set_shape([])
-        error.set_shape([])
-        return [received, error, *results]
+        is_mine = tf.debugging.Assert(
+            tf.equal(received, ticket),
+            [
+                "A step failed while the workers exchanged values for it, and they may be at "
+                "different places of their program now. Start the job again, from its last "
+                "checkpoint."
+            ],
+        )
+        has_worked = tf.debugging.Assert(tf.equal(error, ""), [error])
+        with tf.control_dependencies([is_mine, has_worked]):
+            return [tf.identity(result) for result in results]
 
     def serve(self, ticket: int) -> None:
         """Runs the operation for the tensors of one run, past those that were never announced."""
-        received, *tensors = self._take_request()
+        received, execution, *tensors = self._take_request()
         while int(received) != ticket:
-            received, *tensors = self._take_request()
+            received, execution, *tensors = self._take_request()
         try:
-            results = _tensors(self._operation(_arrays(tensors)))
+            moment = f"in execution {int(execution)}: "
+            results = _tensors(self._operation(_arrays(tensors), moment))
             error = self._no_error
         except Exception as failure:  # raised again where the function takes the results
             results = [tf.zeros([], dtype) for dtype in self._received]

@@ -28,16 +28,19 @@ class _Piece:
 
 
 def sum_vectors(
-    channel: Channel, arrays: Sequence[np.ndarray], buffers: BufferPool
+    channel: Channel, arrays: Sequence[np.ndarray], buffers: BufferPool, moment: str = ""
 ) -> list[np.ndarray]:
     """Returns the sums of arrays over all workers, added up in the order of their ranks.
 
     Args:
       channel: among the workers.
+      moment: what tells this operation from others like it, the same on every worker.
       arrays: vectors, of the same lengths and dtypes on every worker.
       buffers: where results are.
     """
-    layout, chunks = _pieces(tuple((array.size, array.dtype.str) for array in arrays))
+    described = tuple((array.size, array.dtype.str) for array in arrays)
+    channel.begin_operation(f"{moment}sum of {described}")
+    layout, chunks = _pieces(described)
     buffer = buffers.take(layout[-1])
     sums = [
         buffer[start : start + array.nbytes].view(array.dtype)
@@ -96,14 +99,18 @@ def _pieces(
     return [*starts, start], chunks
 
 
-def gather(channel: Channel, array: np.ndarray, buffers: BufferPool) -> np.ndarray:
+def gather(
+    channel: Channel, array: np.ndarray, buffers: BufferPool, moment: str = ""
+) -> np.ndarray:
     """Returns the workers' arrays joined along axis 0, by rank.
 
     Args:
       channel: among the workers.
       array: only its first dimension may differ between workers.
       buffers: where the result is.
+      moment: as for `sum_vectors`.
     """
+    channel.begin_operation(f"{moment}all_gather of {array.dtype.str} {array.shape[1:]}")
     joined = array
 
     def wanted(headers: np.ndarray) -> list[tuple[int, np.ndarray]]:
@@ -117,14 +124,18 @@ def gather(channel: Channel, array: np.ndarray, buffers: BufferPool) -> np.ndarr
     return joined
 
 
-def broadcast(channel: Channel, array: np.ndarray, buffers: BufferPool) -> np.ndarray:
+def broadcast(
+    channel: Channel, array: np.ndarray, buffers: BufferPool, moment: str = ""
+) -> np.ndarray:
     """Returns the first worker's array.
 
     Args:
       channel: among the workers.
       array: of the same shape and dtype on every worker.
       buffers: where the result is.
+      moment: as for `sum_vectors`.
     """
+    channel.begin_operation(f"{moment}broadcast of {array.dtype.str} {array.shape}")
     content = buffers.take(array.nbytes)
     sent = _content(array) if channel.rank == 0 else content[:0]
 
@@ -136,7 +147,11 @@ def broadcast(channel: Channel, array: np.ndarray, buffers: BufferPool) -> np.nd
 
 
 def all_to_all(
-    channel: Channel, array: np.ndarray, counts: np.ndarray, buffers: BufferPool
+    channel: Channel,
+    array: np.ndarray,
+    counts: np.ndarray,
+    buffers: BufferPool,
+    moment: str = "",
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns the rows that all workers sent to this one, by rank, and the number from each.
 
@@ -145,7 +160,9 @@ def all_to_all(
       array: rows, those for the first worker first.
       counts: [workers] int64, how many rows are for each.
       buffers: where the rows are.
+      moment: as for `sum_vectors`.
     """
+    channel.begin_operation(f"{moment}all_to_all of {array.dtype.str} {array.shape[1:]}")
     row = array.itemsize * math.prod(array.shape[1:])
     rows, received = array, counts
 

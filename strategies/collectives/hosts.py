@@ -1,0 +1,77 @@
+"""Collectives among workers of several hosts, some of which share memory.
+
+Large sums are made in three steps: by the workers of each host in their memory, by one leader of
+each host over the network, and back. So each host sends and receives the values of one worker,
+where a ring over all workers moves nearly those of two (as in Horovod's hierarchical allreduce,
+HOROVOD_HIERARCHICAL_ALLREDUCE, which is for NCCL and MPI alone).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from strategies.collectives.base import Collectives, LocalCollectives, NetworkCollectives
+from strategies.collectives.shared_memory import Host, SharedMemoryCollectives
+
+# Below it, two more steps cost more than they save.
+_SMALLEST_BYTES = 1 << 18
+
+
+class HostCollectives:
+    """Collectives over the network, with sums that begin and end in the memory of each host.
+
+    All workers of the network make theirs together.
+
+    Args:
+      network: among all workers.
+      host: of this one.
+    """
+
+    def __init__(self, network: NetworkCollectives, host: Host):
+        self.rank = network.rank
+        self.size = network.size
+        self._network = network
+        self._host = host
+        self._here: Collectives = (
+            SharedMemoryCollectives(host) if host.size > 1 else LocalCollectives()
+        )
+        self._leaders = network.subset(host.leaders)
+        self._child_streams: list[HostCollectives] = []
+
+    def new_stream(self) -> HostCollectives:
+        """Returns collectives whose operations are ordered independently; see `Collectives`."""
+        # Kept, for what tf.data holds is a variable's handle, and not the variable.
+        self._child_streams.append(HostCollectives(self._network.new_stream(), self._host))
+        return self._child_streams[-1]
+
+    def all_reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Returns the sums over all workers; see `Collectives`."""
+        if not _are_large(tensors):
+            return self._network.all_reduce(tensors)
+        sums = self._here.all_reduce(tensors)
+        if self._leaders is not None:
+            sums = self._leaders.all_reduce(sums)
+        return [self._here.broadcast(total) for total in sums]
+
+    def all_gather(self, tensor: tf.Tensor) -> tf.Tensor:
+        """Returns the workers' tensors joined along axis 0; see `Collectives`."""
+        return self._network.all_gather(tensor)
+
+    def broadcast(self, tensor: tf.Tensor) -> tf.Tensor:
+        """Returns the first worker's tensor; see `Collectives`."""
+        return self._network.broadcast(tensor)
+
+    def all_to_all(self, tensor: tf.Tensor, counts: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the rows that the workers sent to this one; see `Collectives`."""
+        return self._network.all_to_all(tensor, counts)
+
+
+def _are_large(tensors: Sequence[tf.Tensor]) -> bool:
+    """Returns whether tensors are, by their static shapes, which are the same on all workers."""
+    elements = [tensor.shape.num_elements() for tensor in tensors]
+    if None in elements:
+        return False
+    sizes = [tensor.dtype.size for tensor in tensors]
+    return sum(map(int.__mul__, elements, sizes)) >= _SMALLEST_BYTES

@@ -1,0 +1,56 @@
+"""Registers the layer for tf_keras as soon as tf_keras is imported, by whomever and whenever."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.abc
+import importlib.util
+import sys
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+_TF_KERAS = "tf_keras"
+_LAYER = "strategies.embedding.tf_keras_layer"
+
+
+def register_with_tf_keras() -> None:
+    """Lets tf_keras load models with the layer, without importing tf_keras, which takes seconds.
+
+    Where it is not imported yet, an import hook waits for it.
+    """
+    if sys.modules.get(_TF_KERAS) is not None:
+        importlib.import_module(_LAYER)
+    elif not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Finds tf_keras where it would be found without it, with a loader that registers the layer."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname != _TF_KERAS:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader)
+        return spec
+
+
+class _Loader(importlib.abc.Loader):
+    def __init__(self, loader: importlib.abc.Loader):
+        self._loader = loader
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        self._loader.exec_module(module)
+        importlib.import_module(_LAYER)
