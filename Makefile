@@ -54,6 +54,7 @@ conformance: setup
 
 benchmarks: setup
 	$(BIN)/python benchmarks/all_reduce.py $(addprefix --torch ,$(TORCH))
+	$(BIN)/python benchmarks/two_hosts.py
 	$(BIN)/python benchmarks/mirrored.py $(addprefix --torch ,$(TORCH))
 	$(BIN)/python benchmarks/parameter_server.py
 	$(BIN)/python benchmarks/embedding.py --large 1e6 --scale 100 --rounds 1 $(addprefix --torch ,$(TORCH))

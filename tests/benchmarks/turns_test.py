@@ -2,6 +2,8 @@
 
 import doctest
 import importlib.util
+import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -107,8 +109,24 @@ def test_the_embedding_is_measured(forked):
     forked.assert_nothing_left()
 
 
+CAN_MAKE_HOSTS = os.geteuid() == 0 and all(map(shutil.which, ("ip", "tc", "unshare")))
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["all_reduce", "mirrored", "parameter_server"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "all_reduce",
+        "mirrored",
+        "parameter_server",
+        pytest.param(
+            "two_hosts",
+            marks=pytest.mark.skipif(
+                not CAN_MAKE_HOSTS, reason="needs root, ip and tc (Debian: iproute2), unshare"
+            ),
+        ),
+    ],
+)
 def test_a_benchmark_runs(forked, name):
     command = [forked.python, str(BENCHMARKS / f"{name}.py"), "--short", "--rounds", "1"]
     process = forked.popen([*command, "--timeout", "200"])

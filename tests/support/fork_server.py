@@ -228,6 +228,8 @@ def _main() -> None:
 
     gc.collect()
     gc.freeze()
+    # Behind a freeze Python takes all young objects for old ones, and looks through them too often.
+    gc.set_threshold(50_000, 20, 50)
     _serve(python, socket.socket(fileno=int(number)))
     _run()
 

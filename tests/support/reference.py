@@ -20,7 +20,8 @@ def of_one_process(compute: Callable[[], Any]) -> Any:
     """Returns what a function returns, which the first worker alone runs.
 
     All workers call it in the same order, in a directory that they see and nobody else uses. To
-    train a model in one process on each of them would be most of the work of a test.
+    train a model in one process on each of them would be most of the work of a test. With parameter
+    servers each runs it: they find variables by their names, in which Keras counts models.
 
     Args:
       compute: returns numbers, arrays, and lists and dictionaries of them.
@@ -31,7 +32,7 @@ def of_one_process(compute: Callable[[], Any]) -> Any:
     number = next(_numbers)
     config = TFConfig.from_env()
     tasks = [] if config is None else [*config.cluster.training_tasks]
-    if len(tasks) <= 1:
+    if len(tasks) <= 1 or config.cluster.tasks("ps"):
         return compute()
     path = Path(f"of_one_process_{number}")
     if config.task == tasks[0]:
