@@ -3,7 +3,8 @@
 Large sums are made in three steps: by the workers of each host in their memory, by one leader of
 each host over the network, and back. So each host sends and receives the values of one worker,
 where a ring over all workers moves nearly those of two (as in Horovod's hierarchical allreduce,
-HOROVOD_HIERARCHICAL_ALLREDUCE, which is for NCCL and MPI alone).
+HOROVOD_HIERARCHICAL_ALLREDUCE, which is for NCCL and MPI alone). They go in pieces: while one is
+on the network, the workers of a host add up the next.
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from strategies.collectives.base import Collectives, LocalCollectives, NetworkCollectives
+from strategies.collectives.base import LocalCollectives, NetworkCollectives
+from strategies.collectives.dtypes import all_reduce_as_vector, all_reduce_by_dtype
 from strategies.collectives.shared_memory import Host, SharedMemoryCollectives
 
 # Below it, two more steps cost more than they save.
 _SMALLEST_BYTES = 1 << 18
+_PIECE_BYTES = 4 << 20
 
 
 class HostCollectives:
@@ -34,8 +37,9 @@ class HostCollectives:
         self.size = network.size
         self._network = network
         self._host = host
-        self._here: Collectives = (
-            SharedMemoryCollectives(host) if host.size > 1 else LocalCollectives()
+        # Of two streams, so that the next piece need not wait until the one before is back.
+        self._sums, self._copies = (
+            SharedMemoryCollectives(host) if host.size > 1 else LocalCollectives() for _ in range(2)
         )
         self._leaders = network.subset(host.leaders)
         self._child_streams: list[HostCollectives] = []
@@ -50,10 +54,9 @@ class HostCollectives:
         """Returns the sums over all workers; see `Collectives`."""
         if not _are_large(tensors):
             return self._network.all_reduce(tensors)
-        sums = self._here.all_reduce(tensors)
-        if self._leaders is not None:
-            sums = self._leaders.all_reduce(sums)
-        return [self._here.broadcast(total) for total in sums]
+        return all_reduce_by_dtype(
+            tensors, lambda group, _: all_reduce_as_vector(group, self._all_reduce_vector)
+        )
 
     def all_gather(self, tensor: tf.Tensor) -> tf.Tensor:
         """Returns the workers' tensors joined along axis 0; see `Collectives`."""
@@ -66,6 +69,17 @@ class HostCollectives:
     def all_to_all(self, tensor: tf.Tensor, counts: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the rows that the workers sent to this one; see `Collectives`."""
         return self._network.all_to_all(tensor, counts)
+
+    def _all_reduce_vector(self, vector: tf.Tensor) -> tf.Tensor:
+        length, most = vector.shape[0], max(1, _PIECE_BYTES // vector.dtype.size)
+        pieces = [vector[start : start + most] for start in range(0, length, most)]
+        return tf.concat([self._all_reduce_piece(piece) for piece in pieces] or [vector], 0)
+
+    def _all_reduce_piece(self, piece: tf.Tensor) -> tf.Tensor:
+        sums = self._sums.all_reduce([piece])
+        if self._leaders is not None:
+            sums = self._leaders.all_reduce(sums)
+        return self._copies.broadcast(sums[0])
 
 
 def _are_large(tensors: Sequence[tf.Tensor]) -> bool:
