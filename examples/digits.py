@@ -17,7 +17,7 @@ from sklearn.model_selection import train_test_split
 import strategies
 
 FLAGS = flags.FLAGS
-flags.DEFINE_integer("epochs", 20, "How often the training images are gone through.", 1)
+flags.DEFINE_integer("epochs", 12, "How often the training images are gone through.", 1)
 flags.DEFINE_integer("batch_size", 64, "Images a step, on all workers together.", 1)
 
 

@@ -94,14 +94,18 @@ def test_it_learns_from_strings(run, click_logs, given, under):
     assert 0.66 < auc(output) < BEST
 
 
-def test_it_learns_as_much_on_two_workers(run, click_logs):
+def test_it_learns_on_two_workers(run, click_logs):
+    output = run("ctr_dnn", *SMALL, *click_logs, under=("--workers", "2"))
+    assert 0.68 < auc(output) < BEST
+    assert output.count("test AUC") == 1
+
+
+@pytest.mark.slow
+def test_it_learns_as_much_as_alone(run, click_logs):
     """Files are shared out and batches are others, so on rows so few the AUC is near, not equal."""
     alone = run("ctr_dnn", *SMALL, *click_logs)
     both = run("ctr_dnn", *SMALL, *click_logs, under=("--workers", "2"))
-    assert 0.68 < auc(alone) < BEST
-    assert 0.68 < auc(both) < BEST
     assert abs(auc(both) - auc(alone)) < 0.03
-    assert both.count("test AUC") == 1
 
 
 def auc(output):

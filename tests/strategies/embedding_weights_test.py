@@ -25,7 +25,7 @@ APIS = pytest.mark.parametrize(
 @pytest.mark.parametrize(
     ("api", "kind"),
     [
-        ("keras", "none"),
+        pytest.param("keras", "none", marks=slow),
         pytest.param("tf_keras", "mirrored", marks=slow),
     ],
 )

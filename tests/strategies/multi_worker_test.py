@@ -102,7 +102,7 @@ def test_so_they_do_on_hosts_of_two_workers(forked, run_check, check):
     ("api", "workers"),
     [
         ("keras", 2),
-        *(pytest.param(*case, marks=SLOW) for case in [("keras", 1), ("tf_keras", 2)]),
+        pytest.param("tf_keras", 2, marks=SLOW),
     ],
 )
 @pytest.mark.parametrize("check", some_of("parity.py", "training.py"))

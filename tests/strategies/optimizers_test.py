@@ -10,11 +10,9 @@ CASES = [
     *(
         pytest.param(*case, marks=SLOW)
         for case in [
-            ("keras", 2, 1, '{"bucket_bytes": 64}'),
-            ("keras", 1, 2, REDUCE),
             ("keras", 4, 1, REDUCE),
+            ("keras", 2, 1, '{"bucket_bytes": 64}'),
             ("tf_keras", 2, 2, "{}"),
-            ("tf_keras", 2, 1, REDUCE),
         ]
     ),
 ]

@@ -86,16 +86,16 @@ def test_workers_name_a_server_that_is_killed(job, mode):
         assert f"ps 0 ({tasks.cluster.addresses[Task('ps', 0)]})" in output, output
 
 
-def test_training_goes_on_from_the_last_checkpoint(job):
+def test_training_goes_on_from_the_last_checkpoint(forked):
     """The launcher starts all again; the epochs that were trained are not trained again."""
     epochs = 12
-    process = job.start(
+    process = forked.start(
         "--workers", 2, "--ps", 1, "--max-restarts", 1,
-        SCRIPT, "async", job.directory, epochs, "checkpoint",
+        SCRIPT, "async", forked.directory, epochs, "checkpoint",
     )  # fmt: skip
-    path = job.directory / "worker-0"
-    job.wait_for(lambda: path.exists() and len(path.read_text().splitlines()) >= 4, 120)
-    (server,) = [p for p in job.processes() if "strategies.serve" in p.cmdline()]
+    path = forked.directory / "worker-0"
+    forked.wait_for(lambda: path.exists() and len(path.read_text().splitlines()) >= 4, 120)
+    (server,) = [p for p in forked.processes() if "strategies.serve" in p.cmdline()]
     server.kill()
     output, _ = process.communicate(timeout=200)
     assert process.returncode == 0, output

@@ -11,8 +11,8 @@ from strategies.collectives.startup.rendezvous import wait_for_all
 from tf_config import Address, ClusterConfigError, ClusterSpec, Task, TFConfig, local_cluster
 from tf_config.builder import free_ports
 
-MEET = "import strategies; strategies.MultiWorkerMirroredStrategy(start_timeout=12)"
-QUICKLY = f"from absl import logging; logging.set_verbosity('info'); {MEET.replace('12', '4')}"
+MEET = "import strategies; strategies.MultiWorkerMirroredStrategy(start_timeout=7)"
+QUICKLY = f"from absl import logging; logging.set_verbosity('info'); {MEET.replace('7', '4')}"
 
 
 def start_worker(forked, cluster, task, code=MEET):
@@ -38,9 +38,8 @@ def test_a_worker_that_does_not_come_is_named_until_the_time_is_up(forked, missi
     output, _ = worker.communicate(timeout=60)
     assert worker.returncode == 1
     absent = f"worker {missing} ({cluster.addresses[tasks[missing]]})"
-    assert f"worker {1 - missing} waits for {absent}: 5 s of 12 s." in output
-    assert f"worker {1 - missing} waits for {absent}: 10 s of 12 s." in output
-    assert "TimeoutError: All workers meet at the start of training within 12 s." in output
+    assert f"worker {1 - missing} waits for {absent}: 5 s of 7 s." in output
+    assert "TimeoutError: All workers meet at the start of training within 7 s." in output
     assert f"worker {1 - missing} still waits for {absent}." in output
 
 
