@@ -25,8 +25,6 @@ from tf_config import Address, ClusterConfigError, ClusterSpec, Task
 from tf_config.horovod import place, rendezvous_at
 
 _FIXED_BUILD_TAG = "gloo.iface"
-# Every millisecond, which is the default, took a quarter of the steps of a small model.
-_SPARE_CYCLE_MILLISECONDS = "20"
 # What is only moved keeps its bits: a type that Horovod does not know goes as one of its size, or
 # as two of half of it.
 _CARRIERS = {
@@ -54,17 +52,13 @@ class HorovodCollectives:
             self._finished = tf.Variable(0, dtype=tf.int64, trainable=False)
 
     @classmethod
-    def start(
-        cls, cluster: ClusterSpec, task: Task, timeout: float, is_spare: bool = False
-    ) -> HorovodCollectives:
+    def start(cls, cluster: ClusterSpec, task: Task, timeout: float) -> HorovodCollectives:
         """Waits for all workers and starts Horovod; called again, returns the same collectives.
 
         Args:
           cluster: the workers; their order is the rank.
           task: this one.
           timeout: seconds to wait for the others.
-          is_spare: whether the workers mostly exchange values in another way. Horovod's thread
-            then looks for work less often, unless HOROVOD_CYCLE_TIME says how often.
 
         Raises:
           ImportError: if Horovod is not installed or not built for this TensorFlow.
@@ -86,8 +80,6 @@ class HorovodCollectives:
             _serve(cluster.addresses[task], task)
         wait_for_all(cluster, task, timeout)
         _check_hostname(cluster, task, metadata.version("horovod"))
-        if is_spare:
-            os.environ.setdefault("HOROVOD_CYCLE_TIME", _SPARE_CYCLE_MILLISECONDS)
         os.environ.update(_environment(cluster, task))
         horovod.init()
         _started = (cluster, task, cls(horovod))

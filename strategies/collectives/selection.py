@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 from absl import logging
 
@@ -15,14 +16,21 @@ from strategies.collectives.base import NetworkCollectives
 from strategies.collectives.health.watchdog import watch, watch_seconds
 from strategies.collectives.hosts import HostCollectives
 from strategies.collectives.shared_memory import Host, SharedMemoryCollectives
-from tf_config import ClusterConfigError, TFConfig
+from strategies.collectives.startup.rendezvous import Exchange, meeting
+from tf_config import ClusterConfigError, ClusterSpec, Task, TFConfig
 
 VARIABLE = "KERAS_STRATEGIES_COMMUNICATION"
 _CHOICES = ("auto", "shared_memory", "horovod", "tensorflow")
 _Implementation = tf.distribute.experimental.CommunicationImplementation
 
-# What each collectives of this process were replaced by; None where memory is not shared.
-_shared: dict[int, Collectives | None] = {}
+_IDENTITY_BYTES = 128
+
+# What this process has joined: one job, of which strategies may be many.
+_job: tuple[ClusterSpec, Task] | None = None
+_network: NetworkCollectives | None = None
+# Over shared memory, as far as it goes; None where workers share none, or have not tried yet.
+_shared: Collectives | None = None
+_has_tried = False
 
 
 def start(
@@ -58,21 +66,41 @@ def start(
             "Every worker has to know all others. Received: a cluster with the tasks "
             f"{', '.join(map(str, tasks))}. Name the workers between them too."
         )
+    _join(config)
     seconds = watch_seconds()
-    names = [str(task) for task in tasks]
     may_share = communication in ("auto", "shared_memory")
-    is_wanted = may_share and "GPU" not in device and _leaves_open(options)
-    is_spare = is_wanted and len({config.cluster.addresses[task].host for task in tasks}) == 1
-    connected = _connected(config, communication, options, timeout, device, is_spare)
-    shared = _share_memory(connected, names, is_wanted)
+    is_wanted = "GPU" not in device and _leaves_open(options)
+
+    def connect() -> NetworkCollectives:
+        global _network
+        _network = _connected(config, communication, options, timeout, device)
+        return _network
+
+    shared = _shared_memory(config, timeout, is_wanted, connect) if may_share else None
     if communication == "shared_memory" and not isinstance(shared, SharedMemoryCollectives):
         raise ClusterConfigError(
             "communication='shared_memory' is for workers of one Linux host on x86-64, of the "
             "same user and in the same container, on CPUs, without communication_options for "
-            f"TensorFlow's collectives. Received: {', '.join(names)} on {device}, which do not "
-            "share memory. Leave the argument out to have what is possible chosen."
+            f"TensorFlow's collectives. Received: {', '.join(map(str, tasks))} on {device}, which "
+            "do not share memory. Leave the argument out to have what is possible chosen."
         )
-    return watch(connected if shared is None else shared, config.cluster, config.task, seconds)
+    collectives = connect() if shared is None else shared
+    return watch(collectives, config.cluster, config.task, seconds)
+
+
+def _join(config: TFConfig) -> None:
+    """Checks that all strategies of this process are of one job.
+
+    Raises:
+      RuntimeError: if this is another one.
+    """
+    global _job
+    if _job not in (None, (config.cluster, config.task)):
+        raise RuntimeError(
+            "A process joins one multi-worker job. Received: another one in this process, as "
+            f"{config.task}. Keep to one TF_CONFIG a process."
+        )
+    _job = config.cluster, config.task
 
 
 def _connected(
@@ -81,7 +109,6 @@ def _connected(
     options: CommunicationOptions,
     timeout: float,
     device: str,
-    is_spare: bool,
 ) -> NetworkCollectives:
     """Returns collectives over the network."""
     reason = "as asked for"
@@ -98,30 +125,64 @@ def _connected(
     from strategies.collectives import horovod
 
     _check_for_horovod(options, horovod.has_nccl())
-    return horovod.HorovodCollectives.start(config.cluster, config.task, timeout, is_spare)
+    return horovod.HorovodCollectives.start(config.cluster, config.task, timeout)
 
 
-def _share_memory(
-    connected: NetworkCollectives, names: Sequence[str], is_wanted: bool
+def _shared_memory(
+    config: TFConfig, timeout: float, is_wanted: bool, connect: Callable[[], NetworkCollectives]
 ) -> Collectives | None:
     """Returns collectives over shared memory, as far as workers are on the same host.
 
     None if one of the workers cannot share memory or may not, or if no two are on the same host.
     """
-    if id(connected) not in _shared:
-        host = Host.meet(connected, names, is_wanted)
-        _shared[id(connected)] = None if host is None else _layered(connected, host, len(names))
-    return _shared[id(connected)] if is_wanted else None
+    global _shared, _has_tried
+    if not _has_tried:
+        host = _met(config, timeout, is_wanted, connect)
+        workers = len(config.cluster.training_tasks)
+        _shared = None if host is None else _layered(host, workers, connect)
+        _has_tried = True
+    return _shared if is_wanted else None
 
 
-def _layered(connected: NetworkCollectives, host: Host, workers: int) -> Collectives | None:
+def _met(
+    config: TFConfig, timeout: float, is_wanted: bool, connect: Callable[[], NetworkCollectives]
+) -> Host | None:
+    """Returns this worker's host; workers of one address do without Horovod and TensorFlow."""
+    tasks = config.cluster.training_tasks
+    rank, names = tasks.index(config.task), [str(task) for task in tasks]
+    if _network is None and len({config.cluster.addresses[task].host for task in tasks}) == 1:
+        with meeting(config.cluster, config.task, timeout, "shared_memory") as exchange:
+            host = Host.meet(rank, names, exchange, is_wanted)
+        if host is None or len(host.leaders) == 1:
+            return host
+    return Host.meet(rank, names, _exchange_over(_network or connect()), is_wanted)
+
+
+def _layered(
+    host: Host, workers: int, connect: Callable[[], NetworkCollectives]
+) -> Collectives | None:
     hosts = len(host.leaders)
     if hosts == workers:
         return None
-    if connected.rank == 0:
+    if host.is_first:
         way = "all of them are on this host" if hosts == 1 else f"those of each of {hosts} hosts"
         logging.info("%d workers share memory: %s.", workers, way)
-    return SharedMemoryCollectives(host) if hosts == 1 else HostCollectives(connected, host)
+    return (
+        SharedMemoryCollectives(host)
+        if hosts == 1
+        else HostCollectives(_network or connect(), host)
+    )
+
+
+def _exchange_over(collectives: Collectives) -> Exchange:
+    """Returns what exchanges a few bytes over a network."""
+
+    def exchange(mine: bytes) -> list[bytes]:
+        row = np.frombuffer(mine[:_IDENTITY_BYTES].ljust(_IDENTITY_BYTES), np.uint8)
+        rows = collectives.all_gather(tf.constant(row[np.newaxis].astype(np.int32))).numpy()
+        return [bytes(each.astype(np.uint8)).rstrip() for each in rows]
+
+    return exchange
 
 
 def _leaves_open(options: CommunicationOptions) -> bool:

@@ -32,7 +32,7 @@ def on_threads(size, work, runs=1):
             if other != rank
         }
         names = [f"worker {number}" for number in range(size)]
-        channel = Host(rank, names, [0], memories[rank], peers).new_channel()
+        channel = Host(rank, names, [0], memories[rank], peers, rank == 0).new_channel()
         results[rank] = [work(channel, rank) for _ in range(runs)][-1]
 
     threads = [threading.Thread(target=run, args=[rank]) for rank in range(size)]
@@ -140,7 +140,7 @@ def test_a_worker_that_has_ended_is_named():
         peer = PeerMemory(process.pid, int(process.stdout.readline()))
         process.kill()
     names = ["worker 0", "worker 1"]
-    channel = Host(0, names, [0], OwnMemory(), {1: peer}).new_channel()
+    channel = Host(0, names, [0], OwnMemory(), {1: peer}, True).new_channel()
     with pytest.raises(WorkerEndedError, match="worker 1 has ended, and worker 0 waits for it"):
         transfers.sum_vectors(channel, [np.ones(3)], transfers.BufferPool())
 

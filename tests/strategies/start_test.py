@@ -70,7 +70,10 @@ def test_two_processes_that_are_the_same_task_are_told_apart(forked):
 def test_a_server_that_does_not_start_is_named_on_both_sides(forked):
     forked.hide_horovod()
     del forked.environ["KERAS_STRATEGIES_COMMUNICATION"]
-    cluster = local_cluster(workers=2)
+    # Of two names: workers of one address share memory, and need no server.
+    ports = free_ports(2, "127.0.0.1")
+    hosts = zip(("127.0.0.1", "localhost"), ports, strict=True)
+    cluster = ClusterSpec.from_dict({"worker": [f"{host}:{port}" for host, port in hosts]})
     first, second = cluster.training_tasks
     address = cluster.addresses[second]
     with socket.create_server((address.host, address.port)):
@@ -93,6 +96,49 @@ def meeting():
     yield cluster
     server.shutdown()
     server.server_close()
+
+
+def test_workers_of_one_host_need_neither_horovod_nor_a_server(forked):
+    script = forked.script(
+        "import sys, strategies, tensorflow as tf\n"
+        "tf.constant(1)\n"  # which is too late for TensorFlow's own
+        "strategy = strategies.from_tf_config()\n"
+        "total = strategy.reduce('SUM', tf.constant(1), axis=None)\n"
+        "print('sum', int(total), 'horovod' in sys.modules)\n"
+    )
+    code, output = forked.run("--workers", 2, script)
+    assert code == 0, output
+    assert output.count("sum 2 False") == 2
+
+
+@pytest.mark.parametrize("first", ["shared_memory", "horovod"])
+def test_a_second_strategy_may_communicate_in_another_way(forked, first):
+    ways = [first, "horovod", "shared_memory", "auto"]
+    script = forked.script(
+        "import strategies, tensorflow as tf\n"
+        f"for way in {ways}:\n"
+        "    strategy = strategies.MultiWorkerMirroredStrategy(communication=way)\n"
+        "    total = strategy.reduce('SUM', tf.constant(1), axis=None)\n"
+        "    print('sum', int(total), type(strategy.extended.collectives._collectives).__name__)\n"
+    )
+    code, output = forked.run("--workers", 2, script)
+    assert code == 0, output
+    assert output.count("sum 2 SharedMemoryCollectives") == 2 * (2 + (first == "shared_memory"))
+    assert output.count("sum 2 HorovodCollectives") == 2 * (1 + (first == "horovod"))
+
+
+def test_a_second_job_is_refused(forked):
+    script = forked.script(
+        "import json, os, strategies\n"
+        "strategies.from_tf_config()\n"
+        "config = json.loads(os.environ['TF_CONFIG'])\n"
+        "config['cluster']['worker'].reverse()\n"
+        "os.environ['TF_CONFIG'] = json.dumps(config)\n"
+        "strategies.from_tf_config()\n"
+    )
+    code, output = forked.run("--workers", 2, script)
+    assert code == 1
+    assert "A process joins one multi-worker job. Received: another one" in output
 
 
 def test_all_go_on_when_the_last_has_come(meeting):

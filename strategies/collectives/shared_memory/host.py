@@ -6,10 +6,6 @@ import itertools
 import os
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-import tensorflow as tf
-
-from strategies.collectives.base import Collectives
 from strategies.collectives.shared_memory.channel import Channel, bytes_of_channel
 from strategies.collectives.shared_memory.memory import (
     OwnMemory,
@@ -17,8 +13,9 @@ from strategies.collectives.shared_memory.memory import (
     host_identity,
     is_supported,
 )
+from strategies.collectives.startup.rendezvous import Exchange
 
-_IDENTITY_BYTES = 128
+_FAILED, _DONE = b"failed", b"done"
 
 
 class WorkerEndedError(RuntimeError):
@@ -34,11 +31,13 @@ class Host:
       leaders: for each host the number, among all workers of the job, of its first worker.
       own: this worker's memory.
       peers: that of each other one, by rank.
+      is_first: whether this is the first worker of the job.
 
     Attributes:
       rank: this worker's number on this host, from 0.
       size: how many workers are on this host.
       leaders: as given.
+      is_first: as given.
     """
 
     def __init__(
@@ -48,10 +47,12 @@ class Host:
         leaders: Sequence[int],
         own: OwnMemory,
         peers: Mapping[int, PeerMemory],
+        is_first: bool,
     ):
         self.rank = rank
         self.size = len(names)
         self.leaders = leaders
+        self.is_first = is_first
         self._names = names
         self._own = own
         self._peers = peers
@@ -59,38 +60,35 @@ class Host:
 
     @classmethod
     def meet(
-        cls, collectives: Collectives, names: Sequence[str], is_wanted: bool = True
+        cls, rank: int, names: Sequence[str], exchange: Exchange, is_wanted: bool = True
     ) -> Host | None:
         """Returns this worker's host; None, on all workers, where one of them may not share memory.
 
         Args:
-          collectives: among all workers of the job, which all call this.
-          names: theirs, by rank.
+          rank: this worker's number in the job.
+          names: of all workers, by rank.
+          exchange: with all of them; they call this together.
           is_wanted: whether this worker may share memory.
         """
-        identity = host_identity() if is_wanted and is_supported() else b""
-        mine = np.frombuffer(identity[:_IDENTITY_BYTES].ljust(_IDENTITY_BYTES), np.uint8)
-        gathered = collectives.all_gather(tf.constant(mine[np.newaxis].astype(np.int32))).numpy()
-        hosts = [bytes(row.astype(np.uint8)).rstrip() for row in gathered]
+        hosts = exchange(host_identity() if is_wanted and is_supported() else b"")
         if b"" in hosts:
             return None
         own = OwnMemory()
-        place = tf.constant([[os.getpid(), own.number]], tf.int64)
-        places = collectives.all_gather(place).numpy().tolist()
-        here = [rank for rank, host in enumerate(hosts) if host == hosts[collectives.rank]]
+        places = exchange(f"{os.getpid()} {own.number}".encode())
+        here = [other for other, host in enumerate(hosts) if host == hosts[rank]]
         peers: dict[int, PeerMemory] = {}
-        failures = 0
-        for place_here, rank in enumerate(here):
-            if rank != collectives.rank:
+        outcome = _DONE
+        for number, other in enumerate(here):
+            if other != rank:
                 try:
-                    peers[place_here] = PeerMemory(*places[rank])
+                    peers[number] = PeerMemory(*map(int, places[other].split()))
                 except OSError:
-                    failures = 1
-        if int(collectives.all_reduce([tf.constant(failures)])[0]):
+                    outcome = _FAILED
+        if _FAILED in exchange(outcome):
             return None
-        leaders = [rank for rank, host in enumerate(hosts) if host not in hosts[:rank]]
-        names_here = [names[rank] for rank in here]
-        return cls(here.index(collectives.rank), names_here, leaders, own, peers)
+        leaders = [other for other, host in enumerate(hosts) if host not in hosts[:other]]
+        names_here = [names[other] for other in here]
+        return cls(here.index(rank), names_here, leaders, own, peers, rank == 0)
 
     def new_channel(self) -> Channel:
         """Returns the next channel; the workers make theirs in the same order."""

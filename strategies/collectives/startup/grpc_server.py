@@ -11,11 +11,9 @@ import tensorflow as tf
 
 from strategies._tensorflow import context
 from strategies.collectives.startup.liveness import LivenessWatch
-from strategies.collectives.startup.rendezvous import leave, serve, wait_for_all
+from strategies.collectives.startup.rendezvous import meeting
 from strategies.collectives.startup.waiting import wait_until
 from tf_config import ClusterConfigError, ClusterSpec, Task
-from tf_config.secret import secret_of
-from tf_config.store import StoreHandler, StoreServer
 
 _ANSWER_SECONDS = 2.0
 _LEAVE_SECONDS = 5.0
@@ -49,7 +47,8 @@ def join(cluster: ClusterSpec, task: Task, timeout: float) -> None:
         )
     start = time.monotonic()
     _configure(cluster, task)
-    _start_barrier(cluster, task, timeout)
+    with meeting(cluster, task, timeout, "tensorflow"):
+        pass
     _serve_tensorflow(cluster, task)
     _wait_for_servers(cluster, task, start, timeout)
     _joined = (cluster, task)
@@ -101,23 +100,6 @@ def _configure(cluster: ClusterSpec, task: Task) -> None:
             "another strategy's collectives from before. Make the strategy at the start of the "
             "script, or take Horovod (communication='horovod')."
         ) from None
-
-
-def _start_barrier(cluster: ClusterSpec, task: Task, timeout: float) -> None:
-    """Waits for all workers, through a store that the first one serves for that time."""
-    first = cluster.training_tasks[0]
-    if task != first:
-        wait_for_all(cluster, task, timeout, "tensorflow")
-        leave(cluster, task)
-        return
-    store = serve(StoreServer, cluster.addresses[task], task, StoreHandler, secret_of())
-    try:
-        wait_for_all(cluster, task, timeout, "tensorflow")
-        leave(cluster, task, wait_for_others=True)
-    finally:
-        # TensorFlow's server listens at the same address.
-        store.shutdown()
-        store.server_close()
 
 
 def _serve_tensorflow(cluster: ClusterSpec, task: Task) -> None:

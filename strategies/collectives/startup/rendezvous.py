@@ -6,23 +6,91 @@ each worker leaves its name there and looks for the names of all others.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
+import itertools
 import socket
 import socketserver
 import threading
 import time
+from collections.abc import Callable, Iterator
 from http import HTTPStatus
 
 from strategies.collectives.startup.waiting import wait_until
 from tf_config import Address, ClusterConfigError, ClusterSpec, Task
 from tf_config.secret import SECRET_VARIABLE, secret_of
-from tf_config.store import ask
+from tf_config.store import StoreHandler, StoreServer, ask
+
+# Gives what every worker gave it, by rank; all of them call it together.
+Exchange = Callable[[bytes], list[bytes]]
 
 _POLL_SECONDS = 0.1
+_EXCHANGE_POLL_SECONDS = 0.01
 _LEAVE_SECONDS = 10.0
 _ARRIVALS = "keras_strategies_meeting"
 _DEPARTURES = "keras_strategies_parting"
+_EXCHANGES = "keras_strategies_exchange"
+
+
+@contextlib.contextmanager
+def meeting(
+    cluster: ClusterSpec, task: Task, timeout: float, communication: str
+) -> Iterator[Exchange]:
+    """Waits for all workers, through a store that the first one serves while the block runs.
+
+    Yields:
+      What exchanges bytes with all of them.
+
+    Raises:
+      TimeoutError: if a worker does not come in time; the message names it.
+      ClusterConfigError: if the first worker's port is taken, or the workers differ.
+    """
+    is_first = task == cluster.training_tasks[0]
+    address = cluster.addresses[task]
+    server = serve(StoreServer, address, task, StoreHandler, secret_of()) if is_first else None
+    try:
+        wait_for_all(cluster, task, timeout, communication)
+        yield _exchange_in_store(cluster, task, timeout)
+        leave(cluster, task, wait_for_others=is_first)
+    finally:
+        if server is not None:
+            # Something else may listen at the same address next.
+            server.shutdown()
+            server.server_close()
+
+
+def _exchange_in_store(cluster: ClusterSpec, task: Task, timeout: float) -> Exchange:
+    tasks = cluster.training_tasks
+    numbers = itertools.count()
+
+    def exchange(mine: bytes) -> list[bytes]:
+        store = Store(cluster.addresses[tasks[0]], f"{_EXCHANGES}_{next(numbers)}")
+        found: dict[Task, bytes] = {}
+
+        def has_all() -> bool:
+            if task not in found and store.put(task, mine):
+                found[task] = mine
+            for other in tasks:
+                entry = None if other in found else store.get(other)
+                if entry is not None:
+                    found[other] = entry
+            return len(found) == len(tasks)
+
+        wait_until(
+            has_all,
+            lambda: ", ".join(str(other) for other in tasks if other not in found),
+            lambda names: (
+                f"Workers that have met tell each other where they are within {timeout:g} s. "
+                f"{task} still waits for {names}. See what they printed."
+            ),
+            timeout,
+            waiter=task,
+            poll_seconds=_EXCHANGE_POLL_SECONDS,
+        )
+        return [found[each] for each in tasks]
+
+    return exchange
 
 
 def wait_for_all(
