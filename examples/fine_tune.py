@@ -2,12 +2,12 @@
 
     $ tf-config run --workers 2 examples/fine_tune.py
     [worker 0] optimizer: LossScaleOptimizer
-    [worker 0] accuracy before 0.219, with a new head 0.746, tuned 0.825
+    [worker 0] accuracy before 0.211, with a new head 0.810, tuned 0.878
 
 A network learns the digits 0 to 4. Its convolutions are frozen and get a new head, which learns
-the digits 5 to 9 from 50 images; then all of it is tuned with a small learning rate. Under
+the digits 5 to 9 from 200 images; then all of it is tuned with a small learning rate. Under
 `mixed_float16` layers compute in 16 bits, and Keras scales the loss. The optimizer adds up the
-gradients of four batches of 8 images before it changes weights, once for all 32. The images are
+gradients of four batches of 16 images before it changes weights, once for all 64. The images are
 those that scikit-learn carries.
 """
 
@@ -29,9 +29,8 @@ def make_base():
     return keras.Sequential(
         [
             keras.Input([8, 8, 1]),
-            keras.layers.Conv2D(32, 3, activation="relu"),
-            keras.layers.Conv2D(64, 3, activation="relu"),
-            keras.layers.MaxPooling2D(),
+            keras.layers.Conv2D(16, 3, activation="relu"),
+            keras.layers.Conv2D(32, 3, strides=2, activation="relu"),
             keras.layers.Flatten(),
         ]
     )
@@ -49,7 +48,7 @@ def main():
     images, labels = load_digits(return_X_y=True)
     images = images.reshape(-1, 8, 8, 1).astype("float32") / 16
     x, y = images[labels >= 5], labels[labels >= 5] - 5
-    train, test = (x[:50], y[:50]), (x[50:], y[50:])
+    train, test = (x[:200], y[:200]), (x[200:], y[200:])
 
     with strategy.scope():
         base = make_base()
@@ -62,13 +61,13 @@ def main():
         model = with_head(base)
         compile_(model, 1e-2, gradient_accumulation_steps=ACCUMULATED)
     _, before = model.evaluate(*test, verbose=0)
-    model.fit(*train, batch_size=8, epochs=10)
+    model.fit(*train, batch_size=16, epochs=10)
     _, frozen = model.evaluate(*test, verbose=0)
 
     with strategy.scope():
         base.trainable = True
         compile_(model, 1e-3, gradient_accumulation_steps=ACCUMULATED)
-    model.fit(*train, batch_size=8, epochs=10)
+    model.fit(*train, batch_size=16, epochs=10)
     _, tuned = model.evaluate(*test, verbose=0)
 
     strategy.print(f"optimizer: {type(model.optimizer).__name__}")

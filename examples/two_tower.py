@@ -45,7 +45,7 @@ def synthetic(users=500, movies=400, genres=20):
 def read(lines):
     """Returns an array of ratings, the oldest first: user, movie, stars, seconds."""
     rows = (line.replace("::", ",") for line in lines if not line.startswith("userId"))
-    ratings = np.loadtxt(rows, delimiter=",", ndmin=2)
+    ratings = np.loadtxt(rows, delimiter=",", usecols=range(4), ndmin=2)
     return ratings[np.argsort(ratings[:, 3], kind="stable")]
 
 
@@ -106,8 +106,8 @@ def main():
     parser.add_argument("--export", help="directory for a SavedModel")
     flags = parser.parse_args()
     try:
-        file = flags.ratings and Path(flags.ratings).read_text().splitlines()
-        ratings = read(file or synthetic())
+        given = flags.ratings
+        ratings = read(Path(given).read_text().splitlines() if given else synthetic())
         trained, tested = split(ratings)
     except (OSError, ValueError) as error:
         parser.error(f"--ratings must be a file of MovieLens's ratings. Received: {error}")

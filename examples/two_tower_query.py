@@ -5,7 +5,8 @@
     user 1: 81 181 221 301 41 321 201 101 261 381
     user 2: 362 2 342 242 82 22 122 322 262 62
 
-Neither keras-strategies nor Keras is needed here. The model returns the best of all movies; which
+Neither keras-strategies nor Keras is needed here, and two_tower.py may have run on any number of
+workers. The model returns the best of all movies; which
 ones a user has rated already is known to who asks.
 """
 

@@ -1,7 +1,6 @@
 """A script of Horovod's, as it is; horovod_after.py does the same with a strategy.
 
     $ tf-config run --workers 2 examples/coming_from/horovod_before.py
-    [worker 0] epoch 1: loss 1.7
     ...
     [worker 0] epoch 10: loss 0.11
     [worker 0] test accuracy: 0.89
