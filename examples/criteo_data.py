@@ -1,6 +1,8 @@
 """Writes click logs in the format of Criteo's, as many rows as you like, with a known best AUC.
 
-    $ python examples/criteo_data.py --directory logs/criteo --rows 300000
+    $ python examples/criteo_data.py --directory logs/criteo --rows 20000 --test_rows 5000
+    logs/criteo/train-*: 20000 rows, the best AUC is 0.8043
+    logs/criteo/test-*: 5000 rows, the best AUC is 0.8063
 
 A row is one line: the label, 13 integers, 26 categorical values of eight hexadecimal digits, with
 tabs between them. Some integers and values are missing: nothing stands between two tabs. The

@@ -1,10 +1,12 @@
-"""Predicts clicks with a deep network over hashed features (CTR-DNN), on one worker or on many.
+r"""Predicts clicks with a deep network over hashed features (CTR-DNN), on one worker or on many.
 
-    $ python examples/criteo_data.py --directory logs/criteo
-    $ python examples/ctr_dnn.py --train 'logs/criteo/train-*' --test 'logs/criteo/test-*'
-    $ tf-config run --workers 2 examples/ctr_dnn.py --train ... --test ...
-    $ tf-config run --workers 2 --ps 1 examples/ctr_dnn.py --mode geo --train ... --test ...
-    $ tf-config run --workers 2 examples/ctr_dnn.py --strings --train ... --test ...
+    $ python examples/criteo_data.py --directory logs/criteo --rows 20000 --test_rows 5000
+    $ tf-config run --workers 2 examples/ctr_dnn.py --batch_size 128 \
+        --train 'logs/criteo/train-*' --test 'logs/criteo/test-*'
+    [worker 0] test loss: 0.4659, test AUC: 0.7052
+    $ tf-config run --workers 2 --ps 1 examples/ctr_dnn.py --batch_size 128 --mode geo \
+        --train 'logs/criteo/train-*' --test 'logs/criteo/test-*'
+    [worker 0] test loss: 0.4739, test AUC: 0.6845
 
 The files have the format of Criteo's click logs: a label, 13 integers, 26 categorical values, with
 tabs between them. The values of all 26 features share one table of embeddings, in which each has

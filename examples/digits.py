@@ -1,6 +1,9 @@
 """Trains a small network on real handwritten digits, on one worker or on many.
 
     $ tf-config run --workers 2 examples/digits.py
+    [worker 0] test accuracy: 0.9889
+    [worker 0] training speed: ... samples/s
+    [worker 0] weights: equal to the bit on all 2 workers, SHA-256 ...
 
 The data are the 1,797 images of 8x8 pixels that scikit-learn carries (UCI, "Optical Recognition
 of Handwritten Digits"). Only the line that makes the strategy and the `with` belong to

@@ -1,8 +1,12 @@
 """Learns vectors of English words, on one worker or on many: skip-gram with negative sampling.
 
-    $ python examples/word2vec.py
     $ tf-config run --workers 2 examples/word2vec.py
-    $ tf-config run --workers 2 --ps 1 examples/word2vec.py --mode geo
+    [worker 0] loss: 0.4571 in the first epoch, 0.3348 in the last
+    ...
+    [worker 0] near class: ...
+
+With the manual of Python 3.11, near "class" are: mro, indirect, derived, base, weak, owner.
+`tf-config run --workers 2 --ps 1 examples/word2vec.py --mode geo` has a parameter server.
 
 The text is Python's own manual, which every Python carries (`pydoc_data.topics`). A word is to be
 told from its neighbours apart from words drawn at random (Mikolov et al., "Distributed

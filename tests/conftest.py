@@ -59,6 +59,29 @@ def forked(job: Job, fork_server: ForkServer) -> Job:
     return job
 
 
+@pytest.fixture
+def shell(forked: Job) -> Callable[..., str]:
+    """Runs commands in an empty directory, where tf-config and python are forks; the output."""
+    programs = forked.directory / "bin"
+    programs.mkdir()
+    for name, arguments in (("tf-config", "-m tf_config "), ("python", "")):
+        (programs / name).write_text(f'#!/bin/sh\nexec {forked.python} {arguments}"$@"\n')
+        (programs / name).chmod(0o755)
+    forked.environ["PATH"] = f"{programs}:{forked.environ['PATH']}"
+    forked.directory = forked.directory / "empty"
+    forked.directory.mkdir()
+
+    def run(text: str) -> str:
+        process = forked.popen(["bash", "-ec", text])
+        code, output = forked.finish(process, timeout=180)
+        if code is None:
+            pytest.fail(f"Not done after 180 s: {text}\n{output}")
+        assert code == 0, output
+        return output
+
+    return run
+
+
 @pytest.fixture(params=["shared_memory", "horovod", "tensorflow"])
 def communication(job: Job, request: pytest.FixtureRequest) -> str:
     """What the workers of the job communicate by."""

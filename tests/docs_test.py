@@ -40,27 +40,6 @@ def test_the_python_of_a_page_runs(page, forked):
     assert code == 0, output
 
 
-@pytest.fixture
-def shell(forked):
-    """Runs commands in an empty directory, where tf-config and python are forks."""
-    programs = forked.directory / "bin"
-    programs.mkdir()
-    for name, arguments in (("tf-config", "-m tf_config "), ("python", "")):
-        (programs / name).write_text(f'#!/bin/sh\nexec {forked.python} {arguments}"$@"\n')
-        (programs / name).chmod(0o755)
-    forked.environ["PATH"] = f"{programs}:{forked.environ['PATH']}"
-    forked.directory = forked.directory / "page"
-    forked.directory.mkdir()
-
-    def run(text):
-        process = forked.popen(["bash", "-ec", text])
-        code, output = forked.finish(process, timeout=120)
-        assert code == 0, output
-        return output
-
-    return run
-
-
 def typed(block):
     """Returns the commands of a block, each with the lines that it prints."""
     if block.hidden:

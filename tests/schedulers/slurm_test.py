@@ -164,6 +164,20 @@ def test_a_rendered_script_trains_to_the_end(slurm, tmp_path, capsys):
     assert "weights: equal to the bit on all 3 workers" in log
 
 
+@pytest.mark.slow
+def test_the_batch_script_of_the_examples_trains(slurm, tmp_path):
+    """In a directory that looks like a clone with its environment."""
+    (tmp_path / "examples").symlink_to(EXAMPLE.parent)
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    (tmp_path / ".venv" / "bin" / "activate").touch()  # the tests' environment is active
+    script = EXAMPLE.parent / "slurm" / "digits.sbatch"
+    result = run(slurm, "sbatch", "--wait", f"--chdir={tmp_path}", str(script))
+    (log,) = tmp_path.glob("digits-*.log")
+    text = log.read_text(errors="replace")
+    assert result.returncode == 0, text
+    assert "weights: equal to the bit on all 2 workers" in text
+
+
 def test_a_rendered_script_gives_roles_and_starts_again_on_other_ports(slurm, tmp_path, capsys):
     # Fails at the first start, once all four have left their TF_CONFIG.
     code = """

@@ -1,0 +1,69 @@
+"""Every example has commands and their output in its header, and prints that output."""
+
+import ast
+import re
+
+import pytest
+
+from tests.support.documents import ROOT
+from tests.support.printed import missing
+
+EXAMPLES = ROOT / "examples"
+NOT_RUN = "coming_from/fluid_before.py"  # PaddlePaddle Fluid runs on no Python of today
+SLOW = "ctr_dnn.py", "word2vec.py"
+
+
+def name_of(path):
+    return str(path.relative_to(EXAMPLES))
+
+
+FILES = [path for path in sorted(EXAMPLES.rglob("*.py")) if name_of(path) != NOT_RUN]
+CASES = [
+    pytest.param(path, id=name_of(path), marks=[pytest.mark.slow] if path.name in SLOW else [])
+    for path in FILES
+]
+
+
+def commands(path):
+    """Returns the commands of a header, each with the lines that it prints."""
+    header = ast.get_docstring(ast.parse(path.read_text())).replace("\\\n", "")
+    found = []
+    for line in re.findall("^    (.*)", header, re.M):
+        if line.startswith("$ "):
+            found.append((line.removeprefix("$ "), []))
+        else:
+            found[-1][1].append(line)
+    return found
+
+
+@pytest.fixture
+def clone(shell, forked):
+    """The shell, in a directory that has the examples as a clone has them."""
+    (forked.directory / "examples").symlink_to(EXAMPLES)
+    return shell
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_every_example_shows_its_output(path):
+    assert any(lines for _, lines in commands(path))
+
+
+@pytest.mark.parametrize("path", CASES)
+def test_an_example_prints_what_its_header_shows(path, clone):
+    for command, lines in commands(path):
+        output = clone(command)
+        assert not missing(lines, output), output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", CASES)
+def test_an_example_prints_the_same_on_one_worker(path, clone):
+    ran = False
+    for command, lines in commands(path):
+        alone = re.sub(r"tf-config run (--\S+ \d+ )*", "python ", command)
+        output = clone(alone)
+        if alone != command:
+            ran = True
+            assert not missing([line.replace("[worker 0] ", "") for line in lines], output), output
+    if not ran:
+        pytest.skip("It is not one for several workers.")
