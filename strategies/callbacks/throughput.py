@@ -30,8 +30,9 @@ class Throughput(Callback):
       times as fast without. One worker alone exchanges nothing, and its share is 0; sums over the
       replicas of one process are computation. On GPUs it is the time to hand the work over.
 
-    Keras's progress bar shows both, live where it knows the number of steps, and callbacks behind
-    this one get them: `keras.callbacks.TensorBoard` writes them as scalars.
+    Keras's progress bar shows both at the end of an epoch, that of Keras 3 live as well where the
+    number of steps is known. Callbacks behind this one get them: `keras.callbacks.TensorBoard`
+    writes them as scalars.
 
         callbacks = [
             strategies.callbacks.Throughput(len(x)),
@@ -77,8 +78,11 @@ class Throughput(Callback):
         """Restarts the clock."""
         self._restart()
 
+    def _implements_train_batch_hooks(self) -> bool:
+        return False  # tf_keras's progress bar would average what is a mean already
+
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Adds the speed and the share so far to what the progress bar shows, once a second."""
+        """Adds the speed and the share so far to what Keras 3's bar shows, anew each second."""
         params = self.params or {}
         if logs is None or params.get("verbose") != 1 or not params.get("steps"):
             return

@@ -147,11 +147,10 @@ class StepTimeline(Callback):
 
     def _notes(self, workers: list[trace.WorkerSteps]) -> list[str]:
         unseen = [worker.name for worker in workers if not worker.spans(INPUT)]
-        devices = self.model.distribute_strategy.extended.worker_devices
         return [
             *_NOTES,
             *([_NO_INPUT.format(", ".join(unseen))] if unseen else []),
-            *([_ON_GPU] if any("GPU" in device for device in devices) else []),
+            *([_ON_GPU] if tf.config.list_physical_devices("GPU") else []),
         ]
 
 

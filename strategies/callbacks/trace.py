@@ -8,6 +8,7 @@ import os
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from strategies.collectives.health.spans import (
@@ -81,10 +82,13 @@ def trace(workers: Sequence[WorkerSteps], notes: Sequence[str]) -> dict[str, Any
 
 
 def write(path: str | os.PathLike[str], content: Mapping[str, Any]) -> None:
-    """Writes a trace; a file whose name ends in .gz is compressed."""
+    """Writes a trace, whole from the first moment on; one whose name ends in .gz is compressed."""
+    target = Path(path)
     data = json.dumps(content).encode()
-    with open(path, "wb") as file:
-        file.write(gzip.compress(data) if os.fspath(path).endswith(".gz") else data)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    new = target.with_name(f".{target.name}")
+    new.write_bytes(gzip.compress(data) if target.suffix == ".gz" else data)
+    new.replace(target)
 
 
 def waits_of(workers: Sequence[WorkerSteps]) -> dict[int, list[Span]]:

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-import numpy as np
 import tensorflow as tf
 
 from strategies._tensorflow import ResourceVariable
@@ -94,7 +93,7 @@ class SpanStream:
             end = _now()
         count, rows = self._graph_ring()
         with tf.device("/device:CPU:0"):
-            place = count.assign_add(1).read_value() % _KEPT
+            place = (count.assign_add(1).read_value() - 1) % _KEPT
             row = tf.stack([tf.constant(float(len(self._names)), tf.float64), begin, end])
             rows.scatter_nd_update([[place]], [row])
         self._names.append(name)
@@ -117,11 +116,11 @@ class SpanStream:
         complete = self._spans[0].end if self._is_cut else start
         if self._ring is not None:
             count, rows = (variable.numpy() for variable in self._ring)
-            rows = rows[np.argsort(rows[:, 2])][_KEPT - min(count, _KEPT) :]
-            complete = max(complete, rows[0, 2] if count > _KEPT else start)
+            rows = rows[:count]
+            complete = max(complete, rows[:, 2].min() if count > _KEPT else start)
             late = rows[rows[:, 2] > start]
             spans += [Span(self._names[int(number)], *times) for number, *times in late.tolist()]
-        return sorted(spans, key=lambda span: span.begin), max(complete, start)
+        return sorted(spans, key=lambda span: span.begin), float(max(complete, start))
 
 
 class Recorded(NamedTuple):
