@@ -1,4 +1,4 @@
-"""Timelines, speed and the share of communication, with and without parameter servers.
+"""Timelines, speed and the share of communication, drawings; with parameter servers and without.
 
 timelines.py keras|tf_keras [MODE]
 
@@ -11,6 +11,7 @@ import json
 import os
 import sys
 import time
+from xml.etree import ElementTree
 
 import numpy as np
 import tensorflow as tf
@@ -130,6 +131,29 @@ def check_tensorboard_has_the_speed_and_the_share_of_communication():
             steps = [step for each, step in tags if each == tag]
             is_there = part == "train" or tag == "epoch_loss"
             assert steps == ([0, 1] if is_there else []), tags
+
+
+def check_a_drawing_has_what_each_task_holds():
+    with strategy.scope():
+        embedding = (
+            strategies.DistributedEmbedding(4, combiner="sum", name="ids")
+            if keras.__name__ == "keras"
+            else keras.layers.Embedding(100, 4)
+        )
+        model = keras.Sequential([embedding, keras.layers.Flatten(), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    model.fit(np.arange(64).reshape([32, 2]), np.zeros([32, 1]), batch_size=8, verbose=0)
+    strategies.draw_placement("placement.svg", strategy, model)
+    texts = [each.text or "" for each in ElementTree.parse("placement.svg").iter()]
+    assert any(each.startswith("2 workers") for each in texts), texts
+    kernels = [each for each in texts if "/kernel: " in each]
+    assert bool(kernels) == bool(mode), texts
+    tables = [each for each in texts if each.startswith("table ids: ")]
+    rows = sum(int(each.split()[2]) for each in tables)
+    if keras.__name__ == "keras":
+        assert (len(tables), rows) == (1 if mode else 2, 64), texts
+    with raises(OSError if rank == 0 else RuntimeError, "Drawings" if rank == 0 else "worker 0"):
+        strategies.draw_placement("missing/placement.svg", strategy, model)
 
 
 if __name__ == "__main__":
