@@ -19,6 +19,8 @@ from tf_config import ClusterConfigError, TFConfig
 
 VARIABLE = "KERAS_STRATEGIES_COMMUNICATION"
 _CHOICES = ("auto", "shared_memory", "horovod", "tensorflow")
+_NAMES = {"horovod": "Horovod", "tensorflow": "TensorFlow's collectives"}
+_ALONE = "nothing, for one worker"
 _Implementation = tf.distribute.experimental.CommunicationImplementation
 
 # What each collectives of this process were replaced by; None where memory is not shared.
@@ -31,8 +33,8 @@ def start(
     options: CommunicationOptions,
     timeout: float,
     device: str,
-) -> Collectives:
-    """Waits for all workers and returns the collectives among them.
+) -> tuple[Collectives, str]:
+    """Waits for all workers; returns the collectives among them, and the choice in words.
 
     Args:
       config: the cluster and this task; None is one worker.
@@ -42,14 +44,14 @@ def start(
       device: the first one of this worker's.
     """
     if config is None:
-        return LocalCollectives()
+        return LocalCollectives(), _ALONE
     if config.cluster.tasks("ps"):
         raise ClusterConfigError(
             "MultiWorkerMirroredStrategy has no use for parameter servers. Received: "
             f"{len(config.cluster.tasks('ps'))} in TF_CONFIG. Take 'ps' out of 'cluster'."
         )
     if config.task.type == "evaluator" or len(config.cluster.training_tasks) == 1:
-        return LocalCollectives()
+        return LocalCollectives(), _ALONE
     tasks = config.cluster.training_tasks
     if [task.index for task in tasks if task.type == "worker"] != list(
         range(len(config.cluster.tasks("worker")))
@@ -63,7 +65,8 @@ def start(
     may_share = communication in ("auto", "shared_memory")
     is_wanted = may_share and "GPU" not in device and _leaves_open(options)
     is_spare = is_wanted and len({config.cluster.addresses[task].host for task in tasks}) == 1
-    connected = _connected(config, communication, options, timeout, device, is_spare)
+    network, reason = _network(communication)
+    connected = _connected(config, network, reason, options, timeout, device, is_spare)
     shared = _share_memory(connected, names, is_wanted)
     if communication == "shared_memory" and not isinstance(shared, SharedMemoryCollectives):
         raise ClusterConfigError(
@@ -72,21 +75,40 @@ def start(
             f"TensorFlow's collectives. Received: {', '.join(names)} on {device}, which do not "
             "share memory. Leave the argument out to have what is possible chosen."
         )
-    return watch(connected if shared is None else shared, config.cluster, config.task, seconds)
+    used = connected if shared is None else shared
+    way = _in_words(used, network, reason)
+    return watch(used, config.cluster, config.task, seconds), way
+
+
+def _in_words(used: Collectives, network: str, reason: str) -> str:
+    """Returns what workers communicate by, and why."""
+    if isinstance(used, SharedMemoryCollectives):
+        return "shared memory (all workers are on this host)"
+    between = f"{_NAMES[network]} ({reason})"
+    if isinstance(used, HostCollectives):
+        return f"shared memory on each host, and between hosts {between}"
+    return between
+
+
+def _network(communication: str) -> tuple[str, str]:
+    """Returns what workers communicate by over the network, and the reason for it."""
+    return (
+        _available()
+        if communication in ("auto", "shared_memory")
+        else (communication, "as asked for")
+    )
 
 
 def _connected(
     config: TFConfig,
     communication: str,
+    reason: str,
     options: CommunicationOptions,
     timeout: float,
     device: str,
     is_spare: bool,
 ) -> NetworkCollectives:
     """Returns collectives over the network."""
-    reason = "as asked for"
-    if communication in ("auto", "shared_memory"):
-        communication, reason = _available()
     workers = config.cluster.training_tasks
     if config.task == workers[0]:
         logging.info("%d workers communicate by %s: %s.", len(workers), communication, reason)
