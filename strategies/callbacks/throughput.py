@@ -32,7 +32,7 @@ class Throughput(Callback):
 
     Keras's progress bar shows both at the end of an epoch, that of Keras 3 live as well where the
     number of steps is known. Callbacks behind this one get them: `keras.callbacks.TensorBoard`
-    writes them as scalars.
+    writes them as scalars. The step is traced with clocks in it, anew if it was traced before.
 
         callbacks = [
             strategies.callbacks.Throughput(len(x)),

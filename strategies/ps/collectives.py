@@ -45,7 +45,7 @@ class ServerCollectives(AllToAllViaAllGather):
         self._stream = stream
         self._stream_numbers = itertools.count()
         self._child_streams: list[ServerCollectives] = []
-        self._ordered_caller = OrderedCaller(is_common=True)
+        self._ordered_caller = OrderedCaller(is_common=True, is_measured=stream == "0")
 
     def new_stream(self) -> ServerCollectives:
         """Returns collectives whose operations are ordered independently; see `Collectives`."""

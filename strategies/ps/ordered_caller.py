@@ -19,10 +19,11 @@ class OrderedCaller:
 
     Args:
       is_common: whether all workers make the same calls, each waiting for the others.
+      is_measured: whether the time that they take is recorded.
     """
 
-    def __init__(self, is_common: bool) -> None:
-        self._spans = SpanStream(EXCHANGE, is_common)
+    def __init__(self, is_common: bool, is_measured: bool = True) -> None:
+        self._spans = SpanStream(EXCHANGE, is_common, is_measured)
         with tf.init_scope(), tf.device(_CPU):
             # TensorFlow puts in order what reads and writes the same variable.
             self._ticket = ResourceVariable(0, trainable=False, dtype=tf.int64)

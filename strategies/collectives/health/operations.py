@@ -68,21 +68,27 @@ class WatchedCollectives:
     Args:
       collectives: that do the work.
       operations: the account.
+      is_measured: whether the time that they take is recorded, too.
     """
 
-    def __init__(self, collectives: Collectives, operations: OperationTracker):
+    def __init__(
+        self, collectives: Collectives, operations: OperationTracker, is_measured: bool = True
+    ):
         self.rank = collectives.rank
         self.size = collectives.size
         self._collectives = collectives
         self._operations = operations
         self._counters = operations.add_counters()
-        self._spans = SpanStream(EXCHANGE, is_common=True)
+        self._spans = SpanStream(EXCHANGE, is_common=True, is_measured=is_measured)
         self._child_streams: list[WatchedCollectives] = []
 
     def new_stream(self) -> WatchedCollectives:
         """Returns collectives whose operations are ordered independently; see `Collectives`."""
-        # Kept, for what tf.data holds is a variable's handle, and not the variable.
-        stream = WatchedCollectives(self._collectives.new_stream(), self._operations)
+        # Kept, for what tf.data holds is a variable's handle, and not the variable. Not measured,
+        # for a step waits for it as a part of its input.
+        stream = WatchedCollectives(
+            self._collectives.new_stream(), self._operations, is_measured=False
+        )
         self._child_streams.append(stream)
         return stream
 

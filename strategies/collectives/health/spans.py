@@ -50,17 +50,20 @@ class SpanStream:
     Args:
       kind: `INPUT`, `EXCHANGE`, or `BACKGROUND` for exchanges that no step waits for.
       is_common: whether all workers do the same in it, each waiting for the others.
+      is_measured: whether anything is recorded.
     """
 
-    def __init__(self, kind: str, is_common: bool = False):
+    def __init__(self, kind: str, is_common: bool = False, is_measured: bool = True):
         self.kind = kind
         self.is_common = is_common
+        self._is_measured = is_measured
         self._names: list[str] = []
         self._spans: collections.deque[Span] = collections.deque(maxlen=_KEPT)
         self._is_cut = False
         self._ring: tuple[ResourceVariable, ResourceVariable] | None = None
-        with _lock:
-            _streams.append(self)
+        if is_measured:
+            with _lock:
+                _streams.append(self)
 
     def measure(self, name: str, run: Callable[[], _T]) -> _T:
         """Returns what `run` returns, and records when it began and ended.
@@ -72,7 +75,7 @@ class SpanStream:
           name: what it is.
           run: makes operations, in a function's graph or eagerly.
         """
-        if _is_on and not tf.executing_eagerly():
+        if _is_on and self._is_measured and not tf.executing_eagerly():
             return self._measure_in_graph(name, run)
         return self.measure_call(name, run)
 
@@ -80,7 +83,7 @@ class SpanStream:
         """Returns what a Python function returns, and records when it began and ended."""
         begin = time.time()
         result = call()
-        if _is_on:
+        if _is_on and self._is_measured:
             self._is_cut = self._is_cut or len(self._spans) == _KEPT
             self._spans.append(Span(name, begin, time.time()))
         return result
