@@ -84,7 +84,8 @@ class Throughput(Callback):
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Adds the speed and the share so far to what Keras 3's bar shows, anew each second."""
         params = self.params or {}
-        if logs is None or params.get("verbose") != 1 or not params.get("steps"):
+        has_bar = params.get("verbose") in (1, "auto")
+        if logs is None or not has_bar or not params.get("steps"):
             return
         if time.time() - max(self._looked, self._period_begin) >= _LOOK_SECONDS:
             self._looked = time.time()

@@ -164,16 +164,17 @@ def compute_of(worker: WorkerSteps) -> list[Span]:
 def _events(worker: WorkerSteps, waits: Sequence[Span], zero: float) -> Iterator[dict[str, Any]]:
     rows = [
         ("steps", worker.steps),
-        ("input", worker.spans(INPUT)),
+        *_rows("input", worker.spans(INPUT)),
         ("compute", compute_of(worker)),
         *_rows("communication", worker.spans(EXCHANGE)),
         *_rows("waiting", waits),
         *_rows("in the background", worker.spans(BACKGROUND)),
     ]
-    process = {"ph": "M", "pid": worker.rank}
+    # From 1: viewers take process 0 and thread 0 for the idle ones.
+    process = {"ph": "M", "pid": 1 + worker.rank}
     yield {**process, "name": "process_name", "args": {"name": worker.name}}
     yield {**process, "name": "process_sort_index", "args": {"sort_index": worker.rank}}
-    for number, (name, spans) in enumerate(rows):
+    for number, (name, spans) in enumerate(rows, 1):
         thread = {**process, "tid": number}
         yield {**thread, "name": "thread_name", "args": {"name": name}}
         yield {**thread, "name": "thread_sort_index", "args": {"sort_index": number}}

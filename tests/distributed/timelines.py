@@ -7,6 +7,7 @@ All workers see the directory in which it is run, and it is empty.
 
 import gzip
 import importlib
+import itertools
 import json
 import os
 import sys
@@ -59,16 +60,21 @@ def read(name):
 
 def rows(events, worker):
     """Returns the spans of a worker, by row."""
-    names = {e["tid"]: e["args"]["name"] for e in events if _is_name(e) and e["pid"] == worker}
+    own = [event for event in events if event["pid"] == 1 + worker]
+    names = {event["tid"]: event["args"]["name"] for event in own if event["name"] == "thread_name"}
     found = {name: [] for name in names.values()}
-    for event in events:
-        if event["ph"] == "X" and event["pid"] == worker:
+    for event in own:
+        if event["ph"] == "X":
             found[names[event["tid"]]].append(event)
     return found
 
 
-def _is_name(event):
-    return event["ph"] == "M" and event["name"] == "thread_name"
+def assert_none_overlap(found):
+    """A viewer shows slices of a row that overlap as one in the other, or not at all."""
+    for spans in found.values():
+        spans = sorted(spans, key=lambda span: span["ts"])
+        for one, following in itertools.pairwise(spans):
+            assert following["ts"] >= one["ts"] + one["dur"] - 0.2, (one, following)
 
 
 def check_a_timeline_has_the_steps_of_all_workers_and_who_waited():
@@ -81,6 +87,7 @@ def check_a_timeline_has_the_steps_of_all_workers_and_who_waited():
     assert [name.split(" (")[0] for name in processes] == ["worker 0", "worker 1"]
     for worker, name in enumerate(processes):
         found = rows(trace["traceEvents"], worker)
+        assert_none_overlap(found)
         steps = [event["name"] for event in found["steps"]]
         each = [f"epoch {epoch}, step {step}" for epoch in (1, 2, 3) for step in range(4)]
         assert steps == each, steps

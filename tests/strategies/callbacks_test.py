@@ -206,7 +206,7 @@ def test_the_bar_shows_the_speed_so_far(monkeypatch):
     monkeypatch.setattr(throughput.time, "time", lambda: next(now))
     monkeypatch.setattr(Throughput, "_share", lambda self: 0.25)
     speed = Throughput(80)
-    speed.set_params({"verbose": 1, "steps": 8, "epochs": 1})
+    speed.set_params({"verbose": "auto", "steps": 8, "epochs": 1})  # Keras 3's default
     speed.on_epoch_begin(0)
     logs = [{"loss": 1.0} for _ in range(3)]
     speed.on_train_batch_end(0, logs[0])
