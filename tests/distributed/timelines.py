@@ -98,11 +98,10 @@ def check_a_timeline_has_the_steps_of_all_workers_and_who_waited():
         assert len(found["communication"]) >= 12 and seconds["communication"] > 0
         assert not any(note.startswith("Input was not") for note in trace["otherData"]["notes"])
         assert ("in the background" in found) == (mode == "async")
-    waiting = [trace["otherData"]["seconds"][name]["waiting"] for name in processes]
+    waits = rows(trace["traceEvents"], 0).get("waiting", [])
     if in_step:
-        assert waiting[0] > max(6 * SLEEP, 2 * waiting[1]), waiting
-        found = rows(trace["traceEvents"], 0)["waiting"]
-        assert f"waiting for {processes[1]}" in {event["name"] for event in found}
+        assert {event["name"] for event in waits} == {f"waiting for {processes[1]}"}
+        assert trace["otherData"]["seconds"][processes[0]]["waiting"] > 0
 
 
 def check_the_last_steps_are_kept():
@@ -127,8 +126,6 @@ def check_tensorboard_has_the_speed_and_the_share_of_communication():
     history = fit(model, speed, board, Late(), epochs=2, validation_data=(x, y))
     shares = history["communication_share"]
     assert all(0 < share < 1 for share in shares), shares
-    if in_step and rank == 0:
-        assert shares[1] > 0.3  # it waited for the other one
     strategies.barrier(strategy)
     for part in ("train", "validation"):
         (name,) = (name for name in os.listdir(f"board/{part}") if "tfevents" in name)

@@ -18,6 +18,7 @@ from strategies.callbacks import (
     throughput,
 )
 from strategies.collectives import workers
+from strategies.collectives.health.spans import BACKGROUND, EXCHANGE, INPUT, Recorded, Span
 from tests.support.check_jobs import checks_of
 from tests.support.fakes import FakeWorker
 
@@ -200,10 +201,27 @@ def test_throughput_leaves_validation_out_and_the_bar_shows_it(api, capsys):
     assert history["communication_share"] == [0.0, 0.0]
 
 
+def test_the_share_of_communication_is_of_the_time_in_which_it_trains(monkeypatch):
+    exchanges = [Span("before", 80.0, 101.0), Span("both", 103.0, 105.0), Span("2", 104.0, 106.0)]
+    streams = [
+        Recorded(EXCHANGE, True, [*exchanges, Span("in validation", 111.0, 115.0)]),
+        Recorded(BACKGROUND, False, [Span("push", 107.0, 108.0)]),
+        Recorded(INPUT, False, [Span("next batch", 101.0, 103.0)]),
+    ]
+    now = iter([100.0, 110.0, 120.0, 130.0, 130.0])
+    monkeypatch.setattr(throughput, "time", types.SimpleNamespace(time=lambda: next(now)))
+    monkeypatch.setattr(throughput, "recorded", lambda start: (streams, start))
+    speed = Throughput(80)
+    speed.on_epoch_begin(0)
+    speed.on_test_begin()
+    speed.on_test_end()
+    assert speed._share() == 5 / 20
+
+
 def test_the_bar_shows_the_speed_so_far(monkeypatch):
     """Keras's own bar of numbers, live only where it is shown and the steps are known."""
     now = iter([100.0, 100.0, 104.0, 104.0, 104.5, 104.5, 104.5])
-    monkeypatch.setattr(throughput.time, "time", lambda: next(now))
+    monkeypatch.setattr(throughput, "time", types.SimpleNamespace(time=lambda: next(now)))
     monkeypatch.setattr(Throughput, "_share", lambda self: 0.25)
     speed = Throughput(80)
     speed.set_params({"verbose": "auto", "steps": 8, "epochs": 1})  # Keras 3's default
