@@ -101,7 +101,8 @@ def test_what_is_in_step_by_itself_is_refused(api):
         pass
 
     strategy = tf.distribute.get_strategy()
-    for callback in (Mine(), api.callbacks.ReduceLROnPlateau(), LearningRateWarmup(3)):
+    ours = LearningRateWarmup(3), Throughput(8), callbacks.StepTimeline("steps.json")
+    for callback in (Mine(), api.callbacks.ReduceLROnPlateau(), *ours):
         with pytest.raises(ValueError, match="Pass it to fit as it is: the logs are the same"):
             on_first_worker(callback, strategy)
 
