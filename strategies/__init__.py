@@ -7,6 +7,7 @@ from strategies import callbacks
 from strategies.central_storage import CentralStorageStrategy
 from strategies.collectives.workers import barrier
 from strategies.data.read_files import read_files
+from strategies.drawing import draw_placement
 from strategies.embedding import Admission, Eviction, FeatureConfig, TableConfig
 from strategies.embedding.keras_layer import DistributedEmbedding
 from strategies.embedding.prefetch import prefetch_rows
@@ -41,6 +42,7 @@ __all__ = [
     "TableConfig",
     "barrier",
     "callbacks",
+    "draw_placement",
     "from_tf_config",
     "own_path",
     "plan_capacity",

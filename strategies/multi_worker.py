@@ -10,6 +10,7 @@ from absl import logging
 
 from strategies.collectives import Collectives
 from strategies.collectives.selection import checked, chosen, start
+from strategies.core.announcement import announce
 from strategies.core.extended import ReplicatedExtended
 from strategies.core.random_seeds import share_seed
 from strategies.core.resolver import config_of, resolver_of
@@ -87,7 +88,7 @@ class MultiWorkerMirroredStrategy(MirroredReduction, tf.distribute.MultiWorkerMi
         options = packed(options, communication_options)
         config = TFConfig.from_env() if cluster_resolver is None else config_of(cluster_resolver)
         devices = local_devices(num_replicas, gpus_of(config))
-        collectives = start(
+        collectives, way = start(
             config,
             chosen(communication),
             communication_options,
@@ -101,6 +102,7 @@ class MultiWorkerMirroredStrategy(MirroredReduction, tf.distribute.MultiWorkerMi
         extended = ReplicatedExtended(self, collectives, devices, options, resolver)
         tf.distribute.Strategy.__init__(self, extended)
         if collectives.size > 1:
+            announce(self, collectives, devices, f"they communicate by {way}")
             logging.info("%d workers of %d replicas: %s", collectives.size, len(devices), options)
             share_seed(lambda seed: int(collectives.broadcast(tf.constant(seed))))
 

@@ -16,6 +16,7 @@ from absl import logging
 
 from strategies.collectives import Collectives, LocalCollectives
 from strategies.collectives.startup.waiting import wait_until
+from strategies.core.announcement import announce
 from strategies.core.random_seeds import share_seed
 from strategies.core.resolver import config_of, resolver_of
 from strategies.mirrored import MirroredReduction, local_devices
@@ -155,6 +156,8 @@ class ParameterServerStrategy(MirroredReduction, tf.distribute.MultiWorkerMirror
         _created_ranks.append(servers.rank)
         share_seed(functools.partial(_shared_through, registry))
         atexit.register(_leave, update_mode, servers, memberships, config.cluster.training_tasks)
+        where = f"mode '{options.mode}' with variables on TF_CONFIG's ps tasks ({len(servers)})"
+        announce(self, workers, devices, where)
         logging.info("Worker %d of %d: %s", servers.rank, servers.size, options)
 
     @property

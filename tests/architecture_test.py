@@ -53,6 +53,7 @@ LAYERS = [
     "strategies.embedding.prefetch",
     "strategies.embedding",
     "strategies.files",
+    "strategies.drawing",
     "strategies.callbacks",
     "strategies",
 ]
@@ -137,6 +138,7 @@ def test_the_public_names():
         "TableConfig",
         "barrier",
         "callbacks",
+        "draw_placement",
         "from_tf_config",
         "own_path",
         "plan_capacity",

@@ -167,6 +167,8 @@ def test_the_script_of_the_readme(cluster, forked):
     else:
         code, output = forked.finish(forked.popen([forked.python, str(script)]), timeout=120)
     assert code == 0, output
+    said = re.findall(r"^.*strategies: .* 2 workers x 1 replica \(CPU\); .*$", output, re.M)
+    assert len(said) == bool(cluster), output
     (accuracy,) = re.findall(r"accuracy: (0\.\d{3})$", output, re.M)
     assert float(accuracy) > 0.9
 

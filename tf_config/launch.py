@@ -102,6 +102,7 @@ class _Job:
                     _tell(guardian, process.popen.pid)
                 while self._running:
                     self._pump(_TICK_SECONDS)
+                    self._console.tick()
                     self._reap(guardian)
                     self._answer(received)
                     self._escalate()

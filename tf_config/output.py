@@ -6,8 +6,9 @@ import codecs
 import os
 import re
 import shutil
+import time
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, TextIO
+from typing import Any, BinaryIO, NamedTuple, TextIO
 
 from tf_config.cluster import Task
 from tf_config.errors import ClusterConfigError, shown
@@ -19,10 +20,16 @@ _START_UP_NOTES = re.compile(
     r"I\d{4} \d\d:\d\d:[\d.]+ +\d+ \w+\.cc:\d+\] "
     r"|WARNING: All log messages before absl::InitializeLog\(\) is called"
     r"|To enable the following instructions: .* rebuild TensorFlow"
+    r"|.*\.cc:\d+\] (Unable to register cu\w+ factory: Attempting|computation placer already reg)"
     + ("" if os.path.exists("/dev/nvidiactl") else r"|E\d{4} .* failed call to cuInit: ")
 )
 # Cyan, yellow, magenta, green, blue; red is left to errors.
 _COLOURS = ("36", "33", "35", "32", "34")
+# What a task says every five seconds while it waits for another one.
+_WAITS = re.compile(r".*?\b(\w+ \d+ waits for .*: \d+ s of \S+ s)\.$")
+_WAIT_SECONDS = 7.0
+# What Keras prints above each bar.
+_EPOCH = re.compile(r"Epoch \d+/\d+$")
 _STEPS = re.compile(r"[\r\n\b]|[^\r\n\b]+")
 
 
@@ -82,7 +89,8 @@ class Console:
 
     Lines that were written over in place are progress: the first task's are shown, live on a
     terminal and once when done elsewhere; the others' are in their logs alone, as are the notes
-    that TensorFlow prints at each start.
+    that TensorFlow prints at each start. That a task waits for others is shown beside a spinner on
+    a terminal, as long as it does, and in lines elsewhere.
 
     Args:
       stream: where the lines go.
@@ -95,28 +103,56 @@ class Console:
         self._stream = stream
         self._first = first
         self._verbosity = verbosity
-        self._live = ""
+        self._bar = ""
+        self._is_drawn = False
+        self._waits: dict[Task, tuple[str, float]] = {}
+        self._spinner: Any = None
         self._is_terminal = stream.isatty()
         self._has_colours = self._is_terminal and not os.environ.get("NO_COLOR")
         self._colours: dict[Task, str] = {}
 
     def line(self, task: Task, line: Line) -> None:
         """Prints one finished line of a task."""
-        if line.redrawn and task != self._first:
+        if task != self._first and (line.redrawn or _EPOCH.match(line.text)):
             return
         if is_start_up_note(line.text) and self._verbosity < 1:
             return
+        wait = _WAITS.match(line.text) if self._is_terminal else None
+        if wait is not None:
+            self._waits[task] = wait[1], time.monotonic()
+            self.tick()
+            return
+        self._waits.pop(task, None)
         if task == self._first:
-            self._clear()
-            self._live = ""
+            self._bar = ""
         self._write(f"{self._prefix(task)} {line.text}")
 
     def progress(self, task: Task, text: str) -> None:
         """Shows an unfinished line that is being written over; only on a terminal."""
         if self._is_terminal and task == self._first:
-            self._clear()
-            self._live = f"{self._prefix(task)} {text}"
-            self._draw()
+            self._bar = f"{self._prefix(task)} {text}"
+            self._redraw()
+
+    def tick(self) -> None:
+        """Turns the spinner, as long as a task waits for another one."""
+        if self._waits:
+            said = time.monotonic() - _WAIT_SECONDS
+            self._waits = {task: wait for task, wait in self._waits.items() if wait[1] > said}
+            self._redraw()
+
+    def _live(self) -> str:
+        """Returns the line at the bottom: the bar, or whom a task waits for."""
+        if self._bar or not self._waits:
+            return self._bar
+        return f"{self._frame()} {next(text for text, _ in self._waits.values())}"
+
+    def _frame(self) -> str:
+        if self._spinner is None:
+            from rich.spinner import Spinner  # here, for it takes as long as all the rest together
+
+            self._spinner = Spinner("dots")
+        frames = self._spinner.frames
+        return frames[int(time.monotonic() * 1000 / self._spinner.interval) % len(frames)]
 
     def note(self, text: str, level: int = -1) -> None:
         """Prints a line of the launcher's own, unless the verbosity is below its level."""
@@ -134,19 +170,22 @@ class Console:
         if not self._is_terminal:
             text = without_escapes(text)
         self._stream.write(text + "\n")
-        self._draw()
+        self._redraw()
+
+    def _redraw(self) -> None:
+        self._clear()
+        live = self._live()
+        if live:
+            width = shutil.get_terminal_size().columns - 1
+            plain = without_escapes(live)
+            self._stream.write(live if len(plain) <= width else plain[:width])
+        self._is_drawn = bool(live)
         self._stream.flush()
 
     def _clear(self) -> None:
-        if self._live:
+        if self._is_drawn:
             self._stream.write("\r\x1b[2K")
-
-    def _draw(self) -> None:
-        if self._live:
-            width = shutil.get_terminal_size().columns - 1
-            plain = without_escapes(self._live)
-            self._stream.write(self._live if len(plain) <= width else plain[:width])
-            self._stream.flush()
+        self._is_drawn = False
 
 
 class TaskLog:

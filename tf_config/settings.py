@@ -64,6 +64,7 @@ class Request:
       gpus: how many GPUs each task that computes gets.
       interface: the network interface that all traffic takes.
       variables: more variables for all tasks.
+      is_verbose: whether TensorFlow's notes are wanted.
     """
 
     start_timeout: float | None = None
@@ -71,6 +72,7 @@ class Request:
     gpus: int | None = None
     interface: str | None = None
     variables: Mapping[str, str] = field(default_factory=dict)
+    is_verbose: bool = False
 
     def __post_init__(self) -> None:
         for name in self.variables:
@@ -135,7 +137,7 @@ def settle(
         START_TIMEOUT_VARIABLE: f"{START_TIMEOUT_SECONDS:g}",
         **dict.fromkeys(THREAD_VARIABLES, str(place.cores)),
         RESTARTS_VARIABLE: "0",
-        "TF_CPP_MIN_LOG_LEVEL": "1",
+        "TF_CPP_MIN_LOG_LEVEL": "0" if request.is_verbose else "1",
         "PYTHONUNBUFFERED": "1",
         _MALLOC_VARIABLE: _HUGE_PAGES,
     }

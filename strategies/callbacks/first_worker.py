@@ -27,6 +27,7 @@ _IN_STEP_BY_THEMSELVES = (
     "LearningRateScheduler",
     "LearningRateWarmup",
     "ReduceLROnPlateau",
+    "StepTimeline",
     "SwapEMAWeights",
     "TerminateOnNaN",
     "Throughput",

@@ -1,4 +1,4 @@
-"""Training speed, in samples a second of all workers."""
+"""Training speed, and the share of communication in it."""
 
 from __future__ import annotations
 
@@ -9,22 +9,42 @@ from typing import Any
 import tensorflow as tf
 
 from strategies.callbacks.base import Callback
+from strategies.callbacks.measured import measure_steps
+from strategies.collectives.health.spans import INPUT, common, covered, recorded
 from strategies.collectives.workers import collectives_of
+
+_SPEED, _SHARE = "samples_per_second", "communication_share"
+_LOOK_SECONDS = 1.0
 
 
 class Throughput(Callback):
-    """Measures training speed: samples a second of all workers, validation left out.
+    """Measures training speed, and how much of the time is communication; without validation.
 
-    The logs of each epoch have it as "samples_per_second" (the first worker's clock, on all
-    workers), and the first worker prints it where `fit` is verbose. The first epoch includes the
-    time to build the graph.
+    The logs of each epoch have two numbers, the first worker's on all workers:
+
+    * "samples_per_second", of all workers together. The first epoch includes the time to build
+      the graph.
+    * "communication_share", from 0 to 1: the part of the time in which an exchange with other
+      workers or with parameter servers was on its way, waiting for a slower worker included.
+      Computation may go on meanwhile, so a share of 0.3 does not say that training would be 1.4
+      times as fast without. One worker alone exchanges nothing, and its share is 0; sums over the
+      replicas of one process are computation. On GPUs it is the time to hand the work over.
+
+    Keras's progress bar shows both at the end of an epoch, that of Keras 3 live as well where the
+    number of steps is known. Callbacks behind this one get them: `keras.callbacks.TensorBoard`
+    writes them as scalars. The step is traced with clocks in it, anew if it was traced before.
+
+        callbacks = [
+            strategies.callbacks.Throughput(len(x)),
+            strategies.callbacks.on_first_worker(keras.callbacks.TensorBoard("logs"), strategy),
+        ]
 
     Args:
       samples: how many an epoch has, those of all workers together.
       clock: returns seconds.
     """
 
-    # Keras need not wait for it after each step: it has no hook for batches.
+    # Keras need not wait for it after each step: it only looks at the clock.
     async_safe = True
 
     def __init__(self, samples: int, clock: Callable[[], float] = time.perf_counter):
@@ -32,29 +52,65 @@ class Throughput(Callback):
         self._clock = clock
         self._seconds = 0.0
         self._since = 0.0
+        self._periods: list[tuple[float, float]] = []
+        self._period_begin = 0.0
+        self._shown: dict[str, float] = {}
+        self._looked = 0.0
+
+    def set_model(self, model: Any) -> None:
+        """Has the steps measured, before Keras traces them."""
+        super().set_model(model)
+        measure_steps(model)
 
     def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
         """Starts the clock."""
         self._seconds = 0.0
-        self._since = self._clock()
+        self._periods = []
+        self._shown = {}
+        self._restart()
 
     def on_test_begin(self, logs: Mapping[str, Any] | None = None) -> None:
         """Stops the clock for validation."""
         self._seconds += self._clock() - self._since
+        self._periods.append((self._period_begin, time.time()))
 
     def on_test_end(self, logs: Mapping[str, Any] | None = None) -> None:
         """Restarts the clock."""
-        self._since = self._clock()
+        self._restart()
+
+    def _implements_train_batch_hooks(self) -> bool:
+        return False  # tf_keras's progress bar would average what is a mean already
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Adds the speed and the share so far to what Keras 3's bar shows, anew each second."""
+        params = self.params or {}
+        has_bar = params.get("verbose") in (1, "auto")
+        if logs is None or not has_bar or not params.get("steps"):
+            return
+        if time.time() - max(self._looked, self._period_begin) >= _LOOK_SECONDS:
+            self._looked = time.time()
+            seconds = self._looked - self._period_begin
+            samples = self._samples * (batch + 1) / params["steps"]
+            self._shown = {_SPEED: samples / seconds, _SHARE: self._share()}
+        logs.update(self._shown)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Adds the speed to the logs."""
+        """Adds the speed and the share to the logs."""
         seconds = self._seconds + self._clock() - self._since
-        strategy = self.model.distribute_strategy
-        collectives = collectives_of(strategy)
-        mine = tf.constant(self._samples / seconds, tf.float64)
-        speed = float(collectives.broadcast(mine))
+        mine = tf.constant([self._samples / seconds, self._share()], tf.float64)
+        collectives = collectives_of(self.model.distribute_strategy)
+        all_of_first = collectives.broadcast(mine).numpy().tolist()
         if logs is not None:
-            logs["samples_per_second"] = speed
-        if collectives.rank == 0 and (self.params or {}).get("verbose"):
-            replicas = strategy.num_replicas_in_sync
-            print(f"\nEpoch {epoch + 1}: {speed:.0f} samples/s on {replicas} replicas", flush=True)
+            logs.update(zip((_SPEED, _SHARE), all_of_first, strict=True))
+
+    def _restart(self) -> None:
+        self._since = self._clock()
+        self._period_begin = time.time()
+
+    def _share(self) -> float:
+        """Returns the share of communication in the time of training since the epoch began."""
+        periods = [*self._periods, (self._period_begin, time.time())]
+        streams, complete = recorded(periods[0][0])
+        periods = common(periods, [(complete, time.time())])
+        exchanges = [span for stream in streams if stream.kind != INPUT for span in stream.spans]
+        return covered(exchanges, periods) / max(sum(end - begin for begin, end in periods), 1e-9)

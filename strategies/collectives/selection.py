@@ -21,6 +21,8 @@ from tf_config import ClusterConfigError, ClusterSpec, Task, TFConfig
 
 VARIABLE = "KERAS_STRATEGIES_COMMUNICATION"
 _CHOICES = ("auto", "shared_memory", "horovod", "tensorflow")
+_NAMES = {"horovod": "Horovod", "tensorflow": "TensorFlow's collectives"}
+_ALONE = "nothing, for one worker"
 _Implementation = tf.distribute.experimental.CommunicationImplementation
 
 _IDENTITY_BYTES = 128
@@ -39,8 +41,8 @@ def start(
     options: CommunicationOptions,
     timeout: float,
     device: str,
-) -> Collectives:
-    """Waits for all workers and returns the collectives among them.
+) -> tuple[Collectives, str]:
+    """Waits for all workers; returns the collectives among them, and the choice in words.
 
     Args:
       config: the cluster and this task; None is one worker.
@@ -50,14 +52,14 @@ def start(
       device: the first one of this worker's.
     """
     if config is None:
-        return LocalCollectives()
+        return LocalCollectives(), _ALONE
     if config.cluster.tasks("ps"):
         raise ClusterConfigError(
             "MultiWorkerMirroredStrategy has no use for parameter servers. Received: "
             f"{len(config.cluster.tasks('ps'))} in TF_CONFIG. Take 'ps' out of 'cluster'."
         )
     if config.task.type == "evaluator" or len(config.cluster.training_tasks) == 1:
-        return LocalCollectives()
+        return LocalCollectives(), _ALONE
     tasks = config.cluster.training_tasks
     if [task.index for task in tasks if task.type == "worker"] != list(
         range(len(config.cluster.tasks("worker")))
@@ -73,7 +75,8 @@ def start(
 
     def connect() -> NetworkCollectives:
         global _network
-        _network = _connected(config, communication, options, timeout, device)
+        name, reason = _chosen_network(communication)
+        _network = _connected(config, name, reason, options, timeout, device)
         return _network
 
     shared = _shared_memory(config, timeout, is_wanted, connect) if may_share else None
@@ -85,7 +88,8 @@ def start(
             "do not share memory. Leave the argument out to have what is possible chosen."
         )
     collectives = connect() if shared is None else shared
-    return watch(collectives, config.cluster, config.task, seconds)
+    way = _in_words(collectives, communication)
+    return watch(collectives, config.cluster, config.task, seconds), way
 
 
 def _join(config: TFConfig) -> None:
@@ -103,17 +107,35 @@ def _join(config: TFConfig) -> None:
     _job = config.cluster, config.task
 
 
+def _in_words(used: Collectives, communication: str) -> str:
+    """Returns what workers communicate by, and why."""
+    if isinstance(used, SharedMemoryCollectives):
+        return "shared memory (all workers are on this host)"
+    network, reason = _chosen_network(communication)
+    between = f"{_NAMES[network]} ({reason})"
+    if isinstance(used, HostCollectives):
+        return f"shared memory on each host, and between hosts {between}"
+    return between
+
+
+def _chosen_network(communication: str) -> tuple[str, str]:
+    """Returns what workers communicate by over the network, and the reason for it."""
+    return (
+        _available()
+        if communication in ("auto", "shared_memory")
+        else (communication, "as asked for")
+    )
+
+
 def _connected(
     config: TFConfig,
     communication: str,
+    reason: str,
     options: CommunicationOptions,
     timeout: float,
     device: str,
 ) -> NetworkCollectives:
     """Returns collectives over the network."""
-    reason = "as asked for"
-    if communication in ("auto", "shared_memory"):
-        communication, reason = _available()
     workers = config.cluster.training_tasks
     if config.task == workers[0]:
         logging.info("%d workers communicate by %s: %s.", len(workers), communication, reason)

@@ -22,9 +22,11 @@ from strategies._tensorflow import (
     replica_specs,
 )
 from strategies.collectives.health.agreement import agree, spec_text
+from strategies.collectives.health.spans import INPUT, SpanStream
 from strategies.data.sharding import Epochs, element_of, may_prefetch
 
 _Replication = tf.distribute.InputReplicationMode
+_waits = SpanStream(INPUT)
 
 
 class ReplicaIterator(DistributedIterator):
@@ -68,11 +70,11 @@ class ReplicaIterator(DistributedIterator):
                 "function of a replica. Received: a call from inside. Pass the batches: "
                 "strategy.run(function, args=(next(iterator),))."
             )
-        return self._placed(self._iterators[0].get_next())
+        return self._placed(_waits.measure("next batch", self._iterators[0].get_next))
 
     def get_next_as_optional(self) -> Any:
         """Returns the next batches as a `tf.experimental.Optional`, which is empty at the end."""
-        following = self._iterators[0].get_next_as_optional()
+        following = _waits.measure("next batch", self._iterators[0].get_next_as_optional)
         optional = tf.experimental.Optional
         return tf.cond(
             following.has_value(),

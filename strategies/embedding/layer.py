@@ -258,6 +258,14 @@ class EmbeddingLayer:
         """
         return self._built_tables().plan()
 
+    def rows_by_owner(self) -> dict[str, dict[tuple[str, int], int]]:
+        """Returns how many rows of each table each worker or server has.
+
+        All workers call it together. For each table the numbers of rows by owner: ("ps", 0) is the
+        first server, ("worker", 1) the worker of rank 1.
+        """
+        return self._built_tables().rows_by_owner()
+
     def rows(self, table: str | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Returns this worker's ids of a table, int64 [n] in rising order, and rows [n, width].
 

@@ -20,11 +20,13 @@ class Placement:
       where: the tasks that have the rows.
       why: the reason.
       copies: number of copies of each row.
+      task_type: the type of the tasks that have the rows.
     """
 
     where: str
     why: str
     copies: int = 1
+    task_type: str = "worker"
 
 
 def sharded_over_workers(workers: int) -> Placement:
@@ -58,6 +60,7 @@ def sharded_over_servers(servers: int) -> Placement:
         f"sharded over {servers} server{'s' if servers > 1 else ''}",
         "a hash of the id says which server has its row, its slot variables and its counts; ids, "
         "rows and gradients travel between workers and servers",
+        task_type="ps",
     )
 
 

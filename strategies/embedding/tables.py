@@ -190,6 +190,25 @@ class Tables:
         with self._paused():
             return report([self._usage(name, traffic) for name, traffic in self._traffic()])
 
+    def rows_by_owner(self) -> dict[str, dict[tuple[str, int], int]]:
+        """Returns how many rows of each table each worker or server has."""
+        with self._paused():
+            return {name: self._rows_by_owner(name) for name in self._placements}
+
+    def _rows_by_owner(self, name: str) -> dict[tuple[str, int], int]:
+        local = []
+        for shard in self._local_shards:
+            table = shard.tables[name]
+            (size,) = shard.call(("size", name), lambda table=table: (table.map.size(),))
+            local.append([shard.index, size])
+        counted = np.reshape(np.array(local, np.int64), [-1, 2])
+        gathered = self.collectives.all_gather(tf.constant(counted)).numpy().tolist()
+        owner = self._placements[name].task_type
+        return {
+            (owner, index if owner == "ps" else rank): size
+            for rank, (index, size) in enumerate(gathered)
+        }
+
     def _usage(self, name: str, traffic: np.ndarray) -> TableUsage:
         local = np.zeros([2], np.int64)
         for shard in self._local_shards:

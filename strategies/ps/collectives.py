@@ -45,7 +45,7 @@ class ServerCollectives(AllToAllViaAllGather):
         self._stream = stream
         self._stream_numbers = itertools.count()
         self._child_streams: list[ServerCollectives] = []
-        self._ordered_caller = OrderedCaller()
+        self._ordered_caller = OrderedCaller(is_common=True, is_measured=stream == "0")
 
     def new_stream(self) -> ServerCollectives:
         """Returns collectives whose operations are ordered independently; see `Collectives`."""
@@ -66,7 +66,9 @@ class ServerCollectives(AllToAllViaAllGather):
     def all_gather(self, tensor: tf.Tensor) -> tf.Tensor:
         """Returns the workers' tensors joined along axis 0; see `Collectives`."""
         tensor = tf.convert_to_tensor(tensor)
-        (joined,) = self._ordered_caller.call(self._gather_rows, [tensor], [tensor.dtype])
+        (joined,) = self._ordered_caller.call(
+            "all_gather", self._gather_rows, [tensor], [tensor.dtype]
+        )
         return tf.ensure_shape(joined, [None, *tensor.shape[1:]])
 
     def broadcast(self, tensor: tf.Tensor) -> tf.Tensor:
@@ -76,7 +78,7 @@ class ServerCollectives(AllToAllViaAllGather):
         return tf.ensure_shape(first, tensor.shape)
 
     def _all_reduce_vector(self, vector: tf.Tensor) -> tf.Tensor:
-        (total,) = self._ordered_caller.call(self._sum, [vector], [vector.dtype])
+        (total,) = self._ordered_caller.call("all_reduce", self._sum, [vector], [vector.dtype])
         return tf.reshape(total, [-1])
 
     def _sum(self, vector: np.ndarray) -> list[np.ndarray]:

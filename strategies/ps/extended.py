@@ -114,7 +114,7 @@ class ServerExtended(ReplicatedExtended):
         self._geo = geo
         self._wire = wire
         # What goes to the servers and asks them does so in the order of the program.
-        self.ordered_caller = OrderedCaller()
+        self.ordered_caller = OrderedCaller(is_common=in_step)
         self._running = 0
         self._updates: list[VariableUpdate] = []
         self._counts: list[tuple[CounterVariable, tf.Tensor]] = []
@@ -366,7 +366,9 @@ class ServerExtended(ReplicatedExtended):
 
         with tf.device(_CPU):
             tensors = program.packed(updates, [count for _, count in counts])
-            fresh, *vectors = self.ordered_caller.call(deliver, tensors, [tf.bool, *program.dtypes])
+            fresh, *vectors = self.ordered_caller.call(
+                "updates", deliver, tensors, [tf.bool, *program.dtypes]
+            )
         return tf.ensure_shape(fresh, []), NewValues(program, vectors)
 
     def refresh(self) -> None:

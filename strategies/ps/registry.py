@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 import threading
 from collections.abc import Callable, Sequence
@@ -243,6 +244,18 @@ class VariableRegistry:
         if variable.is_counter or not variable.shape:
             return np.asarray(found[n, 0])
         return np.concatenate([found[n, number] for number in range(len(variable.slices))])
+
+    def held(self) -> dict[int, list[tuple[str, int]]]:
+        """Returns what each server holds: the variables or rows of them, and their bytes."""
+        found: dict[int, list[tuple[str, int]]] = {
+            server.number: [] for server in self._servers.servers
+        }
+        for one in self.variables:
+            for number, part in enumerate(one.slices if not one.is_counter else ()):
+                size = math.prod(one.shape_of(number)) * one.dtype.size
+                rows = f" rows {part.start}-{part.stop - 1}" if len(one.slices) > 1 else ""
+                found[part.server].append((f"{one.path}{rows}", size))
+        return found
 
     def report(self) -> str:
         """Returns a table of the placement and of the servers' load."""

@@ -10,8 +10,15 @@ import tf_keras
 
 import strategies
 from strategies import callbacks
-from strategies.callbacks import LearningRateWarmup, Throughput, first_worker, on_first_worker
+from strategies.callbacks import (
+    LearningRateWarmup,
+    Throughput,
+    first_worker,
+    on_first_worker,
+    throughput,
+)
 from strategies.collectives import workers
+from strategies.collectives.health.spans import BACKGROUND, EXCHANGE, INPUT, Recorded, Span
 from tests.support.check_jobs import checks_of
 from tests.support.fakes import FakeWorker
 
@@ -94,7 +101,8 @@ def test_what_is_in_step_by_itself_is_refused(api):
         pass
 
     strategy = tf.distribute.get_strategy()
-    for callback in (Mine(), api.callbacks.ReduceLROnPlateau(), LearningRateWarmup(3)):
+    ours = LearningRateWarmup(3), Throughput(8), callbacks.StepTimeline("steps.json")
+    for callback in (Mine(), api.callbacks.ReduceLROnPlateau(), *ours):
         with pytest.raises(ValueError, match="Pass it to fit as it is: the logs are the same"):
             on_first_worker(callback, strategy)
 
@@ -178,7 +186,7 @@ def test_wrong_warm_ups(arguments, message):
 
 
 @KERAS
-def test_throughput_leaves_validation_out(api, capsys):
+def test_throughput_leaves_validation_out_and_the_bar_shows_it(api, capsys):
     ticks = iter([0.0, 2.0, 100.0, 102.0] * 2)
     model = model_of(api)
     x = np.ones([8, 2], "float32")
@@ -190,7 +198,45 @@ def test_throughput_leaves_validation_out(api, capsys):
         verbose=2,
     )
     assert history["samples_per_second"] == [2.0, 2.0]
-    assert "Epoch 1: 2 samples/s on 1 replicas" in capsys.readouterr().out
+    assert "samples_per_second: 2.0" in capsys.readouterr().out
+    assert history["communication_share"] == [0.0, 0.0]
+
+
+def test_the_share_of_communication_is_of_the_time_in_which_it_trains(monkeypatch):
+    exchanges = [Span("before", 80.0, 101.0), Span("both", 103.0, 105.0), Span("2", 104.0, 106.0)]
+    streams = [
+        Recorded(EXCHANGE, True, [*exchanges, Span("in validation", 111.0, 115.0)]),
+        Recorded(BACKGROUND, False, [Span("push", 107.0, 108.0)]),
+        Recorded(INPUT, False, [Span("next batch", 101.0, 103.0)]),
+    ]
+    now = iter([100.0, 110.0, 120.0, 130.0, 130.0])
+    monkeypatch.setattr(throughput, "time", types.SimpleNamespace(time=lambda: next(now)))
+    monkeypatch.setattr(throughput, "recorded", lambda start: (streams, start))
+    speed = Throughput(80)
+    speed.on_epoch_begin(0)
+    speed.on_test_begin()
+    speed.on_test_end()
+    assert speed._share() == 5 / 20
+
+
+def test_the_bar_shows_the_speed_so_far(monkeypatch):
+    """Keras's own bar of numbers, live only where it is shown and the steps are known."""
+    now = iter([100.0, 100.0, 104.0, 104.0, 104.5, 104.5, 104.5])
+    monkeypatch.setattr(throughput, "time", types.SimpleNamespace(time=lambda: next(now)))
+    monkeypatch.setattr(Throughput, "_share", lambda self: 0.25)
+    speed = Throughput(80)
+    speed.set_params({"verbose": "auto", "steps": 8, "epochs": 1})  # Keras 3's default
+    speed.on_epoch_begin(0)
+    logs = [{"loss": 1.0} for _ in range(3)]
+    speed.on_train_batch_end(0, logs[0])
+    speed.on_train_batch_end(1, logs[1])
+    speed.on_train_batch_end(2, logs[2])
+    shown = {"loss": 1.0, "samples_per_second": 5.0, "communication_share": 0.25}
+    assert logs == [{"loss": 1.0}, shown, shown]  # anew after a second
+    for params in ({"verbose": 2, "steps": 8}, {"verbose": 1, "steps": None}):
+        speed.set_params(params)
+        speed.on_train_batch_end(3, silent := {"loss": 1.0})
+        assert silent == {"loss": 1.0}
 
 
 def test_a_stock_strategy_of_several_workers_is_refused():

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tf_config import Task
+from tf_config import Task, output
 from tf_config.output import Console, Line, LineAssembler, TaskLog
 
 FIRST, SECOND = Task("worker", 0), Task("worker", 1)
@@ -66,6 +66,81 @@ def test_on_a_terminal_lines_go_above_the_live_bar(monkeypatch):
     console.line(SECOND, Line("hello", False))
     clear = "\r\x1b[2K"
     assert stream.getvalue() == f"[worker 0] 1/2{clear}[worker 1] hello\n[worker 0] 1/2"
+
+
+WAIT = "W1122 22:13:44.1 140 waiting.py:48] worker 1 waits for worker 2 (node3:2222): 5 s of 300 s."
+
+
+def test_a_wait_is_a_line_where_there_is_no_terminal():
+    stream = io.StringIO()
+    console = Console(stream, FIRST)
+    console.line(SECOND, Line(WAIT, False))
+    console.tick()
+    assert stream.getvalue() == f"[worker 1] {WAIT}\n"
+
+
+def test_a_wait_turns_on_a_terminal_until_it_is_over(monkeypatch):
+    monkeypatch.setenv("NO_COLOR", "1")
+    now = [100.0]
+    monkeypatch.setattr(output.time, "monotonic", lambda: now[0])
+    stream = Terminal()
+    console = Console(stream, FIRST)
+
+    def written():
+        text = stream.getvalue()
+        stream.truncate(0)
+        stream.seek(0)
+        return text
+
+    console.tick()
+    assert written() == ""
+    console.line(SECOND, Line(WAIT, False))
+    first = written()
+    assert first.endswith(" worker 1 waits for worker 2 (node3:2222): 5 s of 300 s")
+    now[0] += 0.1
+    console.tick()
+    second = written()
+    assert second.startswith("\r\x1b[2K")
+    assert second.removeprefix("\r\x1b[2K")[0] != first[0]  # it turns
+    console.line(FIRST, Line("hello", False))  # above it
+    assert written().startswith("\r\x1b[2K[worker 0] hello\n")
+    console.tick()
+    assert "waits for" in written()
+    console.line(SECOND, Line("worker 2 is here", False))
+    console.tick()
+    assert "waits for" not in written()
+    console.line(SECOND, Line(WAIT, False))
+    now[0] += 8  # it says so every five seconds
+    console.tick()
+    written()
+    console.tick()
+    assert written() == ""
+
+
+def test_what_keras_prints_above_a_bar_is_the_first_tasks():
+    stream = io.StringIO()
+    console = Console(stream, FIRST)
+    for task in (FIRST, SECOND):
+        console.line(task, Line("Epoch 1/2", False))
+        console.line(task, Line("Epoch 1/2 is over", False))
+    expected = "[worker 0] Epoch 1/2\n[worker 0] Epoch 1/2 is over\n[worker 1] Epoch 1/2 is over\n"
+    assert stream.getvalue() == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "is_note"),
+    [
+        ("E0000 00:00:1.2 3 a.cc:8310] Unable to register cuDNN factory: Attempting to", True),
+        ("2024-10-25 10:00:00.1: E external/a/cuda_fft.cc:477] Unable to register cuFFT factory: "
+         "Attempting to register factory for plugin cuFFT", True),
+        ("W0000 00:00:1.2 3 a.cc:177] computation placer already registered.", True),
+        ("E0000 00:00:1795387565.743290   28189 logging_ops.cc:173] from C++", False),
+        ("W0000 00:00:1795387565.743290   28189 logging_ops.cc:171] from C++", False),
+        ("ERROR:absl:Unable to register", False),
+    ],
+)  # fmt: skip
+def test_errors_are_no_start_up_notes(text, is_note):
+    assert output.is_start_up_note(text) == is_note
 
 
 def test_tensorflows_start_up_notes_are_in_the_log_alone(tmp_path):

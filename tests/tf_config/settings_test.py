@@ -24,6 +24,13 @@ def test_arguments_win_over_the_environment_and_that_over_the_default():
     assert settled(Request(), {})["KERAS_STRATEGIES_START_TIMEOUT"] == ["300", "default"]
 
 
+def test_tensorflow_is_told_to_note_little_unless_asked_for_more():
+    name = "TF_CPP_MIN_LOG_LEVEL"
+    assert settled(Request(), {})[name] == ["1", "default"]
+    assert settled(Request(is_verbose=True), {})[name] == ["0", "default"]
+    assert settled(Request(is_verbose=True), {name: "3"})[name] == ["3", "environment"]
+
+
 def test_arrays_stand_on_huge_pages_unless_the_c_library_is_told_something_else():
     told = settled(Request(), {})
     assert told["GLIBC_TUNABLES"] == ["glibc.malloc.hugetlb=1", "default"]

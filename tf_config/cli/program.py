@@ -77,6 +77,7 @@ def request(arguments: argparse.Namespace) -> Request:
         gpus=getattr(arguments, "gpus_per_worker", None),
         interface=arguments.interface,
         variables=dict(_variable(text) for text in getattr(arguments, "env", [])),
+        is_verbose=getattr(arguments, "verbosity", 0) > 0,
     )
 
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import argparse
 import os
+from pathlib import Path
 from typing import Any
 
+from tf_config.cli.completing import completed
 from tf_config.cli.membership import add_source, configuration, read
 from tf_config.cli.program import add_settings, request
 from tf_config.cluster import VARIABLE, TFConfig
+from tf_config.drawing import draw_cluster
+from tf_config.errors import ClusterConfigError, shown
 from tf_config.join import settings
 from tf_config.text_table import rich_table
 
@@ -22,6 +26,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
     add_source(parser)
     add_settings(parser)
+    graph = parser.add_argument(
+        "--graph", type=Path, metavar="FILE", help="draw hosts and tasks into this file, as SVG"
+    )
+    completed(graph, "file")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -42,7 +50,20 @@ def run(arguments: argparse.Namespace) -> int:
             if name != VARIABLE:
                 print(f"  {name}={value}")
     _print_table(("setting", "value", "from"), told)
+    if arguments.graph is not None:
+        _draw(config, arguments.graph)
     return 0
+
+
+def _draw(config: TFConfig, path: Path) -> None:
+    try:
+        path.write_text(draw_cluster(config.cluster, config.task), encoding="utf-8")
+    except OSError as error:
+        raise ClusterConfigError(
+            f"--graph names a file to write. Received: {shown(str(path))} ({error.strerror}). "
+            "Name one in a directory that is there."
+        ) from None
+    print(f"drawn: {path}")
 
 
 def _rows(config: TFConfig) -> dict[str, tuple[str, str, str]]:

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from strategies._tensorflow import ResourceVariable
 from strategies.collectives.base import Collectives
+from strategies.collectives.health.spans import EXCHANGE, SpanStream
 
 
 class OperationTracker:
@@ -67,20 +68,27 @@ class WatchedCollectives:
     Args:
       collectives: that do the work.
       operations: the account.
+      is_measured: whether the time that they take is recorded, too.
     """
 
-    def __init__(self, collectives: Collectives, operations: OperationTracker):
+    def __init__(
+        self, collectives: Collectives, operations: OperationTracker, is_measured: bool = True
+    ):
         self.rank = collectives.rank
         self.size = collectives.size
         self._collectives = collectives
         self._operations = operations
         self._counters = operations.add_counters()
+        self._spans = SpanStream(EXCHANGE, is_common=True, is_measured=is_measured)
         self._child_streams: list[WatchedCollectives] = []
 
     def new_stream(self) -> WatchedCollectives:
         """Returns collectives whose operations are ordered independently; see `Collectives`."""
-        # Kept, for what tf.data holds is a variable's handle, and not the variable.
-        stream = WatchedCollectives(self._collectives.new_stream(), self._operations)
+        # Kept, for what tf.data holds is a variable's handle, and not the variable. Not measured,
+        # for a step waits for it as a part of its input.
+        stream = WatchedCollectives(
+            self._collectives.new_stream(), self._operations, is_measured=False
+        )
         self._child_streams.append(stream)
         return stream
 
@@ -103,13 +111,24 @@ class WatchedCollectives:
     def _run(self, kind: str, operation: Callable[..., Any], *arguments: Any) -> Any:
         if tf.executing_eagerly():
             with self._operations.track_eager(kind):
-                return operation(*arguments)
+                return self._spans.measure(kind, lambda: operation(*arguments))
         begun, ended = self._counters
         arguments = tf.nest.map_structure(tf.convert_to_tensor, arguments)
         with tf.control_dependencies(tf.nest.flatten(arguments)):
             counted = begun.assign_add(1, read_value=False)
         with tf.control_dependencies([counted]):
-            result = operation(*tf.nest.map_structure(tf.identity, arguments))
+            given = tf.nest.map_structure(tf.identity, arguments)
+            name = f"{kind}{_size(tf.nest.flatten(given[0]))}"
+            result = self._spans.measure(name, lambda: operation(*given))
         with tf.control_dependencies(tf.nest.flatten(result)):
             ended.assign_add(1, read_value=False)
         return result
+
+
+def _size(tensors: Sequence[tf.Tensor]) -> str:
+    """Returns how many bytes tensors have, as the end of a name; "" if that is not known."""
+    elements = [tensor.shape.num_elements() for tensor in tensors]
+    if None in elements:
+        return ""
+    sizes = [tensor.dtype.size for tensor in tensors]
+    return f" of {sum(map(int.__mul__, elements, sizes))} bytes"

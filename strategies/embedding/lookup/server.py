@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from strategies.collectives import Collectives
+from strategies.collectives.health.spans import BACKGROUND, SpanStream
 from strategies.embedding.lookup.prefetch_queue import PrefetchQueue
 from strategies.embedding.lookup.router import LookupResult, check_sizes
 from strategies.embedding.lookup.traffic import TrafficCounter
@@ -41,6 +42,7 @@ class ServerRouter:
         self.traffic = TrafficCounter(shards[0].lookups[group].count, True)
         self._are_in_step = extended.in_step and extended.workers.size > 1
         self._queues: weakref.WeakSet[PrefetchQueue] = weakref.WeakSet()
+        self._spans = SpanStream(BACKGROUND)
 
     @property
     def _workers(self) -> Collectives:
@@ -66,7 +68,7 @@ class ServerRouter:
         dtypes = [tf.int64, tf.float32, tf.int64, tf.int64]
         arguments = [keys, shard_of(keys[:, 1], len(self._shards))]
         rows, values, sizes, is_prefetched = self._extended.ordered_caller.call(
-            find, arguments, dtypes
+            "look rows up", find, arguments, dtypes
         )
         if inserts:
             self.traffic.record_prefetched(remote * tf.ensure_shape(is_prefetched, []))
@@ -88,7 +90,13 @@ class ServerRouter:
         """Submits the lookup of a coming step to a queue."""
         self._queues.add(queue)
         owners = shard_of(tf.constant(keys[:, 1]), len(self._shards)).numpy()
-        queue.submit(keys, starts_step, lambda: self._find(keys, owners, True, starts_step))
+
+        def find() -> list[np.ndarray]:
+            return self._spans.measure_call(
+                "look rows up", lambda: self._find(keys, owners, True, starts_step)
+            )
+
+        queue.submit(keys, starts_step, find)
 
     def clear_prefetched(self) -> None:
         """Discards the results of all lookups that were submitted so far."""
@@ -121,7 +129,7 @@ class ServerRouter:
             return [np.zeros([1], np.int64)]
 
         arguments = [keys, shard_of(keys[:, 1], len(self._shards))]
-        (done,) = self._extended.ordered_caller.call(insert, arguments, [tf.int64])
+        (done,) = self._extended.ordered_caller.call("insert rows", insert, arguments, [tf.int64])
         return self._workers.all_gather(tf.ensure_shape(done, [1]))
 
     def _find(

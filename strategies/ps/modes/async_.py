@@ -7,6 +7,7 @@ import threading
 
 import numpy as np
 
+from strategies.collectives.health.spans import BACKGROUND, SpanStream
 from strategies.ps.client import Servers
 from strategies.ps.push import Push, merged
 from strategies.ps.step_program import StepProgram
@@ -42,6 +43,7 @@ class Async:
         self._error: BaseException | None = None
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
+        self._spans = SpanStream(BACKGROUND)
 
     def step(self, program: StepProgram, push: Push) -> list[np.ndarray] | None:
         """Queues the updates of a step; returns the values pulled since the last step."""
@@ -91,10 +93,15 @@ class Async:
         steps = self._steps_since_pull.get(program, 0) + len(pushes)
         push = merged(pushes)
         if steps < self._pull_every:
-            self._servers.each(lambda server: program.push(push, server))
+            self._spans.measure_call(
+                "push", lambda: self._servers.each(lambda server: program.push(push, server))
+            )
             self._steps_since_pull[program] = steps
             return
-        changed = self._servers.each(lambda server: program.push_and_pull(push, server))
+        changed = self._spans.measure_call(
+            "push and pull",
+            lambda: self._servers.each(lambda server: program.push_and_pull(push, server)),
+        )
         self._steps_since_pull[program] = 0
         with self._lock:
             self._newest[program] = [vector for vectors in changed for vector in vectors]

@@ -1,0 +1,163 @@
+"""A picture of where the time of each step goes, on every worker."""
+
+from __future__ import annotations
+
+import collections
+import os
+import socket
+import time
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from strategies.callbacks import trace
+from strategies.callbacks.base import Callback
+from strategies.callbacks.measured import measure_steps
+from strategies.checks import check_whole_number
+from strategies.collectives.base import Collectives
+from strategies.collectives.health.agreement import agree
+from strategies.collectives.health.spans import INPUT, Recorded, Span, recorded
+from strategies.collectives.workers import collectives_of
+from strategies.durable_files import all_writing
+
+_NOTES = (
+    "Times are of each host's wall clock. Waiting is the time from a worker's coming to an "
+    "exchange until the last one came, and is right between hosts as far as their clocks agree.",
+    "Communication is from the moment when the values are there until the result is: queues, "
+    "waiting and transfer. Computation may go on meanwhile.",
+    "Compute is the rest of a step: sums over the replicas of one worker are a part of it.",
+)
+_NO_INPUT = "Input was not observed on {}, and is a part of compute."
+_ON_GPU = (
+    "On GPUs an operation's end is seen when it is handed to the GPU; use TensorFlow's profiler."
+)
+
+
+class StepTimeline(Callback):
+    """Writes a trace of each training step on each worker, to look at in a browser.
+
+    A row of each worker says when it waited for input, computed, exchanged values, and waited for
+    another worker to come to the exchange:
+
+        model.fit(dataset, callbacks=[strategies.callbacks.StepTimeline("steps.json.gz")])
+
+    Open the file at https://ui.perfetto.dev, or in Chrome at chrome://tracing; it is in the Chrome
+    trace-event format. All workers pass the callback, and the first one writes the file when
+    training ends.
+
+    What the rows say:
+
+    * "steps": each call of the train function; with `steps_per_execution` it has several steps.
+    * "input": waiting for the next batch.
+    * "communication": an exchange among the workers, or with the parameter servers, from the
+      moment when its values are there until its result is. That is the same for shared memory,
+      Horovod and TensorFlow's collectives; what they do inside of it is not known here.
+      Exchanges at the same time have rows of their own.
+    * "waiting": the part of an exchange until the last worker came to it, with its name.
+      It is derived from all workers' clocks, which on one host are the same; between hosts they
+      are taken to agree (chrony or NTP keep them within milliseconds). Exchanges with parameter
+      servers in modes other than "sync" wait for nobody.
+    * "compute": the rest of a step. Computation that goes on during an exchange is not told
+      apart from it, nor are sums over the replicas of one process.
+    * "in the background": what goes to and from parameter servers while the worker computes.
+
+    `otherData` of the file has the sums in seconds, and notes on what was not observed. On GPUs
+    these times are those of handing work to the device: use TensorFlow's profiler there. The
+    step is traced with clocks in it, once; each exchange costs a few small operations more, in
+    later runs of the same model, too.
+
+    Args:
+      path: of the file; one that ends in ".gz" is compressed.
+      max_steps: how many steps are kept, the last ones.
+
+    Raises:
+      ValueError: if `max_steps` is no number above 0.
+      OSError: when training ends, if the file cannot be written; on all workers.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, max_steps: int = 1000):
+        check_whole_number("max_steps", max_steps, 1)
+        self._path = os.fspath(path)
+        self._steps: collections.deque[Span] = collections.deque(maxlen=max_steps)
+        self._epoch = 0
+        self._start = self._begin = 0.0
+        self._first = 0
+
+    def set_model(self, model: Any) -> None:
+        """Has the steps measured, before Keras traces them."""
+        super().set_model(model)
+        measure_steps(model)
+
+    def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
+        """Waits for all workers, so that what comes after it is the same on all of them."""
+        self._steps.clear()
+        agree(self._collectives, "StepTimeline")
+        self._start = time.time()
+
+    def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
+        """Remembers the epoch."""
+        self._epoch = epoch
+
+    def on_train_batch_begin(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
+        """Begins a step."""
+        self._first, self._begin = batch, time.time()
+
+    def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
+        """Ends a step, or several of one execution."""
+        steps = f"step {batch}" if batch == self._first else f"steps {self._first}-{batch}"
+        name = f"epoch {self._epoch + 1}, {steps}"
+        self._steps.append(Span(name, self._begin, time.time()))
+
+    def on_train_end(self, logs: Mapping[str, Any] | None = None) -> None:
+        """Gathers what all workers recorded; the first one writes the file."""
+        mine = self._recorded()
+        collectives = self._collectives
+        workers = [trace.WorkerSteps.from_json(text) for text in _gathered(mine, collectives)]
+        with all_writing(collectives, "Timelines", self._path):
+            if collectives.rank == 0:
+                trace.write(self._path, trace.trace(workers, self._notes(workers)))
+
+    @property
+    def _collectives(self) -> Collectives:
+        return collectives_of(self.model.distribute_strategy)
+
+    def _recorded(self) -> bytes:
+        # All workers wait for each other in the same exchanges since the start; before the first
+        # step that is kept they are of no use any more.
+        streams, complete = recorded(self._start)
+        kept = [step for step in self._steps if step.begin >= complete or complete == self._start]
+        steps_begin = kept[0].begin if kept else self._start
+        shown = [
+            Recorded(
+                kind, is_common, [span for span in spans if is_common or span.end > steps_begin]
+            )
+            for kind, is_common, spans in streams
+        ]
+        rank = self._collectives.rank
+        return trace.WorkerSteps(rank, self._name(rank), kept, shown).to_json()
+
+    def _name(self, rank: int) -> str:
+        resolver = self.model.distribute_strategy.cluster_resolver
+        task = getattr(resolver, "task_type", None), getattr(resolver, "task_id", None)
+        name = f"worker {rank}" if None in task else f"{task[0]} {task[1]}"
+        return f"{name} ({socket.gethostname()})"
+
+    def _notes(self, workers: list[trace.WorkerSteps]) -> list[str]:
+        unseen = [worker.name for worker in workers if not worker.spans(INPUT)]
+        return [
+            *_NOTES,
+            *([_NO_INPUT.format(", ".join(unseen))] if unseen else []),
+            *([_ON_GPU] if tf.config.list_physical_devices("GPU") else []),
+        ]
+
+
+def _gathered(text: bytes, collectives: Collectives) -> list[bytes]:
+    """Returns the texts of all workers, by rank."""
+    mine = np.frombuffer(zlib.compress(text), np.uint8)
+    lengths = collectives.all_gather(tf.constant([mine.size], tf.int64)).numpy()
+    joined = collectives.all_gather(tf.constant(mine)).numpy()
+    parts = np.split(joined, np.cumsum(lengths)[:-1])
+    return [zlib.decompress(part.tobytes()) for part in parts]

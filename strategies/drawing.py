@@ -1,0 +1,103 @@
+"""A drawing of where the variables and tables of a job are."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from strategies._keras import layers_of, optimizer_variables, tensorflow_variable
+from strategies.collectives.workers import collectives_of
+from strategies.core.resolver import config_of
+from strategies.durable_files import all_writing
+from strategies.embedding.layer import EmbeddingLayer
+from strategies.variables.partition import PartitionedVariable
+from strategies.variables.sparse_variable import SparseVariable
+from tf_config import ClusterSpec, Task
+from tf_config.capacity import shown_bytes
+from tf_config.drawing import Box, draw, draw_cluster
+
+
+def draw_placement(
+    path: str | os.PathLike[str], strategy: tf.distribute.Strategy, model: Any = None
+) -> None:
+    """Draws hosts, tasks and what each task holds into an SVG file.
+
+    With parameter servers that is every variable, or its rows, on its server; without them the
+    copies of the variables that each worker has. Tables of `DistributedEmbedding` have their rows
+    with the workers or servers that own them. All workers call it together, for example when
+    training has ended, and the first one writes the file.
+
+        model.fit(dataset)
+        strategies.draw_placement("placement.svg", strategy, model)
+
+    Args:
+      path: of the file.
+      strategy: of the workers.
+      model: whose variables and tables are drawn; needed but for the variables on servers.
+
+    Raises:
+      ValueError: if the model is not built, or the strategy is a stock one of several workers.
+      OSError: if the file cannot be written; on all workers.
+    """
+    collectives = collectives_of(strategy)
+    resolver = strategy.cluster_resolver
+    config = None if resolver is None else config_of(resolver)
+    tasks = [Task("worker", 0)] if config is None else list(config.cluster.training_tasks)
+    held = _held(strategy, model, tasks)
+    with all_writing(collectives, "Drawings", os.fspath(path)):
+        if collectives.rank == 0:
+            Path(path).write_text(_drawn(None if config is None else config.cluster, held))
+
+
+def _drawn(cluster: ClusterSpec | None, held: Mapping[Task, Sequence[str]]) -> str:
+    if cluster is not None:
+        return draw_cluster(cluster, None, held)
+    (lines,) = held.values()
+    return draw("1 process", {socket.gethostname(): [Box("worker", "worker 0", lines)]})
+
+
+def _held(
+    strategy: tf.distribute.Strategy, model: Any, tasks: Sequence[Task]
+) -> dict[Task, list[str]]:
+    """Returns what each task holds, in lines; `tasks` are the workers by rank."""
+    lines: dict[Task, list[str]] = defaultdict(list, {task: [] for task in tasks})
+    registry = getattr(strategy.extended, "registry", None)
+    on_servers = {} if registry is None else registry.held()
+    for number, variables in on_servers.items():
+        total = sum(size for _, size in variables)
+        lines[Task("ps", number)].append(f"variables: {shown_bytes(total)}")
+    if registry is None and model is not None:
+        mine = [_bytes(model.variables), _bytes(optimizer_variables(model))]
+        everyones = collectives_of(strategy).all_gather(tf.constant([mine], tf.int64)).numpy()
+        for task, (of_model, of_optimizer) in zip(tasks, everyones.tolist(), strict=True):
+            lines[task].append(f"variables: {shown_bytes(of_model)}")
+            lines[task].append(f"optimizer: {shown_bytes(of_optimizer)}")
+    for layer in [] if model is None else layers_of(model):
+        for name, rows in layer.rows_by_owner().items() if _has_tables(layer) else ():
+            for (kind, number), count in rows.items():
+                task = Task("ps", number) if kind == "ps" else tasks[number]
+                lines[task].append(f"table {name}: {count:,} rows")
+    for number, variables in on_servers.items():
+        lines[Task("ps", number)] += [f"{name}: {shown_bytes(size)}" for name, size in variables]
+    return lines
+
+
+def _has_tables(layer: Any) -> bool:
+    return isinstance(layer, EmbeddingLayer)
+
+
+def _bytes(variables: Sequence[Any]) -> int:
+    """Returns the bytes of variables in this process, of the parts that it has."""
+    size = 0
+    for variable in map(tensorflow_variable, variables):
+        if isinstance(variable, SparseVariable):  # a table, drawn with its rows
+            continue
+        parts = variable.parts if isinstance(variable, PartitionedVariable) else [variable]
+        size += sum(part.shape.num_elements() * part.dtype.size for part in parts)
+    return size
