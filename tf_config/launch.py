@@ -15,9 +15,10 @@ from pathlib import Path
 
 from tf_config.commands import Command
 from tf_config.output import Console, Line
-from tf_config.process import TaskProcess, signal_name
+from tf_config.process import TaskProcess
 from tf_config.remote import HEARTBEAT_SECONDS
 from tf_config.sidecar import apart
+from tf_config.vitals import signal_name
 
 GRACE_SECONDS = 5.0
 _TICK_SECONDS = 0.2

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from tf_config import Task
 
-_SILENT_SECONDS = 15.0
+SILENT_SECONDS = 15.0
 # Between two looks; after a longer pause it is not known who was silent meanwhile.
 _LONGEST_PAUSE_SECONDS = 30.0
 
@@ -50,7 +50,7 @@ class State:
     @property
     def is_silent(self) -> bool:
         """Whether it has told nothing for longer than it takes a busy worker to tell."""
-        return self.silent >= _SILENT_SECONDS
+        return self.silent >= SILENT_SECONDS
 
     def may_match(self, other: State) -> bool:
         """Returns whether two workers may wait in the same operation."""

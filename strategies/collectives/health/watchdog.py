@@ -26,7 +26,7 @@ from absl import logging
 from strategies._keras import running_call
 from strategies.collectives.base import Collectives
 from strategies.collectives.health.operations import OperationTracker, WatchedCollectives
-from strategies.collectives.health.peers import Entries, Peers, State
+from strategies.collectives.health.peers import SILENT_SECONDS, Entries, Peers, State
 from strategies.collectives.startup.rendezvous import Store, serve
 from tf_config import Address, ClusterSpec, Task
 from tf_config.connect import connect
@@ -197,7 +197,9 @@ class Watchdog:
         """
         self._stopped.set()
         self._thread.join(_LEAVING_SECONDS)
-        self._publish(State(ended=True))
+        is_reached = self._publish(State(ended=True))
+        if hasattr(sys, "last_value"):
+            self._explain(is_reached)
         if hasattr(sys, "last_value") or not self._misses_ended:
             return
         missing, end = list(self._peers.others), time.monotonic() + _LEAVING_SECONDS
@@ -213,7 +215,7 @@ class Watchdog:
         states = self._peers.look(is_reached)
         lost = {other: state for other, state in states.items() if self._is_lost(mine, state)}
         late = {o: s for o, s in states.items() if not mine.may_match(s)} or states
-        cut_off = self._cut_off(states)
+        cut_off = self._cut_off(states, LOST_SECONDS)
         if lost:
             self._end_all(self._report(mine, lost))
         elif cut_off:
@@ -239,9 +241,16 @@ class Watchdog:
             return False
         return is_deadlocked(mine, theirs, self._seconds)
 
-    def _cut_off(self, states: Mapping[Task, State]) -> dict[Task, State]:
-        """Returns the workers that are silent, on hosts that do not answer."""
-        silent = {task: state for task, state in states.items() if state.silent >= LOST_SECONDS}
+    def _explain(self, is_reached: bool) -> None:
+        """Logs which workers are on hosts that do not answer; their silence ends operations."""
+        cut_off = self._cut_off(self._peers.look(is_reached), SILENT_SECONDS)
+        if cut_off:
+            names = ", ".join(self._described(*each) for each in cut_off.items())
+            logging.error("%s ends without %s, on a host that does not answer.", self._task, names)
+
+    def _cut_off(self, states: Mapping[Task, State], seconds: float) -> dict[Task, State]:
+        """Returns the workers that are silent for so long, on hosts that do not answer."""
+        silent = {task: state for task, state in states.items() if state.silent >= seconds}
         addresses = self._cluster.addresses
         reached = connect([addresses[task] for task in silent], _CONNECT_SECONDS)
         return {
@@ -277,7 +286,7 @@ class Watchdog:
             if time.monotonic() - published < self._publish_seconds:
                 continue
             published = time.monotonic()
-            mine = State(kind, operation, waited, _place(self._main))
+            mine = State(kind, operation, waited, place_of(self._main))
             is_reached = self._publish(mine)
             if is_reached:
                 self.check_verdict()
@@ -298,7 +307,7 @@ def _end_process(message: str) -> None:
     os._exit(1)
 
 
-def _place(thread: int) -> str:
+def place_of(thread: int) -> str:
     """Returns the line of the user's program that a thread is in, and the running call of Keras."""
     frame = sys._current_frames().get(thread)  # noqa: SLF001  # a public function, in its way
     call = running_call(frame) if frame is not None else ""
