@@ -22,7 +22,7 @@ from strategies.core.random_seeds import share_seed
 from strategies.core.resolver import config_of, resolver_of
 from strategies.mirrored import MirroredReduction, local_devices
 from strategies.multi_worker import gpus_of, start_timeout_seconds
-from strategies.ps.client import Server, ServerLost, Servers, close, connect_servers, is_gone
+from strategies.ps.client import Server, ServerLost, Servers, close, connect_servers, state_of
 from strategies.ps.collectives import ServerCollectives
 from strategies.ps.extended import ServerExtended, UpdateMode
 from strategies.ps.membership import AWAITED, LEFT, PRESENT, SAME_SCRIPT, Membership
@@ -302,7 +302,7 @@ def _leave(
     """Sends the remaining updates, and tells all servers that this worker has ended."""
     with contextlib.suppress(ServerLost, tf.errors.OpError):
         update_mode.drain()
-    gone = [server for server in servers.servers if is_gone(server.address)]
+    gone = [server for server in servers.servers if state_of(server.address) != "taken"]
     there = [server for server in servers.servers if server not in gone]
     close(session for server in there for session in server.sessions())
     for membership, server in zip(memberships, servers.servers, strict=True):

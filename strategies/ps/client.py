@@ -291,11 +291,6 @@ def _put_answer(
         answers.put((server.number, None, error))
 
 
-def is_gone(address: Address) -> bool:
-    """Returns whether a server is gone, though its host answers."""
-    return state_of(address) == "closed"
-
-
 def state_of(address: Address) -> str:
     """Returns whether something listens at an address: "taken", "closed" or "unreachable"."""
     return connect([address], _ANSWER_SECONDS)[address].state

@@ -135,6 +135,28 @@ def test_of_a_killed_task_its_memory_and_its_last_line_are_said(job):
     assert output.endswith("tf-config: | 3/9\n")
 
 
+LOST = (
+    WHO + "import sys\ncount = len(json.loads(os.environ['TF_CONFIG'])['cluster']['worker'])\n"
+    "if me == 2: sys.exit(5)\nif count == 3:\n    " + SLEEP + "print('goes on with', count)\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("least", "restarts", "code"), [(2, 2, 0), (1, 3, 0), (3, 3, 5), (None, 3, 5), (2, 1, 5)]
+)
+def test_a_worker_that_fails_again_and_again_is_left_out(job, least, restarts, code):
+    least = [] if least is None else ["--min-workers", least]
+    script = job.script(LOST)
+    found, output = job.run("--workers", 3, "--max-restarts", restarts, *least, script)
+    assert found == code, output
+    said = "worker 2 failed 2 times in a row; the job goes on with 2 of its workers, numbered anew"
+    assert (said in output) == (code == 0)
+    if code == 0:
+        assert "[worker 0] goes on with 2" in output and "[worker 1] goes on with 2" in output
+        assert f"restart 2 of {restarts}" in output
+    job.assert_nothing_left()
+
+
 def test_of_a_killed_task_its_last_step_is_said(job):
     script = job.script(
         "import os, signal\nfrom tf_config.vitals import write_progress\n"

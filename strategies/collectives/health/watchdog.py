@@ -246,7 +246,7 @@ class Watchdog:
         cut_off = self._cut_off(self._peers.look(is_reached), SILENT_SECONDS)
         if cut_off:
             names = ", ".join(self._described(*each) for each in cut_off.items())
-            logging.error("%s ends without %s, on a host that does not answer.", self._task, names)
+            logging.error("%s ends: %s, on a host that does not answer.", self._task, names)
 
     def _cut_off(self, states: Mapping[Task, State], seconds: float) -> dict[Task, State]:
         """Returns the workers that are silent for so long, on hosts that do not answer."""
