@@ -3,7 +3,7 @@
 import pytest
 
 from tests.support import network_faults
-from tests.support.network_faults import train
+from tests.support.network_faults import names_the_other, train
 from tests.support.two_hosts import TwoHosts, missing
 
 pytestmark = [pytest.mark.slow, pytest.mark.processes]
@@ -22,26 +22,19 @@ def hosts():
         yield hosts
 
 
-def names(hosts, ended):
-    """Returns whether a process named the host that it lost, or the task there."""
-    other = 1 - ended.task.index
-    address, task = hosts.addresses[other], f"worker {other}"
-    return address in ended.output or task in ended.output.partition("step 5\n")[2]
-
-
 @pytest.mark.parametrize("kind", [*KINDS, "async"])
 def test_a_host_that_is_cut_off_ends_who_needs_it_and_is_named(hosts, kind):
     first, second = train(hosts, kind, network_faults.cut, WITHIN, 400 if kind == "async" else 60)
     print(kind, first.seconds, second.seconds, first.output[-1500:], second.output[-1500:])
     assert second.code not in (0, None), second.output
     assert second.seconds < NOTICED_SECONDS
-    assert names(hosts, second), second.output
+    assert names_the_other(hosts, second), second.output
     if kind == "async":  # the server is beside the first worker, which misses nobody
         assert first.code == 0 and first.weights, first.output
         return
     assert first.code not in (0, None), first.output
     assert first.seconds < NOTICED_SECONDS
-    assert names(hosts, first), first.output
+    assert names_the_other(hosts, first), first.output
 
 
 @pytest.mark.parametrize("fault", [network_faults.back, network_faults.slow])

@@ -127,6 +127,13 @@ def train(
     ]
 
 
+def names_the_other(hosts: TwoHosts, ended: Ended) -> bool:
+    """Returns whether a process named the host or the worker that it lost."""
+    other = 1 - ended.task.index
+    said = ended.output.partition(_STEP + "\n")[2]
+    return hosts.addresses[other] in said or f"worker {other}" in said
+
+
 def _tasks(kind: str) -> list[Task]:
     servers = [Task("ps", 0)] if kind in MODES else []
     return [*servers, Task("worker", 0), Task("worker", 1)]
