@@ -29,10 +29,12 @@ class Vitals:
     """
 
     def __init__(self) -> None:
-        descriptor, name = tempfile.mkstemp(prefix="tf-config-")
-        os.close(descriptor)
-        self._file = Path(name)
-        self.environ = {PROGRESS_VARIABLE: name}
+        self._file: Path | None = None
+        self.environ: dict[str, str] = {}
+        with contextlib.suppress(OSError):  # a full disk keeps no job from its start
+            descriptor, name = tempfile.mkstemp(prefix="tf-config-")
+            os.close(descriptor)
+            self._file, self.environ = Path(name), {PROGRESS_VARIABLE: name}
         self._peak = 0
         self._lacked = self._last = ""
         self._kills, self._started = kills_of_cgroup(), time.monotonic()
@@ -62,6 +64,8 @@ class Vitals:
 
     def close(self) -> None:
         """Removes its file, when it has ended."""
+        if self._file is None:
+            return
         with contextlib.suppress(OSError), self._file.open("rb") as file:
             self._last = file.read(_LONGEST_BYTES).decode(errors="replace").strip()
         with contextlib.suppress(OSError):

@@ -12,6 +12,7 @@ same choices.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import random
 import re
 import shutil
@@ -200,19 +201,22 @@ def _arguments(communication: str) -> list[object]:
     return ["--workers", 2, *(["--ps", 1] if communication == SERVERS else [])]
 
 
-def _job(communication: str, directory: Path) -> Job:
+def _job(communication: str, directory: Path, python: str) -> Job:
     from tests.support.job import Job
 
     job = Job(directory)
+    job.python = python
     if communication != SERVERS:
         job.environ["KERAS_STRATEGIES_COMMUNICATION"] = communication
     return job
 
 
-def kill(row: Row, victim: str, communication: str, chance: random.Random, whole: str) -> None:
+def kill(
+    row: Row, victim: str, communication: str, chance: random.Random, whole: str, python: str
+) -> None:
     """Kills a process of a job at a random moment; the job goes on, or is started again."""
     directory = Path(tempfile.mkdtemp())
-    job = _job(communication, directory)
+    job = _job(communication, directory, python)
     step, delay = chance.randrange(1, _STEPS - 1), chance.random() * 0.1
     restarts = ["--max-restarts", 2, "--verbose", PROGRAM, "checkpoints"]
     arguments = [*_arguments(communication), *restarts]
@@ -236,7 +240,7 @@ def kill(row: Row, victim: str, communication: str, chance: random.Random, whole
         if victim == "launcher":
             row.left += _left(job)
             output, code = "", None
-            code, output = job.finish(job.start(*arguments), 120)
+            code, output = job.finish(job.start(*arguments), 300)
             lines = output.splitlines(keepends=True)
         found = {line.split()[4] for line in lines if " weights " in line}
         row.left += _left(job)
@@ -263,13 +267,13 @@ def _left(job: Job) -> int:
     return len(job.processes())
 
 
-def undisturbed(communication: str) -> str:
+def undisturbed(communication: str, python: str) -> str:
     """Returns the weights that the program ends with if nobody harms it."""
     directory = Path(tempfile.mkdtemp())
-    job = _job(communication, directory)
+    job = _job(communication, directory, python)
     try:
         arguments = [*_arguments(communication), PROGRAM, "checkpoints"]
-        code, output = job.finish(job.start(*arguments), 120)
+        code, output = job.finish(job.start(*arguments), 300)
     finally:
         job.close()
         shutil.rmtree(directory, ignore_errors=True)
@@ -352,6 +356,28 @@ def disturb_all(rows: list[Row], short: bool) -> None:
                 disturb(rows[-1], hosts, kind, name, whole)
 
 
+def kill_all(rows: list[Row], short: bool, chance: random.Random, python: str) -> None:
+    """Kills each kind of process, of jobs that communicate in each way."""
+    for communication in ["tensorflow"] if short else ["tensorflow", "horovod", SERVERS]:
+        whole = undisturbed(communication, python)
+        server = ["ps 0"] if communication == SERVERS else []
+        for victim in ("worker 0", "worker 1", *server, "launcher"):
+            what = "synchronous servers" if server else f"{communication}'s collectives"
+            row = Row(f"SIGKILL of {victim}, {what}")
+            rows.append(row)
+            for _ in range(1 if short else 10):
+                kill(row, victim, communication, chance, whole, python)
+
+
+def _forking(stack: contextlib.ExitStack) -> str:
+    """Returns a Python that has imported TensorFlow, which is half of a short job's work."""
+    from tests.support.fork_server import ForkServer
+
+    server = ForkServer(Path(stack.enter_context(tempfile.TemporaryDirectory())))
+    stack.callback(server.close)
+    return server.python
+
+
 def main() -> int:
     """Does all harm, prints the table and returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -368,15 +394,8 @@ def main() -> int:
     rows.append(Row("a worker without memory"))
     for kind in list(_HUNGRY)[: 1 if short else 3]:
         starve(rows[-1], kind)
-    for communication in ["tensorflow"] if short else ["tensorflow", "horovod", SERVERS]:
-        whole = undisturbed(communication)
-        server = ["ps 0"] if communication == SERVERS else []
-        for victim in ("worker 0", "worker 1", *server, "launcher"):
-            what = "synchronous servers" if server else f"{communication}'s collectives"
-            row = Row(f"SIGKILL of {victim}, {what}")
-            rows.append(row)
-            for _ in range(1 if short else 10):
-                kill(row, victim, communication, chance, whole)
+    with contextlib.ExitStack() as stack:
+        kill_all(rows, short, chance, _forking(stack) if short else sys.executable)
     disturb_all(rows, short)
     print("| Fault | Tried | Went on or ended | Noticed: median, max | Lost | Left behind |")
     print("|---|---|---|---|---|---|")

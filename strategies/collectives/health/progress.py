@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 from types import FrameType
 from typing import Any
 
@@ -29,7 +30,8 @@ def where(thread: int) -> str:
     """Returns the step that a model's optimizer has made, and the line of the user's program."""
     step = step_of(sys._current_frames().get(thread))  # noqa: SLF001  # a public function
     place = place_of(thread)
-    return ", ".join([*([] if step is None else [f"behind step {step}"]), *filter(None, [place])])
+    words = [] if step is None else [f"behind step {step}"]
+    return ", ".join([*words, *([f"in {place}"] if place else [])])
 
 
 def step_of(frame: FrameType | None) -> int | None:
@@ -50,7 +52,8 @@ def step_of(frame: FrameType | None) -> int | None:
 
 def _tell(path: str) -> None:
     main = threading.main_thread().ident or 0
-    while not threading.Event().wait(_PAUSE_SECONDS):
+    while True:
+        time.sleep(_PAUSE_SECONDS)
         try:
             write_progress(path, where(main))
         except OSError:
