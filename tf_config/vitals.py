@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import signal
-import tempfile
 import time
-from pathlib import Path
 
 from tf_config.memory import kills_of_cgroup, peak_of, was_killed_by_kernel
 from tf_config.settings import PROGRESS_VARIABLE
@@ -29,12 +26,11 @@ class Vitals:
     """
 
     def __init__(self) -> None:
-        self._file: Path | None = None
+        self._file: int | None = None
         self.environ: dict[str, str] = {}
-        with contextlib.suppress(OSError):  # a full disk keeps no job from its start
-            descriptor, name = tempfile.mkstemp(prefix="tf-config-")
-            os.close(descriptor)
-            self._file, self.environ = Path(name), {PROGRESS_VARIABLE: name}
+        if hasattr(os, "memfd_create"):  # a file in memory, which goes away with this process
+            self._file = os.memfd_create("progress")
+            self.environ = {PROGRESS_VARIABLE: f"/proc/{os.getpid()}/fd/{self._file}"}
         self._peak = 0
         self._lacked = self._last = ""
         self._kills, self._started = kills_of_cgroup(), time.monotonic()
@@ -63,13 +59,11 @@ class Vitals:
         return ""
 
     def close(self) -> None:
-        """Removes its file, when it has ended."""
-        if self._file is None:
-            return
-        with contextlib.suppress(OSError), self._file.open("rb") as file:
-            self._last = file.read(_LONGEST_BYTES).decode(errors="replace").strip()
-        with contextlib.suppress(OSError):
-            self._file.unlink()
+        """Reads what it wrote last, when it has ended."""
+        if self._file is not None:
+            self._last = os.pread(self._file, _LONGEST_BYTES, 0).decode(errors="replace").strip()
+            os.close(self._file)
+            self._file = None
 
     def _memory(self) -> str:
         return f"; it had {self._peak / (1 << 30):.1f} GiB of memory" if self._peak else ""
