@@ -15,13 +15,15 @@ import tensorflow as tf
 from absl import logging
 
 from strategies.collectives import Collectives, LocalCollectives
+from strategies.collectives.health.operations import OperationTracker, WatchedCollectives
+from strategies.collectives.health.watchdog import Watchdog
 from strategies.collectives.startup.waiting import wait_until
 from strategies.core.announcement import announce
 from strategies.core.random_seeds import share_seed
 from strategies.core.resolver import config_of, resolver_of
 from strategies.mirrored import MirroredReduction, local_devices
 from strategies.multi_worker import gpus_of, start_timeout_seconds
-from strategies.ps.client import Server, ServerLost, Servers, close, connect_servers, is_gone
+from strategies.ps.client import Server, ServerLost, Servers, close, connect_servers, state_of
 from strategies.ps.collectives import ServerCollectives
 from strategies.ps.extended import ServerExtended, UpdateMode
 from strategies.ps.membership import AWAITED, LEFT, PRESENT, SAME_SCRIPT, Membership
@@ -32,6 +34,7 @@ from strategies.ps.modes.sync import Sync
 from strategies.ps.options import ParameterServerOptions
 from strategies.ps.placement import Placement
 from strategies.ps.registry import VariableRegistry
+from strategies.ps.watching import watch_by_servers
 from strategies.reduction import ReductionOptions
 from tf_config import ClusterConfigError, Task, TFConfig
 
@@ -140,12 +143,13 @@ class ParameterServerStrategy(MirroredReduction, tf.distribute.MultiWorkerMirror
         memberships = _register(servers, timeout, options.mode)
         if options.mode == "sync":
             _wait_for_workers(config.cluster.training_tasks, memberships, timeout)
-        workers: Collectives = ServerCollectives(servers)
-        if servers.size == 1:
-            workers = LocalCollectives()
+        operations = OperationTracker()
+        workers: Collectives = LocalCollectives()
+        if servers.size > 1:
+            workers = WatchedCollectives(ServerCollectives(servers), operations)
         registry = VariableRegistry(servers, placement, timeout)
         resolver = resolver_of(config) if cluster_resolver is None else cluster_resolver
-        update_mode = update_mode_of(options, servers)
+        update_mode = update_mode_of(options, servers, operations)
         extended = ServerExtended(
             self, workers, devices, ReductionOptions(), resolver, servers, registry, update_mode,
             in_step=options.mode == "sync",
@@ -156,6 +160,10 @@ class ParameterServerStrategy(MirroredReduction, tf.distribute.MultiWorkerMirror
         _created_ranks.append(servers.rank)
         share_seed(functools.partial(_shared_through, registry))
         atexit.register(_leave, update_mode, servers, memberships, config.cluster.training_tasks)
+        if options.mode == "sync" and servers.size > 1:
+            watchdog, session = watch_by_servers(servers, config.cluster, config.task, operations)
+            # Before the servers are left, of which it needs one.
+            atexit.register(_end_watch, watchdog, session)
         where = f"mode '{options.mode}' with variables on TF_CONFIG's ps tasks ({len(servers)})"
         announce(self, workers, devices, where)
         logging.info("Worker %d of %d: %s", servers.rank, servers.size, options)
@@ -206,10 +214,12 @@ def _mode_setting(mode: str | None) -> dict[str, str]:
     return {} if mode is None else {"mode": mode}
 
 
-def update_mode_of(options: ParameterServerOptions, servers: Servers) -> UpdateMode:
+def update_mode_of(
+    options: ParameterServerOptions, servers: Servers, operations: OperationTracker
+) -> UpdateMode:
     """Creates the update mode that the options ask for."""
     if options.mode == "sync":
-        return Sync(servers)
+        return Sync(servers, operations)
     if options.mode == "async":
         merge = options.max_merge or 1
         queue_size = options.send_queue_size or (2 * merge if merge > 1 else 1)
@@ -284,13 +294,18 @@ def _wait_for_workers(tasks: Sequence[Task], memberships: list[Membership], time
     )
 
 
+def _end_watch(watchdog: Watchdog, session: tf.compat.v1.Session) -> None:
+    watchdog.leave()
+    close([session])
+
+
 def _leave(
     update_mode: UpdateMode, servers: Servers, memberships: list[Membership], tasks: Sequence[Task]
 ) -> None:
     """Sends the remaining updates, and tells all servers that this worker has ended."""
     with contextlib.suppress(ServerLost, tf.errors.OpError):
         update_mode.drain()
-    gone = [server for server in servers.servers if is_gone(server.address)]
+    gone = [server for server in servers.servers if state_of(server.address) != "taken"]
     there = [server for server in servers.servers if server not in gone]
     close(session for server in there for session in server.sessions())
     for membership, server in zip(memberships, servers.servers, strict=True):

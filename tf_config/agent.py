@@ -23,6 +23,7 @@ from tf_config.builder import free_ports
 from tf_config.commands import cores, gpus
 from tf_config.session import Session, shell_code
 from tf_config.sidecar import APART, Sidecar
+from tf_config.vitals import Vitals, end_of
 
 _SILENCE_SECONDS = 30.0
 _GRACE_SECONDS = 5.0
@@ -45,15 +46,20 @@ def main() -> int:
     environ = {**os.environ, **request["environ"]}
     said: queue.SimpleQueue[str] = queue.SimpleQueue()
     sidecar = Sidecar.beside(environ, said.put)
+    vitals = Vitals()
     try:
-        told = {} if sidecar is None else sidecar.environ
+        told = {**vitals.environ, **({} if sidecar is None else sidecar.environ)}
         session = Session(request["argv"], {**environ, **told}, tuple(request["size"]))
     except OSError as error:
+        vitals.close()
         print(f"tf-config: error: {request['argv'][0]}: {error.strerror}", flush=True)
         return 127
     if sidecar is not None:
         sidecar.start(session.popen.pid)
-    return _Relay(session, sidecar, said).run()
+    try:
+        return _Relay(session, sidecar, vitals, said).run()
+    finally:
+        vitals.close()
 
 
 def _answer(request: dict[str, Any]) -> dict[str, object]:
@@ -69,8 +75,15 @@ def _answer(request: dict[str, Any]) -> dict[str, object]:
 class _Relay:
     """Carries a program's output to the launcher and the launcher's signals to the program."""
 
-    def __init__(self, session: Session, sidecar: Sidecar | None, said: queue.SimpleQueue[str]):
+    def __init__(
+        self,
+        session: Session,
+        sidecar: Sidecar | None,
+        vitals: Vitals,
+        said: queue.SimpleQueue[str],
+    ):
         self._session = session
+        self._vitals = vitals
         self._sidecar = sidecar
         self._said = said
         self._pending = b""
@@ -94,11 +107,16 @@ class _Relay:
         while not self._gone and (data := self._pending + session.read()):
             self._pending = b""
             self._write(data)
+        self._vitals.close()
+        cause = self._vitals.cause(session.popen.pid, session.popen.returncode)
+        if cause and not self._gone:
+            self._write(f"tf-config: {end_of(session.popen.returncode)}{cause}\n".encode())
         if self._sidecar is not None and self._sidecar.is_apart:
             self._write(APART)
         return shell_code(session.popen.returncode)
 
     def _step(self, timeout: float) -> None:
+        self._vitals.look(self._session.popen.pid)
         # While the way to the launcher is full, the program is not read, and waits as well.
         sources = [_INPUT] if self._pending else [_INPUT, self._session.terminal]
         readable, _, _ = select.select(sources, [_OUTPUT] if self._pending else [], [], timeout)
@@ -108,6 +126,7 @@ class _Relay:
             self._pending = f"tf-config: {self._said.get()}\n".encode()
         elif self._session.terminal in readable:
             self._pending = self._session.read()
+            self._vitals.hear(self._pending.decode(errors="replace"))
             if not self._pending:
                 time.sleep(0.05)  # nobody has the terminal open: the program is about to end
         if self._pending:

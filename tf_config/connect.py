@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import socket
+import threading
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 from tf_config.address import Address
+
+_AT_ONCE = 64
 
 
 class Reached(NamedTuple):
@@ -23,9 +25,24 @@ def connect(addresses: Iterable[Address], timeout: float) -> dict[Address, Reach
     `taken` means that something listens there already, `closed` that the host is there and
     nobody listens, which is right before a job starts, `unreachable` anything else.
     """
-    addresses = list(addresses)
-    with ThreadPoolExecutor(max_workers=64) as pool:
-        return dict(zip(addresses, pool.map(lambda a: _try(a, timeout), addresses), strict=True))
+    left = list(addresses)
+    found: dict[Address, Reached] = {}
+    # Not a pool of threads, which is closed when a script has ended and its errors are explained.
+    while left:
+        threads = [
+            threading.Thread(target=_try_into, args=(found, address, timeout), daemon=True)
+            for address in left[:_AT_ONCE]
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        del left[:_AT_ONCE]
+    return found
+
+
+def _try_into(found: dict[Address, Reached], address: Address, timeout: float) -> None:
+    found[address] = _try(address, timeout)
 
 
 def _try(address: Address, timeout: float) -> Reached:

@@ -13,11 +13,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from tf_config.cluster import Task
 from tf_config.commands import Command
 from tf_config.output import Console, Line
-from tf_config.process import TaskProcess, signal_name
+from tf_config.process import TaskProcess
 from tf_config.remote import HEARTBEAT_SECONDS
 from tf_config.sidecar import apart
+from tf_config.vitals import signal_name
 
 GRACE_SECONDS = 5.0
 _TICK_SECONDS = 0.2
@@ -29,6 +31,7 @@ def run(
     console: Console,
     log_dir: Path | None = None,
     max_restarts: int = 0,
+    failed: Callable[[Task], None] = lambda task: None,
 ) -> int:
     """Runs all commands until the last one has ended, and returns the job's exit code.
 
@@ -44,6 +47,7 @@ def run(
       console: where the tasks' lines go.
       log_dir: where `<task>.log` files go; None for none. Made if it does not exist.
       max_restarts: how often all tasks are started again after one failed.
+      failed: is told which task failed first, before all are started again.
 
     Returns:
       0, or the exit code of the task that failed first (128 + N if signal N ended it).
@@ -59,6 +63,8 @@ def run(
         job.run(commands)
         if job.culprit is None or job.interrupted:
             break
+        if restart < max_restarts:
+            failed(job.culprit.task)
     return job.exit_code
 
 

@@ -33,11 +33,26 @@ def peak_of(pid: int) -> int:
 
 def kills_of_cgroup() -> int:
     """Returns how many processes the kernel has ended for want of memory in this control group."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        own = (_PROC / "self/cgroup").read_text().rpartition("::")[2].strip().lstrip("/")
-        events = (_CGROUPS / own / "memory.events").read_text().split()
-        return int(events[events.index("oom_kill") + 1])
+    for path in _counters():
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            events = path.read_text().split()
+            return int(events[events.index("oom_kill") + 1])
     return 0
+
+
+def _counters() -> list[Path]:
+    """Returns where this control group's counters may be, in version 2 and in version 1."""
+    try:
+        lines = (_PROC / "self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    groups = {line.split(":", 2)[1]: line.split(":", 2)[2].lstrip("/") for line in lines}
+    found = []
+    if "" in groups:
+        found.append(_CGROUPS / groups[""] / "memory.events")
+    if "memory" in groups:
+        found.append(_CGROUPS / "memory" / groups["memory"] / "memory.oom_control")
+    return found
 
 
 def was_killed_by_kernel(pid: int, since: float, log: Path = _KERNEL_LOG) -> bool:

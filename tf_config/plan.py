@@ -76,6 +76,35 @@ class Job:
             for task in where
         ]
 
+    def without(self, task: Task) -> Job | None:
+        """Returns the job with one worker less, and one slot less on that worker's host.
+
+        The others are numbered anew. None if nobody would be left to train.
+        """
+        if self.roles.workers + self.roles.chief < 2:
+            return None
+        host = place(self.roles, self.hosts, self.ps_hosts)[task].name
+        fewer = [
+            replace(each, slots=each.slots - 1) if each.name == host else each
+            for each in self.hosts
+            if each.name != host or each.slots > 1
+        ]
+        workers = self.roles.workers - 1
+        return replace(self, roles=replace(self.roles, workers=workers), hosts=fewer)
+
+    def without_host(self, name: str) -> Job | None:
+        """Returns the job without a host and the workers there; None if it needs that host."""
+        where = place(self.roles, self.hosts, self.ps_hosts)
+        lost = [task for task in where if where[task].name == name]
+        hosts = [host for host in self.hosts if host.name != name]
+        ps_hosts = [host for host in self.ps_hosts if host.name != name]
+        workers = self.roles.workers - sum(task.type == "worker" for task in lost)
+        is_chief = any(task.type == "chief" for task in lost)
+        if is_chief or workers + self.roles.chief < 1 or (self.ps_hosts and not ps_hosts):
+            return None
+        roles = replace(self.roles, workers=workers)
+        return replace(self, roles=roles, hosts=hosts, ps_hosts=ps_hosts)
+
     def _look(self, where: Mapping[Task, Host], is_dry: bool) -> dict[str, remote.Found]:
         """Returns what each host has: the tasks' ports, cores and GPUs."""
         counts = Counter(host.name for host in where.values())

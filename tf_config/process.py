@@ -8,17 +8,16 @@ import os
 import shutil
 import signal
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 from tf_config import remote
 from tf_config.commands import Command
 from tf_config.errors import ClusterConfigError, shown
-from tf_config.memory import kills_of_cgroup, peak_of, was_killed_by_kernel
 from tf_config.output import Line, LineAssembler, TaskLog, is_start_up_note
 from tf_config.session import Session, shell_code
 from tf_config.sidecar import APART, Sidecar
+from tf_config.vitals import Vitals, end_of
 
 _PREFIX_WIDTH = len("[worker 00] ")
 _LAST_LINES = 10
@@ -56,23 +55,26 @@ class TaskProcess:
         size = (max(columns - _PREFIX_WIDTH, 20), lines)
         argv = command.via or command.argv
         self._sidecar = None if command.via else Sidecar.beside(command.environ, note)
+        # On another host the agent has what this process has here.
+        self._vitals = None if command.via else Vitals()
         environ = os.environ if command.via else command.environ
+        if self._vitals is not None:
+            environ = {**environ, **self._vitals.environ}
         if self._sidecar is not None:
             environ = {**environ, **self._sidecar.environ}
         stdin = subprocess.PIPE if command.via else subprocess.DEVNULL
         try:
             self._session = Session(argv, environ, size, stdin)
         except OSError as error:
-            if self._sidecar is not None:
-                self._sidecar.close()
+            for beside in (self._sidecar, self._vitals):
+                if beside is not None:
+                    beside.close()
             raise ClusterConfigError(
                 f"A job runs a program. Received: {shown(argv[0])} ({error.strerror}). "
                 "Name a Python script or a program on the PATH."
             ) from None
         self.popen = self._session.popen
         self.terminal = self._session.terminal
-        self._peak = 0
-        self._kills, self._started = kills_of_cgroup(), time.monotonic()
         if self._sidecar is not None:
             self._sidecar.start(self.popen.pid)
         if command.via:
@@ -95,6 +97,8 @@ class TaskProcess:
     def take(self, line: Line) -> None:
         """Keeps a finished line."""
         self.log.line(line)
+        if self._vitals is not None:
+            self._vitals.hear(line.text)
         if line.text.strip() and not is_start_up_note(line.text):
             self.last_lines.append(line.text)
 
@@ -117,22 +121,19 @@ class TaskProcess:
             if code == _LOST:
                 return f"exit code {code}, or the connection to {self._host.name} was lost"
             code = 128 - code if code > 128 else code  # as a shell gives it, for want of better
-        return f"exit code {code}" if code >= 0 else f"signal {-code} ({signal_name(-code)})"
+        return end_of(code)
 
     @property
     def cause(self) -> str:
-        """What is known of why SIGKILL ended it, in words; "" for any other end."""
-        if self._host is not None or self.popen.returncode != -signal.SIGKILL:
+        """What is known of why it failed, in words; "" if nothing is, or the agent has said it."""
+        if self._vitals is None:
             return ""
-        memory = f"; it had {self._peak / (1 << 30):.1f} GiB of memory" if self._peak else ""
-        if was_killed_by_kernel(self.popen.pid, self._started) or kills_of_cgroup() > self._kills:
-            return f"{memory}; the kernel ended it for want of memory"
-        return f"{memory}; the kernel's log, as far as it can be read here, has no word of it"
+        return self._vitals.cause(self.popen.pid, self.popen.returncode)
 
     def look(self) -> None:
         """Looks at the memory that it has."""
-        if self._host is None:
-            self._peak = max(self._peak, peak_of(self.popen.pid))
+        if self._vitals is not None:
+            self._vitals.look(self.popen.pid)
 
     def signal(self, number: int) -> None:
         """Sends a signal to the process and all it started, if any is left."""
@@ -157,8 +158,9 @@ class TaskProcess:
     def close(self) -> None:
         """Gives back what the process held here, when all of its output is read."""
         self.log.close()
-        if self._sidecar is not None:
-            self._sidecar.close()
+        for beside in (self._sidecar, self._vitals):
+            if beside is not None:
+                beside.close()
         os.close(self.terminal)
         if self.popen.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
@@ -169,11 +171,3 @@ class TaskProcess:
             with contextlib.suppress(BrokenPipeError):
                 self.popen.stdin.write(data)
                 self.popen.stdin.flush()
-
-
-def signal_name(number: int) -> str:
-    """Returns `SIGTERM` for 15."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

@@ -128,10 +128,24 @@ def _probe(
     return Found(tuple(answer["ports"]), answer["cores"], answer["gpus"])
 
 
-def _unreachable(host: Host, command: Sequence[str], said: str) -> ClusterConfigError:
-    return ClusterConfigError(
+class HostUnreachable(ClusterConfigError):
+    """Raised when a host cannot be reached.
+
+    Attributes:
+      host: its name.
+      said: what ssh said.
+    """
+
+    def __init__(self, message: str, host: str, said: str):
+        super().__init__(message)
+        self.host, self.said = host, said
+
+
+def _unreachable(host: Host, command: Sequence[str], said: str) -> HostUnreachable:
+    message = (
         "Each host is reached by ssh without a password, and has this directory and Python "
         f"with this package. Received: {host.login}: {shown(said)}. Try it: "
         f"{shlex.join([*command[:-1], 'cd ' + shlex.quote(os.getcwd())])}; "
         f"python is {Path(sys.executable)}."
     )
+    return HostUnreachable(message, host.name, said)

@@ -16,6 +16,7 @@ from tf_config.secret import SECRET_VARIABLE
 
 START_TIMEOUT_VARIABLE = "KERAS_STRATEGIES_START_TIMEOUT"
 START_TIMEOUT_SECONDS = 300.0
+STEP_TIMEOUT_VARIABLE = "KERAS_STRATEGIES_STEP_TIMEOUT"
 RESTARTS_VARIABLE = "KERAS_STRATEGIES_RESTARTS"
 GPU_VARIABLE = "CUDA_VISIBLE_DEVICES"
 # What TensorFlow and OpenMP read; both would else take all cores in every process.
@@ -35,10 +36,12 @@ _NAME = re.compile("[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 # What is different in each task, by its place in the cluster.
 RENDEZVOUS_VARIABLE = "KERAS_STRATEGIES_RENDEZVOUS"
 SIDECAR_VARIABLE = "KERAS_STRATEGIES_SIDECAR"
+PROGRESS_VARIABLE = "KERAS_STRATEGIES_PROGRESS"  # the file in which it writes where it is
 _TOLD = (
     VARIABLE,
     RENDEZVOUS_VARIABLE,
     SIDECAR_VARIABLE,
+    PROGRESS_VARIABLE,
     *("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE"),
     *("HOROVOD_CROSS_RANK", "HOROVOD_CROSS_SIZE", "HOROVOD_HOSTNAME"),
     *("HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT"),
@@ -60,6 +63,7 @@ class Request:
 
     Attributes:
       start_timeout: seconds to wait for the others at the start.
+      step_timeout: seconds to wait for the others inside of a step.
       threads: of TensorFlow and OpenMP, in each task.
       gpus: how many GPUs each task that computes gets.
       interface: the network interface that all traffic takes.
@@ -68,6 +72,7 @@ class Request:
     """
 
     start_timeout: float | None = None
+    step_timeout: float | None = None
     threads: int | None = None
     gpus: int | None = None
     interface: str | None = None
@@ -124,9 +129,9 @@ def settle(
     Raises:
       ClusterConfigError: if there are not enough GPUs.
     """
-    timeout = request.start_timeout
     asked = {
-        START_TIMEOUT_VARIABLE: None if timeout is None else f"{timeout:g}",
+        START_TIMEOUT_VARIABLE: _seconds(request.start_timeout),
+        STEP_TIMEOUT_VARIABLE: _seconds(request.step_timeout),
         **dict.fromkeys(THREAD_VARIABLES, _text(request.threads)),
         **({} if request.interface is None else _interface(request.interface)),
         **({} if request.gpus is None else {GPU_VARIABLE: _gpus(request.gpus, environ, place)}),
@@ -148,7 +153,7 @@ def settle(
             settings.append(Setting(variable, value, "argument"))
         elif variable in environ:
             settings.append(Setting(variable, environ[variable], "environment"))
-        else:
+        elif variable in defaults:
             settings.append(Setting(variable, defaults[variable], "default"))
     return settings
 
@@ -178,6 +183,10 @@ def _gpus(count: int, environ: Mapping[str, str], place: Neighbours) -> str:
             f"host, and {GPU_VARIABLE}={shown(inherited)}. Ask for fewer, or unset the variable."
         )
     return ",".join(devices[first : first + count])
+
+
+def _seconds(number: float | None) -> str | None:
+    return None if number is None else f"{number:g}"
 
 
 def _text(number: int | None) -> str | None:

@@ -12,6 +12,7 @@ same choices.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import random
 import re
 import shutil
@@ -23,6 +24,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tests.support.job import Job
+    from tests.support.two_hosts import TwoHosts
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -188,15 +194,32 @@ def harm_files(row: Row, count: int, chance: random.Random) -> None:
         row.lost += not is_whole
 
 
-def kill(row: Row, victim: str, communication: str, chance: random.Random, whole: str) -> None:
-    """Kills a process of a job at a random moment; the job goes on, or is started again."""
+SERVERS = "sync"  # in place of a communication: a parameter server
+
+
+def _arguments(communication: str) -> list[object]:
+    return ["--workers", 2, *(["--ps", 1] if communication == SERVERS else [])]
+
+
+def _job(communication: str, directory: Path, python: str) -> Job:
     from tests.support.job import Job
 
-    directory = Path(tempfile.mkdtemp())
     job = Job(directory)
-    job.environ["KERAS_STRATEGIES_COMMUNICATION"] = communication
+    job.python = python
+    if communication != SERVERS:
+        job.environ["KERAS_STRATEGIES_COMMUNICATION"] = communication
+    return job
+
+
+def kill(
+    row: Row, victim: str, communication: str, chance: random.Random, whole: str, python: str
+) -> None:
+    """Kills a process of a job at a random moment; the job goes on, or is started again."""
+    directory = Path(tempfile.mkdtemp())
+    job = _job(communication, directory, python)
     step, delay = chance.randrange(1, _STEPS - 1), chance.random() * 0.1
-    arguments = ["--workers", 2, "--max-restarts", 2, "--verbose", PROGRAM, "checkpoints"]
+    restarts = ["--max-restarts", 2, "--verbose", PROGRAM, "checkpoints"]
+    arguments = [*_arguments(communication), *restarts]
     row.tried += 1
     what = f"{victim} at step {step} + {delay:.3f} s"
     try:
@@ -204,7 +227,7 @@ def kill(row: Row, victim: str, communication: str, chance: random.Random, whole
         pids, lines, killed = {"launcher": process.pid}, [], 0.0
         for line in process.stdout:
             lines.append(line)
-            if found := re.match(r"tf-config: (worker \d) started.* as process (\d+)", line):
+            if found := re.match(r"tf-config: ((?:worker|ps) \d) started.* as process (\d+)", line):
                 pids[found[1]] = int(found[2])
             if not killed and line.startswith(f"[worker 0] step {step}\n"):
                 time.sleep(delay)
@@ -217,7 +240,7 @@ def kill(row: Row, victim: str, communication: str, chance: random.Random, whole
         if victim == "launcher":
             row.left += _left(job)
             output, code = "", None
-            code, output = job.finish(job.start(*arguments), 120)
+            code, output = job.finish(job.start(*arguments), 300)
             lines = output.splitlines(keepends=True)
         found = {line.split()[4] for line in lines if " weights " in line}
         row.left += _left(job)
@@ -236,7 +259,7 @@ def _kill(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
 
 
-def _left(job: object) -> int:
+def _left(job: Job) -> int:
     """Returns how many processes of a job are there after a while."""
     end = time.monotonic() + _GONE_SECONDS
     while job.processes() and time.monotonic() < end:
@@ -244,15 +267,13 @@ def _left(job: object) -> int:
     return len(job.processes())
 
 
-def undisturbed(communication: str) -> str:
+def undisturbed(communication: str, python: str) -> str:
     """Returns the weights that the program ends with if nobody harms it."""
-    from tests.support.job import Job
-
     directory = Path(tempfile.mkdtemp())
-    job = Job(directory)
-    job.environ["KERAS_STRATEGIES_COMMUNICATION"] = communication
+    job = _job(communication, directory, python)
     try:
-        code, output = job.finish(job.start("--workers", 2, PROGRAM, "checkpoints"), 120)
+        arguments = [*_arguments(communication), PROGRAM, "checkpoints"]
+        code, output = job.finish(job.start(*arguments), 300)
     finally:
         job.close()
         shutil.rmtree(directory, ignore_errors=True)
@@ -260,6 +281,101 @@ def undisturbed(communication: str) -> str:
     if code != 0 or len(found) != 1:
         raise RuntimeError(f"The program ends with {code}: {output}")
     return found.pop()
+
+
+_LIMIT = "import resource; resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))\n"
+_SLEEP = "import time; time.sleep(100)\n"
+_HUNGRY = {
+    "Python": "held = b'x' * (4 << 30)",
+    "NumPy": "import numpy; numpy.ones(1 << 30)",
+    "TensorFlow": "import tensorflow as tf; tf.ones([1 << 30])",
+}
+
+
+def starve(row: Row, kind: str) -> None:
+    """Has one worker of two want more memory than it may have; the job ends, and says why."""
+    from tests.support.job import Job
+
+    directory = Path(tempfile.mkdtemp())
+    job = Job(directory)
+    who = "import json, os; me = json.loads(os.environ['TF_CONFIG'])['task']['index']\n"
+    harm = f"if me == 1:\n    {_LIMIT}    {_HUNGRY[kind]}\n{_SLEEP}"
+    row.tried += 1
+    try:
+        code, output = job.finish(job.start("--workers", 2, job.script(who + harm)), 90)
+        is_said = "worker 1 failed first" in output and "it ran out of memory" in output
+        row.left += _left(job)
+        row.survived += bool(code and is_said)
+        if not (code and is_said):
+            row.errors.append(f"{kind}: exit code {code}: {output[-500:]}")
+    finally:
+        job.close()
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def disturb(row: Row, hosts: TwoHosts, kind: str, name: str, whole: set[str]) -> None:
+    """Harms the network between two workers; they go on, or end and name each other."""
+    from tests.support import network_faults
+
+    is_cut = name == "cut"
+    steps = 400 if is_cut and kind == "async" else 30
+    ended = network_faults.train(hosts, kind, getattr(network_faults, name), 200.0, steps)
+    row.tried += 1
+    good = []
+    for each in ended:
+        goes_on = not is_cut or (kind == "async" and each.task.index == 0)
+        if goes_on:
+            good.append(each.code == 0 and bool(each.weights))
+            row.lost += bool(whole and each.weights and each.weights not in whole)
+        else:
+            good.append(each.code not in (0, None) and network_faults.names_the_other(hosts, each))
+            row.seconds.append(each.seconds)
+        row.left += each.code is None
+        if not good[-1]:
+            row.errors.append(f"{each.task}: exit code {each.code}: {each.output[-500:]}")
+    row.survived += all(good)
+
+
+def disturb_all(rows: list[Row], short: bool) -> None:
+    """Harms the network in all ways, where two hosts can be made."""
+    from tests.support import network_faults
+    from tests.support.two_hosts import TwoHosts, missing
+
+    if reason := missing():
+        print(f"Left out: faults of the network, for {reason}.", flush=True)
+        return
+    faults = {"cut": "a host cut off", "back": "a host cut off for 15 s", "slow": "200 ms, 5% lost"}
+    with TwoHosts.made() as hosts:
+        for kind in ["horovod"] if short else ["horovod", "tensorflow", "sync", "async"]:
+            whole: set[str] = set()
+            if not short and kind != "async":
+                undisturbed = network_faults.train(hosts, kind, network_faults.none, 200.0)
+                whole = {each.weights for each in undisturbed}
+            for name in ["cut"] if short else faults:
+                rows.append(Row(f"network: {faults[name]}, {kind}"))
+                disturb(rows[-1], hosts, kind, name, whole)
+
+
+def kill_all(rows: list[Row], short: bool, chance: random.Random, python: str) -> None:
+    """Kills each kind of process, of jobs that communicate in each way."""
+    for communication in ["tensorflow"] if short else ["tensorflow", "horovod", SERVERS]:
+        whole = undisturbed(communication, python)
+        server = ["ps 0"] if communication == SERVERS else []
+        for victim in ("worker 0", "worker 1", *server, "launcher"):
+            what = "synchronous servers" if server else f"{communication}'s collectives"
+            row = Row(f"SIGKILL of {victim}, {what}")
+            rows.append(row)
+            for _ in range(1 if short else 10):
+                kill(row, victim, communication, chance, whole, python)
+
+
+def _forking(stack: contextlib.ExitStack) -> str:
+    """Returns a Python that has imported TensorFlow, which is half of a short job's work."""
+    from tests.support.fork_server import ForkServer
+
+    server = ForkServer(Path(stack.enter_context(tempfile.TemporaryDirectory())))
+    stack.callback(server.close)
+    return server.python
 
 
 def main() -> int:
@@ -275,13 +391,12 @@ def main() -> int:
     rows = [Row("inputs of users and schedulers"), Row("files of rows: full, killed, damaged")]
     fuzz(rows[0], 6_000 if short else 100_000, arguments.seed)
     harm_files(rows[1], 30 if short else 300, chance)
-    for communication in ["tensorflow"] if short else ["tensorflow", "horovod"]:
-        whole = undisturbed(communication)
-        for victim in ("worker 0", "worker 1", "launcher"):
-            row = Row(f"SIGKILL of {victim}, {communication}'s collectives")
-            rows.append(row)
-            for _ in range(1 if short else 10):
-                kill(row, victim, communication, chance, whole)
+    rows.append(Row("a worker without memory"))
+    for kind in list(_HUNGRY)[: 1 if short else 3]:
+        starve(rows[-1], kind)
+    with contextlib.ExitStack() as stack:
+        kill_all(rows, short, chance, _forking(stack) if short else sys.executable)
+    disturb_all(rows, short)
     print("| Fault | Tried | Went on or ended | Noticed: median, max | Lost | Left behind |")
     print("|---|---|---|---|---|---|")
     print(*rows, sep="\n")

@@ -28,6 +28,7 @@ from strategies._tensorflow import (
 )
 from strategies.collectives import Collectives
 from strategies.collectives.health.agreement import agree
+from strategies.collectives.health.progress import tell_progress
 from strategies.collectives.replica import ReplicaCollectives
 from strategies.collectives.single_worker import in_single_worker_scope
 from strategies.core.random_seeds import seed_state_creator, worker_seed_scope
@@ -99,6 +100,7 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         self._is_used = resolver is None
         if resolver is not None:
             report(MADE)
+            tell_progress()
 
     def between_workers(self) -> Collectives:
         """Returns the collectives among all workers."""

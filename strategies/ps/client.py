@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import queue
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,6 +18,7 @@ import tensorflow as tf
 from absl import logging
 
 from strategies._tensorflow import FunctionCallOptions, context
+from strategies.collectives.health.watchdog import LOST_SECONDS, step_timeout_seconds
 from strategies.collectives.startup.waiting import wait_until
 from tf_config import Address, ClusterSpec, Task
 from tf_config.connect import connect
@@ -59,6 +59,8 @@ class Server:
         with self.building():
             # All updates of this server's variables are made under it.
             self.mutex = tf.raw_ops.MutexV2(shared_name="changes")
+            self._nothing = tf.no_op()
+        self._step_timeout = step_timeout_seconds()
 
     def new_connection(self) -> Server:
         """Opens another connection, for graphs that are large and have many functions.
@@ -100,28 +102,55 @@ class Server:
         answer: queue.SimpleQueue[Any] = queue.SimpleQueue()
         call = threading.Thread(target=self._call, args=(answer, fetches, feeds), daemon=True)
         call.start()
-        start = logged = time.monotonic()
+        start = logged = answered = time.monotonic()
         while True:
-            try:
+            with contextlib.suppress(queue.Empty):
                 result, error = answer.get(timeout=_CHECK_EVERY_SECONDS)
                 break
-            except queue.Empty:
-                now = time.monotonic()
-                if now - logged >= _LOG_EVERY_SECONDS:
-                    logged = now
-                    logging.warning(
-                        "Waiting for ps %d (%s), or for another worker there: %.0f s.",
-                        self.number, self.address, now - start,
-                    )  # fmt: skip
-                if is_gone(self.address):
-                    raise self._lost("nobody listens there") from None
-                if meanwhile is not None:
-                    self.run(meanwhile)
+            now = time.monotonic()
+            if now - logged >= _LOG_EVERY_SECONDS:
+                logged = now
+                logging.warning(
+                    "Waiting for ps %d (%s), or for another worker there: %.0f s.",
+                    self.number, self.address, now - start,
+                )  # fmt: skip
+            answered = self._last_answer(start, answered)
+            if meanwhile is not None:
+                self.run(meanwhile)
         if isinstance(error, (tf.errors.UnavailableError, tf.errors.AbortedError)):
             raise self._lost(error.message.splitlines()[0]) from None
         if error is not None:
             raise error
         return result
+
+    def _last_answer(self, start: float, answered: float) -> float:
+        """Returns when the server's host last answered: now, or as before.
+
+        Raises:
+          ServerLost: if the server is gone, or has been silent for too long.
+        """
+        state, now = state_of(self.address), time.monotonic()
+        if state == "closed":
+            raise self._lost("nobody listens there")
+        if state == "unreachable" and now - answered >= LOST_SECONDS:
+            raise self._lost(f"its host has not answered for {now - answered:.0f} s")
+        if now - start >= self._step_timeout and not self._is_awake():
+            raise self._lost(
+                f"no answer in {now - start:.0f} s, where --step-timeout is {self._step_timeout:g}"
+            )
+        return answered if state == "unreachable" else now
+
+    def _is_awake(self) -> bool:
+        """Returns whether the server runs anything at all."""
+        with self._lock:
+            answer: queue.SimpleQueue[Any] = queue.SimpleQueue()
+            arguments = answer, self._nothing, None
+            threading.Thread(target=self._call, args=arguments, daemon=True).start()
+        try:
+            _, error = answer.get(timeout=_ANSWER_SECONDS)
+        except queue.Empty:
+            return False
+        return error is None
 
     def _call(
         self, answer: queue.SimpleQueue[Any], fetches: Any, feeds: dict[str, Any] | None
@@ -262,15 +291,9 @@ def _put_answer(
         answers.put((server.number, None, error))
 
 
-def is_gone(address: Address) -> bool:
-    """Returns whether a server is gone, though its host answers."""
-    try:
-        with socket.create_connection((address.host, address.port), _ANSWER_SECONDS):
-            return False
-    except ConnectionRefusedError:
-        return True
-    except OSError:
-        return False
+def state_of(address: Address) -> str:
+    """Returns whether something listens at an address: "taken", "closed" or "unreachable"."""
+    return connect([address], _ANSWER_SECONDS)[address].state
 
 
 def connect_servers(cluster: ClusterSpec, task: Task, timeout: float) -> Servers:

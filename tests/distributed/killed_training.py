@@ -1,15 +1,17 @@
 """A program that is killed again and again, and ends as if it had not been.
 
-killed_training.py DIRECTORY [--kill STEP ...]
+killed_training.py DIRECTORY [--kill STEP ...] [--lost N]
 
-With --kill the first worker kills the last one after so many steps in all, each time once. It
-prints the SHA-256 of all weights at the end.
+With --kill the last worker is killed after so many steps in all, each time once; with --lost the
+last of N workers fails whenever it is started again. It prints the SHA-256 of all weights at the
+end.
 """
 
 import argparse
 import hashlib
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -18,6 +20,7 @@ import numpy as np
 import tensorflow as tf
 
 import strategies
+from tf_config import TFConfig
 
 parser = argparse.ArgumentParser()
 parser.add_argument("directory", type=Path)
@@ -25,23 +28,36 @@ parser.add_argument("--kill", type=int, nargs="*", default=[])
 parser.add_argument("--pause", type=float, default=0.0, help="seconds after each step")
 parser.add_argument("--every", type=int, default=3)
 parser.add_argument("--embedding", action="store_true")
+parser.add_argument("--lost", type=int, default=0, help="of so many workers the last is lost")
+parser.add_argument("--replicas", type=int)
+parser.add_argument("--reduce", action="store_true", help="split the optimizer's state")
 arguments = parser.parse_args()
 
+task = TFConfig.from_env()
+count = 1 if task is None else len(task.cluster.training_tasks)
+restarts = int(os.environ.get("KERAS_STRATEGIES_RESTARTS", "0"))
+if restarts and arguments.lost == count == task.task.index + 1:
+    sys.exit("This worker is lost.")
 keras.utils.set_random_seed(7)
-strategy = strategies.from_tf_config()
+options = [strategies.ParameterServerOptions(mode="sync")]
+if arguments.reduce:
+    options.append(strategies.ReductionOptions(mode="reduce", split_above=8))
+strategy = strategies.from_tf_config(num_replicas=arguments.replicas, options=options)
 rank = strategies.collectives.workers.collectives_of(strategy).rank
 
 
 class Kill(keras.callbacks.Callback):
     """Ends the last worker by SIGKILL after a number of steps, as often as there are numbers."""
 
+    def on_train_begin(self, logs=None):
+        print("begins behind step", int(self.model.optimizer.iterations.numpy()), flush=True)
+
     def on_train_batch_end(self, batch, logs=None):
         step = int(self.model.optimizer.iterations.numpy())
         if arguments.pause:
             print("step", step, flush=True)
             time.sleep(arguments.pause)
-        restarts = int(os.environ.get("KERAS_STRATEGIES_RESTARTS", "0"))
-        last = rank == strategy.num_replicas_in_sync - 1
+        last = rank == count - 1
         if last and restarts < len(arguments.kill) and step == arguments.kill[restarts]:
             os.kill(os.getpid(), signal.SIGKILL)
 

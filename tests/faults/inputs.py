@@ -148,9 +148,10 @@ WORDS = st.one_of(
     st.sampled_from(
         ["--workers", "--ps", "--chief", "--evaluator", "--hosts", "--hostfile", "--port", "--task",
          "--from", "--file", "--table", "--batch", "--env", "--ps-hosts", "--threads-per-worker",
-         "--gpus-per-worker", "--interface", "--start-timeout", "--ssh", "--", "--quiet", "-",
-         "--shards", "--name", "--nodes", "--time", "a:2,b:2", "t:rows=1e9,width=16", "train.py",
-         "slurm", "tf_config", "X=1", "--zipf", "--memory-gib", "/dev/null", "/proc/self/mem"]
+         "--gpus-per-worker", "--interface", "--start-timeout", "--step-timeout", "--ssh", "--",
+         "--quiet", "-", "--min-workers", "--shards", "--name", "--nodes", "--time", "a:2,b:2",
+         "train.py", "slurm", "t:rows=1e9,width=16", "tf_config", "X=1", "--zipf", "--memory-gib",
+         "/dev/null", "/proc/self/mem"]
     ),
     NUMBERS, ANY, HOSTS, NODES,
 )  # fmt: skip

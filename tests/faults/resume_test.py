@@ -114,6 +114,56 @@ def test_a_damaged_checkpoint_changes_nothing(tmp_path):
     train(tmp_path)
 
 
+def run_training(forked, *arguments, workers=2, ps=0):
+    """Returns the output, and of each worker that ended its digest and number of steps."""
+    code, output = forked.run("--workers", workers, "--ps", ps, *arguments, timeout=400)
+    assert code == 0, output
+    return output, [line.split()[4:] for line in output.splitlines() if " weights " in line]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("ps", "options"),
+    [
+        (1, []),
+        (2, ["--embedding"]),
+        (1, ["--replicas", 2]),
+        (0, ["--reduce"]),
+        (0, ["--replicas", 2]),
+        (0, ["--replicas", 2, "--reduce", "--embedding"]),
+    ],
+    ids=str,
+)
+def test_no_bit_changes_with_servers_replicas_or_split_state(forked, ps, options):
+    _, whole = run_training(forked, PROGRAM, "whole", *options, ps=ps)
+    killed = "--max-restarts", 3, PROGRAM, "killed", "--kill", 4, 11, *options
+    output, found = run_training(forked, *killed, ps=ps)
+    assert "restart 2 of 3" in output
+    assert sorted(found) == sorted(whole) and len(whole) == 2
+    forked.assert_nothing_left()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options", [["--embedding"], ["--embedding", "--reduce"]], ids=["rows", "split state"]
+)
+def test_with_a_worker_less_training_goes_on(forked, options):
+    output, _ = run_training(forked, PROGRAM, "whole", *options, workers=3)
+    whole = last_loss(output)
+    arguments = "--max-restarts", 3, "--min-workers", 2, PROGRAM, "killed", "--kill", 14
+    output, found = run_training(forked, *arguments, "--lost", 3, *options, workers=3)
+    assert "worker 2 failed 2 times in a row; the job goes on with 2 of its workers" in output
+    assert "] begins behind step 12\n" in output
+    assert [steps for _, steps in found] == ["32", "32"]
+    assert abs(last_loss(output) - whole) < 0.2 * whole
+    forked.assert_nothing_left()
+
+
+def last_loss(output):
+    (loss, *_) = [float(line.split()[-1]) for line in output.splitlines() if "] loss " in line]
+    return loss
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [[], ["--embedding"]], ids=["dense", "rows"])
 def test_killed_workers_change_no_bit(forked, communication, options):

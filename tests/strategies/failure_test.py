@@ -1,5 +1,6 @@
 """Workers that die, and Ctrl-C, in the middle of training."""
 
+import re
 import signal
 import time
 
@@ -33,6 +34,7 @@ def task_process(job, index):
 @pytest.mark.parametrize("index", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_worker_that_is_killed_ends_the_job_and_is_named(job, endless, index):
     launcher = start_training(job, endless)
+    time.sleep(2)  # it writes where it is twice a second
     killed = time.monotonic()
     task_process(job, index).kill()
     output, _ = launcher.communicate(timeout=20)
@@ -40,6 +42,9 @@ def test_a_worker_that_is_killed_ends_the_job_and_is_named(job, endless, index):
     assert launcher.returncode == 128 + signal.SIGKILL
     assert f"tf-config: worker {index} failed with signal 9 (SIGKILL)\n" in output
     assert f"worker {index} failed first, with signal 9 (SIGKILL); " in output
+    assert re.search(
+        r"; when last seen it was behind step \d+, in fit\(.*endless.py, line ", output
+    )
     job.assert_nothing_left()
 
 

@@ -127,3 +127,21 @@ def test_a_paused_server_loses_nothing(job, mode):
     total = epochs * STEPS * (2 if mode in ("async", "half_async") else 1)
     assert any(f"iterations at the end: {total}" in output for output in outputs), outputs
     assert tasks.losses(0)[-1] < tasks.losses(0)[0]
+
+
+@SLOW
+@pytest.mark.parametrize("mode", ["sync", "async", "half_async", "geo"])
+def test_a_paused_server_is_given_up_after_the_step_timeout(job, mode):
+    job.environ["KERAS_STRATEGIES_STEP_TIMEOUT"] = "8"
+    tasks = ByHand(job, mode)
+    server, *workers = tasks.serve(), tasks.work(0), tasks.work(1)
+    tasks.wait_for_epochs(0, 3)
+    tasks.wait_for_epochs(1, 3)
+    server.send_signal(signal.SIGSTOP)
+    start = time.monotonic()
+    for worker in workers:
+        output, _ = worker.communicate(timeout=100)
+        assert worker.returncode != 0
+        assert time.monotonic() - start < 40
+        assert "--step-timeout" in output, output
+        assert f"ps 0 ({tasks.cluster.addresses[Task('ps', 0)]})" in output, output

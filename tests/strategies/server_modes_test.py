@@ -7,6 +7,7 @@ import time
 import numpy as np
 import pytest
 
+from strategies.collectives.health.operations import OperationTracker
 from strategies.parameter_server import update_mode_of
 from strategies.ps.options import ParameterServerOptions
 from strategies.ps.push import Push
@@ -46,7 +47,9 @@ def push(value):
 
 
 def update_mode(**settings):
-    return update_mode_of(ParameterServerOptions("async", **settings), OneServer())
+    return update_mode_of(
+        ParameterServerOptions("async", **settings), OneServer(), OperationTracker()
+    )
 
 
 def steps(update_mode, program, numbers):

@@ -1,5 +1,6 @@
 """Workers that are in different operations: found, named, and ended only where that is sure."""
 
+import dataclasses
 import socket
 import threading
 import time
@@ -8,6 +9,8 @@ import pytest
 import tensorflow as tf
 
 from strategies.collectives.base import LocalCollectives
+from strategies.collectives.health import peers
+from strategies.collectives.health import watchdog as watchdog_module
 from strategies.collectives.health.agreement import agree
 from strategies.collectives.health.operations import OperationTracker, WatchedCollectives
 from strategies.collectives.health.watchdog import (
@@ -16,15 +19,18 @@ from strategies.collectives.health.watchdog import (
     Watchdog,
     _shared_store,
     is_deadlocked,
+    step_timeout_seconds,
     watch_seconds,
 )
 from strategies.collectives.startup.rendezvous import Store, serve
 from tests.support.fakes import FakeWorker
 from tf_config import Address, ClusterSpec, Task, local_cluster
+from tf_config.connect import Reached
 from tf_config.store import StoreHandler, StoreServer, ask
 
 TASKS = [Task("worker", 0), Task("worker", 1)]
-STEP = State("function", "", 40.0, "fit(), train.py, line 3")
+SPEC = ClusterSpec.from_dict({"worker": ["127.0.0.1:1", "127.0.0.1:2"]})
+STEP = State("function", "all_reduce", 40.0, "fit(), train.py, line 3")
 SAVE = State("eager", "all_gather number 7", 40.0, "save, train.py, line 5")
 
 
@@ -69,8 +75,8 @@ def store():
     server.server_close()
 
 
-def watchdog(store, number, ends, seconds=30.0):
-    return Watchdog(store, TASKS, TASKS[number], OperationTracker(), seconds, ends.append)
+def watchdog(store, number, ends, seconds=30.0, **options):
+    return Watchdog(store, SPEC, TASKS[number], OperationTracker(), seconds, ends.append, **options)
 
 
 def test_who_waits_names_the_other_one_and_ends_where_it_has_ended(store, caplog):
@@ -81,7 +87,7 @@ def test_who_waits_names_the_other_one_and_ends_where_it_has_ended(store, caplog
     waiting.check_peers(STEP)
     assert not ends
     (warning,) = caplog.messages
-    assert "worker 0 has waited 40 s in fit(), train.py, line 3" in warning
+    assert "worker 0 has waited 40 s in all_reduce, in fit(), train.py, line 3" in warning
     assert "worker 1 is in train.py, line 9 (time.sleep(100))" in warning
     other._publish(SAVE)
     waiting.check_peers(STEP)
@@ -124,7 +130,7 @@ def test_operations_are_seen_while_they_run():
     collectives.all_gather(tf.constant([1]))
     tf.function(collectives.all_gather)(tf.constant([1]))
     assert seen == [("eager", "all_gather number 1"), ("eager", "all_gather number 2"),
-                    ("function", "")]  # fmt: skip
+                    ("function", "all_gather")]  # fmt: skip
     assert operations.waiting() == ("", "", 0.0)
 
 
@@ -136,10 +142,93 @@ def test_a_wait_lasts_as_long_as_nothing_moves():
         assert operations.waiting()[2] >= 0.2
 
 
-@pytest.mark.parametrize("given", ["0", "-1", "soon", "inf"])
-def test_a_wrong_time_is_refused(given):
-    with pytest.raises(ValueError, match=f"number of seconds above 0. Received: '{given}'"):
-        watch_seconds({"KERAS_STRATEGIES_WATCH_SECONDS": given})
+@pytest.mark.parametrize("given", ["0", "-1", "soon", "inf", ""])
+@pytest.mark.parametrize(
+    ("variable", "read"),
+    [
+        ("KERAS_STRATEGIES_WATCH_SECONDS", watch_seconds),
+        ("KERAS_STRATEGIES_STEP_TIMEOUT", step_timeout_seconds),
+    ],
+)
+def test_a_wrong_time_is_refused(variable, read, given):
+    with pytest.raises(ValueError, match=f"{variable} is a number .* above 0. Received: '{given}'"):
+        read({variable: given})
+
+
+def test_a_wait_beyond_the_step_timeout_ends_all_workers(store):
+    ends = []
+    waiting, other = (watchdog(store, number, ends, step_timeout=35.0) for number in range(2))
+    other._publish(State(place="train.py, line 9 (time.sleep(100))"))
+    waiting.check_peers(dataclasses.replace(STEP, waited=34.0))
+    other.check_verdict()
+    assert not ends
+    waiting.check_peers(STEP)
+    other.check_verdict()
+    assert "at most 35 s for the others inside of a step (--step-timeout)" in ends[0]
+    assert "40 s in all_reduce, in fit(), train.py, line 3, for the other workers: " in ends[0]
+    assert "worker 1 is in train.py, line 9 (time.sleep(100))" in ends[0]
+    assert ends[1] == f"worker 0 ended the job: {ends[0]}"
+
+
+class Silence:
+    """Entries of which the other worker's stay as they are, on a clock that can be set."""
+
+    def __init__(self, monkeypatch):
+        self.now, self.verdicts = 1000.0, []
+        monkeypatch.setattr(peers.time, "monotonic", lambda: self.now)
+
+    def put(self, key, value):
+        self.verdicts.append((key, value))
+        return True
+
+    def get(self, key):
+        return State(place="train.py, line 4").to_bytes()
+
+
+@pytest.mark.parametrize(("state", "ends_it"), [("closed", False), ("unreachable", True)])
+def test_who_is_silent_is_given_up_where_its_host_does_not_answer(
+    monkeypatch, state, ends_it, caplog
+):
+    address = SPEC.addresses[TASKS[1]]
+    monkeypatch.setattr(
+        watchdog_module,
+        "connect",
+        lambda addresses, timeout: {each: Reached(state, "") for each in addresses},
+    )
+    ends, silence = [], Silence(monkeypatch)
+    watching = Watchdog(silence, SPEC, TASKS[0], OperationTracker(), 30.0, ends.append)
+    for waited in range(10, 70, 10):
+        silence.now += 10
+        watching.check_peers(State("function", "all_reduce", waited))
+        assert not ends
+    assert f"worker 1 ({address}) has said nothing for 50 s" in caplog.messages[-1]
+    silence.now += 10
+    watching.check_peers(State("function", "all_reduce", 70))
+    assert bool(ends) == ends_it
+    if ends_it:
+        assert f"worker 1 ({address}) has said nothing for 60 s, on a host that does not" in ends[0]
+
+
+def test_without_the_store_the_others_are_silent(monkeypatch):
+    silence = Silence(monkeypatch)
+    others = peers.Peers(silence, TASKS[1:])
+    others.look()
+    silence.now += 20
+    assert others.look(is_reached=False)[TASKS[1]].describe(30.0) == "has said nothing for 20 s"
+    silence.now += 100  # nobody looked meanwhile
+    assert others.look()[TASKS[1]].silent == 0
+
+
+def test_who_has_ended_is_missed_only_where_it_is_waited_for(store):
+    ends = []
+    waiting = watchdog(store, 0, ends, misses_ended=False)
+    watchdog(store, 1, [])._publish(State(ended=True))
+    waiting.check_peers(STEP)
+    assert not ends
+    started = time.monotonic()
+    waiting.start()
+    waiting.leave()
+    assert time.monotonic() - started < 5
 
 
 APART = """
@@ -204,10 +293,58 @@ def test_workers_apart_end_the_job_and_are_named(forked, case, communication, me
         assert message in output, output
 
 
+SLOW_STEP = """
+import sys, time
+import numpy as np, tensorflow as tf, keras, strategies
+
+strategy = strategies.from_tf_config(**({"mode": sys.argv[1]} if sys.argv[1:] else {}))
+workers = getattr(strategy.extended, "workers", strategy.extended.collectives)
+x, y = np.ones([64, 3], "float32"), np.ones([64, 1], "float32")
+
+
+class Late(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == 3 and workers.rank == 1:
+            time.sleep(600)
+
+
+with strategy.scope():
+    model = keras.Sequential([keras.Input([3]), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+model.fit(x, y, batch_size=4, verbose=0, callbacks=[Late()])
+"""
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ("--workers", 2),
+        pytest.param(("--workers", 3), marks=pytest.mark.slow),
+        pytest.param(("--workers", 2, "--ps", 1, "sync"), marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_a_late_worker_ends_the_job_on_all_of_them(forked, given):
+    *cluster, mode = given if "sync" in given else (*given, None)
+    script = forked.script(SLOW_STEP)
+    started = time.monotonic()
+    code, output = forked.run(
+        *cluster, "--step-timeout", 8, "--log-dir", "logs", script, *filter(None, [mode]),
+        timeout=120,
+    )  # fmt: skip
+    assert code == 1, output
+    assert time.monotonic() - started < 100
+    for worker in range(given[1]):
+        log = (forked.directory / f"logs/worker-{worker}.log").read_text()
+        assert "at most 8 s for the others inside of a step (--step-timeout). Received:" in log
+        assert "worker 1 is in fit(" in log, log
+        assert "line 13 (time.sleep(600))" in log, log
+    forked.assert_nothing_left()
+
+
 def test_the_store_is_at_the_first_workers_address_alone(monkeypatch):
     monkeypatch.setenv("KERAS_STRATEGIES_SECRET", "0123456789abcdef")
-    spec = ClusterSpec.from_dict({"worker": ["127.0.0.1:1", "127.0.0.1:2"]})
-    store = _shared_store(LocalCollectives(), spec, TASKS[0])
+    store = _shared_store(LocalCollectives(), SPEC, TASKS[0])
     assert store.put(TASKS[1], b"here")
     at = store._address
     with pytest.raises(ConnectionRefusedError):
@@ -216,9 +353,9 @@ def test_the_store_is_at_the_first_workers_address_alone(monkeypatch):
 
 
 def test_what_no_worker_wrote_says_nothing(monkeypatch):
-    spec = ClusterSpec.from_dict({"worker": ["127.0.0.1:1", "127.0.0.1:2"]})
-    store = _shared_store(LocalCollectives(), spec, TASKS[0])
+    store = _shared_store(LocalCollectives(), SPEC, TASKS[0])
     first = watchdog(store, 0, [])
     for entry in (b"", b"\xff", b"[]", b"3", b'{"more": 1}', b"[" * 10**5):
         assert store.put(TASKS[1], entry)
-        assert first._state_of(TASKS[1]) is None
+        assert first._peers.state_of(TASKS[1]) is None
+        assert first._peers.look()[TASKS[1]].kind == ""

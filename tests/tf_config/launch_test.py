@@ -1,11 +1,13 @@
 """The launcher with small programs that need no TensorFlow."""
 
+import contextlib
 import os
 import re
 import shlex
 import signal
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -131,6 +133,99 @@ def test_of_a_killed_task_its_memory_and_its_last_line_are_said(job):
     assert code == 128 + signal.SIGKILL
     assert re.search(r"with signal 9 \(SIGKILL\); it had 0\.[34] GiB of memory; the kernel", output)
     assert output.endswith("tf-config: | 3/9\n")
+
+
+LOST = (
+    WHO + "import sys\ncount = len(json.loads(os.environ['TF_CONFIG'])['cluster']['worker'])\n"
+    "if me == 2: sys.exit(5)\nif count == 3:\n    " + SLEEP + "print('goes on with', count)\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("least", "restarts", "code"), [(2, 2, 0), (1, 3, 0), (3, 3, 5), (None, 3, 5), (2, 1, 5)]
+)
+def test_a_worker_that_fails_again_and_again_is_left_out(job, least, restarts, code):
+    least = [] if least is None else ["--min-workers", least]
+    script = job.script(LOST)
+    found, output = job.run("--workers", 3, "--max-restarts", restarts, *least, script)
+    assert found == code, output
+    said = "worker 2 failed 2 times in a row; the job goes on with 2 of its workers, numbered anew"
+    assert (said in output) == (code == 0)
+    if code == 0:
+        assert "[worker 0] goes on with 2" in output and "[worker 1] goes on with 2" in output
+        assert f"restart 2 of {restarts}" in output
+    job.assert_nothing_left()
+
+
+def test_of_a_killed_task_its_last_step_is_said(job):
+    script = job.script(
+        "import os, signal\nfrom tf_config.vitals import write_progress\n"
+        "path = os.environ['KERAS_STRATEGIES_PROGRESS']\n"
+        "write_progress(path, 'behind step 123456, in train.py')\n"
+        "write_progress(path, 'behind step 7, in train.py')\nos.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    code, output = job.run("--workers", 1, script)
+    assert code == 128 + signal.SIGKILL
+    assert "; when last seen it was behind step 7, in train.py; it printed nothing" in output
+
+
+LIMITED = "import resource\nresource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("held = b'x' * (2 << 30)\n", "(MemoryError)"),
+        ("import numpy\nnumpy.ones(1 << 28)\n", "Unable to allocate 2.00 GiB"),
+        (
+            "import os, sys\nprint('terminate called: std::bad_alloc')\nos.abort()\n",
+            "std::bad_alloc",
+        ),
+    ],
+    ids=["Python", "NumPy", "C++"],
+)
+def test_a_task_without_memory_ends_the_job_and_it_is_said(job, text, said):
+    others = (
+        WHO + "if me == 1:\n" + "".join(f"    {line}\n" for line in (LIMITED + text).splitlines())
+    )
+    code, output = job.run("--workers", 2, job.script(others + SLEEP))
+    assert code != 0
+    last = output.partition("worker 1 failed first, with ")[2].splitlines()[0]
+    assert "; it ran out of memory (" in last and said in last, output
+    job.assert_nothing_left()
+
+
+def memory_group():
+    """Returns a new control group of memory, and the file of its limit."""
+    for parent, limit in (("memory", "memory.limit_in_bytes"), ("", "memory.max")):
+        path = Path("/sys/fs/cgroup", parent, f"ks-{os.getpid()}")
+        with contextlib.suppress(OSError):
+            path.mkdir()
+            if (path / limit).exists():
+                return path, path / limit
+            path.rmdir()
+    pytest.skip("control groups of memory are made by root, where the kernel has them")
+
+
+def test_the_kernels_word_of_a_task_beyond_its_control_group_is_said(job):
+    group, limit = memory_group()
+    try:
+        limit.write_text(str(300 << 20))
+        script = job.script(WHO + "held = b'x' * (me * (900 << 20))\n" + SLEEP)
+        inside = f'echo $$ > {group}/cgroup.procs; exec "$@"'
+        run = [job.python, "-m", "tf_config", "run", "--workers", "2", str(script)]
+        process = job.popen(["sh", "-c", inside, "sh", *run])
+        code, output = job.finish(process, 60)
+        assert code == 128 + signal.SIGKILL, output
+        assert "worker 1 failed first, with signal 9 (SIGKILL)" in output
+        assert "; the kernel ended it for want of memory" in output
+    finally:
+        job.close()
+        for _ in range(50):
+            with contextlib.suppress(OSError):
+                group.rmdir()
+                break
+            time.sleep(0.1)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

@@ -31,6 +31,12 @@ def add_settings(
         help="wait so long for the others at the start (300)",
     )
     parser.add_argument(
+        "--step-timeout",
+        type=seconds,
+        metavar="SECONDS",
+        help="end a job whose workers wait so long for one inside of a step (never)",
+    )
+    parser.add_argument(
         "--threads-per-worker",
         type=positive,
         metavar="N",
@@ -73,6 +79,7 @@ def request(arguments: argparse.Namespace) -> Request:
     """
     return Request(
         start_timeout=arguments.start_timeout,
+        step_timeout=arguments.step_timeout,
         threads=arguments.threads_per_worker,
         gpus=getattr(arguments, "gpus_per_worker", None),
         interface=arguments.interface,

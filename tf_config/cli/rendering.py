@@ -31,6 +31,7 @@ def options(arguments: argparse.Namespace) -> tuple[str, ...]:
     threads = asked.threads or arguments.cpus_per_worker
     chosen = {
         "--start-timeout": None if asked.start_timeout is None else f"{asked.start_timeout:g}",
+        "--step-timeout": None if asked.step_timeout is None else f"{asked.step_timeout:g}",
         "--threads-per-worker": None if threads is None else str(threads),
         "--interface": asked.interface,
     }

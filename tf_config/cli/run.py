@@ -16,6 +16,7 @@ from tf_config.cli.arguments import (
     add_verbosity,
     count,
     hosts,
+    positive,
     ps_hosts,
     roles,
     say,
@@ -30,6 +31,7 @@ from tf_config.cli.program import (
 from tf_config.errors import ClusterConfigError, shown
 from tf_config.output import Console
 from tf_config.plan import Job, shell_line
+from tf_config.restarts import Restarts
 
 NAME = "run"
 USAGE = "[OPTION ...] PROGRAM [ARGUMENT ...]"
@@ -58,6 +60,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="start all tasks again after a failure (0)",
     )
     parser.add_argument(
+        "--min-workers",
+        type=positive,
+        metavar="N",
+        help="start again with fewer workers, N or more, where some are lost (all)",
+    )
+    parser.add_argument(
         "--dry-run", action="store_true", help="print what would be started where, and stop"
     )
     add_program(parser)
@@ -74,6 +82,11 @@ def run(arguments: argparse.Namespace) -> int:
         _words(arguments.ssh),
         arguments.port,
     )
+    if arguments.min_workers is not None and not arguments.max_restarts:
+        raise ClusterConfigError(
+            "Workers are left out when a job starts again. Received: --min-workers "
+            f"{arguments.min_workers} without --max-restarts. Add for example --max-restarts 3."
+        )
     warn_of_options_behind(arguments)
     if arguments.dry_run:
         if job.elsewhere:
@@ -86,11 +99,9 @@ def run(arguments: argparse.Namespace) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a character that cannot be shown ends no job
     console = Console(sys.stdout, job.roles.tasks[0], arguments.verbosity)
+    restarts = Restarts(job, os.environ, arguments.min_workers, console.note)
     return launch.run(
-        lambda restart: job.commands(os.environ, restart),
-        console,
-        arguments.log_dir,
-        arguments.max_restarts,
+        restarts.commands, console, arguments.log_dir, arguments.max_restarts, restarts.failed
     )
 
 

@@ -25,7 +25,9 @@ class OperationTracker:
     def __init__(self) -> None:
         self._count = 0
         self._eager: dict[int, tuple[int, str]] = {}
-        self._graphs: list[tuple[ResourceVariable, ResourceVariable]] = []
+        self._steps = 0
+        self._in_steps: dict[int, tuple[int, str]] = {}
+        self._graphs: list[tuple[str, ResourceVariable, ResourceVariable]] = []
         self._seen: tuple[Any, ...] = ()
         self._since = time.monotonic()
 
@@ -40,26 +42,40 @@ class OperationTracker:
         finally:
             self._eager.pop(thread, None)
 
-    def add_counters(self) -> tuple[ResourceVariable, ResourceVariable]:
-        """Creates the counters of a stream's operations that functions have begun and ended."""
+    @contextlib.contextmanager
+    def track_step(self, what: str) -> Iterator[None]:
+        """Records, for as long as the block runs, what a step does in Python."""
+        self._steps += 1
+        thread = threading.get_ident()
+        self._in_steps[thread] = (self._steps, what)
+        try:
+            yield
+        finally:
+            self._in_steps.pop(thread, None)
+
+    def add_counters(self, kind: str) -> tuple[ResourceVariable, ResourceVariable]:
+        """Creates the counters of operations of a kind that functions have begun and ended."""
         with tf.init_scope(), tf.device("/device:CPU:0"):
-            counters = tuple(ResourceVariable(0, dtype=tf.int64, trainable=False) for _ in range(2))
-        self._graphs.append(counters)
-        return counters
+            begun, ended = (ResourceVariable(0, dtype=tf.int64, trainable=False) for _ in range(2))
+        self._graphs.append((kind, begun, ended))
+        return begun, ended
 
     def waiting(self) -> tuple[str, str, float]:
         """Returns what this worker waits in: "eager", "function" or ""; its name; for how long."""
-        counts = [[int(c.numpy()) for c in counters] for counters in list(self._graphs)]
-        eager = sorted(self._eager.values())
-        seen = (tuple(eager), tuple(map(tuple, counts)))
+        counts = [
+            (kind, int(begun.numpy()), int(ended.numpy()))
+            for kind, begun, ended in list(self._graphs)
+        ]
+        eager, in_steps = sorted(self._eager.values()), sorted(self._in_steps.values())
+        seen = (tuple(eager), tuple(counts), self._steps, tuple(in_steps))
         now = time.monotonic()
         if seen != self._seen:
             self._seen, self._since = seen, now
         if eager:
             return "eager", f"{eager[0][1]} number {eager[0][0]}", now - self._since
-        if any(begun > ended for begun, ended in counts):
-            return "function", "", now - self._since
-        return "", "", 0.0
+        running = [what for _, what in in_steps]
+        running += [kind for kind, begun, ended in counts if begun > ended]
+        return ("function", running[0], now - self._since) if running else ("", "", 0.0)
 
 
 class WatchedCollectives:
@@ -78,7 +94,7 @@ class WatchedCollectives:
         self.size = collectives.size
         self._collectives = collectives
         self._operations = operations
-        self._counters = operations.add_counters()
+        self._counters: dict[str, tuple[ResourceVariable, ResourceVariable]] = {}
         self._spans = SpanStream(EXCHANGE, is_common=True, is_measured=is_measured)
         self._child_streams: list[WatchedCollectives] = []
 
@@ -112,7 +128,9 @@ class WatchedCollectives:
         if tf.executing_eagerly():
             with self._operations.track_eager(kind):
                 return self._spans.measure(kind, lambda: operation(*arguments))
-        begun, ended = self._counters
+        if kind not in self._counters:
+            self._counters[kind] = self._operations.add_counters(kind)
+        begun, ended = self._counters[kind]
         arguments = tf.nest.map_structure(tf.convert_to_tensor, arguments)
         with tf.control_dependencies(tf.nest.flatten(arguments)):
             counted = begun.assign_add(1, read_value=False)

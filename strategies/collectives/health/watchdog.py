@@ -3,20 +3,21 @@
 Each worker tells a store, which the first one serves, what it is in. A wait may be long for a good
 reason: a function is traced, a first worker validates or saves by itself. So a worker that waits
 says whom it waits for, again and again; it ends the job only where nothing can end the wait: the
-other one has ended, or waits as long in another operation.
+other one has ended, waits as long in another operation, or is on a host that does not answer; and
+where the user has said how long a wait may be. It leaves its reason where all others find it, so
+that each of them ends with it.
 """
 
 from __future__ import annotations
 
 import atexit
 import dataclasses
-import json
 import os
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import tensorflow as tf
@@ -25,9 +26,12 @@ from absl import logging
 from strategies._keras import running_call
 from strategies.collectives.base import Collectives
 from strategies.collectives.health.operations import OperationTracker, WatchedCollectives
+from strategies.collectives.health.peers import SILENT_SECONDS, Entries, Peers, State
 from strategies.collectives.startup.rendezvous import Store, serve
 from tf_config import Address, ClusterSpec, Task
+from tf_config.connect import connect
 from tf_config.secret import secret_of
+from tf_config.settings import STEP_TIMEOUT_VARIABLE
 from tf_config.store import StoreHandler, StoreServer
 
 WATCH_VARIABLE = "KERAS_STRATEGIES_WATCH_SECONDS"
@@ -36,6 +40,12 @@ _PAUSE_SECONDS = 1.0
 _PUBLISH_SECONDS = 2.0
 _ENDED_SECONDS = 3.0
 _LEAVING_SECONDS = 12.0
+# A host that does not answer for so long is not waited for any more.
+LOST_SECONDS = 60.0
+_CONNECT_SECONDS = 5.0
+# In which the others read why a worker ends the job, before it does.
+_LINGER_SECONDS = 4.0
+_VERDICT = "verdict"
 _SCOPE = "keras_strategies_operations"
 _NAMED = 3  # workers in a message
 _NOT_THE_USERS = (
@@ -47,36 +57,6 @@ _NOT_THE_USERS = (
 # What this process watches: it has one job, strategies may be many.
 _watched: dict[int, WatchedCollectives] = {}
 _watchdog: Watchdog | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class State:
-    """What a worker is doing, as it tells the others.
-
-    Attributes:
-      kind: of the collective operation that it waits in: "eager", "function", "" for none.
-      operation: which one.
-      waited: for how many seconds.
-      place: the line of the user's program, and the call.
-      ended: whether it has ended.
-    """
-
-    kind: str = ""
-    operation: str = ""
-    waited: float = 0.0
-    place: str = ""
-    ended: bool = False
-
-    def may_match(self, other: State) -> bool:
-        """Returns whether two workers may wait in the same operation."""
-        return bool(self.kind) and (self.kind, self.operation) == (other.kind, other.operation)
-
-    def describe(self, seconds: float) -> str:
-        """Returns a description of what the worker does."""
-        if self.ended:
-            return "has ended"
-        doing = "waits" if self.waited >= seconds else "is"
-        return f"{doing} in {self.place}" if self.place else doing
 
 
 def is_deadlocked(mine: State, theirs: State, seconds: float) -> bool:
@@ -110,9 +90,10 @@ def watch(
     """
     global _watchdog
     if _watchdog is None:
-        operations = OperationTracker()
         store = _shared_store(collectives, cluster, task)
-        _watchdog = Watchdog(store, cluster.training_tasks, task, operations, seconds)
+        _watchdog = Watchdog(
+            store, cluster, task, OperationTracker(), seconds, step_timeout=step_timeout_seconds()
+        )
         _watchdog.start()
         # Before what Horovod and TensorFlow do at the end, which would end the others' waits.
         atexit.register(_watchdog.leave)
@@ -130,15 +111,33 @@ def watch_seconds(environ: Mapping[str, str] = os.environ) -> float:
     Raises:
       ValueError: if the environment says no such time.
     """
-    given = environ.get(WATCH_VARIABLE, WATCH_SECONDS)
+    return _seconds(environ, WATCH_VARIABLE, WATCH_SECONDS, f"{WATCH_SECONDS:g}")
+
+
+def step_timeout_seconds(environ: Mapping[str, str] = os.environ) -> float:
+    """Returns the number of seconds after which a wait ends the job; infinity for never.
+
+    >>> step_timeout_seconds({"KERAS_STRATEGIES_STEP_TIMEOUT": "600"}), step_timeout_seconds({})
+    (600.0, inf)
+
+    Raises:
+      ValueError: if the environment says no such time.
+    """
+    return _seconds(environ, STEP_TIMEOUT_VARIABLE, float("inf"), "no limit")
+
+
+def _seconds(environ: Mapping[str, str], variable: str, default: float, in_words: str) -> float:
+    if variable not in environ:
+        return default
+    given = environ[variable]
     try:
         seconds = float(given)
     except ValueError:
         seconds = 0.0
     if not 0 < seconds < float("inf"):
         raise ValueError(
-            f"{WATCH_VARIABLE} is a number of seconds above 0. Received: {given!r}. Correct it, "
-            f"or leave it out for {WATCH_SECONDS:g}."
+            f"{variable} is a number of seconds above 0. Received: {given!r}. Correct it, "
+            f"or leave it out for {in_words}."
         )
     return seconds
 
@@ -147,34 +146,43 @@ class Watchdog:
     """A thread that publishes what this worker does, and checks its peers while it waits.
 
     Args:
-      store: of all workers' states.
-      tasks: the workers, by rank.
+      entries: of all workers' states.
+      cluster: its workers, by rank.
       task: this one.
       operations: what this worker is in.
       seconds: how long a wait may be before it is told of.
       end: ends the process, with a message.
+      step_timeout: how long a wait may be before it ends the job.
+      misses_ended: whether it is in vain to wait when a worker has ended.
     """
 
     def __init__(
         self,
-        store: Store,
-        tasks: Sequence[Task],
+        entries: Entries,
+        cluster: ClusterSpec,
         task: Task,
         operations: OperationTracker,
         seconds: float,
         end: Callable[[str], None] | None = None,
+        step_timeout: float = float("inf"),
+        misses_ended: bool = True,
     ):
         self.operations = operations
-        self._store = store
+        self._entries = entries
+        self._cluster = cluster
         self._task = task
-        self._others = [other for other in tasks if other != task]
+        tasks = cluster.training_tasks
+        self._peers = Peers(entries, [other for other in tasks if other != task])
         self._seconds = seconds
+        self._step_timeout = step_timeout
+        self._misses_ended = misses_ended
         self._end = end or _end_process
         # The more workers, the less often: the first one answers all of them.
         self._publish_seconds = max(_PUBLISH_SECONDS, len(tasks) / 10)
         self._main = threading.main_thread().ident or 0
         self._stopped = threading.Event()
         self._warned = 0.0
+        self._beat = 0
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
     def start(self) -> None:
@@ -184,46 +192,90 @@ class Watchdog:
     def leave(self) -> None:
         """Announces that this worker has ended, and waits until the others have seen it.
 
-        Returns at once where all others have ended, or this one ends with an error.
+        Returns at once where all others have ended, nobody misses one that has, or this one ends
+        with an error.
         """
         self._stopped.set()
-        self._thread.join()
-        self._publish(State(ended=True))
+        self._thread.join(_LEAVING_SECONDS)
+        is_reached = self._publish(State(ended=True))
         if hasattr(sys, "last_value"):
+            self._explain(is_reached)
+        if hasattr(sys, "last_value") or not self._misses_ended:
             return
-        missing, end = list(self._others), time.monotonic() + _LEAVING_SECONDS
+        missing, end = list(self._peers.others), time.monotonic() + _LEAVING_SECONDS
         while missing and time.monotonic() < end:
-            state = self._state_of(missing[0])
+            state = self._peers.state_of(missing[0])
             if state is None or state.ended:
                 missing.pop(0)
             else:
                 time.sleep(0.1)
 
-    def check_peers(self, mine: State) -> None:
+    def check_peers(self, mine: State, is_reached: bool = True) -> None:
         """Checks the other workers while this one waits; logs a warning, or ends the process."""
-        states = {other: self._state_of(other) for other in self._others}
-        known = {other: state for other, state in states.items() if state is not None}
-        lost = [
-            other for other, state in known.items() if is_deadlocked(mine, state, self._seconds)
-        ]
+        states = self._peers.look(is_reached)
+        lost = {other: state for other, state in states.items() if self._is_lost(mine, state)}
+        late = {o: s for o, s in states.items() if not mine.may_match(s)} or states
+        cut_off = self._cut_off(states, LOST_SECONDS)
         if lost:
-            self._end(self._report(mine, {other: known[other] for other in lost}))
+            self._end_all(self._report(mine, lost))
+        elif cut_off:
+            self._end_all(self._report(mine, cut_off, ", on a host that does not answer"))
+        elif mine.waited >= self._step_timeout:
+            self._end_all(
+                f"A worker waits at most {self._step_timeout:g} s for the others inside of a step "
+                f"(--step-timeout). Received: {self._report(mine, late)} Raise the limit where one "
+                "of them computes, validates or saves longer by itself."
+            )
         elif mine.waited >= self._seconds and mine.waited - self._warned >= self._seconds:
             self._warned = mine.waited
-            late = {
-                o: s
-                for o, s in known.items()
-                if (s.kind, s.operation) != (mine.kind, mine.operation)
-            }
-            logging.warning("%s", self._report(mine, late or known))
+            logging.warning("%s", self._report(mine, late))
 
-    def _report(self, mine: State, others: Mapping[Task, State]) -> str:
-        named = [f"{o} {s.describe(self._seconds)}" for o, s in list(others.items())[:_NAMED]]
-        more = f" and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
+    def check_verdict(self) -> None:
+        """Ends the process if another worker has ended the job."""
+        found = self._entries.get(_VERDICT)
+        if found is not None:
+            self._end(found.decode(errors="replace"))
+
+    def _is_lost(self, mine: State, theirs: State) -> bool:
+        if theirs.ended and not self._misses_ended:
+            return False
+        return is_deadlocked(mine, theirs, self._seconds)
+
+    def _explain(self, is_reached: bool) -> None:
+        """Logs which workers are on hosts that do not answer; their silence ends operations."""
+        cut_off = self._cut_off(self._peers.look(is_reached), SILENT_SECONDS)
+        if cut_off:
+            names = ", ".join(self._described(*each) for each in cut_off.items())
+            logging.error("%s ends: %s, on a host that does not answer.", self._task, names)
+
+    def _cut_off(self, states: Mapping[Task, State], seconds: float) -> dict[Task, State]:
+        """Returns the workers that are silent for so long, on hosts that do not answer."""
+        silent = {task: state for task, state in states.items() if state.silent >= seconds}
+        addresses = self._cluster.addresses
+        reached = connect([addresses[task] for task in silent], _CONNECT_SECONDS)
+        return {
+            task: state
+            for task, state in silent.items()
+            if not state.ended and reached[addresses[task]].state == "unreachable"
+        }
+
+    def _end_all(self, message: str) -> None:
+        """Ends the job: this process, and by what it leaves to be read all others."""
+        self._entries.put(_VERDICT, f"{self._task} ended the job: {message}".encode())
+        self._end(message)
+
+    def _report(self, mine: State, others: Mapping[Task, State], more: str = "") -> str:
+        named = [self._described(other, state) for other, state in list(others.items())[:_NAMED]]
+        rest = f" and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
+        doing = f"{mine.operation}, in {mine.place}" if mine.place else mine.operation
         return (
-            f"{self._task} has waited {mine.waited:.0f} s in {mine.place}, for the other workers: "
-            f"{', '.join(named)}{more}. All workers call it, with as many steps."
+            f"{self._task} has waited {mine.waited:.0f} s in {doing}, for the other workers: "
+            f"{', '.join(named)}{rest}{more}. All workers call it, with as many steps."
         )
+
+    def _described(self, task: Task, state: State) -> str:
+        at = f" ({self._cluster.addresses[task]})" if state.is_silent and not state.ended else ""
+        return f"{task}{at} {state.describe(self._seconds)}"
 
     def _watch(self) -> None:
         published = 0.0
@@ -234,20 +286,16 @@ class Watchdog:
             if time.monotonic() - published < self._publish_seconds:
                 continue
             published = time.monotonic()
-            mine = State(kind, operation, waited, _place(self._main))
-            self._publish(mine)
+            mine = State(kind, operation, waited, place_of(self._main))
+            is_reached = self._publish(mine)
+            if is_reached:
+                self.check_verdict()
             if waited >= _ENDED_SECONDS:
-                self.check_peers(mine)
+                self.check_peers(mine, is_reached)
 
-    def _publish(self, state: State) -> None:
-        self._store.put(self._task, json.dumps(dataclasses.asdict(state)).encode())
-
-    def _state_of(self, task: Task) -> State | None:
-        entry = self._store.get(task)
-        try:
-            return None if entry is None else State(**json.loads(entry))
-        except (TypeError, ValueError, RecursionError):  # no worker of this version wrote that
-            return None
+    def _publish(self, state: State) -> bool:
+        self._beat += 1
+        return self._entries.put(self._task, dataclasses.replace(state, beat=self._beat).to_bytes())
 
 
 def _end_process(message: str) -> None:
@@ -255,10 +303,11 @@ def _end_process(message: str) -> None:
     logging.error("%s", message)
     sys.stdout.flush()
     sys.stderr.flush()
+    time.sleep(_LINGER_SECONDS)
     os._exit(1)
 
 
-def _place(thread: int) -> str:
+def place_of(thread: int) -> str:
     """Returns the line of the user's program that a thread is in, and the running call of Keras."""
     frame = sys._current_frames().get(thread)  # noqa: SLF001  # a public function, in its way
     call = running_call(frame) if frame is not None else ""

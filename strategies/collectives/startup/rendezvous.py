@@ -181,18 +181,18 @@ class Store:
         self._secret = secret_of()
         self.is_refused = False
 
-    def put(self, task: Task, value: bytes) -> bool:
-        """Writes a task's entry; returns whether the store was there."""
-        status, _ = self._request("PUT", task, value)
+    def put(self, key: Task | str, value: bytes) -> bool:
+        """Writes an entry, of a task or of all; returns whether the store was there."""
+        status, _ = self._request("PUT", key, value)
         return status == HTTPStatus.OK
 
-    def get(self, task: Task) -> bytes | None:
-        """Returns a task's entry; None if there is none."""
-        status, body = self._request("GET", task)
+    def get(self, key: Task | str) -> bytes | None:
+        """Returns an entry; None if there is none."""
+        status, body = self._request("GET", key)
         return body if status == HTTPStatus.OK else None
 
-    def _request(self, method: str, task: Task, body: bytes = b"") -> tuple[int, bytes]:
-        path = f"/{self._scope}/{task.label}"
+    def _request(self, method: str, key: Task | str, body: bytes = b"") -> tuple[int, bytes]:
+        path = f"/{self._scope}/{key if isinstance(key, str) else key.label}"
         status, content = ask(self._address, method, path, body, self._secret)
         self.is_refused = status == HTTPStatus.FORBIDDEN
         return status, content

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
+from strategies.collectives.health.operations import OperationTracker
 from strategies.ps.barrier import Barrier
 from strategies.ps.client import Server, Servers, leader
 from strategies.ps.push import Push
@@ -21,15 +22,18 @@ class Sync:
 
     Args:
       servers: of the job.
+      operations: takes what this worker is in.
     """
 
-    def __init__(self, servers: Servers):
+    def __init__(self, servers: Servers, operations: OperationTracker):
         self._servers = servers
+        self._operations = operations
         self._present = {server.number: [True] * servers.size for server in servers.servers}
 
     def step(self, program: StepProgram, push: Push) -> list[np.ndarray]:
         """Sends the updates of a step and returns the variables' new values."""
-        changed = self._servers.each(lambda server: self._update(server, program, push))
+        with self._operations.track_step("update on the parameter servers"):
+            changed = self._servers.each(lambda server: self._update(server, program, push))
         return [vector for vectors in changed for vector in vectors]
 
     def drain(self) -> None:

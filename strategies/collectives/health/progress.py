@@ -1,0 +1,62 @@
+"""Tells the launcher at which step this process is, which says so of one that is killed."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from types import FrameType
+from typing import Any
+
+from strategies.collectives.health.watchdog import place_of
+from tf_config.settings import PROGRESS_VARIABLE
+from tf_config.vitals import write_progress
+
+_PAUSE_SECONDS = 0.5
+_is_told = False
+
+
+def tell_progress() -> None:
+    """Starts to write where the main thread is, if the launcher asks for it; once a process."""
+    global _is_told
+    path = os.environ.get(PROGRESS_VARIABLE, "")
+    if path and not _is_told:
+        _is_told = True
+        threading.Thread(target=_tell, args=(path,), name="progress", daemon=True).start()
+
+
+def where(thread: int) -> str:
+    """Returns the step that a model's optimizer has made, and the line of the user's program."""
+    step = step_of(sys._current_frames().get(thread))  # noqa: SLF001  # a public function
+    place = place_of(thread)
+    words = [] if step is None else [f"behind step {step}"]
+    return ", ".join([*words, *([f"in {place}"] if place else [])])
+
+
+def step_of(frame: FrameType | None) -> int | None:
+    """Returns how many steps the optimizer of the running model has made; None if none runs.
+
+    >>> step_of(sys._getframe()) is None
+    True
+    """
+    while frame is not None:
+        if frame.f_code.co_name == "fit":
+            optimizer: Any = getattr(frame.f_locals.get("self"), "optimizer", None)
+            iterations = getattr(optimizer, "iterations", None)
+            if iterations is not None:
+                return int(iterations.numpy())
+        frame = frame.f_back
+    return None
+
+
+def _tell(path: str) -> None:
+    main = threading.main_thread().ident or 0
+    while True:
+        time.sleep(_PAUSE_SECONDS)
+        try:
+            write_progress(path, where(main))
+        except OSError:
+            return
+        except Exception:  # a model in the making has no optimizer yet, or no iterations
+            continue

@@ -1,0 +1,104 @@
+"""A watchdog of the workers of a job with parameter servers, which hold what the workers tell."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import zlib
+from collections.abc import Callable
+
+import tensorflow as tf
+
+from strategies.collectives.health.operations import OperationTracker
+from strategies.collectives.health.watchdog import Watchdog, step_timeout_seconds, watch_seconds
+from strategies.ps.client import Servers
+from tf_config import ClusterSpec, Task
+
+_ANSWER_SECONDS = 5.0
+_MOMENT_SECONDS = 0.1
+
+
+class ServerEntries:
+    """Texts of all workers on a parameter server; see `Entries`.
+
+    Args:
+      target: of a session with the server.
+
+    Attributes:
+      session: the connection.
+    """
+
+    def __init__(self, target: str):
+        graph = tf.Graph()
+        with graph.as_default(), tf.device("/device:CPU:0"):
+            table = tf.raw_ops.MutableHashTableV2(
+                key_dtype=tf.int64, value_dtype=tf.string, shared_name="operations"
+            )
+            self._key = tf.compat.v1.placeholder(tf.int64, [])
+            self._value = tf.compat.v1.placeholder(tf.string, [])
+            self._insert = tf.raw_ops.LookupTableInsertV2(
+                table_handle=table, keys=self._key, values=self._value
+            )
+            self._find = tf.raw_ops.LookupTableFindV2(
+                table_handle=table, keys=self._key, default_value=tf.constant("")
+            )
+        self.session = tf.compat.v1.Session(target, graph=graph)
+        self._call: threading.Thread | None = None
+
+    def put(self, key: Task | str, value: bytes) -> bool:
+        """Writes an entry; returns whether the server answered."""
+        return self._answer(self._insert, {self._key: _number(key), self._value: value}) is not None
+
+    def get(self, key: Task | str) -> bytes | None:
+        """Returns an entry; None if there is none, or the server did not answer."""
+        return self._answer([self._find], {self._key: _number(key)}) or None
+
+    def _answer(self, fetch: object, feeds: dict[tf.Tensor, object]) -> bytes | None:
+        # TensorFlow waits for a server that is gone, whatever timeout it is given.
+        if self._call is not None:
+            self._call.join(_MOMENT_SECONDS)
+            if self._call.is_alive():
+                return None
+        answer: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._call = threading.Thread(target=self._run, args=(answer, fetch, feeds), daemon=True)
+        self._call.start()
+        try:
+            return answer.get(timeout=_ANSWER_SECONDS)
+        except queue.Empty:
+            return None
+
+    def _run(
+        self, answer: queue.SimpleQueue[bytes | None], fetch: object, feeds: dict[tf.Tensor, object]
+    ) -> None:
+        try:
+            result = self.session.run(fetch, feeds)
+        except (tf.errors.OpError, RuntimeError):  # the latter once the session is closed
+            answer.put(None)
+            return
+        answer.put(b"" if result is None else result[0])
+
+
+def _number(key: Task | str) -> int:
+    # TensorFlow has no table of strings by strings.
+    return zlib.crc32(str(key).encode())
+
+
+def watch_by_servers(
+    servers: Servers,
+    cluster: ClusterSpec,
+    task: Task,
+    operations: OperationTracker,
+    end: Callable[[str], None] | None = None,
+) -> tuple[Watchdog, tf.compat.v1.Session]:
+    """Starts the watchdog of a worker that makes its steps together with the others.
+
+    Returns:
+      The watchdog, and its session with the first server.
+    """
+    entries = ServerEntries(f"grpc://{servers.servers[0].address}")
+    watchdog = Watchdog(
+        entries, cluster, task, operations, watch_seconds(), end,
+        step_timeout=step_timeout_seconds(), misses_ended=False,
+    )  # fmt: skip
+    watchdog.start()
+    return watchdog, entries.session
