@@ -46,7 +46,7 @@ class ServerCollectives(AllToAllViaAllGather):
         self._stream_numbers = itertools.count()
         self._child_streams: list[ServerCollectives] = []
         # Whoever watches these collectives measures them.
-        self._ordered_caller = OrderedCaller(is_measured=False)
+        self._ordered_caller = OrderedCaller(is_common=True, is_measured=False)
 
     def new_stream(self) -> ServerCollectives:
         """Returns collectives whose operations are ordered independently; see `Collectives`."""

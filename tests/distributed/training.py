@@ -11,7 +11,6 @@ import numpy as np
 import tensorflow as tf
 
 import strategies
-from strategies.collectives.workers import collectives_of
 from tests.support.assertions import assert_all_equal, assert_same_everywhere, raises
 from tests.support.checks import run_checks
 
