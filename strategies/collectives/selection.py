@@ -16,7 +16,7 @@ from strategies.collectives.base import NetworkCollectives
 from strategies.collectives.health.watchdog import watch, watch_seconds
 from strategies.collectives.hosts import HostCollectives
 from strategies.collectives.shared_memory import Host, SharedMemoryCollectives
-from strategies.collectives.startup.rendezvous import Exchange, meeting
+from strategies.collectives.startup.rendezvous import Exchange, meeting, wait_for_end
 from tf_config import ClusterConfigError, ClusterSpec, Task, TFConfig
 
 VARIABLE = "KERAS_STRATEGIES_COMMUNICATION"
@@ -175,8 +175,12 @@ def _met(
     if _network is None and len({config.cluster.addresses[task].host for task in tasks}) == 1:
         with meeting(config.cluster, config.task, timeout, "shared_memory") as exchange:
             host = Host.meet(rank, names, exchange, is_wanted)
-        if host is None or len(host.leaders) == 1:
+        if host is not None and len(host.leaders) == 1:
             return host
+        # What comes next meets at the same address.
+        wait_for_end(config.cluster, config.task)
+        if host is None:
+            return None
     return Host.meet(rank, names, _exchange_over(_network or connect()), is_wanted)
 
 

@@ -33,10 +33,10 @@ def test_the_first_worker_says_what_was_chosen(capsys, worker, devices, expected
     ("used", "expected"),
     [
         (SharedMemoryCollectives, "shared memory (all workers are on this host)"),
-        (HostCollectives, "shared memory on each host, and between hosts Horovod (it is there)"),
-        (FakeWorker, "Horovod (it is there)"),
+        (HostCollectives, "shared memory on each host, and between hosts Horovod (as asked for)"),
+        (FakeWorker, "Horovod (as asked for)"),
     ],
 )
 def test_the_choice_has_its_reason(used, expected):
     collectives = used.__new__(used)
-    assert selection._in_words(collectives, "horovod", "it is there") == expected
+    assert selection._in_words(collectives, "horovod") == expected

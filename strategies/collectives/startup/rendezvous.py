@@ -60,6 +60,19 @@ def meeting(
             server.server_close()
 
 
+def wait_for_end(cluster: ClusterSpec, task: Task) -> None:
+    """Waits until the store of a meeting is gone, so that a next one begins with an empty store.
+
+    Args:
+      cluster: the workers.
+      task: this one, which has left the meeting.
+    """
+    store = Store(cluster.addresses[cluster.training_tasks[0]], _DEPARTURES)
+    end = time.monotonic() + 2 * _LEAVE_SECONDS
+    while store.get(task) is not None and time.monotonic() < end:
+        time.sleep(_POLL_SECONDS)
+
+
 def _exchange_in_store(cluster: ClusterSpec, task: Task, timeout: float) -> Exchange:
     tasks = cluster.training_tasks
     numbers = itertools.count()
