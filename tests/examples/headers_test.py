@@ -10,7 +10,7 @@ from tests.support.printed import missing
 
 EXAMPLES = ROOT / "examples"
 NOT_RUN = "coming_from/fluid_before.py"  # PaddlePaddle Fluid runs on no Python of today
-SLOW = "ctr_dnn.py", "word2vec.py"
+SLOW = "ctr_dnn.py", "digits.py", "word2vec.py"  # tests of their own train these
 
 
 def name_of(path):
@@ -67,3 +67,8 @@ def test_an_example_prints_the_same_on_one_worker(path, clone):
             assert not missing([line.replace("[worker 0] ", "") for line in lines], output), output
     if not ran:
         pytest.skip("It is not one for several workers.")
+
+
+def test_the_script_of_fluid_has_the_syntax_of_python():
+    path = EXAMPLES / NOT_RUN
+    compile(path.read_text(), path, "exec")
