@@ -85,7 +85,9 @@ class _Functions:
         self._calls.append(call)
         graph = tf.compat.v1.get_default_graph()
         if graph not in self._execution:
-            self._execution[graph] = self._executions.assign_add(1)
+            # Of nothing else: a step that fails before its first exchange counts, too.
+            with tf.control_dependencies(None):
+                self._execution[graph] = self._executions.assign_add(1)
         ticket = self._tickets.assign_add(1)
         with tf.control_dependencies([call.request(ticket, self._execution[graph], tensors)]):
             announced = self._order.enqueue([number, ticket])
