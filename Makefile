@@ -17,9 +17,8 @@ SUPPORTED := import ensurepip, sys, venv; sys.exit(not (3, 10) <= sys.version_in
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.10 python3; do \
 	$$p -c '$(SUPPORTED)' 2>/dev/null && echo $$p && break; done)
 
-# Files in the order of tests/conftest.py, the long ones first. One more at a time than there are
-# cores on a small machine: a quarter of the time tests wait, for a timeout or for a process to end.
-PARALLEL := -n 3 --dist loadfile --no-loadscope-reorder
+# Files in the order of tests/conftest.py, the long ones first.
+PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: setup demo check test test-all test-versions conformance benchmarks compatibility docs dist faults lint types format clean
 

@@ -20,6 +20,7 @@ from tests.support.keras_apis import optimizer_variables
 STEPS, ROWS, WIDTH, CLASSES = 200, 4, 8, 3
 
 keras = importlib.import_module(sys.argv[1])
+keras.utils.set_random_seed(0)  # of weights with which it learns in so few steps
 strategy = strategies.from_tf_config(num_replicas=int(sys.argv[2]) if len(sys.argv) > 2 else 1)
 n = strategy.num_replicas_in_sync
 is_keras_3 = keras.__name__ == "keras"

@@ -10,7 +10,7 @@ from tests.support.printed import missing
 
 EXAMPLES = ROOT / "examples"
 NOT_RUN = "coming_from/fluid_before.py"  # PaddlePaddle Fluid runs on no Python of today
-SLOW = "ctr_dnn.py", "digits.py", "word2vec.py"  # tests of their own train these
+QUICK = "criteo_data.py", "custom_loop.py"
 
 
 def name_of(path):
@@ -19,7 +19,7 @@ def name_of(path):
 
 FILES = [path for path in sorted(EXAMPLES.rglob("*.py")) if name_of(path) != NOT_RUN]
 CASES = [
-    pytest.param(path, id=name_of(path), marks=[pytest.mark.slow] if path.name in SLOW else [])
+    pytest.param(path, id=name_of(path), marks=[] if path.name in QUICK else [pytest.mark.slow])
     for path in FILES
 ]
 

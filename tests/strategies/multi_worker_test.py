@@ -279,7 +279,8 @@ def test_horovod_that_is_asked_for_and_missing_names_build_md(run_without_horovo
 
 def test_tensorflows_collectives_start_before_the_first_tensor(run_without_horovod):
     code, output = run_without_horovod(
-        "import tensorflow as tf; tf.constant(1); strategies.from_tf_config()",
+        "import tensorflow as tf; tf.constant(1); "
+        "strategies.MultiWorkerMirroredStrategy(communication='tensorflow')",
         TF_CONFIG=TWO % ("", "worker"),
     )
     assert code == 1

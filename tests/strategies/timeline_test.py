@@ -22,7 +22,7 @@ pytestmark = pytest.mark.training
     [
         ((keras.__name__,), 0),
         pytest.param(("tf_keras",), 0, marks=pytest.mark.slow),
-        (("keras", "async"), 1),
+        pytest.param(("keras", "async"), 1, marks=pytest.mark.slow),
         pytest.param(("keras", "sync"), 1, marks=pytest.mark.slow),
         pytest.param(("tf_keras", "half_async"), 1, marks=pytest.mark.slow),
     ],
