@@ -83,7 +83,11 @@ class Numbers:
 
     @classmethod
     def of(cls, outcome: Any) -> "Numbers":
-        weights = [[(w.path, w.numpy()) for w in model.weights] for model in outcome.models]
+        # Copies, for what stands for the rows of an embedding cannot be pickled. Of the rows
+        # themselves the predictions tell.
+        weights = [
+            [(w.path, np.array(w.numpy())) for w in model.weights] for model in outcome.models
+        ]
         return cls(outcome.logs, weights, [np.asarray(each) for each in leaves(outcome.predicted)])
 
 
