@@ -61,16 +61,19 @@ class ForkServer:
         listening.bind(str(path))
         listening.listen(64)
         command = [sys.executable, __file__, self.python, str(listening.fileno())]
+        # What ended the server, if something did, stands in the directory of the tests.
+        errors = (directory / "errors").open("wb")
         self._process = subprocess.Popen(
             command,
             pass_fds=[listening.fileno()],
             stdin=subprocess.PIPE,
-            # Pipes, that Python's streams do not take theirs for files that can be sought in.
+            # A pipe, that Python's streams do not take theirs for files that can be sought in.
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=errors,
             start_new_session=True,
             env=environ,
         )
+        errors.close()
         listening.close()
 
     def close(self) -> None:
@@ -103,7 +106,11 @@ def _serve(python: str, listening: socket.socket) -> None:
                 stop()
             elif key.fileobj is listening:
                 connection, _ = listening.accept()
-                request = _received(connection)
+                # A client that is killed meanwhile is no reason for all others to go without.
+                try:
+                    request = _received(connection)
+                except OSError:
+                    request = None
                 if request is None:
                     connection.close()
                     continue
@@ -128,7 +135,10 @@ def _serve(python: str, listening: socket.socket) -> None:
                 os.read(reader, 1 << 12)
                 _reap(connections, selector)
             else:
-                data = key.fileobj.recv(_NUMBER.size)
+                try:
+                    data = key.fileobj.recv(_NUMBER.size)
+                except OSError:
+                    data = b""
                 number = _NUMBER.unpack(data)[0] if len(data) == _NUMBER.size else signal.SIGKILL
                 _kill(key.data, number)
                 if not data:

@@ -17,7 +17,10 @@ def main() -> None:
     if any(os.environ.get(name) != value for name, value in READ.items()):
         os.execv(PYTHON, [PYTHON, *arguments])
     connection = socket.socket(socket.AF_UNIX)
-    connection.connect(SOCKET)
+    try:
+        connection.connect(SOCKET)
+    except OSError:  # the server has ended; its directory has its errors
+        os.execv(PYTHON, [PYTHON, *arguments])
     message = json.dumps(
         {
             "argv": arguments,
