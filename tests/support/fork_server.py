@@ -134,7 +134,7 @@ def _serve(python: str, listening: socket.socket) -> None:
             elif key.fileobj == reader:
                 os.read(reader, 1 << 12)
                 _reap(connections, selector)
-            else:
+            elif key.fileobj.fileno() >= 0:  # its fork may have been reaped a moment ago
                 try:
                     data = key.fileobj.recv(_NUMBER.size)
                 except OSError:
