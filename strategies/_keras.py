@@ -63,7 +63,7 @@ _overridden: Callable[..., Any] | None = None
 _lock = threading.Lock()
 
 
-def running_method() -> str | None:
+def running_method(frame: FrameType | None = None) -> str | None:
     """Returns the name of the innermost method of a model that is running; None for none.
 
     It is "fit", "evaluate" or "predict", of Keras 3's or tf_keras's `Model`; validation in `fit`
@@ -71,41 +71,37 @@ def running_method() -> str | None:
 
     >>> running_method() is None
     True
-    """
-    method, _ = _innermost_method(_frames())
-    return method
-
-
-def running_call(frame: FrameType | None = None) -> str:
-    """Returns the running method of a model and its arguments that determine the number of steps.
-
-    That is the innermost `fit`, `evaluate` or `predict` of Keras 3's or tf_keras's `Model` on the
-    stack; an empty text if there is none.
-
-    >>> running_call()
-    ''
 
     Args:
-      frame: where the stack ends; None is the caller.
+      frame: where the stack ends, in any thread; None is the caller.
     """
-    method, values = _innermost_method(_frames(frame))
-    if method is None:
-        return ""
+    found = _innermost_method(frame)
+    return found and found[0]
+
+
+def running_call() -> tuple[str, Any, str]:
+    """Returns the innermost method of a model that runs in this thread, the model, and a text.
+
+    The text has its arguments that determine the number of steps. All are empty if there is none.
+
+    >>> running_call()
+    ('', None, '')
+    """
+    found = _innermost_method()
+    if found is None:
+        return "", None, ""
+    method, values = found[0], found[1].f_locals
     numbers = {name: values.get(name) for name in _NUMBERS}
     first = next(iter(tf.nest.flatten(values.get("x"))), None)
     shape = getattr(first, "shape", None)
     numbers["rows"] = shape[0] if shape else None
     given = (f"{name}={value}" for name, value in numbers.items() if value is not None)
-    return f"{method}({', '.join(given)})"
+    return method, values.get("self"), f"{method}({', '.join(given)})"
 
 
-def _innermost_method(frames: Iterator[FrameType]) -> tuple[str | None, dict[str, Any]]:
-    """Returns the innermost running method of a model and its local variables."""
+def _innermost_method(frame: FrameType | None = None) -> tuple[str, FrameType] | None:
     names = {code: name for name in _METHODS for code in _codes(name)}
-    for frame in frames:
-        if frame.f_code in names:
-            return names[frame.f_code], frame.f_locals
-    return None, {}
+    return next(((names[f.f_code], f) for f in _frames(frame) if f.f_code in names), None)
 
 
 def path_of(name: str) -> str:

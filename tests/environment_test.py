@@ -10,7 +10,7 @@ PAGE = (ROOT / "docs" / "environment.md").read_text()
 NAME = re.compile(
     r"""["'](?:(?:KERAS_STRATEGIES|HOROVOD|TF|OMP|NCCL|OMPI|PMI|PMIX|SLURM|PADDLE|XDG|CUDA|GLIBC)_[A-Z_a-z]+
     |RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT|TORCHELASTIC_\w+|TRAINING_ROLE|CPU_NUM|NO_COLOR|HOSTNAME
-    |JOB_COMPLETION_INDEX|PYTHONUNBUFFERED)["']""",
+    |JOB_COMPLETION_INDEX|PYTHONUNBUFFERED|PYTHONFAULTHANDLER)["']""",
     re.VERBOSE,
 )
 # What is handed over to Slurm's and Horovod's own programs, or read by nobody here.

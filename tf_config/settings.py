@@ -144,6 +144,8 @@ def settle(
         RESTARTS_VARIABLE: "0",
         "TF_CPP_MIN_LOG_LEVEL": "0" if request.is_verbose else "1",
         "PYTHONUNBUFFERED": "1",
+        # A crash inside of a library says which line of the script was running.
+        "PYTHONFAULTHANDLER": "1",
         _MALLOC_VARIABLE: _HUGE_PAGES,
     }
     settings = []

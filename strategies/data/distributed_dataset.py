@@ -8,7 +8,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from strategies._keras import running_call
 from strategies._tensorflow import (
     DistributedDataset,
     DistributedDatasetSpec,
@@ -22,6 +21,7 @@ from strategies._tensorflow import (
     replica_specs,
 )
 from strategies.collectives.health.agreement import agree, spec_text
+from strategies.collectives.health.calls import record_call
 from strategies.collectives.health.spans import INPUT, SpanStream
 from strategies.data.sharding import Epochs, element_of, may_prefetch
 
@@ -171,7 +171,7 @@ class ReplicaDataset(DistributedDataset):
             tf.data.INFINITE_CARDINALITY: "endless steps",
         }
         detail = f"{texts.get(steps, f'{steps} steps')}, {spec_text(one.element_spec)}"
-        call = running_call() or "iteration over a distributed dataset"
+        call = record_call() or "iteration over a distributed dataset"
         agree(self._strategy.extended.collectives, call, detail)
 
     def _iterator(self, dataset: tf.data.Dataset | Epochs) -> ReplicaIterator:
@@ -183,7 +183,11 @@ class ReplicaDataset(DistributedDataset):
 
     def _round_robin_iterator(self, dataset: tf.data.Dataset) -> DistributedIterator:
         """Returns TensorFlow's iterator over all replicas' batches, which it assigns in turn."""
-        one_by_one = dataset.flat_map(lambda *batch: _one_by_one(element_of(dataset, batch)))
+        one_by_one = dataset.flat_map(
+            tf.autograph.experimental.do_not_convert(
+                lambda *batch: _one_by_one(element_of(dataset, batch))
+            )
+        )
         dealt = DistributedDataset(
             self._input_workers,
             self._strategy,

@@ -21,6 +21,8 @@ from strategies.collectives import Collectives, LocalCollectives
 from strategies.partitioning import part_bounds
 
 _Policy = tf.data.experimental.AutoShardPolicy
+# For functions that tf.data calls: AutoGraph, which they need not, is most of what a `map` costs.
+_as_written = tf.autograph.experimental.do_not_convert
 _Maker = Callable[[], tf.data.Dataset]
 # Datasets of a worker's own steps, and what makes the dataset that they are parts of.
 _sharded: weakref.WeakKeyDictionary[tf.data.Dataset, _Maker | None] = weakref.WeakKeyDictionary()
@@ -60,18 +62,22 @@ class Epochs:
         """Starts a new run."""
         end = tf.data.Dataset.from_tensors((False, empty_element(self.element_spec)))
         marked = self.one_epoch.map(
-            lambda *batch: (True, element_of(self.one_epoch, batch))
+            _as_written(lambda *batch: (True, element_of(self.one_epoch, batch)))
         ).concatenate(end)
         run = iter(marked.repeat())
         inside = tf.Variable(False, trainable=False)
 
+        @_as_written
         def take(_: tf.Tensor) -> Any:
             more, batch = run.get_next()
             inside.assign(more)
             return more, batch
 
-        steps = tf.data.Dataset.counter().map(take).take_while(lambda more, _: more)
-        self._steps = steps.map(lambda _, batch: batch).with_options(_no_prefetch_options())
+        steps = tf.data.Dataset.counter().map(take)
+        steps = steps.take_while(_as_written(lambda more, _: more))
+        self._steps = steps.map(_as_written(lambda _, batch: batch)).with_options(
+            _no_prefetch_options()
+        )
         self._run, self._inside = run, inside
 
     def _is_at_start(self) -> bool:
@@ -232,6 +238,7 @@ def shard_batches(dataset: tf.data.Dataset, rank: int, size: int, replicas: int)
 def _shard_batches(dataset: tf.data.Dataset, parts: range, size: int) -> tf.data.Dataset:
     """Slices each batch to the rows of some of `size` replicas."""
 
+    @_as_written
     def mine(*batch: Any) -> Any:
         return _per_replica(
             [_rows_of_part(element_of(dataset, batch), index, size) for index in parts]
@@ -246,6 +253,7 @@ def _grouped_by_replica(dataset: tf.data.Dataset, replicas: int) -> tf.data.Data
     empty = tf.data.Dataset.from_tensors(empty_batch(dataset.element_spec))
     windows = dataset.concatenate(empty.repeat(replicas - 1)).window(replicas, drop_remainder=True)
 
+    @_as_written
     def together(*window: Any) -> Any:
         batches = tf.data.Dataset.zip(element_of(windows, window))
         parts = [batches.skip(n).take(1).get_single_element() for n in range(replicas)]
@@ -267,9 +275,12 @@ def _per_replica(parts: list[Any]) -> Any:
 def _split_batches(dataset: tf.data.Dataset, size: int) -> tf.data.Dataset:
     """Splits each batch into `size` smaller ones, one after the other."""
 
+    @_as_written
     def parts(*batch: Any) -> tf.data.Dataset:
         indices = tf.data.Dataset.range(size)
-        return indices.map(lambda index: _rows_of_part(element_of(dataset, batch), index, size))
+        return indices.map(
+            _as_written(lambda index: _rows_of_part(element_of(dataset, batch), index, size))
+        )
 
     count = dataset.cardinality()
     split = dataset.flat_map(parts)
@@ -354,11 +365,13 @@ def _until_all_are_done(
     dataset: tf.data.Dataset, empty: tf.data.Dataset, collectives: Collectives
 ) -> tf.data.Dataset:
     """Pads with empty batches until no worker has rows; asks the others before each step."""
-    flagged = dataset.map(lambda *batch: (1, element_of(dataset, batch)))
-    endless = flagged.concatenate(empty.map(lambda *batch: (0, element_of(empty, batch))))
+    flagged = dataset.map(_as_written(lambda *batch: (1, element_of(dataset, batch))))
+    padding = empty.map(_as_written(lambda *batch: (0, element_of(empty, batch))))
     stream = collectives.new_stream()
-    steps = endless.take_while(lambda has, _: stream.all_reduce([has])[0] > 0)
-    return steps.map(lambda _, batch: batch).with_options(_no_prefetch_options())
+    steps = flagged.concatenate(padding).take_while(
+        _as_written(lambda has, _: stream.all_reduce([has])[0] > 0)
+    )
+    return steps.map(_as_written(lambda _, batch: batch)).with_options(_no_prefetch_options())
 
 
 def _no_prefetch_options() -> tf.data.Options:

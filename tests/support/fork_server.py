@@ -13,6 +13,7 @@ uses `sys.executable`.
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import gc
 import json
 import os
@@ -204,6 +205,8 @@ def _become(python: str, message: dict, streams: list[int]) -> None:
     np.random.seed()
     for number in message["ignored"]:
         signal.signal(number, signal.SIG_IGN)
+    if os.environ.get("PYTHONFAULTHANDLER"):
+        faulthandler.enable()
 
 
 def _run() -> None:

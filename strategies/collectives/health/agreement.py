@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from strategies._tensorflow import replica_specs
 from strategies.collectives.base import Collectives
+from strategies.collectives.health.calls import record_call
 
 _BYTES = 256
 _MESSAGE_BYTES = 1024
@@ -32,6 +33,7 @@ def agree(collectives: Collectives, operation: str, detail: str = "") -> None:
     """
     if collectives.size == 1 or not tf.executing_eagerly():
         return
+    record_call()  # the watchdog of a worker that waits here says in which call
     mine = f"{operation}: {detail}" if detail else operation
     sent = mine.encode()[:_BYTES].ljust(_BYTES)
     received = collectives.all_gather(tf.constant([list(sent)], tf.uint8)).numpy()

@@ -6,9 +6,8 @@ import os
 import sys
 import threading
 import time
-from types import FrameType
-from typing import Any
 
+from strategies.collectives.health.calls import call_at
 from strategies.collectives.health.watchdog import place_of
 from tf_config.settings import PROGRESS_VARIABLE
 from tf_config.vitals import write_progress
@@ -28,26 +27,11 @@ def tell_progress() -> None:
 
 def where(thread: int) -> str:
     """Returns the step that a model's optimizer has made, and the line of the user's program."""
-    step = step_of(sys._current_frames().get(thread))  # noqa: SLF001  # a public function
+    _, model = call_at(sys._current_frames().get(thread))  # noqa: SLF001  # a public function
     place = place_of(thread)
-    words = [] if step is None else [f"behind step {step}"]
+    iterations = getattr(getattr(model, "optimizer", None), "iterations", None)
+    words = [] if iterations is None else [f"behind step {int(iterations.numpy())}"]
     return ", ".join([*words, *([f"in {place}"] if place else [])])
-
-
-def step_of(frame: FrameType | None) -> int | None:
-    """Returns how many steps the optimizer of the running model has made; None if none runs.
-
-    >>> step_of(sys._getframe()) is None
-    True
-    """
-    while frame is not None:
-        if frame.f_code.co_name == "fit":
-            optimizer: Any = getattr(frame.f_locals.get("self"), "optimizer", None)
-            iterations = getattr(optimizer, "iterations", None)
-            if iterations is not None:
-                return int(iterations.numpy())
-        frame = frame.f_back
-    return None
 
 
 def _tell(path: str) -> None:

@@ -23,8 +23,8 @@ from pathlib import Path
 import tensorflow as tf
 from absl import logging
 
-from strategies._keras import running_call
 from strategies.collectives.base import Collectives
+from strategies.collectives.health.calls import call_at
 from strategies.collectives.health.operations import OperationTracker, WatchedCollectives
 from strategies.collectives.health.peers import SILENT_SECONDS, Entries, Peers, State
 from strategies.collectives.startup.rendezvous import Store, serve
@@ -310,7 +310,7 @@ def _end_process(message: str) -> None:
 def place_of(thread: int) -> str:
     """Returns the line of the user's program that a thread is in, and the running call of Keras."""
     frame = sys._current_frames().get(thread)  # noqa: SLF001  # a public function, in its way
-    call = running_call(frame) if frame is not None else ""
+    call, _ = call_at(frame)
     own = [
         entry
         for entry in traceback.extract_stack(frame)
