@@ -172,7 +172,7 @@ class ServerExtended(ReplicatedExtended):
             name, initial.shape, tf.as_dtype(initial.dtype), lambda: initial,
             is_counter=kind == "counter", path=path_of(name),
         )  # fmt: skip
-        present = self.registry.read([remote])[0]
+        present = initial if remote.is_new else self.registry.read_slices(remote)
         kwargs = {**kwargs, "initial_value": tf.constant(present, remote.dtype)}
         made = super()._create_variable(next_creator, **kwargs)
         cls = CounterVariable if kind == "counter" else SharedVariable

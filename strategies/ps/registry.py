@@ -21,6 +21,9 @@ from strategies.ps.placement import Placement, Slice, report
 # Characters that TensorFlow allows in no name.
 _NOT_IN_NAMES = r"[^A-Za-z0-9_.\\/>-]"
 _POLL_SECONDS = 0.02
+# TensorFlow looks at a whole graph, and sends all of its functions, whenever something new of it
+# is run: with all variables in one graph, creating n of them took time in proportion to n * n.
+_VARIABLES_OF_A_CONNECTION = 8
 
 
 @dataclass(eq=False)
@@ -34,7 +37,8 @@ class RemoteVariable:
       dtype: the variable's.
       slices: its rows on the servers; for a counter one slice, which each server has a copy of.
       parts: for each slice the TensorFlow variable in its server's graph.
-      io_parts: the same variables in the graph that reads and writes each by itself.
+      is_new: whether this worker gave its first value.
+      io: for each server the connection that reads and writes this variable by itself.
       is_counter: whether each server counts for itself, all alike.
     """
 
@@ -44,8 +48,9 @@ class RemoteVariable:
     dtype: tf.DType
     slices: tuple[Slice, ...]
     is_counter: bool = False
+    is_new: bool = False
     parts: list[ResourceVariable] = field(default_factory=list)
-    io_parts: list[ResourceVariable] = field(default_factory=list)
+    io: Sequence[Server] = ()
 
     def slices_on(self, server: int) -> list[int]:
         """Returns the numbers of the slices that a server holds."""
@@ -73,8 +78,8 @@ class VariableRegistry:
 
     def __init__(self, servers: Servers, placement: Placement, timeout: float):
         self._servers = servers
-        # So that reading and writing one variable does not send the functions that update all.
-        self._io_connections = [server.new_connection() for server in servers.servers]
+        self._io: Sequence[Server] = ()
+        self._readers: dict[Any, Server] = {}
         self._placement = placement
         self._timeout = timeout
         self._lock = threading.Lock()
@@ -121,35 +126,22 @@ class VariableRegistry:
             else:
                 slices = self._placement.place(path or name, shape)
             variable = RemoteVariable(unique, path or name, tuple(shape), dtype, slices, is_counter)
+            if len(self.variables) % _VARIABLES_OF_A_CONNECTION == 0:
+                self._io = [server.new_connection() for server in self._servers.servers]
+            variable.io = self._io
             self.variables.append(variable)
         for number, part in enumerate(slices):
-            variable.parts.append(
-                self._create_part(variable, number, self._servers.servers[part.server])
-            )
-            variable.io_parts.append(
-                self._create_part(variable, number, self._io_connections[part.server])
-            )
+            variable.parts.append(_part(variable, number, self._servers.servers[part.server]))
         self._initialize(variable, initial)
         return variable
-
-    def _create_part(
-        self, variable: RemoteVariable, number: int, server: Server
-    ) -> ResourceVariable:
-        shape = variable.shape_of(number) if not variable.is_counter else variable.shape
-        with server.building():
-            # The name in the graph is the name on the server.
-            return ResourceVariable(
-                lambda: tf.zeros(shape, variable.dtype),
-                name=f"variables/{variable.name}/{number}",
-                trainable=False,
-                dtype=variable.dtype,
-            )
 
     def _initialize(self, variable: RemoteVariable, initial: Callable[[], Any]) -> None:
         if self._is_initialized(variable):
             return
         if self._servers.rank == 0:
-            self.write(variable, np.asarray(initial()))
+            # Nobody updates it before it has a value, so that needs no lock.
+            self._write(variable, np.asarray(initial()), is_locked=False)
+            variable.is_new = True
             return
         wait_until(
             lambda: self._is_initialized(variable),
@@ -168,10 +160,10 @@ class VariableRegistry:
             numbers = variable.slices_on(server.number)
             if not numbers:
                 return True
-            connection = self._io_connections[server.number]
+            connection = variable.io[server.number]
             questions = connection.once(
                 ("question", variable.name),
-                lambda: [variable.io_parts[n].is_initialized() for n in numbers],
+                lambda: [_part(variable, n, connection).is_initialized() for n in numbers],
             )
             return all(connection.run(questions))
 
@@ -179,37 +171,34 @@ class VariableRegistry:
 
     def write(self, variable: RemoteVariable, value: Any) -> None:
         """Assigns a value to a variable, on all of its servers."""
-        value = np.asarray(value)
+        self._write(variable, np.asarray(value), is_locked=True)
 
+    def _write(self, variable: RemoteVariable, value: np.ndarray, is_locked: bool) -> None:
         def assign(server: Server) -> None:
             numbers = variable.slices_on(server.number)
             if numbers:
-                connection = self._io_connections[server.number]
-                feeds, assignment = self._assignment(variable, connection)
+                connection = variable.io[server.number]
+                feeds, assignment = connection.once(
+                    ("assignment", variable.name, is_locked),
+                    lambda: _assignment(variable, connection, is_locked),
+                )
                 parts = [value if variable.is_counter else variable.rows(value, n) for n in numbers]
                 connection.run(assignment, dict(zip(feeds, parts, strict=True)))
 
         self._servers.each(assign)
 
-    def _assignment(self, variable: RemoteVariable, server: Server) -> tuple[list[Any], Any]:
-        key = ("assignment", variable.name)
-        return server.once(key, lambda: self._new_assignment(variable, server))
-
-    def _new_assignment(self, variable: RemoteVariable, server: Server) -> tuple[list[Any], Any]:
-        parts = [variable.io_parts[number] for number in variable.slices_on(server.number)]
-        feeds = [tf.compat.v1.placeholder(part.dtype, part.shape) for part in parts]
-
-        def assign() -> list[tf.Tensor]:
-            for part, feed in zip(parts, feeds, strict=True):
-                part.assign(feed, read_value=False)
-            return []
-
-        assignment, _ = server.locked(assign)
-        return feeds, assignment
-
     def read(self, variables: Sequence[RemoteVariable]) -> list[np.ndarray]:
         """Returns the present values of variables, each server's at one moment."""
-        variables = list(variables)
+        return self._read(list(variables), is_locked=True)
+
+    def read_slices(self, variable: RemoteVariable) -> np.ndarray:
+        """Returns the present value of a variable, each slice's at one moment.
+
+        To make it ready takes less time than for `read`, for it needs no function.
+        """
+        return self._read([variable], is_locked=False)[0]
+
+    def _read(self, variables: list[RemoteVariable], is_locked: bool) -> list[np.ndarray]:
 
         def ask(server: Server) -> dict[tuple[int, int], np.ndarray]:
             keys = [
@@ -223,13 +212,15 @@ class VariableRegistry:
             ]
             if not keys:
                 return {}
-            key = ("reading", *(variables[n].name + f"/{number}" for n, number in keys))
-            connection = self._io_connections[server.number]
-            _, results = connection.once(
-                key,
-                lambda: connection.locked(
-                    lambda: [variables[n].io_parts[number].read_value() for n, number in keys]
-                ),
+            key = ("reading", is_locked, *(variables[n].name + f"/{number}" for n, number in keys))
+            connection = self._reader(server, key, [variables[n] for n, _ in keys])
+            parts = [(variables[n], number) for n, number in keys]
+
+            def values() -> list[tf.Tensor]:
+                return [_part(*part, connection).read_value() for part in parts]
+
+            results = connection.once(
+                key, lambda: connection.locked(values)[1] if is_locked else values()
             )
             return dict(zip(keys, connection.run(results), strict=True))
 
@@ -237,6 +228,16 @@ class VariableRegistry:
         for answers in self._servers.each(ask):
             found.update(answers)
         return [self._assembled(one, n, found) for n, one in enumerate(variables)]
+
+    def _reader(self, server: Server, key: Any, variables: Sequence[RemoteVariable]) -> Server:
+        """Returns the connection that reads variables of a server together."""
+        own = variables[0].io[server.number]
+        if all(one.io[server.number] is own for one in variables):
+            return own
+        with self._lock:
+            if (server.number, key) not in self._readers:
+                self._readers[server.number, key] = server.new_connection()
+            return self._readers[server.number, key]
 
     def _assembled(
         self, variable: RemoteVariable, n: int, found: dict[tuple[int, int], np.ndarray]
@@ -265,3 +266,36 @@ class VariableRegistry:
             if not one.is_counter
         ]
         return report(placed, len(self._servers))
+
+
+def _part(variable: RemoteVariable, number: int, server: Server) -> ResourceVariable:
+    """Returns a slice of a variable in the graph of a connection to its server."""
+
+    def create() -> ResourceVariable:
+        shape = variable.shape_of(number) if not variable.is_counter else variable.shape
+        # The name in the graph is the name on the server.
+        return ResourceVariable(
+            lambda: tf.zeros(shape, variable.dtype),
+            name=f"variables/{variable.name}/{number}",
+            trainable=False,
+            dtype=variable.dtype,
+        )
+
+    return server.once(("part", variable.name, number), create)
+
+
+def _assignment(
+    variable: RemoteVariable, server: Server, is_locked: bool
+) -> tuple[list[Any], tf.Operation]:
+    """Adds an assignment of a variable's slices on a server; returns what it is fed, and it."""
+    parts = [_part(variable, number, server) for number in variable.slices_on(server.number)]
+    feeds = [tf.compat.v1.placeholder(part.dtype, part.shape) for part in parts]
+
+    def assign() -> list[tf.Operation]:
+        pairs = zip(parts, feeds, strict=True)
+        return [part.assign(feed, read_value=False) for part, feed in pairs]
+
+    if not is_locked:
+        return feeds, tf.group(*assign())
+    assignment, _ = server.locked(lambda: assign() and [])
+    return feeds, assignment

@@ -109,6 +109,25 @@ def check_constraints_are_refused():
     refused("as a weight's constraint gives it", adam, constraint=keras.constraints.NonNeg())
 
 
+def check_no_graph_has_many_variables():
+    """TensorFlow goes through all of a graph whenever something new is run."""
+    values = [np.full([9, 2], number, "float32") for number in range(20)]
+    with strategy.scope():
+        variables = [tf.Variable(value) for value in values]
+    registry = strategy.extended.registry
+    remote = [variable.remote for variable in variables]
+    for one in remote:
+        for connection in one.io:
+            handles = [op for op in connection.graph.get_operations() if op.type == "VarHandleOp"]
+            assert len({op.get_attr("shared_name") for op in handles}) <= 16  # slices of 8
+    for found in (registry.read(remote), [registry.read_slices(one) for one in remote]):
+        np.testing.assert_array_equal(found, values)
+    registry.write(remote[3], values[5])
+    strategies.barrier(strategy)
+    np.testing.assert_array_equal(registry.read(remote)[3], values[5])
+    np.testing.assert_array_equal(registry.read(remote[3:4])[0], values[5])
+
+
 def check_a_second_strategy_is_refused():
     """It would share the first one's variables."""
     with raises(ValueError, "Received: a second one"):
