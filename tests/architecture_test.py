@@ -17,6 +17,7 @@ FILES = sorted([*ROOT.glob("tf_config/**/*.py"), *ROOT.glob("strategies/**/*.py"
 LAYERS = [
     "tf_config",
     "strategies.checks",
+    "strategies.assertions",
     "strategies.partitioning",
     "strategies._tensorflow",
     "strategies._keras",

@@ -17,6 +17,7 @@ from strategies._tensorflow import (
     empty_batch,
     replica_specs,
 )
+from strategies.assertions import assert_in_step
 from strategies.collectives import Collectives, LocalCollectives
 from strategies.partitioning import part_bounds
 
@@ -295,10 +296,9 @@ def _rows_of_part(batch: Any, index: int | tf.Tensor, size: int) -> Any:
     leaves = tf.nest.flatten(batch)
     rows = number_of_rows(leaves[0])
     start, stop = part_bounds(rows, tf.cast(index, tf.int64), size, tf.minimum)
+    rule = "All components of a batch have the same number of rows. Received:"
     checks = [
-        tf.debugging.assert_equal(
-            number_of_rows(leaf), rows, "All components of a batch have the same number of rows."
-        )
+        assert_in_step(number_of_rows(leaf) == rows, [rule, rows, number_of_rows(leaf)])
         for leaf in leaves[1:]
     ]
     with tf.control_dependencies(checks):

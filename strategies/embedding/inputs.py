@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from strategies.assertions import assert_in_step
+
 _BEYOND = (
     "Ids are int64: a larger one would become another, negative one. Received: a uint64 id of "
     "2**63 or more. Pass ids.view(np.int64), or tf.bitcast(ids, tf.int64), if that is right."
@@ -27,7 +29,7 @@ def int64_tensor(ids: tf.Tensor) -> tf.Tensor:
         if not is_fit:
             raise ValueError(_BEYOND)
         return result
-    with tf.control_dependencies([tf.debugging.Assert(is_fit, [_BEYOND])]):
+    with tf.control_dependencies([assert_in_step(is_fit, [_BEYOND])]):
         return tf.identity(result)
 
 
@@ -103,9 +105,7 @@ class Bags:
             ids = inputs.flat_values
             self._bags, self._count = inputs.value_rowids(), inputs.nrows()
             if weights is not None:
-                with tf.control_dependencies(
-                    [tf.debugging.assert_equal(inputs.row_splits, weights.row_splits)]
-                ):
+                with tf.control_dependencies([_assert_same_bags(inputs, weights)]):
                     weights = tf.identity(weights.flat_values)
         else:
             ids = tf.reshape(inputs, [-1])
@@ -216,6 +216,20 @@ def whole(ids: tf.Tensor) -> tf.Tensor:
         if len(wrong):
             raise ValueError(f"{before} {wrong.numpy().tolist()}. {behind}")
         return tf.cast(ids, tf.int64)
-    check = tf.debugging.Assert(tf.reduce_all(is_right), [before, wrong, behind])
+    check = assert_in_step(tf.reduce_all(is_right), [before, wrong, behind])
     with tf.control_dependencies([check]):
         return tf.cast(ids, tf.int64)
+
+
+def _assert_same_bags(ids: tf.RaggedTensor, weights: tf.RaggedTensor) -> tf.Operation | None:
+    same = tf.size(ids.row_splits) == tf.size(weights.row_splits)
+    # Of other sizes they cannot be compared.
+    length = tf.where(same, tf.size(ids.row_splits), 0)
+    same &= tf.reduce_all(ids.row_splits[:length] == weights.row_splits[:length])
+    return assert_in_step(
+        same,
+        [
+            "Weights are in bags of the same lengths as the ids. Received: bags that end at",
+            ids.row_splits, "and weights that end at", weights.row_splits,
+        ],
+    )  # fmt: skip

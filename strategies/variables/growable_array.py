@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from strategies._tensorflow import ResourceVariable
+from strategies.assertions import assert_in_step
 
 HOST = "/device:CPU:0"
 # The indices of TensorFlow's in-place operations are int32.
@@ -159,7 +160,7 @@ class GrowableArray:
             capacity = tf.where(length <= rows, tf.constant(rows, tf.int64), capacity)
         capacity = tf.minimum(capacity, _MAX_ROWS)
         message = f"An array has at most {_MAX_ROWS} rows. Use more workers. Received:"
-        tf.debugging.Assert(length <= capacity, [message, length])
+        assert_in_step(length <= capacity, [message, length])
         shape = tf.stack([tf.cast(capacity, tf.int32), *self.shape])
         old = self._array.read_value()
         larger = tf.raw_ops.Empty(shape=shape, dtype=self.dtype, init=False)

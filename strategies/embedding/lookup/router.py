@@ -9,6 +9,7 @@ from typing import Protocol
 import numpy as np
 import tensorflow as tf
 
+from strategies.assertions import assert_in_step
 from strategies.embedding.lookup.prefetch_queue import PrefetchQueue
 from strategies.embedding.lookup.traffic import TrafficCounter
 
@@ -62,7 +63,7 @@ def check_sizes(bounds: dict[str, int], sizes: tf.Tensor) -> None:
     """Ends the step, on all workers, if a table has more ids than it may have."""
     for (name, bound), size in zip(bounds.items(), tf.unstack(sizes, len(bounds)), strict=True):
         capacity = tf.constant(bound, tf.int64)
-        tf.debugging.Assert(
+        assert_in_step(
             size <= capacity,
             [
                 f"The table {name!r} has at most input_dim ids. Received:", size,
