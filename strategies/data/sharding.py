@@ -43,6 +43,7 @@ class Epochs:
 
     def __init__(self, one_epoch: tf.data.Dataset):
         self.one_epoch = one_epoch
+        self._endless: Any = None
         self._run: Any = None
         self._inside: Any = None
         self._steps: Any = None
@@ -61,11 +62,21 @@ class Epochs:
 
     def _begin(self) -> None:
         """Starts a new run."""
+        if self._run is None:
+            self._build()
+            return
+        (run,) = tf.nest.flatten(self._run, expand_composites=True)
+        tf.raw_ops.MakeIterator(
+            dataset=tf.data.experimental.to_variant(self._endless), iterator=run
+        )
+        self._inside.assign(False)
+
+    def _build(self) -> None:
+        """Makes the first run, and the dataset that goes on with it up to the end of an epoch."""
         end = tf.data.Dataset.from_tensors((False, empty_element(self.element_spec)))
-        marked = self.one_epoch.map(
-            _as_written(lambda *batch: (True, element_of(self.one_epoch, batch)))
-        ).concatenate(end)
-        run = iter(marked.repeat())
+        goes_on = tf.data.Dataset.from_tensors(True).repeat()
+        self._endless = tf.data.Dataset.zip((goes_on, self.one_epoch)).concatenate(end).repeat()
+        run = iter(self._endless)
         inside = tf.Variable(False, trainable=False)
 
         @_as_written
