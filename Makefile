@@ -4,7 +4,8 @@
 # make test    all tests but the slow ones; make test-all: those too
 # make test-versions   a part of the tests on older TensorFlow and on other Pythons
 # make conformance   TensorFlow's and Keras's own tests of strategies, over stock ones and ours
-# make benchmarks   this package and its peers in turn, on an idle machine; TORCH names a Python of PyTorch's
+# make benchmarks   this package and its peers in turn, on an idle machine; CASE=mirrored is one of them,
+#                   TORCH=... a Python that has PyTorch
 # make compatibility   what works under which strategy, stock TensorFlow's too, into docs/compatibility.md
 # make docs    README and docs/ as a site in site/, with the API reference; warnings are errors
 # make dist    the source distribution and the wheel of what is committed, into dist/
@@ -52,12 +53,14 @@ test-versions: setup
 conformance: setup
 	$(BIN)/python -m pytest -m "" tests/conformance
 
+# What each case takes beside what all of them do.
+OPTIONS_OF_embedding := --large 1e6 --scale 100 --rounds 1
+CASES_OF_TORCH := all_reduce mirrored embedding
+CASE ?= all_reduce two_hosts mirrored parameter_server embedding
+
 benchmarks: setup
-	$(BIN)/python benchmarks/all_reduce.py $(addprefix --torch ,$(TORCH))
-	$(BIN)/python benchmarks/two_hosts.py
-	$(BIN)/python benchmarks/mirrored.py $(addprefix --torch ,$(TORCH))
-	$(BIN)/python benchmarks/parameter_server.py
-	$(BIN)/python benchmarks/embedding.py --large 1e6 --scale 100 --rounds 1 $(addprefix --torch ,$(TORCH))
+	$(foreach case,$(CASE),$(BIN)/python benchmarks/$(case).py $(OPTIONS_OF_$(case)) \
+		$(if $(filter $(case),$(CASES_OF_TORCH)),$(addprefix --torch ,$(TORCH))) &&) true
 
 compatibility: setup
 	mkdir -p docs

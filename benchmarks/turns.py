@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 import re
+import signal
 import statistics
 import subprocess
 import sys
@@ -76,19 +77,28 @@ def memory(name: str) -> float:
 
 
 def _results(system: System, count: int, timeout: float | None) -> list[Mapping[str, float]]:
-    process = subprocess.run(
+    process = subprocess.Popen(
         system.command,
         env={**os.environ, **ONE_THREAD, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "2"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=timeout,
+        start_new_session=True,
     )
-    results = re.findall(r"RESULT (\{.*\})", process.stdout)
+    ended = ""
+    try:
+        output, _ = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        ended = f", for it took longer than {timeout:g} s"
+    finally:
+        if process.poll() is None:  # nothing of it may run beside the next one
+            os.killpg(process.pid, signal.SIGKILL)
+            output, _ = process.communicate()
+    results = re.findall(r"RESULT (\{.*\})", output)
     if process.returncode or len(results) != count:
         raise RuntimeError(
             f"A system prints {count} results and ends with 0. Received: {len(results)}, and "
-            f"{process.returncode} from {' '.join(system.command)}:\n{process.stdout[-3000:]}"
+            f"{process.returncode} from {' '.join(system.command)}{ended}:\n{output[-3000:]}"
         )
     return [json.loads(result) for result in results]
 
@@ -96,13 +106,14 @@ def _results(system: System, count: int, timeout: float | None) -> list[Mapping[
 def table(found: Mapping[str, Mapping[str, Sequence[float]]], less_is_better: bool) -> str:
     """Returns medians as a table of Markdown, with each one's ratio to the first system's.
 
-    A ratio above 1 says that the first system is better by that factor.
+    A ratio above 1 says that the first system is better by that factor. Behind it, where there
+    were several rounds, are the smallest and the largest ratio of a round.
 
     >>> print(table({"a": {"ms": [1, 9, 2]}, "b": {"ms": [3, 4, 5]}}, less_is_better=True))
     | system | ms |
     |---|---|
     | a | 2.00 |
-    | b | 4.00 (2.00 x) |
+    | b | 4.00 (2.00 x; 0.44 to 3.00) |
     """
     first = next(iter(found.values()))
     lines = [f"| system | {' | '.join(first)} |", "|---" * (1 + len(first)) + "|"]
@@ -113,11 +124,20 @@ def table(found: Mapping[str, Mapping[str, Sequence[float]]], less_is_better: bo
                 cells.append("-")
                 continue
             ours, theirs = statistics.median(reference), statistics.median(values[what])
-            ratio = theirs / ours if less_is_better else ours / theirs
             number = f"{theirs:.2f}" if theirs < 100 else f"{theirs:,.0f}"
-            cells.append(number if values is first else f"{number} ({ratio:.2f} x)")
+            if values is not first:
+                ratio = _ratio(ours, theirs, less_is_better)
+                pairs = zip(reference, values[what], strict=True)
+                each = [_ratio(*pair, less_is_better) for pair in pairs]
+                spread = f"; {min(each):.2f} to {max(each):.2f}" if len(each) > 1 else ""
+                number += f" ({ratio:.2f} x{spread})"
+            cells.append(number)
         lines.append(f"| {system} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def _ratio(ours: float, theirs: float, less_is_better: bool) -> float:
+    return theirs / ours if less_is_better else ours / theirs
 
 
 def parser(description: str) -> argparse.ArgumentParser:

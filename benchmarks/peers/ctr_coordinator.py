@@ -13,6 +13,9 @@ import subprocess
 import sys
 import time
 
+# With one thread between operations, as all others have, TensorFlow's coordinator waits for itself.
+os.environ["TF_NUM_INTEROP_THREADS"] = "4"
+
 import tensorflow as tf
 from ctr import ROWS, STEPS, WARM_UP, Lookup, data, make_model, optimizer
 

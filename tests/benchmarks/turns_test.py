@@ -5,6 +5,7 @@ import importlib.util
 import os
 import shutil
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,15 @@ def test_a_system_that_fails_is_shown(turns, program):
         turns.measured([system], rounds=1, timeout=30)
 
 
+def test_a_system_that_does_not_end_is_ended_with_its_processes(turns, tmp_path):
+    marker = tmp_path / "marker"
+    program = f"import subprocess; subprocess.run(['sh', '-c', 'sleep 2; touch {marker}'])"
+    with pytest.raises(RuntimeError, match="for it took longer than 0.5 s"):
+        turns.measured([turns.System("slow", (sys.executable, "-c", program))], 1, timeout=0.5)
+    time.sleep(2)
+    assert not marker.exists()
+
+
 def test_of_several_workers_the_larger_numbers_count(turns):
     program = (
         "for ms, mib in [(2, 7), (3, 5)]: "
@@ -81,9 +91,9 @@ def test_every_process_has_one_thread(turns):
 def test_a_ratio_above_one_is_in_favour_of_the_first(turns):
     measured = {"a": {"x": [1, 2, 300]}, "b": {"x": [4, 4, 5]}, "c": {}}
     less = turns.table(measured, less_is_better=True).splitlines()
-    assert less[2:] == ["| a | 2.00 |", "| b | 4.00 (2.00 x) |", "| c | - |"]
+    assert less[2:] == ["| a | 2.00 |", "| b | 4.00 (2.00 x; 0.02 to 4.00) |", "| c | - |"]
     more = turns.table(measured, less_is_better=False).splitlines()
-    assert more[3] == "| b | 4.00 (0.50 x) |"
+    assert more[3] == "| b | 4.00 (0.50 x; 0.25 to 60.00) |"
 
 
 def test_the_examples_in_them_hold(load, turns):
