@@ -114,7 +114,7 @@ def test_the_embedding_is_measured(forked):
     output, _ = process.communicate(timeout=600)
     assert process.returncode == 0, output
     lines = [line for line in output.splitlines() if line.startswith("| this package, ")]
-    assert len(lines) == 2, output
+    assert len(lines) == 5, output  # rows, Tiny, and three sizes of small tables
     assert not any(" - " in line for line in lines), output
     forked.assert_nothing_left()
 
@@ -137,11 +137,13 @@ CAN_MAKE_HOSTS = os.geteuid() == 0 and all(map(shutil.which, ("ip", "tc", "unsha
         ),
     ],
 )
-def test_a_benchmark_runs(forked, name):
-    command = [forked.python, str(BENCHMARKS / f"{name}.py"), "--short", "--rounds", "1"]
-    process = forked.popen([*command, "--timeout", "200"])
+def test_a_benchmark_runs(job, request, name):
+    if name != "two_hosts":  # whose processes are in networks of their own, where no fork would be
+        request.getfixturevalue("forked")
+    command = [job.python, str(BENCHMARKS / f"{name}.py"), "--short", "--rounds", "1"]
+    process = job.popen([*command, "--timeout", "200"])
     output, _ = process.communicate(timeout=900)
     assert process.returncode == 0, output
     assert "| this package, " in output
     assert not any(" - " in line for line in output.splitlines() if line.startswith("|")), output
-    forked.assert_nothing_left()
+    job.assert_nothing_left()

@@ -326,7 +326,7 @@ model = tf.keras.models.load_model("model.keras")
     "case",
     [
         "keras",
-        "tf_keras",
+        pytest.param("tf_keras", marks=pytest.mark.slow),
         pytest.param("tf_keras, imported before", marks=pytest.mark.slow),
         pytest.param("tf_keras, as TensorFlow's", marks=pytest.mark.slow),
     ],

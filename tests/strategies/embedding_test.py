@@ -22,7 +22,14 @@ SLOW = pytest.mark.slow
         ),
     ],
 )
-@pytest.mark.parametrize("check", checks_of("embedding.py"))
+@pytest.mark.parametrize(
+    "check",
+    # Each optimizer in one process: embedding_optimizers_test.py.
+    checks_of(
+        "embedding.py",
+        slow=["momentum", "adagrad", "rmsprop", "adadelta", "ftrl", "lion", "adamw_on_servers"],
+    ),
+)
 def test_it_does_what_a_stock_layer_does_in_one_process(run_check, check, api, workers, replicas):
     run_check(check, api, replicas, workers=workers)
 

@@ -14,7 +14,9 @@ from tests.support.check_jobs import checks_of
 pytestmark = pytest.mark.training
 
 slow = pytest.mark.slow
-CHECKS = pytest.mark.parametrize("check", checks_of("embedding_weights.py"))
+CHECKS = pytest.mark.parametrize(
+    "check", checks_of("embedding_weights.py", slow=["centered_rmsprop", "frozen_rows_stay"])
+)
 APIS = pytest.mark.parametrize(
     ("api", "embedding"),
     [(keras, strategies.DistributedEmbedding), (tf_keras, TfKerasEmbedding)],

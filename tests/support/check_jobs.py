@@ -27,18 +27,21 @@ class Check:
     name: str
 
 
-def checks_of(*programs: str, only: Sequence[str] = (), marks: object = ()) -> list:
+def checks_of(
+    *programs: str, only: Sequence[str] = (), slow: Sequence[str] = (), marks: object = ()
+) -> list:
     """Returns the checks of programs as parameters of a test, by reading the files.
 
     Args:
       *programs: the files' names in tests/distributed.
       only: the names of some, without "check_"; all by default.
+      slow: the names of those that are marked slow.
       marks: of each of them.
     """
     return [
         pytest.param(
             Check(program, name),
-            marks=marks,
+            marks=pytest.mark.slow if name.removeprefix("check_") in slow else marks,
             id=f"{Path(program).stem}.{name.removeprefix('check_')}",
         )
         for program in programs
