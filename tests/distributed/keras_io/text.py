@@ -83,11 +83,11 @@ def bag_of_words(runtime):
             ]
         )
         model.compile(
-            keras.optimizers.Adagrad(0.1),
+            keras.optimizers.Adagrad(0.3),
             keras.losses.BinaryCrossentropy(from_logits=True),
             metrics=[keras.metrics.BinaryAccuracy(threshold=0.0)],
         )
-    history = model.fit(ids, labels, batch_size=32, epochs=4, shuffle=False, verbose=0).history
+    history = model.fit(ids, labels, batch_size=32, epochs=10, shuffle=False, verbose=0).history
     return Outcome([model], history, model.predict(ids, batch_size=32, verbose=0))
 
 
