@@ -150,7 +150,8 @@ def test_processes_that_were_told_different_tasks(url):
     meeting.come(Roles(2), 0)
     meeting.come(Roles(3), 1)
     received = "told the same tasks. Received: 2 ('worker 0, worker 1') on the first, 3"
-    assert all(received in str(error) for error in meeting.end().values())
+    errors = [str(error) for error in meeting.end().values()]
+    assert all(received in error for error in errors), errors
 
 
 def test_strangers_at_the_door_are_ignored():
