@@ -56,9 +56,12 @@ conformance: setup
 # What each case takes beside what all of them do.
 OPTIONS_OF_embedding := --large 1e6 --scale 100 --rounds 1
 CASES_OF_TORCH := all_reduce mirrored embedding
-CASE ?= all_reduce two_hosts mirrored parameter_server embedding
+CASES := all_reduce two_hosts mirrored parameter_server embedding
+CASE ?= $(CASES)
 
 benchmarks: setup
+	@test -z "$(filter-out $(CASES),$(CASE))" || { echo "CASE is of: $(CASES)." \
+		"Received: $(filter-out $(CASES),$(CASE))."; exit 2; }
 	$(foreach case,$(CASE),$(BIN)/python benchmarks/$(case).py $(OPTIONS_OF_$(case)) \
 		$(if $(filter $(case),$(CASES_OF_TORCH)),$(addprefix --torch ,$(TORCH))) &&) true
 

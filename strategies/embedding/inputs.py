@@ -29,7 +29,7 @@ def int64_tensor(ids: tf.Tensor) -> tf.Tensor:
         if not is_fit:
             raise ValueError(_BEYOND)
         return result
-    with tf.control_dependencies([assert_in_step(is_fit, [_BEYOND])]):
+    with tf.control_dependencies([tf.debugging.Assert(is_fit, [_BEYOND])]):
         return tf.identity(result)
 
 

@@ -14,7 +14,6 @@ from strategies._tensorflow import (
     is_compiled_by_xla,
     regroup,
 )
-from strategies.assertions import assert_in_step
 from strategies.collectives import Collectives
 from strategies.reduction import sparse
 from strategies.reduction.options import ReductionOptions
@@ -206,7 +205,7 @@ class ReplicaCrossDeviceOps(tf.distribute.CrossDeviceOps):
         every = self._collectives.all_gather(tf.stack(rows_of_shapes))
         rule = f"Tensors to gather along axis {axis} differ in no other dimension."
         if not tf.executing_eagerly():
-            return [assert_in_step(tf.reduce_all(every == every[:1]), [rule, every])]
+            return [tf.debugging.Assert(tf.reduce_all(every == every[:1]), [rule, every])]
         shapes = [[size for size in row if size != _NONE] for row in every.numpy().tolist()]
         if any(shape != shapes[0] for shape in shapes):
             shown = str(shapes).replace(str(_ANY), "any")

@@ -33,7 +33,8 @@ def record_call() -> str:
 def call_at(frame: FrameType | None) -> tuple[str, Any]:
     """Returns the call of Keras that a thread is in, as text, and its model; "" and None for none.
 
-    Of a call that has not begun to iterate over its data only the name is known.
+    Until a call begins to iterate over its data, what is told is the call of that method before
+    it, or if there was none, only the name.
 
     >>> call_at(None)
     ('', None)

@@ -16,7 +16,6 @@ import numpy as np
 import tensorflow as tf
 
 from strategies._tensorflow import ResourceVariable
-from strategies.assertions import assert_in_step
 from strategies.collectives.shared_memory.transfers import ALIGNMENT
 
 Operation = Callable[[list[np.ndarray], str], list[np.ndarray]]
@@ -118,7 +117,7 @@ class _Call:
     def results(self, ticket: tf.Tensor) -> list[tf.Tensor]:
         """Takes the results of one run; raises where it failed, or they are another run's."""
         received, error, *results = self._results.dequeue()
-        is_mine = assert_in_step(
+        is_mine = tf.debugging.Assert(
             tf.equal(received, ticket),
             [
                 "A step failed while the workers exchanged values for it, and they may be at "
@@ -126,7 +125,7 @@ class _Call:
                 "checkpoint."
             ],
         )
-        has_worked = assert_in_step(tf.equal(error, ""), [error])
+        has_worked = tf.debugging.Assert(tf.equal(error, ""), [error])
         with tf.control_dependencies([is_mine, has_worked]):
             return [tf.identity(result) for result in results]
 
