@@ -3,6 +3,7 @@
 import contextlib
 import json
 import socket
+import sys
 import threading
 import time
 
@@ -146,12 +147,21 @@ def test_two_processes_that_say_they_are_the_same_task(url):
 
 
 def test_processes_that_were_told_different_tasks(url):
-    meeting = Meeting(url, timeout=5.0)
+    meeting = Meeting(url)
     meeting.come(Roles(2), 0)
     meeting.come(Roles(3), 1)
     received = "told the same tasks. Received: 2 ('worker 0, worker 1') on the first, 3"
     errors = [str(error) for error in meeting.end().values()]
     assert all(received in error for error in errors), errors
+
+
+def test_no_task_takes_the_port_of_the_meeting(monkeypatch):
+    port, free = free_ports(2)
+    monkeypatch.setattr(sys.modules["tf_config.rendezvous.meet"], "PORTS", [port - 1, port, free])
+    monkeypatch.setattr("random.SystemRandom.sample", lambda self, ports, count: ports)
+    meeting = Meeting(f"tcp://localhost:{port}")
+    meeting.come(Roles(1), 0)
+    assert meeting.end()[0].cluster.addresses[Task("worker", 0)].port == free
 
 
 def test_strangers_at_the_door_are_ignored():

@@ -48,7 +48,7 @@ def meet(
     place = check_url(url)
     host = None if interface is None else address_of(interface)
     clock = Clock(timeout, note)
-    with _reserved_port() as port:
+    with _reserved_port(place) as port:
         if address is not None:
             host, port = address.host, address.port
         if isinstance(place, Path):
@@ -85,9 +85,15 @@ def check_url(url: str) -> Path | Address:
 
 
 @contextlib.contextmanager
-def _reserved_port() -> Iterator[int]:
-    """Yields a port that nobody else gets before the end, nor the one above it."""
+def _reserved_port(place: Path | Address) -> Iterator[int]:
+    """Yields a port that nobody else gets before the end, nor the one above it.
+
+    The first process, which may come last, listens on the port of the rendezvous.
+    """
+    kept = place.port if isinstance(place, Address) else None
     for port in random.SystemRandom().sample(PORTS, len(PORTS)):
+        if kept in (port, port + 1):
+            continue
         with (
             socket.socket(socket.AF_INET, socket.SOCK_STREAM) as holder,
             socket.socket(socket.AF_INET, socket.SOCK_STREAM) as above,
