@@ -5,7 +5,7 @@ Importing it registers what Keras 3 loads models with, and tf_keras once that is
 
 from strategies import callbacks
 from strategies.central_storage import CentralStorageStrategy
-from strategies.collectives.workers import barrier
+from strategies.collectives.workers import barrier, worker_rank
 from strategies.data.read_files import read_files
 from strategies.drawing import draw_placement
 from strategies.embedding import Admission, Eviction, FeatureConfig, TableConfig
@@ -49,5 +49,6 @@ __all__ = [
     "prefetch_rows",
     "read_files",
     "verify_equal",
+    "worker_rank",
     "writing",
 ]

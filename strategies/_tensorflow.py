@@ -85,6 +85,7 @@ __all__ = [
     "canonicalize",
     "context",
     "dataset_inputs",
+    "dataset_tensors",
     "distributed_spec",
     "empty_batch",
     "function_of",
@@ -107,6 +108,11 @@ __all__ = [
 def dataset_inputs(dataset: Any) -> list[Any]:
     """Returns the input datasets of a dataset."""
     return list(dataset._inputs())
+
+
+def dataset_tensors(dataset: Any) -> list[Any]:
+    """Returns the tensors of `from_tensors` and `from_tensor_slices`; none of other datasets."""
+    return [each for each in getattr(dataset, "_tensors", ()) if hasattr(each, "numpy")]
 
 
 def function_of(function: Any, python_function: Callable[..., Any]) -> Any:

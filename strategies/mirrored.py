@@ -108,7 +108,7 @@ class MirroredStrategy(MirroredReduction, tf.distribute.MirroredStrategy):
             )
         if devices is None:
             gpus = len(tf.config.list_physical_devices("GPU"))
-            devices = local_devices(num_replicas or gpus or 1, range(gpus))
+            devices = local_devices(num_replicas, range(gpus))
         options = ReductionOptions() if options is None else options
         extended = ReplicatedExtended(
             self, LocalCollectives(), devices, options, local=cross_device_ops
@@ -120,13 +120,13 @@ def local_devices(count: int | None, gpus: range) -> list[str]:
     """Returns the devices of the replicas of this process: GPUs, or logical CPUs.
 
     Args:
-      count: how many.
+      count: how many; None is all of the GPUs, or one CPU.
       gpus: the numbers of the GPUs to choose from; logical CPUs are made if there are none.
 
     Raises:
       ValueError: if there are not so many.
     """
-    count = 1 if count is None else count
+    count = (len(gpus) or 1) if count is None else count
     if count < 1:
         raise ValueError(f"A worker has a replica or more. Received: {count}. Ask for 1.")
     if len(gpus):

@@ -18,7 +18,11 @@ from strategies.mirrored import MirroredReduction, local_devices
 from strategies.reduction import ReductionOptions
 from strategies.reduction.options import packed
 from tf_config import TFConfig
-from tf_config.settings import START_TIMEOUT_SECONDS, START_TIMEOUT_VARIABLE
+from tf_config.settings import OWN_GPUS_VARIABLE, START_TIMEOUT_SECONDS, START_TIMEOUT_VARIABLE
+
+# With these, a process sees no other task's GPUs: tf-config's --gpus-per-worker, and Slurm's
+# --gpus-per-task.
+_OWN_GPUS = (OWN_GPUS_VARIABLE, "SLURM_GPUS_PER_TASK")
 
 
 class MultiWorkerMirroredStrategy(MirroredReduction, tf.distribute.MultiWorkerMirroredStrategy):
@@ -59,8 +63,9 @@ class MultiWorkerMirroredStrategy(MirroredReduction, tf.distribute.MultiWorkerMi
         one Linux host without GPUs, "horovod", "tensorflow" for TensorFlow's own collectives,
         which need nothing else, or "auto" for the first of these that all workers can use. None
         is what the environment variable KERAS_STRATEGIES_COMMUNICATION says, or "auto".
-      num_replicas: how many replicas each worker has; as many on all. None is one. Each takes
-        a GPU of its own, or a logical CPU where there are no GPUs.
+      num_replicas: how many replicas each worker has; as many on all. Each takes a GPU of its
+        own, or a logical CPU where there are no GPUs. None is all GPUs of the worker, of which
+        the workers of a host have equal shares, or one CPU.
       options: how gradients are reduced, the same on all workers.
       start_timeout: seconds to wait at the start for the other workers. None is what
         `tf-config run --start-timeout` says, or 300.
@@ -128,10 +133,12 @@ def start_timeout_seconds(seconds: float | None, environ: Mapping[str, str] = os
     return value
 
 
-def gpus_of(config: TFConfig | None) -> range:
+def gpus_of(config: TFConfig | None, environ: Mapping[str, str] = os.environ) -> range:
     """Returns the numbers of this worker's GPUs; the workers of a host share them evenly."""
     gpus = len(tf.config.list_physical_devices("GPU"))
     if config is None or config.task not in config.cluster.training_tasks:
+        return range(gpus)
+    if any(environ.get(name) for name in _OWN_GPUS):
         return range(gpus)
     tasks = config.cluster.training_tasks
     here = config.cluster.addresses[config.task].host

@@ -163,6 +163,7 @@ def test_the_public_names():
         "prefetch_rows",
         "read_files",
         "verify_equal",
+        "worker_rank",
         "writing",
     ]
     assert sorted(tf_config.__all__) == [

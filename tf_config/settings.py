@@ -19,6 +19,7 @@ START_TIMEOUT_SECONDS = 300.0
 STEP_TIMEOUT_VARIABLE = "KERAS_STRATEGIES_STEP_TIMEOUT"
 RESTARTS_VARIABLE = "KERAS_STRATEGIES_RESTARTS"
 GPU_VARIABLE = "CUDA_VISIBLE_DEVICES"
+OWN_GPUS_VARIABLE = "KERAS_STRATEGIES_OWN_GPUS"  # "1": no other task of the host sees them
 # What TensorFlow and OpenMP read; both would else take all cores in every process.
 THREAD_VARIABLES = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS")
 # What Horovod's Gloo, NCCL and Open MPI read.
@@ -134,7 +135,7 @@ def settle(
         STEP_TIMEOUT_VARIABLE: _seconds(request.step_timeout),
         **dict.fromkeys(THREAD_VARIABLES, _text(request.threads)),
         **({} if request.interface is None else _interface(request.interface)),
-        **({} if request.gpus is None else {GPU_VARIABLE: _gpus(request.gpus, environ, place)}),
+        **({} if request.gpus is None else _own_gpus(request.gpus, environ, place)),
         RESTARTS_VARIABLE: _text(restart),
         **request.variables,
     }
@@ -162,6 +163,10 @@ def settle(
 
 def _interface(name: str) -> dict[str, str | None]:
     return dict.fromkeys(INTERFACE_VARIABLES, name)
+
+
+def _own_gpus(count: int, environ: Mapping[str, str], place: Neighbours) -> dict[str, str | None]:
+    return {GPU_VARIABLE: _gpus(count, environ, place), OWN_GPUS_VARIABLE: "1"}
 
 
 def _gpus(count: int, environ: Mapping[str, str], place: Neighbours) -> str:

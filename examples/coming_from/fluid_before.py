@@ -4,7 +4,7 @@ It is to be read, not run: Fluid 1.x is not installed with this package, and has
 Python 3.10 or later. So there is no output to show, and no test runs it; one checks its syntax.
 Written after Fluid 1.8's reference of DistributeTranspiler, layers and Executor.
 
-    $ TRAINING_ROLE=PSERVER PADDLE_CURRENT_ENDPOINT=127.0.0.1:6174 python fluid_before.py
+    $ TRAINING_ROLE=PSERVER POD_IP=127.0.0.1 PADDLE_PORT=6174 python fluid_before.py
     $ TRAINING_ROLE=TRAINER PADDLE_TRAINER_ID=0 python fluid_before.py
     $ TRAINING_ROLE=TRAINER PADDLE_TRAINER_ID=1 python fluid_before.py
 """
@@ -17,7 +17,7 @@ import paddle.fluid as fluid
 
 DICT_SIZE, WIDTH, BATCH_SIZE = 1000001, 16, 64
 TRAINERS = 2
-PSERVERS = os.getenv("PADDLE_PSERVERS", "127.0.0.1:6174")
+PSERVERS = os.getenv("PADDLE_PSERVERS_IP_PORT_LIST", "127.0.0.1:6174")
 trainer_id = int(os.getenv("PADDLE_TRAINER_ID", "0"))
 
 
@@ -47,7 +47,8 @@ transpiler.transpile(trainer_id, pservers=PSERVERS, trainers=TRAINERS, sync_mode
 exe = fluid.Executor(fluid.CPUPlace())
 
 if os.environ["TRAINING_ROLE"] == "PSERVER":
-    program, startup = transpiler.get_pserver_programs(os.environ["PADDLE_CURRENT_ENDPOINT"])
+    endpoint = os.environ["POD_IP"] + ":" + os.environ["PADDLE_PORT"]
+    program, startup = transpiler.get_pserver_programs(endpoint)
     exe.run(startup)
     exe.run(program)  # until it is killed
 else:

@@ -75,7 +75,7 @@ def start(
 
     def connect() -> NetworkCollectives:
         global _network
-        name, reason = _chosen_network(communication)
+        name, reason = _chosen_network(communication, device)
         _network = _connected(config, name, reason, options, timeout, device)
         return _network
 
@@ -88,7 +88,7 @@ def start(
             "do not share memory. Leave the argument out to have what is possible chosen."
         )
     collectives = connect() if shared is None else shared
-    way = _in_words(collectives, communication)
+    way = _in_words(collectives, communication, device)
     return watch(collectives, config.cluster, config.task, seconds), way
 
 
@@ -107,21 +107,21 @@ def _join(config: TFConfig) -> None:
     _job = config.cluster, config.task
 
 
-def _in_words(used: Collectives, communication: str) -> str:
+def _in_words(used: Collectives, communication: str, device: str) -> str:
     """Returns what workers communicate by, and why."""
     if isinstance(used, SharedMemoryCollectives):
         return "shared memory (all workers are on this host)"
-    network, reason = _chosen_network(communication)
+    network, reason = _chosen_network(communication, device)
     between = f"{_NAMES[network]} ({reason})"
     if isinstance(used, HostCollectives):
         return f"shared memory on each host, and between hosts {between}"
     return between
 
 
-def _chosen_network(communication: str) -> tuple[str, str]:
+def _chosen_network(communication: str, device: str) -> tuple[str, str]:
     """Returns what workers communicate by over the network, and the reason for it."""
     return (
-        _available()
+        _available(device)
         if communication in ("auto", "shared_memory")
         else (communication, "as asked for")
     )
@@ -251,7 +251,7 @@ def checked(options: Any) -> CommunicationOptions:
     return options
 
 
-def _available() -> tuple[str, str]:
+def _available(device: str) -> tuple[str, str]:
     """Returns the communication that is available here, and the reason for it."""
     from strategies.collectives import horovod
 
@@ -259,6 +259,8 @@ def _available() -> tuple[str, str]:
         horovod.load()
     except ImportError as error:
         return "tensorflow", str(error.__cause__ or error)
+    if "GPU" in device and not horovod.has_nccl():
+        return "tensorflow", "the Horovod that is installed has no NCCL"
     return "horovod", "it is installed"
 
 

@@ -1,4 +1,4 @@
-"""The workers of a strategy: their collectives, and a barrier."""
+"""The workers of a strategy: their collectives, their numbers, and a barrier."""
 
 from __future__ import annotations
 
@@ -19,6 +19,23 @@ def barrier(strategy: tf.distribute.Strategy) -> None:
     """
     agree(collectives_of(strategy), "barrier")
     refresh(strategy)
+
+
+def worker_rank(strategy: tf.distribute.Strategy) -> int:
+    """Returns the number of this worker among those of a strategy, from 0.
+
+    A chief is the first. On one worker, and outside of any strategy, it is 0.
+
+    >>> worker_rank(tf.distribute.get_strategy())
+    0
+
+    Args:
+      strategy: of the workers.
+
+    Raises:
+      ValueError: if it is another package's, with several workers.
+    """
+    return collectives_of(strategy).rank
 
 
 def refresh(strategy: tf.distribute.Strategy) -> None:
@@ -43,3 +60,14 @@ def collectives_of(strategy: tf.distribute.Strategy) -> Collectives:
             "Use strategies.MultiWorkerMirroredStrategy."
         )
     return LocalCollectives()
+
+
+def collectives_in_step(strategy: tf.distribute.Strategy) -> Collectives:
+    """Returns the collectives among workers that make all steps together.
+
+    Where workers wait for nobody, as with parameter servers outside of "sync", each is alone.
+
+    >>> collectives_in_step(tf.distribute.get_strategy()).size
+    1
+    """
+    return getattr(strategy.extended, "collectives", LocalCollectives())

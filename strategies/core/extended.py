@@ -34,7 +34,7 @@ from strategies.collectives.single_worker import in_single_worker_scope
 from strategies.core.random_seeds import seed_state_creator, worker_seed_scope
 from strategies.core.scope import check_step, check_updated, explain_mixed_strategies
 from strategies.data.distributed_dataset import ReplicaDataset, check_options, per_replica_datasets
-from strategies.data.sharding import equal_steps, number_of_rows, shard_dataset
+from strategies.data.sharding import equal_steps, number_of_rows, shard_dataset, unsharded
 from strategies.reduction import ReductionOptions, ReplicaCrossDeviceOps
 from strategies.variables.sparse_variable import SparseVariable, table_asked_for
 from strategies.variables.zero import ShardedOptimizerState
@@ -349,7 +349,8 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         check_options(options, per_replica=False)
         agree(self.collectives, "distribution of a dataset")
         shared = shard_dataset(dataset, self.collectives, len(self._devices))
-        return ReplicaDataset(shared, self._container_strategy(), options)
+        source = dataset if unsharded(dataset) is dataset else None
+        return ReplicaDataset(shared, self._container_strategy(), options, source)
 
     def _distribute_datasets_from_function(
         self, dataset_fn: Callable[..., Any], options: Any

@@ -23,6 +23,7 @@ from strategies._tensorflow import (
 from strategies.collectives.health.agreement import agree, spec_text
 from strategies.collectives.health.calls import record_call
 from strategies.collectives.health.spans import INPUT, SpanStream
+from strategies.data.same_rows import check_same_rows
 from strategies.data.sharding import Epochs, element_of, may_prefetch
 
 _Replication = tf.distribute.InputReplicationMode
@@ -133,6 +134,7 @@ class ReplicaDataset(DistributedDataset):
         replicas.
       strategy: the strategy that distributes them.
       options: how they come to the devices; `check_options` has seen them.
+      source: the dataset that each worker was passed, if it is to be the same on all.
     """
 
     def __init__(
@@ -140,6 +142,7 @@ class ReplicaDataset(DistributedDataset):
         dataset: tf.data.Dataset | Epochs,
         strategy: tf.distribute.Strategy,
         options: tf.distribute.InputOptions | None = None,
+        source: tf.data.Dataset | None = None,
     ):
         super().__init__(
             strategy.extended._input_workers_with_options(options),  # noqa: SLF001
@@ -150,9 +153,13 @@ class ReplicaDataset(DistributedDataset):
             options=options,
         )
         self._dataset = dataset
+        self._source = source
 
     def __iter__(self) -> DistributedIterator:
         self._check_same_steps()
+        if self._source is not None and tf.executing_eagerly():
+            check_same_rows(self._source, self._strategy.extended.collectives)
+            self._source = None
         if isinstance(self._dataset, Epochs) or not self._can_prefetch(self._dataset):
             return self._iterator(self._dataset)
         devices = self._input_workers.compute_devices_for_worker(0)

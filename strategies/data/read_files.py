@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import zlib
 from collections.abc import Callable, Sequence
 
 import tensorflow as tf
@@ -10,7 +11,7 @@ from absl import logging
 
 from strategies.checks import check_whole_number
 from strategies.collectives import Collectives, LocalCollectives
-from strategies.collectives.workers import collectives_of
+from strategies.collectives.workers import collectives_in_step, collectives_of
 from strategies.data.sharding import empty_element, mark_sharded
 from strategies.partitioning import part_bounds
 
@@ -78,13 +79,16 @@ def read_files(
       steps: how many an epoch has. None is as many as there are rows for.
 
     Raises:
-      ValueError: if there are no such files, fewer than workers for `shard="files"`, fewer rows
-        in a batch than workers, a worker without rows for `uneven="cut"`, or an argument has no
-        meaning.
+      ValueError: if there are no such files, others on another worker, fewer than workers for
+        `shard="files"`, fewer rows in a batch than workers, a worker without rows for
+        `uneven="cut"`, or an argument has no meaning.
     """
     _check(batch_size, readers, shuffle, shard, uneven, steps)
     names = names_of(files)
     collectives = collectives_of(strategy)
+    # Workers that wait for nobody may be started again alone, and ask nothing if they need not.
+    asked = collectives if steps is None else collectives_in_step(strategy)
+    _check_same_names(names, asked)
     shard = shard_unit(names, shard, collectives)
     rows = rows_of(names, collectives, reader, readers, shuffle, seed, shard)
     size = _local_batch_size(batch_size, collectives)
@@ -118,6 +122,25 @@ def names_of(files: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -
     if not names:
         raise ValueError("There is a file to read, or more. Received: none. Give names of files.")
     return sorted(names)
+
+
+def _check_same_names(names: Sequence[str], collectives: Collectives) -> None:
+    """Checks that all workers found the same files, whatever the directories are called.
+
+    Raises:
+      ValueError: if a worker found others than the first one; on all workers.
+    """
+    text = "\n".join(name.rpartition("/")[2] for name in names)
+    mine = tf.constant([[len(names), zlib.crc32(text.encode())]], tf.int64)
+    found = collectives.all_gather(mine).numpy().tolist()
+    others = [rank for rank, each in enumerate(found) if each != found[0]]
+    if others:
+        raise ValueError(
+            "Every worker finds all files, and reads its share of them. Received: "
+            f"{found[0][0]} on worker 0, {found[others[0]][0]} of other names on worker "
+            f"{others[0]}. Put all of them where every worker can read them; or, if each worker is "
+            "to read what it has, call strategy.distribute_datasets_from_function."
+        )
 
 
 def rows_of(

@@ -33,7 +33,7 @@ class ServerDataset(ReplicaDataset):
     ):
         super().__init__(part._dataset, strategy, part._options)  # noqa: SLF001
         self._part = part
-        self._source = source
+        self._whole = source
         self._is_warned = False
 
     def __iter__(self) -> Iterator[Any]:
@@ -60,7 +60,7 @@ class ServerDataset(ReplicaDataset):
             _check_all_present(method, present, workers.size)
         else:
             self._extended.refresh()
-        whole = None if self._source is None else unsharded(self._source)
+        whole = None if self._whole is None else unsharded(self._whole)
         if whole is None:
             self._warn_of_own_rows(method)
             return None

@@ -60,6 +60,46 @@ def seen(dataset):
     return sorted(map(int, found)), steps
 
 
+def check_rows_in_another_order_on_each_worker_are_refused():
+    with strategy.scope():
+        model = keras.Sequential([keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    order = np.random.default_rng(rank).permutation(64)
+    x = np.arange(64, dtype="float32")[order, np.newaxis]
+    labels = order % 2
+    listed = tf.data.Dataset.from_tensor_slices([f"{number}.png" for number in order]).batch(8)
+    is_common = not hasattr(strategy.extended, "in_step") or strategy.extended.in_step
+    for start in (
+        lambda: model.fit(x, x, batch_size=8, verbose=0),
+        lambda: model.fit(np.ones([64, 1]), labels, batch_size=8, verbose=0),
+        lambda: model.predict(x, batch_size=8, verbose=0),
+        lambda: list(strategy.experimental_distribute_dataset(listed)),
+    ):
+        try:
+            start()
+        except ValueError as error:
+            assert "rows of worker 1 that are not those of worker 0" in str(error), error
+        else:
+            assert not is_common or workers == 1
+    own = tf.data.Options()
+    own.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+    model.fit(
+        tf.data.Dataset.from_tensor_slices((x, x)).batch(8).with_options(own), epochs=2, verbose=0
+    )
+
+
+def check_other_files_on_each_worker_are_refused():
+    if workers == 1:
+        return
+    mine = [f"{number}.csv" for number in range(rank, len(COUNTS))]
+    try:
+        strategies.read_files(mine, strategy, 4 * workers, reader=rows)
+    except ValueError as error:
+        assert "6 on worker 0, 5 of other names on worker 1" in str(error), error
+    else:
+        raise AssertionError("Other files are taken for the same.")
+
+
 def check_every_row_comes_once_where_some_steps_are_empty():
     assert seen(read("empty")) == (every, max(per_step))
 

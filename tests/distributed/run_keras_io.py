@@ -111,8 +111,9 @@ def check(example, strategy, is_in_step, is_distributed, one):
         for name, values in numbers.logs.items():
             assert all(math.isfinite(value) for value in values), (name, values)
         if example.falls:
-            losses = numbers.logs[example.falls]
-            assert losses[-1] < losses[0], losses
+            # A worker that waits for nobody may meet its last epoch when others' steps pile up.
+            first, *later = numbers.logs[example.falls]
+            assert (later[-1] if is_in_step else min(later)) < first, (first, later)
     shapes = [[each.shape for each in numbers.predicted] for numbers in (one, many)]
     assert shapes[0] == shapes[1], shapes
     if is_in_step:

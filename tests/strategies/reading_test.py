@@ -17,6 +17,7 @@ from tests.support.fakes import with_steps
 
 def use(monkeypatch, worker):
     monkeypatch.setattr(reading, "collectives_of", lambda strategy: worker)
+    monkeypatch.setattr(reading, "collectives_in_step", lambda strategy: worker)
 
 
 def files_of(directory, counts):

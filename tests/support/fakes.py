@@ -49,4 +49,8 @@ class FakeWorker(LocalCollectives):
 
 def with_steps(rank: int, size: int, steps: Sequence[int] = ()) -> FakeWorker:
     """Returns a worker of which the others have the numbers of steps by rank, or all as many."""
-    return FakeWorker(rank, size, lambda other, mine: [steps[other]] if steps else mine)
+
+    def other(rank: int, mine: tf.Tensor) -> object:
+        return [steps[rank]] if steps and mine.shape.rank == 1 else mine
+
+    return FakeWorker(rank, size, other)

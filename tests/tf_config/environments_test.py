@@ -184,6 +184,19 @@ def test_what_paddle_sets_and_nobody_reads_is_said():
     assert environment.warnings({"CPU_NUM": "1"}) == []
 
 
+def test_a_step_of_one_task_of_a_job_on_several_nodes_is_remarked():
+    environment = ENVIRONMENTS["slurm"]
+    (warning,) = environment.warnings({"SLURM_STEP_NUM_TASKS": "1", "SLURM_JOB_NUM_NODES": "2"})
+    assert "this one has 1 task, and the allocation 2 nodes" in warning
+    for tasks, nodes in (("2", "2"), ("1", "1")):
+        alike = {"SLURM_STEP_NUM_TASKS": tasks, "SLURM_JOB_NUM_NODES": nodes}
+        assert environment.warnings(alike) == []
+
+
+def test_an_address_that_a_batch_script_exports_for_pytorch_is_no_torchrun():
+    assert resolve({**STEP, "MASTER_ADDR": "node1", "MASTER_PORT": "1"}).origin == "slurm"
+
+
 def test_tf_config_comes_before_the_scheduler_it_may_run_under():
     text = '{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 0}}'
     environ = {**STEP, "TF_CONFIG": text}

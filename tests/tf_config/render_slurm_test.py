@@ -172,6 +172,13 @@ def test_a_line_that_fails_ends_the_job(batch, tmp_path):
     assert batch(job)[:2] == (1, ["none"])
 
 
+@pytest.mark.parametrize("option", ["--output=%j.out", "-o %j.out"])
+def test_another_log_may_be_named(option):
+    script = SlurmJob(Roles(workers=2), ("train.py",), directives=(option, "-e %j.err")).script()
+    assert f"#SBATCH {option}\n#SBATCH -e %j.err\n" in script
+    assert "%x-%j.log" not in script
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -183,6 +190,7 @@ def test_a_line_that_fails_ends_the_job(batch, tmp_path):
         ({"setup": ("",)}, "A line of the shell is one line"),
         ({"directives": ("exclusive",)}, "An option of sbatch is one line"),
         ({"directives": ("--mem=3",)}, "Each option of sbatch stands once. Received: '--mem=3'"),
+        ({"directives": ("-n3",)}, "Each option of sbatch stands once"),
         ({"directives": ("--ntasks 3",)}, "Each option of sbatch stands once"),
     ],
 )

@@ -67,6 +67,12 @@ def test_gpus_are_dealt_out_in_the_order_of_the_tasks_of_a_host(task, gpus, visi
     assert told["CUDA_VISIBLE_DEVICES"] == [expected, "argument"]
 
 
+def test_a_task_with_gpus_of_its_own_is_told_so():
+    place = Neighbours(WORKERS[0], WORKERS, 1)
+    assert settled(Request(gpus=1), {}, place)["KERAS_STRATEGIES_OWN_GPUS"] == ["1", "argument"]
+    assert "KERAS_STRATEGIES_OWN_GPUS" not in settled(Request(), {}, place)
+
+
 def test_too_few_gpus_are_an_error():
     place = Neighbours(WORKERS[2], WORKERS, 1)
     with pytest.raises(ClusterConfigError, match="3 on this host, and CUDA_VISIBLE_DEVICES='0,1'"):

@@ -28,6 +28,7 @@ from tf_config.cli.program import (
     request,
     warn_of_options_behind,
 )
+from tf_config.environments.detect import ENVIRONMENTS
 from tf_config.errors import ClusterConfigError, shown
 from tf_config.output import Console
 from tf_config.plan import Job, shell_line
@@ -88,6 +89,8 @@ def run(arguments: argparse.Namespace) -> int:
             f"{arguments.min_workers} without --max-restarts. Add for example --max-restarts 3."
         )
     warn_of_options_behind(arguments)
+    for warning in ENVIRONMENTS["paddle"].warnings(os.environ):
+        say(warning)
     if arguments.dry_run:
         if job.elsewhere:
             names = ", ".join(job.elsewhere)

@@ -16,10 +16,17 @@ ENVIRONMENTS: Mapping[str, Environment] = {
         Environment("tf_config", (VARIABLE,), tf_config.read, names_roles=True),
         Environment("paddle", paddle.MARKERS, paddle.read, names_roles=True, unread=paddle.UNREAD),
         Environment("kubernetes", kubernetes.MARKERS, kubernetes.read, names_roles=True),
-        Environment("pytorch", ("MASTER_ADDR",), pytorch.read),
+        Environment("pytorch", ("MASTER_ADDR",), pytorch.read, excuse=pytorch.is_scripts_own),
         Environment("openmpi", ("OMPI_COMM_WORLD_RANK",), openmpi.read),
         Environment("pmi", ("PMI_RANK",), pmi.read, excuse=pmi.is_slurm),
-        Environment("slurm", ("SLURM_JOB_ID",), slurm.read, slurm.locate, cores=slurm.cores),
+        Environment(
+            "slurm",
+            ("SLURM_JOB_ID",),
+            slurm.read,
+            slurm.locate,
+            cores=slurm.cores,
+            remarks=slurm.remarks,
+        ),
     )
 }
 

@@ -59,6 +59,7 @@ class Environment:
       cores: how many cores the scheduler gave each task; None if it does not say.
       locate: replaces names of hosts that only the environment knows; asks it, so not pure.
       names_roles: whether it says which tasks are chief, ps and evaluator; else all are workers.
+      remarks: what else to say of the variables.
       unread: variables of it that nothing here reads, each with what stands for it.
     """
 
@@ -69,6 +70,7 @@ class Environment:
     excuse: Callable[[Mapping[str, str]], bool] = lambda environ: False
     cores: Callable[[Mapping[str, str]], int | None] = lambda environ: None
     names_roles: bool = False
+    remarks: Callable[[Mapping[str, str]], list[str]] = lambda environ: []
     unread: Mapping[str, str] = field(default_factory=dict)
 
     def is_there(self, environ: Mapping[str, str]) -> bool:
@@ -76,12 +78,13 @@ class Environment:
         return any(name in environ for name in self.markers) and not self.excuse(environ)
 
     def warnings(self, environ: Mapping[str, str]) -> list[str]:
-        """Returns what to say of variables that are set and not read, other than to 0 or 1."""
-        return [
-            f"warning: {name}={environ[name]} is not read; {instead}"
+        """Returns remarks, and variables that are set, other than to 0 or 1, and not read."""
+        unread = [
+            f"{name}={environ[name]} is not read; {instead}"
             for name, instead in self.unread.items()
             if environ.get(name, "") not in ("", "0", "1")
         ]
+        return [f"warning: {text}" for text in [*unread, *self.remarks(environ)]]
 
     def resolve(self, environ: Mapping[str, str]) -> Resolved:
         """Returns the configuration in `environ`.

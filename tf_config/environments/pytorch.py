@@ -5,8 +5,20 @@ Variables: pytorch.org/docs/stable/elastic/run.html, "Environment Variables".
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from tf_config.address import Address
 from tf_config.environments.environment import Unplaced, Variables
+
+
+def is_scripts_own(environ: Mapping[str, str]) -> bool:
+    """Returns whether a batch script set the address, as many do, and a scheduler the rank.
+
+    >>> is_scripts_own({"MASTER_ADDR": "node1", "SLURM_PROCID": "0"})
+    True
+    """
+    ranks = ("SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+    return not environ.get("RANK") and any(environ.get(rank) for rank in ranks)
 
 
 def read(variables: Variables) -> Unplaced:

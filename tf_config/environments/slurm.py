@@ -91,6 +91,21 @@ def cores(environ: Mapping[str, str]) -> int | None:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 6 and int(text) else None
 
 
+def remarks(environ: Mapping[str, str]) -> list[str]:
+    """Returns a warning where a step of one task is a part of a job on several nodes.
+
+    >>> remarks({"SLURM_STEP_NUM_TASKS": "1", "SLURM_JOB_NUM_NODES": "2"})  # doctest: +ELLIPSIS
+    ['Every srun starts a job of its own...
+    """
+    nodes = environ.get("SLURM_JOB_NUM_NODES", "1")
+    if environ.get("SLURM_STEP_NUM_TASKS") != "1" or nodes in ("", "1"):
+        return []
+    return [
+        f"Every srun starts a job of its own: this one has 1 task, and the allocation {nodes} "
+        "nodes. To train together, start all tasks by one srun"
+    ]
+
+
 def node_addresses(text: str) -> dict[str, str]:
     """Returns each node's address, from what `scontrol show node --oneliner` prints.
 

@@ -13,6 +13,16 @@ from tf_config.settings import RESTARTS_VARIABLE
 _NAME = "[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
 _GRES = r"[A-Za-z0-9_.:=-]+"
 _LINE = r"[^\r\n\0]*\S[^\r\n\0]*"
+_SHORT = {
+    "A": "account",
+    "J": "job-name",
+    "N": "nodes",
+    "c": "cpus-per-task",
+    "n": "ntasks",
+    "o": "output",
+    "p": "partition",
+    "t": "time",
+}
 _TIME = "[0-9]+-[0-9]{1,2}(:[0-9]{1,2}){0,2}|[0-9]+(:[0-9]{1,2}){0,2}"
 
 
@@ -102,8 +112,7 @@ class SlurmJob:
 
     def _check_directive(self, directive: str) -> None:
         check("An option of sbatch is one line", directive, f"-{_LINE}", "--constraint=rome")
-        name = directive.lstrip("-").replace("=", " ").split()[:1]
-        if name and name[0] in self._values():
+        if _option(directive) in self._values().keys() - {"output"}:
             raise ClusterConfigError(
                 f"Each option of sbatch stands once. Received: {shown(directive)}, which "
                 "tf-config writes itself. Use the option of 'tf-config render slurm' for it."
@@ -122,7 +131,9 @@ class SlurmJob:
         return "\n".join(lines) + "\n"
 
     def _directives(self) -> list[str]:
-        lines = [f"--{key}={value}" for key, value in self._values().items() if value]
+        said = {_option(directive) for directive in self.directives}
+        values = {key: value for key, value in self._values().items() if key not in said}
+        lines = [f"--{key}={value}" for key, value in values.items() if value]
         return [f"#SBATCH {line}" for line in [*lines, *self.directives]]
 
     def _values(self) -> dict[str, object]:
@@ -162,3 +173,16 @@ class SlurmJob:
         options = ["--ps", str(self.roles.ps)] if self.roles.ps else []
         options += ["--chief"] * self.roles.chief + ["--evaluator"] * self.roles.evaluator
         return shlex.join([*srun, *execute("slurm", [*options, *self.options], self.program)])
+
+
+def _option(directive: str) -> str:
+    """Returns the name of an option of sbatch.
+
+    >>> _option("--output=%j.out")
+    'output'
+    >>> _option("-o %j.out")
+    'output'
+    """
+    if directive.startswith("--"):
+        return directive[2:].replace("=", " ").split(" ")[0]
+    return _SHORT.get(directive[1:2], "")
