@@ -23,7 +23,7 @@ from strategies._keras import (
 from strategies.callbacks.base import Callback
 from strategies.checks import check_whole_number
 from strategies.collectives.health.agreement import agree, succeed_together
-from strategies.collectives.workers import collectives_of
+from strategies.collectives.workers import barrier, collectives_of, refresh
 from strategies.durable_files import all_writing, read_json, remove, sync_directory, write_json
 from strategies.embedding.layer import EmbeddingLayer
 from strategies.variables.sparse_variable import SparseVariable
@@ -52,14 +52,18 @@ class Checkpoint(Callback):
     the steps after it. A checkpoint is whole or
     not there: the one before stays until the next one is on the disk. It is kept when training
     has ended; a further `fit` with the directory has nothing left to do, unless it has more
-    epochs. Give each `fit` a directory of its own. Other callbacks begin anew. For Keras 3, where
-    all workers are in step.
+    epochs. Give each `fit` a directory of its own. Other callbacks begin anew. For Keras 3.
+
+    With parameter servers in "async", "half_async" and "geo" workers are not in step. They meet at
+    the end of an epoch to save, and training goes on behind that epoch; in "geo" with the first
+    worker's copy of the variables. A worker that is started again alone would wait for the others
+    in `fit`: start all tasks again.
 
     Args:
       directory: that all workers see.
       every_steps: how many steps after the one before it is saved; with `steps_per_execution` at
-        the next end of an execution, and where Keras does not know the number of steps in an
-        epoch at the next end of one.
+        the next end of an execution; where Keras does not know the number of steps in an epoch,
+        and where workers are not in step, at the next end of an epoch.
 
     Raises:
       ValueError: if `every_steps` is no number above 0; when training begins, if the checkpoint is
@@ -74,6 +78,7 @@ class Checkpoint(Callback):
         self._step = self._saved_step = 0
         self._epoch = self._batch = 0
         self._to_skip = 0
+        self._in_step = True
 
     def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
         """Restores the checkpoint, if there is one, and reads the data up to its place."""
@@ -83,11 +88,7 @@ class Checkpoint(Callback):
                 "tf_keras.callbacks.BackupAndRestore."
             )
         strategy = self.model.distribute_strategy
-        if getattr(strategy.extended, "in_step", True) is False:
-            raise ValueError(
-                "A checkpoint is of one step of all workers. Received: parameter servers in a mode "
-                "whose workers are not in step. Use keras.callbacks.BackupAndRestore."
-            )
+        self._in_step = getattr(strategy.extended, "in_step", True)
         if not self.model.optimizer.built:
             with strategy.scope():
                 self.model.optimizer.build(self.model.trainable_variables)
@@ -106,6 +107,8 @@ class Checkpoint(Callback):
         agree(collectives, "Checkpoint", f"{where} in the directory")
         if found is not None:
             self._restore(*found)
+        if not self._in_step:
+            barrier(strategy)  # nobody trains before all have set the same values
 
     def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
         """Starts to count the batches of an epoch."""
@@ -114,7 +117,7 @@ class Checkpoint(Callback):
     def on_train_batch_begin(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
         """Saves a checkpoint if it is time to, and sure that the epoch goes on."""
         # Before a step and not behind one: what other callbacks did behind it is saved as well.
-        if self._is_due() and (self.params or {}).get("steps"):
+        if self._in_step and self._is_due() and (self.params or {}).get("steps"):
             self._save(self._epoch, batch)
 
     def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
@@ -128,19 +131,28 @@ class Checkpoint(Callback):
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
         """Saves a checkpoint if it is time to."""
-        if self._is_due():
+        if self._is_one(self._is_due()):
             self._save(epoch + 1, 0)
 
     def on_train_end(self, logs: Mapping[str, Any] | None = None) -> None:
         """Saves the state at the end."""
-        if self._step > self._saved_step:
+        if self._is_one(self._step > self._saved_step):
             self._save(self._epoch + 1, 0)
+
+    def _is_one(self, mine: bool) -> bool:
+        """Returns whether it is so on a worker, of those that are not in step; waits for them."""
+        if self._in_step:
+            return mine
+        collectives = collectives_of(self.model.distribute_strategy)
+        return bool(np.any(collectives.all_gather(tf.constant([mine]))))
 
     def _is_due(self) -> bool:
         return self._step - self._saved_step >= self._every_steps
 
     def _save(self, epoch: int, batch: int) -> None:
         collectives = collectives_of(self.model.distribute_strategy)
+        if not self._in_step:
+            refresh(self.model.distribute_strategy)
         folder = self._path / f"step-{self._step:09d}"
         first = collectives.rank == 0
         arrays = list(map(_value, self._variables()))

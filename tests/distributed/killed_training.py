@@ -30,6 +30,7 @@ parser.add_argument("--every", type=int, default=3)
 parser.add_argument("--embedding", action="store_true")
 parser.add_argument("--lost", type=int, default=0, help="of so many workers the last is lost")
 parser.add_argument("--replicas", type=int)
+parser.add_argument("--mode", default="sync", help="of parameter servers")
 parser.add_argument("--reduce", action="store_true", help="split the optimizer's state")
 arguments = parser.parse_args()
 
@@ -39,11 +40,13 @@ restarts = int(os.environ.get("KERAS_STRATEGIES_RESTARTS", "0"))
 if restarts and arguments.lost == count == task.task.index + 1:
     sys.exit("This worker is lost.")
 keras.utils.set_random_seed(7)
-options = [strategies.ParameterServerOptions(mode="sync")]
+options = [strategies.ParameterServerOptions(arguments.mode)]
+if arguments.mode == "geo":
+    options = [strategies.ParameterServerOptions("geo", geo_steps=3)]
 if arguments.reduce:
     options.append(strategies.ReductionOptions(mode="reduce", split_above=8))
 strategy = strategies.from_tf_config(num_replicas=arguments.replicas, options=options)
-rank = strategies.collectives.workers.collectives_of(strategy).rank
+rank = strategies.worker_rank(strategy)
 
 
 class Kill(keras.callbacks.Callback):
@@ -58,7 +61,7 @@ class Kill(keras.callbacks.Callback):
             print("step", step, flush=True)
             time.sleep(arguments.pause)
         last = rank == count - 1
-        if last and restarts < len(arguments.kill) and step == arguments.kill[restarts]:
+        if last and restarts < len(arguments.kill) and step >= arguments.kill[restarts]:
             os.kill(os.getpid(), signal.SIGKILL)
 
 

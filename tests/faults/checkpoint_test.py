@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import strategies
+from strategies.durable_files import write_json
 from strategies.embedding.checkpoint import checkpoint, npy_stream
 from tests.support.worker_threads import on_workers
 
@@ -86,6 +87,20 @@ def test_a_file_that_is_missing_is_an_error(tmp_path, name):
     with pytest.raises(ValueError, match=f"no file 000001/table0-worker0-{name}.npy"):
         layer.load_rows(str(tmp_path))
     assert has(layer, NEW)
+
+
+def test_of_two_workers_and_one_server_the_second_worker_saves_nothing(tmp_path):
+    saved(tmp_path)
+    latest = json.loads((tmp_path / "latest").read_text())
+    del latest["crc32"]
+    (folder,) = latest["folders"]
+    write_json(tmp_path / "latest", {**latest, "workers": {folder: 2}})
+    with pytest.raises(ValueError, match="worker1.json"):
+        new_layer().load_rows(str(tmp_path))
+    write_json(tmp_path / folder / "worker1.json", {"files": {}})
+    layer = new_layer()
+    layer.load_rows(str(tmp_path))
+    assert has(layer, OLD)
 
 
 def test_a_file_of_0_1_0_that_is_cut_is_an_error(tmp_path):

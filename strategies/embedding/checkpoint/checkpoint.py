@@ -162,7 +162,9 @@ def _checked(shards: Sequence[TableShard], path: Path, collectives: Collectives)
                 if folder in latest.get("checked", ()):
                     _check_sums(path / folder, rank)
                 for position, name in enumerate(tables):
-                    _check_arrays(shards[0], name, _files(path / folder, position, rank))
+                    files = _files(path / folder, position, rank)
+                    if files or not _is_without_rows(path / folder, position):
+                        _check_arrays(shards[0], name, files)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(
             f"Rows are restored from files as they were saved. Received: {error}, in "
@@ -183,6 +185,14 @@ def _check_sums(folder: Path, rank: int) -> None:
             )
         if npy_stream.checksum(file) != checksum:
             raise ValueError(f"{folder.name}/{name} with other bytes than were written")
+
+
+def _is_without_rows(folder: Path, position: int) -> bool:
+    """Returns whether a worker may have saved nothing of a table, whose rows others have.
+
+    The rows of each parameter server are saved by one worker, and there may be fewer servers.
+    """
+    return any(folder.glob(f"table{position}-worker*.npy"))
 
 
 def _check_arrays(shard: TableShard, name: str, files: Mapping[str, Path]) -> None:
