@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 
 import keras
 import numpy as np
@@ -28,7 +29,7 @@ class Lookup(keras.layers.Embedding):
         return tf.nn.embedding_lookup(self.embeddings.value, inputs)
 
 
-def make_model(embedding: type[keras.layers.Embedding]) -> keras.Model:
+def make_model(embedding: Callable[[int, int], keras.layers.Layer]) -> keras.Model:
     logarithms = keras.Input([INTEGERS])
     ids = keras.Input([CATEGORIES], dtype="int64")
     embeddings = keras.layers.Flatten()(embedding(TABLE_ROWS, WIDTH)(ids))

@@ -1,6 +1,8 @@
 """Trains the click model by `fit`, under the parameter servers of TF_CONFIG or in one process.
 
-ctr_fit.py sgd|adam [mode]
+ctr_fit.py sgd|adam [mode] [--distributed]
+
+With --distributed the rows are those of a `DistributedEmbedding`.
 """
 
 from __future__ import annotations
@@ -28,11 +30,15 @@ class Clock(keras.callbacks.Callback):
         self.seconds = time.perf_counter() - self._start
 
 
+def distributed(rows: int, width: int) -> strategies.DistributedEmbedding:
+    return strategies.DistributedEmbedding(width, input_dim=rows)
+
+
 def main() -> None:
     name, *mode = [argument for argument in sys.argv[1:] if not argument.startswith("--")]
     strategy = strategies.from_tf_config(**({"mode": mode[0]} if mode else {}))
     with strategy.scope():
-        model = make_model(keras.layers.Embedding)
+        model = make_model(distributed if "--distributed" in sys.argv else keras.layers.Embedding)
         model.compile(optimizer(name), "binary_crossentropy")
     dataset = strategy.distribute_datasets_from_function(lambda _: data())
     clock = Clock()

@@ -129,6 +129,7 @@ CAN_MAKE_HOSTS = os.geteuid() == 0 and all(map(shutil.which, ("ip", "tc", "unsha
         "all_reduce",
         "mirrored",
         "parameter_server",
+        "click_model",
         pytest.param(
             "two_hosts",
             marks=pytest.mark.skipif(
