@@ -28,7 +28,7 @@ with strategy.scope():
 @tf.function
 def step():
     return strategy.run(
-        lambda: tf.distribute.get_replica_context().all_reduce("SUM", variable)
+        lambda: tf.distribute.get_replica_context().all_reduce("SUM", tf.identity(variable))
     )
 
 print("trained", float(step()))

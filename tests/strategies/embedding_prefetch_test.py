@@ -8,6 +8,7 @@ import tensorflow as tf
 
 import strategies
 from strategies.embedding.lookup.prefetch_queue import PrefetchQueue
+from tests.support.check_jobs import checks_of
 
 slow = pytest.mark.slow
 
@@ -121,5 +122,6 @@ def test_refusals(dataset, layer, steps, error, message):
         ("sync", 2, 2, "{}"),
     ],
 )
-def test_nothing_is_lost_or_counted_twice(train, mode, workers, ps, options):
-    train("servers_prefetch.py", mode, options, workers=workers, ps=ps, timeout=300)
+@pytest.mark.parametrize("check", checks_of("servers_prefetch.py"))
+def test_nothing_is_lost_or_counted_twice(run_check, check, mode, workers, ps, options):
+    run_check(check, mode, options, workers=workers, ps=ps, timeout=300)
