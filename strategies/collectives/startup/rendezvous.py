@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from http import HTTPStatus
 
-from strategies.collectives.startup.waiting import wait_until
+from strategies.collectives.startup.waiting import pauses_up_to, wait_until
 from tf_config import Address, ClusterConfigError, ClusterSpec, Task
 from tf_config.secret import SECRET_VARIABLE, secret_of
 from tf_config.store import StoreHandler, StoreServer, ask
@@ -26,6 +26,7 @@ from tf_config.store import StoreHandler, StoreServer, ask
 Exchange = Callable[[bytes], list[bytes]]
 
 _POLL_SECONDS = 0.1
+_SERVE_POLL_SECONDS = 0.05
 _EXCHANGE_POLL_SECONDS = 0.01
 _LEAVE_SECONDS = 10.0
 _ARRIVALS = "keras_strategies_meeting"
@@ -69,8 +70,9 @@ def wait_for_end(cluster: ClusterSpec, task: Task) -> None:
     """
     store = Store(cluster.addresses[cluster.training_tasks[0]], _DEPARTURES)
     end = time.monotonic() + 2 * _LEAVE_SECONDS
+    pauses = pauses_up_to(_POLL_SECONDS)
     while store.get(task) is not None and time.monotonic() < end:
-        time.sleep(_POLL_SECONDS)
+        time.sleep(next(pauses))
 
 
 def _exchange_in_store(cluster: ClusterSpec, task: Task, timeout: float) -> Exchange:
@@ -171,10 +173,11 @@ def leave(cluster: ClusterSpec, task: Task, wait_for_others: bool = False) -> No
     store = Store(cluster.addresses[tasks[0]], _DEPARTURES)
     store.put(task, b"")
     end = time.monotonic() + _LEAVE_SECONDS
+    pauses = pauses_up_to(_POLL_SECONDS)
     while wait_for_others and time.monotonic() < end:
         if all(store.get(other) is not None for other in tasks):
             return
-        time.sleep(_POLL_SECONDS)
+        time.sleep(next(pauses))
 
 
 class Store:
@@ -246,7 +249,12 @@ def serve(
                 f"but {error.strerror}. Choose a free port of this machine in TF_CONFIG."
             ) from None
         break
-    threading.Thread(target=server.serve_forever, name="rendezvous", daemon=True).start()
+    # To stop it takes up to so many seconds.
+    poll = {"poll_interval": _SERVE_POLL_SECONDS}
+    thread = threading.Thread(
+        target=server.serve_forever, kwargs=poll, name="rendezvous", daemon=True
+    )
+    thread.start()
     return server
 
 

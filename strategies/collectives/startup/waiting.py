@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from absl import logging
 
@@ -29,13 +29,14 @@ def wait_until(
       timeout: seconds until it gives up.
       waiter: the task that waits, for the log.
       start: when the wait began, of `time.monotonic`; None is now.
-      poll_seconds: the pause between two questions.
+      poll_seconds: the longest pause between two questions; the first ones are shorter.
 
     Raises:
       TimeoutError: if the condition does not hold in time.
     """
     logged = time.monotonic()
     start = logged if start is None else start
+    pauses = pauses_up_to(poll_seconds)
     while not is_done():
         now = time.monotonic()
         is_over = now - start >= timeout
@@ -48,4 +49,17 @@ def wait_until(
                 logging.warning(
                     "%s waits for %s: %.0f s of %g s.", waiter, names, now - start, timeout
                 )
-        time.sleep(poll_seconds)
+        time.sleep(next(pauses))
+
+
+def pauses_up_to(seconds: float) -> Iterator[float]:
+    """Yields the seconds between two questions: ever longer, for most waits are short.
+
+    >>> pauses = pauses_up_to(0.1)
+    >>> [round(next(pauses), 3) for _ in range(7)]
+    [0.01, 0.015, 0.022, 0.034, 0.051, 0.076, 0.1]
+    """
+    pause = seconds / 10
+    while True:
+        yield pause
+        pause = min(1.5 * pause, seconds)
