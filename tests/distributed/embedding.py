@@ -118,7 +118,7 @@ def check_rmsprop():
 
 def check_adadelta():
     if is_alone and not is_on_servers:
-        follows_a_stock_layer("Adadelta", 0.1)
+        follows_a_stock_layer("Adadelta", 10.0)
 
 
 def check_ftrl():
