@@ -1,7 +1,7 @@
 """Trains a small network on real handwritten digits, on one worker or on many.
 
     $ tf-config run --workers 2 examples/digits.py
-    [worker 0] test accuracy: 0.9861
+    [worker 0] test accuracy: 0.9889
     [worker 0] training speed: ... samples/s
     [worker 0] weights: equal to the bit on all 2 workers, SHA-256 ...
 
@@ -64,6 +64,7 @@ def make_model() -> keras.Model:
 def main(argv: list[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"No arguments but flags are known. Received: {argv[1:]}.")
+    keras.utils.set_random_seed(3)  # the same weights and shuffling in every run
     strategy = strategies.from_tf_config()
 
     images, labels = load_digits(return_X_y=True)

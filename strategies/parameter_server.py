@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import dataclasses
 import functools
+import threading
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -16,7 +17,7 @@ from absl import logging
 
 from strategies.collectives import Collectives, LocalCollectives
 from strategies.collectives.health.operations import OperationTracker, WatchedCollectives
-from strategies.collectives.health.watchdog import Watchdog
+from strategies.collectives.health.watchdog import Watchdog, step_timeout_seconds
 from strategies.collectives.startup.waiting import wait_until
 from strategies.core.announcement import announce
 from strategies.core.random_seeds import share_seed
@@ -305,19 +306,32 @@ def _leave(
     """Sends the remaining updates, and tells all servers that this worker has ended."""
     with contextlib.suppress(ServerLost, tf.errors.OpError):
         update_mode.drain()
-    gone = [server for server in servers.servers if state_of(server.address) != "taken"]
+    # One that was stopped still accepts connections, and answers nobody.
+    gone = [
+        server
+        for server in servers.servers
+        if server.is_lost or state_of(server.address) != "taken"
+    ]
     there = [server for server in servers.servers if server not in gone]
     close(session for server in there for session in server.sessions())
     for membership, server in zip(memberships, servers.servers, strict=True):
         if server in gone:
             continue
-        with contextlib.suppress(tf.errors.OpError):
-            membership.set_state(servers.rank, LEFT)
-            if server.number == 0 and (missing := membership.workers(AWAITED)):
-                names = ", ".join(str(tasks[rank]) for rank in missing)
-                logging.warning("%s did not come in all the time. %s", names, SAME_SCRIPT)
+        arguments = membership, server, servers.rank, tasks
+        thread = threading.Thread(target=_announce_end, args=arguments, daemon=True)
+        thread.start()
+        thread.join(min(step_timeout_seconds(), threading.TIMEOUT_MAX))
     last = [membership.session for membership in memberships]
     close([*last, *(session for server in gone for session in server.sessions())])
+
+
+def _announce_end(membership: Membership, server: Server, rank: int, tasks: Sequence[Task]) -> None:
+    """Tells a server that this worker has ended."""
+    with contextlib.suppress(tf.errors.OpError):
+        membership.set_state(rank, LEFT)
+        if server.number == 0 and (missing := membership.workers(AWAITED)):
+            names = ", ".join(str(tasks[rank]) for rank in missing)
+            logging.warning("%s did not come in all the time. %s", names, SAME_SCRIPT)
 
 
 def _shared_through(registry: VariableRegistry, number: int) -> int:

@@ -61,6 +61,12 @@ class Server:
             self.mutex = tf.raw_ops.MutexV2(shared_name="changes")
             self._nothing = tf.no_op()
         self._step_timeout = step_timeout_seconds()
+        self._is_lost = False
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether a call found that the server is gone, or has been silent for too long."""
+        return self._is_lost or any(each.is_lost for each in self._connections)
 
     def new_connection(self) -> Server:
         """Opens another connection, for graphs that are large and have many functions.
@@ -118,7 +124,7 @@ class Server:
             if meanwhile is not None:
                 self.run(meanwhile)
         if isinstance(error, (tf.errors.UnavailableError, tf.errors.AbortedError)):
-            raise self._lost(error.message.splitlines()[0]) from None
+            raise self._lose(error.message.splitlines()[0]) from None
         if error is not None:
             raise error
         return result
@@ -131,11 +137,11 @@ class Server:
         """
         state, now = state_of(self.address), time.monotonic()
         if state == "closed":
-            raise self._lost("nobody listens there")
+            raise self._lose("nobody listens there")
         if state == "unreachable" and now - answered >= LOST_SECONDS:
-            raise self._lost(f"its host has not answered for {now - answered:.0f} s")
+            raise self._lose(f"its host has not answered for {now - answered:.0f} s")
         if now - start >= self._step_timeout and not self._is_awake():
-            raise self._lost(
+            raise self._lose(
                 f"no answer in {now - start:.0f} s, where --step-timeout is {self._step_timeout:g}"
             )
         return answered if state == "unreachable" else now
@@ -160,7 +166,9 @@ class Server:
         except Exception as error:
             answer.put((None, error))
 
-    def _lost(self, reason: str) -> ServerLost:
+    def _lose(self, reason: str) -> ServerLost:
+        """Gives the server up; returns the error that says so."""
+        self._is_lost = True
         return ServerLost(
             f"Parameter servers serve as long as anybody trains. Received: ps {self.number} "
             f"({self.address}) is gone: {reason}. See its own output for why it ended."

@@ -39,4 +39,4 @@ def test_the_first_worker_says_what_was_chosen(capsys, worker, devices, expected
 )
 def test_the_choice_has_its_reason(used, expected):
     collectives = used.__new__(used)
-    assert selection._in_words(collectives, "horovod") == expected
+    assert selection._in_words(collectives, "horovod", "CPU:0") == expected
