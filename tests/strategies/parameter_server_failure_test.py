@@ -82,7 +82,7 @@ def test_workers_name_a_server_that_is_killed(job, mode):
     for worker in workers:
         output, _ = worker.communicate(timeout=100)
         assert worker.returncode != 0
-        assert time.monotonic() - start < 10
+        assert time.monotonic() - start < 20  # 10.4 s were seen on an idle machine
         assert f"ps 0 ({tasks.cluster.addresses[Task('ps', 0)]})" in output, output
 
 
