@@ -20,9 +20,9 @@ from strategies.reduction.options import packed
 from tf_config import TFConfig
 from tf_config.settings import OWN_GPUS_VARIABLE, START_TIMEOUT_SECONDS, START_TIMEOUT_VARIABLE
 
-# With these, a process sees no other task's GPUs: tf-config's --gpus-per-worker, and Slurm's
-# --gpus-per-task.
-_OWN_GPUS = (OWN_GPUS_VARIABLE, "SLURM_GPUS_PER_TASK")
+# With all variables of a group, a process sees no other task's GPUs: tf-config's
+# --gpus-per-worker, and Slurm's --gpus-per-task in what srun started.
+_OWN_GPUS = ((OWN_GPUS_VARIABLE,), ("SLURM_GPUS_PER_TASK", "SLURM_STEP_ID"))
 
 
 class MultiWorkerMirroredStrategy(MirroredReduction, tf.distribute.MultiWorkerMirroredStrategy):
@@ -138,7 +138,7 @@ def gpus_of(config: TFConfig | None, environ: Mapping[str, str] = os.environ) ->
     gpus = len(tf.config.list_physical_devices("GPU"))
     if config is None or config.task not in config.cluster.training_tasks:
         return range(gpus)
-    if any(environ.get(name) for name in _OWN_GPUS):
+    if any(all(environ.get(name) for name in group) for group in _OWN_GPUS):
         return range(gpus)
     tasks = config.cluster.training_tasks
     here = config.cluster.addresses[config.task].host

@@ -131,16 +131,16 @@ class Checkpoint(Callback):
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
         """Saves a checkpoint if it is time to."""
-        if self._is_one(self._is_due()):
+        if self._is_any_worker(self._is_due()):
             self._save(epoch + 1, 0)
 
     def on_train_end(self, logs: Mapping[str, Any] | None = None) -> None:
         """Saves the state at the end."""
-        if self._is_one(self._step > self._saved_step):
+        if self._is_any_worker(self._step > self._saved_step):
             self._save(self._epoch + 1, 0)
 
-    def _is_one(self, mine: bool) -> bool:
-        """Returns whether it is so on a worker, of those that are not in step; waits for them."""
+    def _is_any_worker(self, mine: bool) -> bool:
+        """Returns whether it is so on a worker or more; waits for those that are not in step."""
         if self._in_step:
             return mine
         collectives = collectives_of(self.model.distribute_strategy)
@@ -153,6 +153,9 @@ class Checkpoint(Callback):
         collectives = collectives_of(self.model.distribute_strategy)
         if not self._in_step:
             refresh(self.model.distribute_strategy)
+            # Workers may have made different numbers of steps, and all write to one folder.
+            steps = collectives.all_gather(tf.constant([self._step], tf.int64))
+            self._step = int(tf.reduce_max(steps))
         folder = self._path / f"step-{self._step:09d}"
         first = collectives.rank == 0
         arrays = list(map(_value, self._variables()))

@@ -31,6 +31,7 @@ parser.add_argument("--embedding", action="store_true")
 parser.add_argument("--lost", type=int, default=0, help="of so many workers the last is lost")
 parser.add_argument("--replicas", type=int)
 parser.add_argument("--mode", default="sync", help="of parameter servers")
+parser.add_argument("--uneven", action="store_true", help="a batch less on each next worker")
 parser.add_argument("--reduce", action="store_true", help="split the optimizer's state")
 arguments = parser.parse_args()
 
@@ -69,7 +70,7 @@ random = np.random.default_rng(0)
 x = random.normal(size=[60, 4]).astype("float32")
 y = (x.sum(axis=1, keepdims=True) > 0).astype("float32")
 ids = random.integers(0, 20, [60, 1])
-data = tf.data.Dataset.from_tensor_slices(((x, ids), y)).shuffle(60).batch(8)
+data = data_of_all = tf.data.Dataset.from_tensor_slices(((x, ids), y)).shuffle(60).batch(8)
 with strategy.scope():
     inputs = keras.Input([4]), keras.Input([1], dtype="int64")
     hidden = keras.layers.Dense(8, "relu")(inputs[0])
@@ -80,6 +81,8 @@ with strategy.scope():
     outputs = keras.layers.Dense(1, "sigmoid")(hidden)
     model = keras.Model(inputs, outputs)
     model.compile("adam", "binary_crossentropy", metrics=["accuracy"])
+if arguments.uneven:
+    data = strategy.distribute_datasets_from_function(lambda _: data_of_all.take(8 - rank))
 history = model.fit(
     data,
     epochs=4,

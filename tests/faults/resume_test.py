@@ -145,12 +145,14 @@ def test_no_bit_changes_with_servers_replicas_or_split_state(forked, ps, options
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("mode", "an_epoch"), [("async", 16), ("half_async", 16), ("geo", 8)], ids=lambda value: value
+    ("mode", "an_epoch", "options"),
+    [("async", 16, []), ("half_async", 15, ["--uneven"]), ("geo", 8, [])],
+    ids=["async", "half_async", "geo"],
 )
-def test_workers_out_of_step_go_on_behind_the_last_epoch(forked, mode, an_epoch):
+def test_workers_out_of_step_go_on_behind_the_last_epoch(forked, mode, an_epoch, options):
     kills = an_epoch + 2, 2 * an_epoch + 2
     killed = "--max-restarts", 3, PROGRAM, "killed", "--every", 1, "--kill", *kills
-    output, found = run_training(forked, *killed, "--embedding", "--mode", mode, ps=1)
+    output, found = run_training(forked, *killed, "--embedding", "--mode", mode, *options, ps=1)
     for epochs in range(3):
         assert output.count(f"] begins behind step {epochs * an_epoch}\n") == 2, output
     assert [int(steps) for _, steps in found] == [4 * an_epoch] * 2

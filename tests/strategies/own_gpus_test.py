@@ -33,10 +33,18 @@ def test_workers_of_a_host_share_its_gpus_evenly(four_gpus, index, hosts, expect
 
 
 @pytest.mark.parametrize(
-    "environ", [{"KERAS_STRATEGIES_OWN_GPUS": "1"}, {"SLURM_GPUS_PER_TASK": "4"}]
+    "environ",
+    [
+        {"KERAS_STRATEGIES_OWN_GPUS": "1"},
+        {"SLURM_GPUS_PER_TASK": "4", "SLURM_STEP_ID": "0"},
+    ],
 )
 def test_gpus_that_no_other_task_sees_are_not_shared(four_gpus, environ):
     assert list(gpus_of(config_of(1, "aa"), environ)) == [0, 1, 2, 3]
+
+
+def test_in_a_batch_script_all_tasks_see_the_gpus_of_the_host(four_gpus):
+    assert list(gpus_of(config_of(1, "aa"), {"SLURM_GPUS_PER_TASK": "4"})) == [2, 3]
 
 
 def test_more_workers_than_gpus_are_taken_to_see_their_own(four_gpus):

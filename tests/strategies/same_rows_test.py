@@ -48,6 +48,12 @@ def test_another_order_is_not_the_same(component):
     assert not are_same(slices(ROWS, component), slices(ROWS, component[order]))
 
 
+def test_the_same_files_in_other_directories_are_the_same():
+    one, two = ([f"/scratch/{host}/{name}" for name in NAMES] for host in ("a", "b"))
+    assert are_same(slices(one), slices(two))
+    assert not are_same(slices(one), slices(two[::-1]))
+
+
 def test_numbers_that_another_processor_computed_are_the_same():
     noise = 1 + 1e-6 * np.random.default_rng(1).normal(size=ROWS.shape).astype("float32")
     assert are_same(slices(ROWS - ROWS.mean()), slices(ROWS * noise - ROWS.mean()))
