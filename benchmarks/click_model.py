@@ -9,39 +9,22 @@ several.
 
 from __future__ import annotations
 
-import sys
-
-from turns import PEERS, System, measured, on_workers, parser, table
-
-MODES = ("async", "geo", "half_async", "sync")
+from parameter_server import coordinator, fit, in_modes, one_process, parsed
+from turns import PEERS, measured, on_workers, table
 
 
 def main() -> None:
-    arguments = parser(__doc__.splitlines()[0])
-    arguments.add_argument("--ps", type=int, default=1, help="parameter servers (1)")
-    arguments.add_argument("--optimizer", choices=["sgd", "adam"], default="sgd", help="(sgd)")
-    given = arguments.parse_args()
-    short = ["--short"] if given.short else []
-    fit = [PEERS / "ctr_fit.py", given.optimizer]
-    ours = [*fit, "--distributed", *short]
-    systems = [on_workers("this package, workers alone", given.workers, *ours)]
-    systems += [
-        on_workers(f"this package, servers, {mode}", given.workers, *ours, mode, ps=given.ps)
-        for mode in MODES
+    given = parsed(__doc__)
+    ours = fit(given, "--distributed")
+    horovod = [PEERS / "ctr_horovod.py", given.optimizer, *(["--short"] * given.short)]
+    systems = [
+        on_workers("this package, workers alone, fit", given.workers, *ours),
+        *in_modes(given, "--distributed"),
+        on_workers("this package, one process, fit", 1, *ours),
+        one_process(given),
+        on_workers("Horovod, Keras's Embedding, custom loop", given.workers, *horovod),
+        coordinator(given),
     ]
-    coordinator = [PEERS / "ctr_coordinator.py", given.optimizer, given.workers, given.ps]
-    systems += [
-        on_workers("this package, one process", 1, *ours),
-        on_workers("Keras's Embedding, one process", 1, *fit, *short),
-        on_workers(
-            "Horovod, Keras's Embedding, custom loop", given.workers,
-            PEERS / "ctr_horovod.py", given.optimizer, *short,
-        ),
-        System(
-            "TensorFlow ParameterServer, coordinator, custom loop",
-            tuple(map(str, [sys.executable, *coordinator, *short])),
-        ),
-    ]  # fmt: skip
     print(table(measured(systems, given.rounds, given.timeout), less_is_better=False))
 
 

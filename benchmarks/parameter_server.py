@@ -8,6 +8,7 @@ numbers, 13 integers, three layers of 400 units; batches of 512 rows a worker.
 
 from __future__ import annotations
 
+import argparse
 import sys
 
 from turns import PEERS, System, measured, on_workers, parser, table
@@ -16,25 +17,45 @@ MODES = ("async", "half_async", "geo", "sync")
 
 
 def main() -> None:
-    arguments = parser(__doc__.splitlines()[0])
+    given = parsed(__doc__)
+    systems = [*in_modes(given), coordinator(given), one_process(given)]
+    print(table(measured(systems, given.rounds, given.timeout), less_is_better=False))
+
+
+def parsed(description: str) -> argparse.Namespace:
+    """Returns the arguments of a benchmark with parameter servers."""
+    arguments = parser(description.splitlines()[0])
     arguments.add_argument("--ps", type=int, default=1, help="parameter servers (1)")
     arguments.add_argument("--optimizer", choices=["sgd", "adam"], default="sgd", help="(sgd)")
-    given = arguments.parse_args()
-    short = ["--short"] if given.short else []
-    fit = [PEERS / "ctr_fit.py", given.optimizer]
-    coordinator = [PEERS / "ctr_coordinator.py", given.optimizer, given.workers, given.ps]
-    systems = [
-        on_workers(f"this package, {mode}, fit", given.workers, *fit, mode, *short, ps=given.ps)
+    return arguments.parse_args()
+
+
+def fit(given: argparse.Namespace, *options: str) -> list[object]:
+    """Returns the program that trains the click model by `fit`."""
+    return [PEERS / "ctr_fit.py", given.optimizer, *options, *(["--short"] * given.short)]
+
+
+def in_modes(given: argparse.Namespace, *options: str) -> list[System]:
+    """Returns this package with servers, in each mode."""
+    return [
+        on_workers(
+            f"this package, {mode}, fit", given.workers, *fit(given, *options), mode, ps=given.ps
+        )
         for mode in MODES
     ]
-    systems += [
-        System(name, tuple(map(str, [sys.executable, *program, *short])))
-        for name, program in (
-            ("TensorFlow ParameterServer, coordinator, custom loop", coordinator),
-            ("one process, fit", fit),
-        )
-    ]
-    print(table(measured(systems, given.rounds, given.timeout), less_is_better=False))
+
+
+def coordinator(given: argparse.Namespace) -> System:
+    """Returns TensorFlow's own parameter servers."""
+    program = [PEERS / "ctr_coordinator.py", given.optimizer, given.workers, given.ps]
+    command = [sys.executable, *program, *(["--short"] * given.short)]
+    name = "TensorFlow ParameterServer, coordinator, custom loop"
+    return System(name, tuple(map(str, command)))
+
+
+def one_process(given: argparse.Namespace) -> System:
+    """Returns a process without servers, with Keras's own layer."""
+    return System("one process, fit", tuple(map(str, [sys.executable, *fit(given)])))
 
 
 if __name__ == "__main__":

@@ -12,20 +12,12 @@ import time
 import keras
 import tensorflow as tf
 from ctr import ROWS, STEPS, WARM_UP, Lookup, data, make_model, optimizer
-
-import strategies
+from horovod_start import start
 
 
 def main() -> None:
-    strategies.MultiWorkerMirroredStrategy(communication="horovod")  # starts it from TF_CONFIG
-    import horovod.tensorflow as hvd
-
-    model = make_model(Lookup)
-    update = optimizer(sys.argv[1])
-    update.build(model.trainable_variables)
-    # Horovod asks a variable for what Keras 3's does not have; TensorFlow's beneath it does.
-    variables = [variable.value for variable in model.trainable_variables]
-    hvd.broadcast_variables(variables, root_rank=0)
+    model, update = make_model(Lookup), optimizer(sys.argv[1])
+    hvd, variables = start(model, update)
     batches = iter(data())
 
     @tf.function
@@ -38,11 +30,11 @@ def main() -> None:
         return loss
 
     for count in (WARM_UP, STEPS):
-        start = time.perf_counter()
+        begin = time.perf_counter()
         for _ in range(count):
             float(step())
     if hvd.rank() == 0:
-        samples = STEPS * ROWS * hvd.size() / (time.perf_counter() - start)
+        samples = STEPS * ROWS * hvd.size() / (time.perf_counter() - begin)
         print("RESULT", json.dumps({"samples/s": samples}), flush=True)
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import keras
 import numpy as np
 import tensorflow as tf
+from horovod_start import start
 
 import strategies
 
@@ -46,10 +47,10 @@ def loss_of(model: keras.Model, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
 def steps_a_second(step: Callable[[], None]) -> float:
     for _ in range(WARM_UP):
         step()
-    start = time.perf_counter()
+    begin = time.perf_counter()
     for _ in range(STEPS):
         step()
-    return STEPS / (time.perf_counter() - start)
+    return STEPS / (time.perf_counter() - begin)
 
 
 def by_fit(strategy: tf.distribute.Strategy) -> float:
@@ -93,15 +94,8 @@ def by_loop(strategy: tf.distribute.Strategy) -> float:
 
 
 def by_horovod() -> float:
-    strategies.MultiWorkerMirroredStrategy(communication="horovod")  # starts it from TF_CONFIG
-    import horovod.tensorflow as hvd
-
-    model = make_model()
-    optimizer = keras.optimizers.Adam()
-    optimizer.build(model.trainable_variables)
-    # Horovod asks a variable for what Keras 3's does not have; TensorFlow's beneath it does.
-    variables = [variable.value for variable in model.trainable_variables]
-    hvd.broadcast_variables(variables, root_rank=0)
+    model, optimizer = make_model(), keras.optimizers.Adam()
+    hvd, variables = start(model, optimizer)
     batches = iter(data())
 
     @tf.function
