@@ -17,7 +17,7 @@ import strategies
 from tests.support.checks import run_checks
 from tests.support.keras_apis import optimizer_variables
 
-STEPS, ROWS, WIDTH, CLASSES = 200, 4, 8, 3
+STEPS, EPOCHS, ROWS, WIDTH, CLASSES = 200, 4, 4, 8, 3
 
 keras = importlib.import_module(sys.argv[1])
 keras.utils.set_random_seed(0)  # of weights with which it learns in so few steps
@@ -25,7 +25,7 @@ strategy = strategies.from_tf_config(num_replicas=int(sys.argv[2]) if len(sys.ar
 n = strategy.num_replicas_in_sync
 is_keras_3 = keras.__name__ == "keras"
 random = np.random.default_rng(0)
-x = random.normal(size=[10 * ROWS * n, WIDTH]).astype("float32")
+x = random.normal(size=[STEPS // EPOCHS * ROWS * n, WIDTH]).astype("float32")
 y = (x @ random.normal(size=[WIDTH, CLASSES])).argmax(1)
 
 
@@ -51,7 +51,7 @@ def trained():
     """Returns a model after 200 steps, its weights before them, and the history."""
     model = make(0.3)
     before = model.get_weights()
-    fitted = model.fit(x, y, batch_size=ROWS * n, epochs=STEPS // 10, verbose=0)
+    fitted = model.fit(x, y, batch_size=ROWS * n, epochs=EPOCHS, verbose=0)
     return model, before, fitted.history
 
 

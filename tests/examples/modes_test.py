@@ -16,12 +16,8 @@ SCRIPT = ROOT / "tests" / "distributed" / "click_model.py"
 MODES = ["sync", "async", "half_async", "geo"]
 
 
-def some(quick):
-    """All modes; all but one are slow."""
-    return [mode if mode == quick else pytest.param(mode, marks=SLOW) for mode in MODES]
-
-
-@pytest.mark.parametrize("mode", some("async"))
+@SLOW
+@pytest.mark.parametrize("mode", MODES)
 def test_the_click_model_learns(run, click_logs, mode):
     small = ["--layers=64,32", "--table_rows=20001", "--batch_size=128"]
     output = run("ctr_dnn", f"--mode={mode}", *small, *click_logs, under=SERVERS)

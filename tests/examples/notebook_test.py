@@ -7,6 +7,8 @@ error, which has what TensorFlow says of the machine as it is imported.
 import json
 import re
 
+import pytest
+
 from tests.support.documents import ROOT
 from tests.support.printed import missing
 
@@ -25,6 +27,7 @@ def command_of(source):
     return f"cat >cell.py <<'END'\n{source}\nEND\npython cell.py"
 
 
+@pytest.mark.slow
 def test_the_cells_print_what_is_stored(shell):
     for cell in CODE:
         output = shell(command_of("".join(cell["source"])))

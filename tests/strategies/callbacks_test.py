@@ -28,7 +28,18 @@ KERAS = pytest.mark.parametrize("api", [keras, tf_keras])
 
 
 @pytest.mark.parametrize("api", [keras, pytest.param(tf_keras, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("check", checks_of("around.py"))
+@pytest.mark.parametrize(
+    "check",
+    checks_of(
+        "around.py",
+        slow=[
+            "interrupted_training_ends_where_the_whole_one_ends",
+            "tensorboard_has_each_epoch_once_and_keeps_workers_in_step",
+            "training_ends_on_all_workers_at_one_workers_gradient_that_is_no_number",
+            "what_is_exported_serves_what_the_model_gives",
+        ],
+    ),
+)
 def test_around_training_on_real_workers(run_check, check, api):
     run_check(check, api.__name__)
 

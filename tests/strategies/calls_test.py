@@ -21,7 +21,7 @@ def test_the_step_the_call_and_the_line_are_known_from_another_thread(api):
         def on_epoch_end(self, epoch, logs=None):
             self.look()
 
-        def on_test_begin(self, logs=None):
+        def on_test_end(self, logs=None):
             self.look()
 
         def look(self):

@@ -21,7 +21,9 @@ slow = pytest.mark.slow
         pytest.param("sync", 5, 3, 2, {}, marks=slow),
     ],
 )
-@pytest.mark.parametrize("check", checks_of("servers_embedding.py"))
+@pytest.mark.parametrize(
+    "check", checks_of("servers_embedding.py", slow=["what_is_saved_is_of_one_moment"])
+)
 def test_no_change_of_a_row_is_lost(run_check, check, mode, steps, workers, ps, options):
     run_check(check, mode, steps, json.dumps(options), workers=workers, ps=ps, timeout=300)
 

@@ -23,7 +23,13 @@ SLOW = pytest.mark.slow
         ),
     ],
 )
-@pytest.mark.parametrize("check", checks_of("embedding_tables.py"))
+@pytest.mark.parametrize(
+    "check",
+    checks_of(
+        "embedding_tables.py",
+        slow=["a_shared_row_is_saved_with_its_slot_variables_and_goes_on"],
+    ),
+)
 def test_own_optimizers_shared_rows_plain_files_and_serving(
     run_check, check, api, workers, replicas
 ):

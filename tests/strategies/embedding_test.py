@@ -5,6 +5,12 @@ import pytest
 from tests.support.check_jobs import checks_of
 
 SLOW = pytest.mark.slow
+LONG_LIVES = [
+    "rows_are_loaded_from_files_of_which_the_last_one_is_whole",
+    "so_it_is_where_a_sketch_counts",
+    "a_small_sketch_refuses_no_id_that_came_often_enough",
+    "the_number_of_ids_of_all_workers_together_is_bounded",
+]
 
 
 @pytest.mark.parametrize(
@@ -27,7 +33,16 @@ SLOW = pytest.mark.slow
     # Each optimizer in one process: embedding_optimizers_test.py.
     checks_of(
         "embedding.py",
-        slow=["momentum", "adagrad", "rmsprop", "adadelta", "ftrl", "lion", "adamw_on_servers"],
+        slow=[
+            "momentum",
+            "adagrad",
+            "rmsprop",
+            "adadelta",
+            "ftrl",
+            "lion",
+            "adamw_on_servers",
+            "a_model_that_is_built_in_fit",
+        ],
     ),
 )
 def test_it_does_what_a_stock_layer_does_in_one_process(run_check, check, api, workers, replicas):
@@ -48,7 +63,7 @@ def test_so_it_does_where_there_is_no_horovod(job, run_check, check):
         *(pytest.param(*c, marks=SLOW) for c in [("keras", 1), ("tf_keras", 3)]),
     ],
 )
-@pytest.mark.parametrize("check", checks_of("embedding_life.py"))
+@pytest.mark.parametrize("check", checks_of("embedding_life.py", slow=LONG_LIVES))
 def test_the_life_of_rows(run_check, check, api, workers):
     run_check(check, api, workers=workers)
 

@@ -15,7 +15,17 @@ pytestmark = pytest.mark.training
 
 slow = pytest.mark.slow
 CHECKS = pytest.mark.parametrize(
-    "check", checks_of("embedding_weights.py", slow=["centered_rmsprop", "frozen_rows_stay"])
+    "check",
+    checks_of(
+        "embedding_weights.py",
+        slow=[
+            "centered_rmsprop",
+            "frozen_rows_stay",
+            "other_values_than_its_own_are_refused",
+            "a_clone_takes_the_weights",
+            "files_of_arrays_are_refused",
+        ],
+    ),
 )
 APIS = pytest.mark.parametrize(
     ("api", "embedding"),

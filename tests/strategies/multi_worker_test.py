@@ -18,6 +18,7 @@ TWO = (
 # What is slow runs in `make test-all`: the same checks in more combinations.
 SLOW = pytest.mark.slow
 BASIC = "parity.py", "training.py", "custom_loop.py"
+ONE_SIZE = "exchanges_of_one_size_come_one_after_the_other"
 FIRST = ["a_dense_model_with_adam", "an_embedding_with_sgd"]
 
 
@@ -36,12 +37,25 @@ def some_of(*programs):
         pytest.param("tf_keras", 3, marks=SLOW),
     ],
 )
-@pytest.mark.parametrize("check", checks_of(*BASIC))
+@pytest.mark.parametrize(
+    "check",
+    checks_of(
+        *BASIC,
+        slow=[
+            "a_dense_model_with_sgd",
+            "an_embedding_with_adam",
+            "a_dataset_that_was_distributed_before",
+            "a_generator_whose_length_nobody_knows",
+            "saved_weights_are_loaded",
+            "eager_training",
+        ],
+    ),
+)
 def test_workers_do_what_one_process_does(run_check, check, api, workers):
     run_check(check, api, workers=workers)
 
 
-@pytest.mark.parametrize("check", checks_of("parity.py", only=FIRST))
+@pytest.mark.parametrize("check", checks_of("parity.py", only=FIRST, slow=FIRST[:1]))
 @pytest.mark.parametrize("communication", ["horovod", "tensorflow"], indirect=True)
 def test_so_they_do_however_they_communicate(run_check, check, communication):
     run_check(check, "tf_keras")
@@ -66,12 +80,12 @@ def test_so_they_do_in_all_their_ways(run_check, check, communication):
     ],
     indirect=["communication"],
 )
-@pytest.mark.parametrize("check", checks_of("collectives.py"))
+@pytest.mark.parametrize("check", checks_of("collectives.py", slow=[ONE_SIZE]))
 def test_collectives(run_check, check, communication, workers):
     run_check(check, workers=workers)
 
 
-@pytest.mark.parametrize("next_step", ["function", "eager"])
+@pytest.mark.parametrize("next_step", ["function", pytest.param("eager", marks=SLOW)])
 def test_after_a_step_that_failed_midway_workers_do_not_go_on(forked, next_step):
     code, output = forked.run("--workers", 2, PROGRAMS / "failed_midway.py", next_step)
     assert code != 0
@@ -82,7 +96,7 @@ def test_after_a_step_that_failed_midway_workers_do_not_go_on(forked, next_step)
     ("communication", "workers"),
     [("horovod", 3), *(pytest.param(*c, marks=SLOW) for c in [("horovod", 4), ("tensorflow", 3)])],
 )
-@pytest.mark.parametrize("check", checks_of("collectives.py"))
+@pytest.mark.parametrize("check", checks_of("collectives.py", slow=[ONE_SIZE]))
 def test_collectives_on_hosts_of_two_workers(forked, run_check, check, communication, workers):
     if communication == "tensorflow":
         forked.hide_horovod()

@@ -19,7 +19,9 @@ SLOW = pytest.mark.slow
     ],
     indirect=["communication"],
 )
-@pytest.mark.parametrize("check", checks_of("order.py"))
+@pytest.mark.parametrize(
+    "check", checks_of("order.py", slow=["each_of_two_models_is_what_it_is_alone"])
+)
 def test_workers_exchange_in_the_same_order(
     run_check, check, communication, api, workers, replicas
 ):

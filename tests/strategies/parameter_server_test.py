@@ -31,7 +31,7 @@ def test_workers_in_step_follow_one_process(run_check, check, keras, workers, ps
 FIRST = ["a_dense_model_with_momentum", "an_embedding_with_sgd"]
 
 
-@pytest.mark.parametrize("check", checks_of("servers_parity.py", only=FIRST))
+@pytest.mark.parametrize("check", checks_of("servers_parity.py", only=FIRST, slow=FIRST[1:]))
 def test_so_they_do_with_momentum(run_check, check):
     run_check(check, "keras", "{}", ps=2, timeout=400)
 
@@ -113,7 +113,16 @@ def test_no_change_is_lost_and_staleness_is_bounded(
         pytest.param("keras", "sync", 2, 1, marks=slow),
     ],
 )
-@pytest.mark.parametrize("check", checks_of("servers_evaluation.py"))
+@pytest.mark.parametrize(
+    "check",
+    checks_of(
+        "servers_evaluation.py",
+        slow=[
+            "nobody_waits_for_a_worker_that_does_something_else",
+            "so_is_one_row_for_all_workers",
+        ],
+    ),
+)
 def test_all_rows_are_evaluated_on_every_worker(run_check, check, keras, mode, replicas, ps):
     run_check(check, keras, mode, replicas, ps=ps, timeout=400)
 

@@ -7,7 +7,10 @@ from strategies.core import random_seeds as randomness
 from tests.support.check_jobs import checks_of
 
 SLOW = pytest.mark.slow
-CHECKS = pytest.mark.parametrize("check", checks_of("in_step.py"))
+CHECKS = pytest.mark.parametrize(
+    "check",
+    checks_of("in_step.py", slow=["replicas_of_a_model_that_is_loaded_draw_their_own_numbers"]),
+)
 
 
 @pytest.mark.parametrize(

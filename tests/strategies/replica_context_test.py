@@ -9,7 +9,7 @@ CHECKS = pytest.mark.parametrize("check", checks_of("replica_context.py"))
 
 @CHECKS
 @pytest.mark.parametrize(
-    "kind", ["mirrored", pytest.param("central_storage", marks=pytest.mark.slow)]
+    "kind", [pytest.param(kind, marks=pytest.mark.slow) for kind in ("mirrored", "central_storage")]
 )
 def test_replicas_of_one_process(run_check, check, kind):
     run_check(check, kind, workers=1, timeout=300)

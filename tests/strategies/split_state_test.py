@@ -28,7 +28,17 @@ SLOW = pytest.mark.slow
         ),
     ],
 )
-@pytest.mark.parametrize("check", checks_of("split_state.py"))
+@pytest.mark.parametrize(
+    "check",
+    checks_of(
+        "split_state.py",
+        slow=[
+            "optimizers_that_look_at_a_whole_variable_gather_their_state",
+            "weight_decay",
+            "averages_that_overwrite",
+        ],
+    ),
+)
 def test_each_replica_holds_a_part_and_nothing_else_changes(
     run_check, check, api, workers, replicas
 ):

@@ -16,7 +16,17 @@ from tests.support.check_jobs import checks_of
 pytestmark = pytest.mark.training
 
 
-@pytest.mark.parametrize("check", checks_of("timelines.py"))
+@pytest.mark.parametrize(
+    "check",
+    checks_of(
+        "timelines.py",
+        slow=[
+            "a_drawing_has_what_each_task_holds",
+            "the_last_steps_are_kept",
+            "no_worker_goes_on_if_the_file_cannot_be_written",
+        ],
+    ),
+)
 @pytest.mark.parametrize(
     ("arguments", "ps"),
     [
