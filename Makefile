@@ -5,7 +5,8 @@
 # make test-versions   a part of the tests on older TensorFlow and on other Pythons
 # make conformance   TensorFlow's and Keras's own tests of strategies, over stock ones and ours
 # make benchmarks   this package and its peers in turn, on an idle machine; CASE=mirrored is one of them,
-#                   TORCH=... a Python that has PyTorch
+#                   TORCH=... a Python that has PyTorch, by default one that is made for it with
+#                   the package TORCH_PACKAGE=..., a wheel for instance
 # make compatibility   what works under which strategy, stock TensorFlow's too, into docs/compatibility.md
 # make docs    README and docs/ as a site in site/, with the API reference; warnings are errors
 # make dist    the source distribution and the wheel of what is committed, into dist/
@@ -58,12 +59,25 @@ OPTIONS_OF_embedding := --large 1e6 --scale 100 --rounds 1
 CASES_OF_TORCH := all_reduce mirrored embedding
 CASES := all_reduce two_hosts mirrored parameter_server click_model embedding
 CASE ?= $(CASES)
+# Those whose numbers become a picture.
+CASES_OF_PICTURES := all_reduce two_hosts mirrored parameter_server click_model
+TORCH ?= $(CURDIR)/.venv-peers/bin/python
+TORCH_PACKAGE ?= torch
 
-benchmarks: setup
+benchmarks: setup .venv-peers/.ready
 	@test -z "$(filter-out $(CASES),$(CASE))" || { echo "CASE is of: $(CASES)." \
 		"Received: $(filter-out $(CASES),$(CASE))."; exit 2; }
 	$(foreach case,$(CASE),$(BIN)/python benchmarks/$(case).py $(OPTIONS_OF_$(case)) \
-		$(if $(filter $(case),$(CASES_OF_TORCH)),$(addprefix --torch ,$(TORCH))) &&) true
+		$(if $(filter $(case),$(CASES_OF_TORCH)),--torch $(TORCH)) \
+		$(if $(filter $(case),$(CASES_OF_PICTURES)),--json build/benchmarks/$(case).json) &&) true
+	$(foreach file,$(wildcard build/benchmarks/*.json), \
+		$(BIN)/python benchmarks/plot.py $(file) \
+		docs/images/$(basename $(notdir $(file))).svg &&) true
+
+.venv-peers/.ready:
+	$(PYTHON) -m venv .venv-peers
+	.venv-peers/bin/pip install --quiet --disable-pip-version-check numpy $(TORCH_PACKAGE)
+	touch $@
 
 compatibility: setup
 	mkdir -p docs
@@ -103,4 +117,4 @@ format: setup
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf .venv .venv-docs build dist site *.egg-info
+	rm -rf .venv .venv-docs .venv-peers build dist site *.egg-info

@@ -36,6 +36,7 @@ setup(
         "test": [
             "hypothesis",
             "kubernetes",
+            "matplotlib",
             "psutil",
             "pyarrow",
             "pytest",

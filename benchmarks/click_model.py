@@ -10,7 +10,7 @@ several.
 from __future__ import annotations
 
 from parameter_server import coordinator, fit, in_modes, one_process, parsed
-from turns import PEERS, measured, on_workers, table
+from turns import PEERS, measured, on_workers, report
 
 
 def main() -> None:
@@ -25,7 +25,8 @@ def main() -> None:
         on_workers("Horovod, Keras's Embedding, custom loop", given.workers, *horovod),
         coordinator(given),
     ]
-    print(table(measured(systems, given.rounds, given.timeout), less_is_better=False))
+    found = measured(systems, given.rounds, given.timeout)
+    report(given, found, less_is_better=False, unit="samples/s")
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ OPTIMIZERS = ("SGD", "Adagrad", "Adam")
 
 
 def main() -> None:
-    arguments = parser(__doc__.splitlines()[0])
+    arguments = parser(__doc__.splitlines()[0], reports=False)
     arguments.add_argument("what", nargs="*", help=f"{', '.join(WHAT)} (all)")
     arguments.add_argument("--optimizers", nargs="+", choices=OPTIMIZERS, default=OPTIMIZERS)
     arguments.add_argument("--large", type=float, default=1e7, help="rows of the large table (1e7)")

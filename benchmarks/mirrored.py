@@ -8,7 +8,7 @@ What processes reach that exchange nothing is the ceiling of `fit`.
 
 from __future__ import annotations
 
-from turns import PEERS, measured, on_workers, parser, table
+from turns import PEERS, measured, on_workers, parser, report
 
 
 def main() -> None:
@@ -30,7 +30,8 @@ def main() -> None:
     if given.torch:
         program = PEERS / "mlp_torch.py"
         systems.append(on_workers("PyTorch DDP, gloo", given.workers, given.torch, program, *short))
-    print(table(measured(systems, given.rounds, given.timeout), less_is_better=False))
+    found = measured(systems, given.rounds, given.timeout)
+    report(given, found, less_is_better=False, unit="samples/s")
 
 
 if __name__ == "__main__":

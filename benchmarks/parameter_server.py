@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from turns import PEERS, System, measured, on_workers, parser, table
+from turns import PEERS, System, measured, on_workers, parser, report
 
 MODES = ("async", "half_async", "geo", "sync")
 
@@ -19,7 +19,8 @@ MODES = ("async", "half_async", "geo", "sync")
 def main() -> None:
     given = parsed(__doc__)
     systems = [*in_modes(given), coordinator(given), one_process(given)]
-    print(table(measured(systems, given.rounds, given.timeout), less_is_better=False))
+    found = measured(systems, given.rounds, given.timeout)
+    report(given, found, less_is_better=False, unit="samples/s")
 
 
 def parsed(description: str) -> argparse.Namespace:

@@ -136,15 +136,34 @@ def table(found: Mapping[str, Mapping[str, Sequence[float]]], less_is_better: bo
     return "\n".join(lines)
 
 
+def report(
+    given: argparse.Namespace,
+    found: Mapping[str, Mapping[str, Sequence[float]]],
+    less_is_better: bool,
+    unit: str,
+) -> None:
+    """Prints the table, and writes the numbers of all rounds where `--json` says.
+
+    `plot.py` draws what is written.
+    """
+    print(table(found, less_is_better))
+    if given.json is not None:
+        content = {"unit": unit, "less_is_better": less_is_better, "found": found}
+        given.json.parent.mkdir(parents=True, exist_ok=True)
+        given.json.write_text(json.dumps(content, indent=1))
+
+
 def _ratio(ours: float, theirs: float, less_is_better: bool) -> float:
     return theirs / ours if less_is_better else ours / theirs
 
 
-def parser(description: str) -> argparse.ArgumentParser:
-    """Returns a parser of the arguments that all benchmarks have."""
+def parser(description: str, reports: bool = True) -> argparse.ArgumentParser:
+    """Returns a parser of the arguments that benchmarks have; `--json` if they `report`."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--workers", type=int, default=2, help="processes that train (2)")
     parser.add_argument("--rounds", type=int, default=5, help="how often each system runs (5)")
     parser.add_argument("--timeout", type=float, default=600, help="seconds a run may take (600)")
+    if reports:
+        parser.add_argument("--json", type=Path, help="a file for the numbers of all rounds")
     parser.add_argument("--short", action="store_true", help="a few steps, to see that all runs")
     return parser

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import sys
 
-from turns import PEERS, System, measured, parser, table
+from turns import PEERS, System, measured, parser, report
 
 
 def main() -> None:
@@ -32,7 +32,8 @@ def main() -> None:
         )
     ]
     print(f"{given.workers} workers on each of two hosts, {given.megabits:g} Mbit/s between them")
-    print(table(measured(systems, given.rounds, given.timeout), less_is_better=True))
+    found = measured(systems, given.rounds, given.timeout)
+    report(given, found, less_is_better=True, unit="ms")
 
 
 if __name__ == "__main__":

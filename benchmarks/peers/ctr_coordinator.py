@@ -17,7 +17,7 @@ import time
 os.environ["TF_NUM_INTEROP_THREADS"] = "4"
 
 import tensorflow as tf
-from ctr import ROWS, STEPS, WARM_UP, Lookup, data, make_model, optimizer
+from ctr import ROWS, STEPS, WARM_UP, Lookup, check_loss, data, make_model, optimizer
 
 from tf_config import TFConfig, local_cluster
 
@@ -61,9 +61,11 @@ def samples_a_second(name: str) -> float:
     for count in (WARM_UP, STEPS):
         start = time.perf_counter()
         for _ in range(count * len(workers)):
-            coordinator.schedule(step, args=(batches,))
+            last = coordinator.schedule(step, args=(batches,))
         coordinator.join()
-    return STEPS * len(workers) * ROWS / (time.perf_counter() - start)
+    taken = time.perf_counter() - start
+    check_loss(float(last.fetch()))
+    return STEPS * len(workers) * ROWS / taken
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ import sys
 import time
 
 import keras
-from ctr import ROWS, STEPS, data, make_model, optimizer
+from ctr import ROWS, STEPS, check_loss, data, make_model, optimizer
 
 import strategies
 
@@ -42,7 +42,8 @@ def main() -> None:
         model.compile(optimizer(name), "binary_crossentropy")
     dataset = strategy.distribute_datasets_from_function(lambda _: data())
     clock = Clock()
-    model.fit(dataset, epochs=2, steps_per_epoch=STEPS, callbacks=[clock], verbose=0)
+    trained = model.fit(dataset, epochs=2, steps_per_epoch=STEPS, callbacks=[clock], verbose=0)
+    check_loss(trained.history["loss"][-1])
     config = json.loads(os.environ.get("TF_CONFIG", '{"cluster": {"worker": [0]}}'))
     if config.get("task", {}).get("index", 0) == 0:
         # Workers that do not wait for each other are taken to be as fast as the first.

@@ -11,7 +11,7 @@ import time
 
 import keras
 import tensorflow as tf
-from ctr import ROWS, STEPS, WARM_UP, Lookup, data, make_model, optimizer
+from ctr import ROWS, STEPS, WARM_UP, Lookup, check_loss, data, make_model, optimizer
 from horovod_start import start
 
 
@@ -32,9 +32,10 @@ def main() -> None:
     for count in (WARM_UP, STEPS):
         begin = time.perf_counter()
         for _ in range(count):
-            float(step())
+            loss = float(step())
+    samples = STEPS * ROWS * hvd.size() / (time.perf_counter() - begin)
+    check_loss(loss)
     if hvd.rank() == 0:
-        samples = STEPS * ROWS * hvd.size() / (time.perf_counter() - begin)
         print("RESULT", json.dumps({"samples/s": samples}), flush=True)
 
 

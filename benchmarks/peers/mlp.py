@@ -69,6 +69,7 @@ def by_fit(strategy: tf.distribute.Strategy) -> float:
         model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     dataset = strategy.distribute_datasets_from_function(lambda _: data())
     model.fit(dataset, epochs=2, steps_per_epoch=STEPS, callbacks=[Clock()], verbose=0)
+    strategies.verify_equal(strategy, model.variables)
     return STEPS / taken[1]
 
 
@@ -90,7 +91,10 @@ def by_loop(strategy: tf.distribute.Strategy) -> float:
     def step() -> tf.Tensor:
         return strategy.run(in_replica, args=next(batches))
 
-    return steps_a_second(lambda: float(step()))
+    found = steps_a_second(lambda: float(step()))
+    if isinstance(strategy, strategies.MultiWorkerMirroredStrategy):  # stock's has no such check
+        strategies.verify_equal(strategy, model.variables)
+    return found
 
 
 def by_horovod() -> float:
@@ -106,7 +110,12 @@ def by_horovod() -> float:
         optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
         return loss
 
-    return steps_a_second(lambda: float(step()))
+    found = steps_a_second(lambda: float(step()))
+    for variable in variables:
+        of_all = hvd.allgather(tf.reshape(variable, [1, -1])).numpy()
+        if not (of_all == of_all[0]).all():
+            raise RuntimeError(f"Horovod's workers differ in {variable.name}.")
+    return found
 
 
 def measure(name: str) -> float:

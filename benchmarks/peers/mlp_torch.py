@@ -35,8 +35,13 @@ def main() -> None:
         loss.backward()
         optimizer.step()
         loss.item()
+    samples = STEPS * ROWS * workers / (time.perf_counter() - start)
+    for parameter in model.parameters():
+        of_all = [torch.empty_like(parameter) for _ in range(workers)]
+        torch.distributed.all_gather(of_all, parameter.detach())
+        if not all(torch.equal(other, of_all[0]) for other in of_all):
+            raise RuntimeError("PyTorch's workers differ.")
     if rank == 0:
-        samples = STEPS * ROWS * workers / (time.perf_counter() - start)
         print("RESULT", json.dumps({"samples/s": samples}), flush=True)
     torch.distributed.destroy_process_group()
 

@@ -1,13 +1,19 @@
-"""Sums tensors over the workers of TF_CONFIG, by one of several systems; prints milliseconds."""
+"""Sums tensors over the workers of TF_CONFIG, by one of several systems; prints milliseconds.
+
+sums.py copy: as many bytes are copied in memory instead, by all workers at once.
+"""
 
 from __future__ import annotations
 
+import functools
 import json
+import os
 import statistics
 import sys
 import time
 from collections.abc import Callable
 
+import numpy as np
 import tensorflow as tf
 from sizes import RESNET, SHORT, SIZES, WARM_UP, resnet50, times
 
@@ -56,19 +62,39 @@ def milliseconds(sums: Sum, numbers: list[int], count: int) -> float:
     for _ in range(WARM_UP + count):
         start = time.perf_counter()
         result = function(tensors)
-        float(result[0][0])
+        total = float(result[0][0])
+        taken.append(time.perf_counter() - start)
+    workers = len(json.loads(os.environ["TF_CONFIG"])["cluster"]["worker"])
+    if total != workers:
+        raise RuntimeError(f"A sum of ones is the number of workers. Received: {total}.")
+    return 1000 * statistics.median(taken[WARM_UP:])
+
+
+def copying(numbers: list[int], count: int) -> float:
+    """Returns the median time in which tensors of so many numbers each are copied."""
+    sources = [np.ones([size], np.float32) for size in numbers]
+    targets = [np.zeros_like(source) for source in sources]
+    taken = []
+    for _ in range(WARM_UP + count):
+        start = time.perf_counter()
+        for source, target in zip(sources, targets, strict=True):
+            np.copyto(target, source)
         taken.append(time.perf_counter() - start)
     return 1000 * statistics.median(taken[WARM_UP:])
 
 
 def main() -> None:
-    sums, rank = system(sys.argv[1])
+    if sys.argv[1] == "copy":
+        measure, rank = copying, json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+    else:
+        sums, rank = system(sys.argv[1])
+        measure = functools.partial(milliseconds, sums)
     short = "--short" in sys.argv
     found = {
-        what: milliseconds(sums, [size // 4], times(size, short))
+        what: measure([size // 4], times(size, short))
         for what, size in (SHORT if short else SIZES).items()
     }
-    found[RESNET] = milliseconds(sums, resnet50(), times(102 << 20, short))
+    found[RESNET] = measure(resnet50(), times(102 << 20, short))
     if rank == 0:
         print("RESULT", json.dumps(found), flush=True)
 

@@ -96,6 +96,16 @@ def test_a_ratio_above_one_is_in_favour_of_the_first(turns):
     assert more[3] == "| b | 4.00 (0.50 x; 0.25 to 60.00) |"
 
 
+def test_what_was_measured_is_drawn(load, tmp_path):
+    found = {"this package": {"4 KB": [1, 2], "1 MB": [3, 4]}, "a peer": {"4 KB": [5, 6]}}
+    picture = tmp_path / "images" / "sums.svg"
+    content = {"unit": "ms", "less_is_better": True, "found": found}
+    load(BENCHMARKS / "plot.py").draw(content, picture)
+    text = picture.read_text()
+    for word in ("this package", "a peer", "4 KB", "1 MB", "ms, less is better"):
+        assert f">{word}</text>" in text
+
+
 def test_the_examples_in_them_hold(load, turns):
     for module in (turns, load(BENCHMARKS / "peers" / "sizes.py")):
         failed, tried = doctest.testmod(module)

@@ -1,0 +1,56 @@
+"""Draws what benchmarks have written with `--json`: medians as bars, and the range of the rounds.
+
+$ .venv/bin/python benchmarks/plot.py build/benchmarks/mirrored.json docs/images/mirrored.svg
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from pathlib import Path
+
+import matplotlib as mpl
+from matplotlib import pyplot as plt
+
+mpl.use("svg")
+# The same numbers give the same file.
+mpl.rcParams.update({"svg.hashsalt": "plot", "svg.fonttype": "none", "font.size": 9})
+
+
+def main() -> None:
+    if len(sys.argv) != 3:
+        print("plot.py FILE.json PICTURE.svg", file=sys.stderr)
+        sys.exit(2)
+    source, target = map(Path, sys.argv[1:])
+    draw(json.loads(source.read_text()), target)
+
+
+def draw(content: dict, path: Path) -> None:
+    """Draws a file's content, one panel for each thing that was measured."""
+    found = content["found"]
+    systems = list(found)
+    panels = list(found[systems[0]])
+    figure, every = plt.subplots(
+        1, len(panels), figsize=(5 + 2.2 * len(panels), 0.6 + 0.34 * len(systems)), squeeze=False
+    )
+    for number, (panel, what) in enumerate(zip(every[0], panels, strict=True)):
+        rounds = [found[system].get(what, [float("nan")]) for system in systems]
+        medians = [statistics.median(values) for values in rounds]
+        below = [median - min(values) for median, values in zip(medians, rounds, strict=True)]
+        above = [max(values) - median for median, values in zip(medians, rounds, strict=True)]
+        colors = ["#1f6feb" if system.startswith("this package") else "#9aa4af" for system in found]
+        panel.barh(systems, medians, color=colors, xerr=[below, above], ecolor="#444444")
+        panel.invert_yaxis()
+        panel.set_title("" if what == content["unit"] else what)
+        panel.set_xlabel(content["unit"] + (", less is better" * content["less_is_better"]))
+        panel.set_xlim(left=0)
+        if number:
+            panel.set_yticklabels([])
+    figure.tight_layout()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, metadata={"Date": None})
+
+
+if __name__ == "__main__":
+    main()
