@@ -157,7 +157,11 @@ def test_the_readme_is_short_and_the_pages_name_no_machine():
 
 @pytest.mark.parametrize(
     "cluster",
-    ["", "--workers 2", pytest.param("--workers 2 --ps 1", marks=pytest.mark.slow)],
+    [
+        "--workers 2",
+        pytest.param("", marks=pytest.mark.slow),
+        pytest.param("--workers 2 --ps 1", marks=pytest.mark.slow),
+    ],
 )
 def test_the_script_of_the_readme(cluster, forked):
     (block,) = blocks(ROOT / "README.md", "python")

@@ -41,6 +41,7 @@ def mpirun(request, job):
     return run
 
 
+@pytest.mark.slow
 def test_mpirun_trains_one_model_on_all_processes(mpirun, job, fork_server):
     train = fork_server.python, EXAMPLE, "--epochs", 1
     output = mpirun(3, "tf-config", "exec", "--start-timeout", 60, "--", *train)

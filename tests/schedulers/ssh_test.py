@@ -147,6 +147,7 @@ def run_until_ready(job, network, script):
     return process
 
 
+@pytest.mark.slow
 def test_one_command_trains_one_model_on_both_hosts(job, network):
     first, second = network.addresses
     arguments = ["--hosts", f"{first}:2,{second}", "--ssh", network.ssh, "--start-timeout", 60]

@@ -52,6 +52,7 @@ def test_so_does_one_for_tf_keras_with_its_optimizer_and_callbacks(job):
     run_horovod(job, "horovod_callbacks.py")
 
 
+@pytest.mark.slow
 def test_a_strategy_without_its_scope_is_training_apart(job):
     text = TRAINING.format(
         keras="keras", legacy=False, strategy="strategies.from_tf_config()", scope=NO_SCOPE

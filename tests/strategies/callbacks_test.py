@@ -36,6 +36,7 @@ KERAS = pytest.mark.parametrize("api", [keras, tf_keras])
             "interrupted_training_ends_where_the_whole_one_ends",
             "tensorboard_has_each_epoch_once_and_keeps_workers_in_step",
             "training_ends_on_all_workers_at_one_workers_gradient_that_is_no_number",
+            "the_learning_rate_rises_step_by_step_to_that_of_all_replicas",
             "what_is_exported_serves_what_the_model_gives",
         ],
     ),

@@ -6,6 +6,8 @@ from tests.support.check_jobs import checks_of
 
 SLOW = pytest.mark.slow
 LONG_LIVES = [
+    "growth_keeps_what_was_there_and_what_travels_is_counted",
+    "the_same_row_wherever_and_whenever_it_comes",
     "rows_are_loaded_from_files_of_which_the_last_one_is_whole",
     "so_it_is_where_a_sketch_counts",
     "a_small_sketch_refuses_no_id_that_came_often_enough",
@@ -42,6 +44,7 @@ LONG_LIVES = [
             "lion",
             "adamw_on_servers",
             "a_model_that_is_built_in_fit",
+            "rows_that_a_batch_does_not_touch_have_no_gradient",
         ],
     ),
 )

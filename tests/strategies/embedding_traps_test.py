@@ -624,6 +624,7 @@ def test_the_plan_of_one_worker_has_slot_variables_and_what_was_refused(memory):
     assert api.DistributedEmbedding.plan is DistributedEmbedding.plan
 
 
+@pytest.mark.slow
 def test_copies_in_all_workers_do_what_one_table_does(tmp_path):
     tables = {
         name: TableConfig(name, 2, 50, "normal", placement=placement, optimizer=optimizer)

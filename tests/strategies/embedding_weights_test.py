@@ -23,6 +23,7 @@ CHECKS = pytest.mark.parametrize(
             "frozen_rows_stay",
             "other_values_than_its_own_are_refused",
             "a_clone_takes_the_weights",
+            "weights_are_saved_by_a_callback_and_loaded",
             "files_of_arrays_are_refused",
         ],
     ),

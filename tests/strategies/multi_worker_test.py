@@ -48,6 +48,8 @@ def some_of(*programs):
             "a_generator_whose_length_nobody_knows",
             "saved_weights_are_loaded",
             "eager_training",
+            "several_steps_an_execution",
+            "xla_is_refused_and_nothing_hangs",
         ],
     ),
 )
@@ -153,7 +155,9 @@ def test_parity_however_gradients_travel(run_check, check, api, options):
     ],
     indirect=["communication"],
 )
-@pytest.mark.parametrize("check", checks_of("compression.py"))
+@pytest.mark.parametrize(
+    "check", checks_of("compression.py", slow=["training_is_near_that_without_compression"])
+)
 def test_compression(run_check, check, communication, api, replicas):
     run_check(check, api, replicas)
 
@@ -168,7 +172,13 @@ def test_compression(run_check, check, communication, api, replicas):
         ),
     ],
 )
-@pytest.mark.parametrize("check", checks_of("mixed_precision.py"))
+@pytest.mark.parametrize(
+    "check",
+    checks_of(
+        "mixed_precision.py",
+        slow=["so_it_does_where_gradients_are_accumulated", "bfloat16_follows_one_process"],
+    ),
+)
 def test_half_precision(run_check, check, api, workers, replicas):
     run_check(check, api, replicas, workers=workers)
 

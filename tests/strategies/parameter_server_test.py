@@ -119,6 +119,7 @@ def test_no_change_is_lost_and_staleness_is_bounded(
         "servers_evaluation.py",
         slow=[
             "nobody_waits_for_a_worker_that_does_something_else",
+            "nobody_waits_for_a_worker_that_has_ended",
             "so_is_one_row_for_all_workers",
         ],
     ),

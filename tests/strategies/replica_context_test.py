@@ -4,7 +4,9 @@ import pytest
 
 from tests.support.check_jobs import checks_of
 
-CHECKS = pytest.mark.parametrize("check", checks_of("replica_context.py"))
+CHECKS = pytest.mark.parametrize(
+    "check", checks_of("replica_context.py", slow=["an_optimizers_state_is_updated_once_a_step"])
+)
 
 
 @CHECKS

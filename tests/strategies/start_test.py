@@ -24,8 +24,8 @@ def start_worker(forked, cluster, task, code=MEET):
 @pytest.mark.parametrize(
     ("communication", "missing"),
     [
-        ("horovod", 1),
         ("tensorflow", 0),
+        pytest.param("horovod", 1, marks=pytest.mark.slow),
         pytest.param("horovod", 0, marks=pytest.mark.slow),
         pytest.param("tensorflow", 1, marks=pytest.mark.slow),
     ],
