@@ -17,6 +17,20 @@ COMMANDS = [
 ]
 
 
+@pytest.mark.processes
+def test_the_example_trains(forked):
+    """The last command, by this process's own Python; the next test types all of them."""
+    name, *words = COMMANDS[-1].split()
+    assert name == ".venv/bin/tf-config"
+    (forked.directory / "examples").symlink_to(ROOT / "examples")
+    process = forked.popen([forked.python, "-m", "tf_config", *words])
+    code, output = forked.finish(process, timeout=120)
+    assert code == 0, output
+    check_training(output)
+    forked.assert_nothing_left()
+
+
+@pytest.mark.slow
 def test_the_commands_work(job):
     """All of them in one shell, in their order, as a reader would."""
     assert len(COMMANDS) >= 2
@@ -35,12 +49,16 @@ def test_the_commands_work(job):
     accuracy = float(re.search(r"test accuracy: ([\d.]+)", demo)[1])
     assert accuracy >= 0.97
     assert re.search(r"\[worker 0\] training speed: \d+ samples/s", demo)
-    assert "weights: equal to the bit on all 2 workers" in rest
-    bars = [line for line in rest.splitlines() if re.search(r"23/23 .*accuracy", line)]
-    assert len(bars) == 2, "one worker shows its progress, for each of two epochs"
-    assert all(line.startswith("[worker 0]") for line in bars)
+    check_training(rest)
     assert not re.search(r"\bI0000\b|InitializeLog", output)
     job.assert_nothing_left()
+
+
+def check_training(output):
+    assert "weights: equal to the bit on all 2 workers" in output
+    bars = [line for line in output.splitlines() if re.search(r"23/23 .*accuracy", line)]
+    assert len(bars) == 2, "one worker shows its progress, for each of two epochs"
+    assert all(line.startswith("[worker 0]") for line in bars)
 
 
 @pytest.mark.slow

@@ -242,7 +242,7 @@ with strategy.scope():
     model = keras.Sequential([keras.Input([3]), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
 if sys.argv[1] == "alone":
-    time.sleep(12 * rank)                  # longer than a wait that is told of, and allowed
+    time.sleep(5 * rank)                   # longer than a wait that is told of, and allowed
     model.fit(x, y, batch_size=8, verbose=0)
     if rank == 0:
         model.evaluate(x, y, verbose=0)    # the other one ends
@@ -285,7 +285,7 @@ else:
     ],
 )
 def test_workers_apart_end_the_job_and_are_named(forked, case, communication, messages):
-    forked.environ["KERAS_STRATEGIES_WATCH_SECONDS"] = "5"
+    forked.environ["KERAS_STRATEGIES_WATCH_SECONDS"] = "2"
     script = forked.script(APART)
     code, output = forked.run("--workers", 2, script, case, communication, timeout=240)
     assert code == 1, output
