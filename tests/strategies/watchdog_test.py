@@ -265,7 +265,7 @@ else:
             "alone",
             "shared_memory",
             [
-                "worker 1 is in script.py, line 12 (time.sleep(12 * rank)",
+                "worker 1 is in script.py, line 12 (time.sleep(5 * rank)",
                 "in evaluate(rows=32), script.py, line 15 (model.evaluate",
                 "worker 1 has ended. All workers call it",
             ],
