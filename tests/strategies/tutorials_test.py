@@ -2,7 +2,7 @@
 
 import pytest
 
-SLOW = pytest.mark.slow
+pytestmark = pytest.mark.slow
 TUTORIALS = [
     ("multi_worker_with_keras", 2),
     ("multi_worker_with_ctl", 2),
@@ -13,17 +13,12 @@ TUTORIALS = [
 
 @pytest.mark.parametrize(
     ("api", "name", "workers"),
-    [
-        ("keras", *TUTORIALS[-1]),
-        *(pytest.param("keras", *each, marks=SLOW) for each in TUTORIALS[:-1]),
-        *(pytest.param("tf_keras", *each, marks=SLOW) for each in TUTORIALS),
-    ],
+    [(api, *each) for api in ("keras", "tf_keras") for each in TUTORIALS],
 )
 def test_tutorials_run_with_another_import(train, tmp_path, name, workers, api):
     train(f"tutorials/{name}.py", api, "ours", tmp_path, workers=workers)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("name", "workers"), TUTORIALS)
 def test_they_are_what_the_stock_strategies_run(train, tmp_path, name, workers):
     train(f"tutorials/{name}.py", "tf_keras", "stock", tmp_path, workers=workers)
