@@ -20,7 +20,8 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.10 python3; 
 	$$p -c '$(SUPPORTED)' 2>/dev/null && echo $$p && break; done)
 
 # Files in the order of tests/conftest.py, the long ones first.
-PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
+# Of three at once one often waits, for a timeout or another process.
+PARALLEL := -n 3 --dist loadfile --no-loadscope-reorder
 
 .PHONY: setup demo check test test-all test-versions conformance benchmarks compatibility docs dist faults lint types format clean
 

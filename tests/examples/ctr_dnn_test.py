@@ -94,6 +94,7 @@ def test_it_learns_from_strings(run, click_logs, given, under):
     assert 0.66 < auc(output) < BEST
 
 
+@pytest.mark.slow
 def test_it_learns_on_two_workers(run, click_logs):
     output = run("ctr_dnn", *SMALL, *click_logs, under=("--workers", "2"))
     assert 0.68 < auc(output) < BEST

@@ -58,7 +58,9 @@ def test_workers_do_what_one_process_does(run_check, check, api, workers):
 
 
 @pytest.mark.parametrize("check", checks_of("parity.py", only=FIRST, slow=FIRST[:1]))
-@pytest.mark.parametrize("communication", ["horovod", "tensorflow"], indirect=True)
+@pytest.mark.parametrize(
+    "communication", [pytest.param("horovod", marks=SLOW), "tensorflow"], indirect=True
+)
 def test_so_they_do_however_they_communicate(run_check, check, communication):
     run_check(check, "tf_keras")
 

@@ -26,9 +26,8 @@ def test_every_optimizer_does_what_it_does_in_one_process(
     run_check(check, api, replicas, options, workers=workers, timeout=300)
 
 
-@pytest.mark.parametrize(
-    "check", checks_of("optimizers.py", only=["lion", "clipnorm"], slow=["clipnorm"])
-)
+@SLOW
+@pytest.mark.parametrize("check", checks_of("optimizers.py", only=["adam", "lion", "clipnorm"]))
 def test_so_it_does_on_tensorflows_collectives(job, run_check, check):
     job.hide_horovod()
     run_check(check, "tf_keras", 1, '{"bucket_bytes": 64}', timeout=300)
