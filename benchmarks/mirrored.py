@@ -20,6 +20,7 @@ def main() -> None:
         on_workers(name, given.workers, PEERS / "mlp.py", system, *short)
         for name, system in (
             ("this package, fit", "fit"),
+            ('this package, fit, ReductionOptions(mode="reduce")', "fit_reduce"),
             ("this package, fit, over Horovod", "fit_horovod"),
             ("this package, custom loop", "loop"),
             ("as many processes at once that exchange nothing, fit", "alone"),

@@ -129,7 +129,8 @@ def measure(name: str) -> float:
     if name == "alone":
         return by_fit(strategies.MirroredStrategy(["/device:CPU:0"]))
     communication = "horovod" if name == "fit_horovod" else "auto"
-    strategy = strategies.MultiWorkerMirroredStrategy(communication=communication)
+    options = strategies.ReductionOptions(mode="reduce") if name == "fit_reduce" else None
+    strategy = strategies.MultiWorkerMirroredStrategy(communication=communication, options=options)
     return by_loop(strategy) if name == "loop" else by_fit(strategy)
 
 
