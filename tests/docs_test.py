@@ -9,6 +9,7 @@ import re
 import shlex
 import subprocess
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 import yaml
@@ -179,7 +180,7 @@ def test_the_script_of_the_readme(cluster, forked):
 
 def test_the_images_are_pictures():
     for path in Path(ROOT / "docs" / "images").iterdir():
-        assert path.read_text().startswith("<svg "), path
+        assert ElementTree.parse(path).getroot().tag == "{http://www.w3.org/2000/svg}svg", path
 
 
 def test_the_messages_of_troubleshooting_are_those_of_the_code():
