@@ -142,7 +142,7 @@ def check_a_drawing_has_what_each_task_holds():
         embedding = (
             strategies.DistributedEmbedding(4, combiner="sum", name="ids")
             if keras.__name__ == "keras"
-            else keras.layers.Embedding(100, 4)
+            else keras.layers.Embedding(100, 4, input_length=2)
         )
         model = keras.Sequential([embedding, keras.layers.Flatten(), keras.layers.Dense(1)])
         model.compile("sgd", "mse")
