@@ -117,7 +117,7 @@ def path_of(name: str) -> str:
     Args:
       name: the variable's own.
     """
-    made = _variable_class()
+    made = getattr(sys.modules.get("keras"), "Variable", None)
     owner = innermost(lambda found: isinstance(found, made)) if made else None
     if owner is not None:
         return owner.path if owner.name == name else name
@@ -165,8 +165,10 @@ def _codes(method: str) -> list[CodeType]:
     return [inspect.unwrap(getattr(model, method)).__code__ for model in models if model]
 
 
-def _variable_class() -> Any:
-    return getattr(sys.modules.get("keras"), "Variable", None)
+def keras_backend() -> str | None:
+    """Returns what Keras 3 computes with, such as "tensorflow"; None where it is not loaded."""
+    configuration = getattr(sys.modules.get("keras"), "config", None)
+    return configuration and configuration.backend()
 
 
 def model_of(fn: Callable[..., Any]) -> tuple[Any, bool]:

@@ -32,7 +32,7 @@ from strategies.collectives.health.progress import tell_progress
 from strategies.collectives.replica import ReplicaCollectives
 from strategies.collectives.single_worker import in_single_worker_scope
 from strategies.core.random_seeds import seed_state_creator, worker_seed_scope
-from strategies.core.scope import check_step, check_updated, explain_mixed_strategies
+from strategies.core.scope import check_backend, check_step, check_updated, explain_mixed_strategies
 from strategies.data.distributed_dataset import ReplicaDataset, check_options, per_replica_datasets
 from strategies.data.sharding import equal_steps, number_of_rows, shard_dataset, unsharded
 from strategies.reduction import ReductionOptions, ReplicaCrossDeviceOps
@@ -114,6 +114,7 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         if not self._is_used:
             self._is_used = True
             report(USED)
+        check_backend(strategy)
         return super()._scope(strategy)
 
     def _use_merge_call(self) -> bool:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import tensorflow as tf
 
 from strategies._keras import (
+    keras_backend,
     metrics_of,
     model_of,
     optimizer_variables,
@@ -24,6 +26,23 @@ _NESTED_MESSAGES = (
     "Mixing different tf.distribute.Strategy",
 )
 _NAMED = 3  # variables in a message
+
+
+def check_backend(strategy: tf.distribute.Strategy) -> None:
+    """Checks that Keras 3, if it is loaded, computes with TensorFlow.
+
+    Raises:
+      RuntimeError: if it computes with something else, and tf_keras is not loaded either.
+    """
+    backend = keras_backend()
+    if backend in (None, "tensorflow") or "tf_keras" in sys.modules:
+        return
+    raise RuntimeError(
+        "Strategies distribute what computes with TensorFlow; a model of another backend of Keras "
+        f"would train on each worker apart. Received: {type(strategy).__name__}, and Keras with "
+        f"the backend {backend!r}. Set KERAS_BACKEND=tensorflow in the environment, or "
+        '"backend": "tensorflow" in Keras\'s configuration file (~/.keras/keras.json).'
+    )
 
 
 def is_outside(variable: Any) -> bool:

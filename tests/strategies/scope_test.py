@@ -1,5 +1,7 @@
 """What trains is created in the scope; the checks on workers stand in tests/distributed."""
 
+import sys
+
 import pytest
 import tensorflow as tf
 
@@ -22,6 +24,20 @@ def test_a_model_from_outside_the_scope_is_not_trained(make):
     variable = tf.Variable(1.0)
     with pytest.raises(ValueError, match="created outside of it"), strategy.scope():
         strategy.extended.colocate_vars_with(variable)
+
+
+def test_keras_computes_with_tensorflow(monkeypatch):
+    import keras
+
+    monkeypatch.setattr(keras.config, "backend", lambda: "jax")
+    monkeypatch.delitem(sys.modules, "tf_keras", raising=False)
+    strategy = strategies.MirroredStrategy(["CPU:0"])
+    with pytest.raises(RuntimeError, match="backend 'jax'. Set KERAS"), strategy.scope():
+        pass
+    # A script for tf_keras may run where Keras 3 is set up for something else.
+    monkeypatch.setitem(sys.modules, "tf_keras", object())
+    with strategy.scope():
+        pass
 
 
 @pytest.mark.parametrize(
