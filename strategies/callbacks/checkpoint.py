@@ -56,8 +56,9 @@ class Checkpoint(Callback):
 
     With parameter servers in "async", "half_async" and "geo" workers are not in step. They meet at
     the end of an epoch to save, and training goes on behind that epoch; in "geo" with the first
-    worker's copy of the variables. A worker that is started again alone would wait for the others
-    in `fit`: start all tasks again.
+    worker's copy of the variables. One that has fewer epochs, or stops early, waits at the end of
+    `fit` until the others have trained. A worker that is started again alone would wait for the
+    others in `fit`: start all tasks again.
 
     Args:
       directory: that all workers see.
@@ -131,20 +132,29 @@ class Checkpoint(Callback):
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
         """Saves a checkpoint if it is time to."""
-        if self._is_any_worker(self._is_due()):
+        is_due, _ = self._any_and_all(self._is_due(), has_ended=False)
+        if is_due:
             self._save(epoch + 1, 0)
 
     def on_train_end(self, logs: Mapping[str, Any] | None = None) -> None:
-        """Saves the state at the end."""
-        if self._is_any_worker(self._step > self._saved_step):
-            self._save(self._epoch + 1, 0)
+        """Saves the state at the end; workers that are not in step wait until all have trained."""
+        have_all_ended = False
+        while not have_all_ended:
+            is_new = self._step > self._saved_step
+            is_due, have_all_ended = self._any_and_all(is_new, has_ended=True)
+            if is_due:
+                self._save(self._epoch + 1, 0)
 
-    def _is_any_worker(self, mine: bool) -> bool:
-        """Returns whether it is so on a worker or more; waits for those that are not in step."""
+    def _any_and_all(self, is_due: bool, has_ended: bool) -> tuple[bool, bool]:
+        """Returns whether a checkpoint is due on any worker, and whether all have ended training.
+
+        Those that are not in step exchange it here; one may have fewer epochs than others.
+        """
         if self._in_step:
-            return mine
+            return is_due, has_ended
         collectives = collectives_of(self.model.distribute_strategy)
-        return bool(np.any(collectives.all_gather(tf.constant([mine]))))
+        due, ended = collectives.all_gather(tf.constant([[is_due, has_ended]])).numpy().T
+        return bool(due.any()), bool(ended.all())
 
     def _is_due(self) -> bool:
         return self._step - self._saved_step >= self._every_steps

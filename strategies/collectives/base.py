@@ -2,10 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import tensorflow as tf
+
+
+class OperationsDifferError(RuntimeError):
+    """Workers exchange values in different operations.
+
+    Args:
+      operations: by rank, what workers are in.
+    """
+
+    def __init__(self, operations: Mapping[int, str]):
+        found = ", ".join(f"{name!r} on worker {rank}" for rank, name in operations.items())
+        super().__init__(
+            f"All workers exchange the same values in the same order. Received: {found}. Either "
+            "one of them does what the others do not, or a step failed on all of them at "
+            "different moments. After that they cannot go on: start the job again, from its last "
+            "checkpoint."
+        )
 
 
 class Collectives(Protocol):

@@ -15,13 +15,11 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from strategies.collectives.base import AllToAllViaAllGather
+from strategies.collectives.base import AllToAllViaAllGather, OperationsDifferError
 from strategies.collectives.dtypes import all_reduce_as_vector, all_reduce_by_dtype
 from strategies.ps.barrier import Barrier
 from strategies.ps.client import Server, Servers
 from strategies.ps.ordered_caller import OrderedCaller
-
-_HEADER = 8  # bytes: the number of rows
 
 
 class ServerCollectives(AllToAllViaAllGather):
@@ -90,30 +88,52 @@ class ServerCollectives(AllToAllViaAllGather):
             return self._sum_barrier(connection, vector.dtype)(parts[server.number])
 
         answers = self._servers.each(add)
-        self._record_present(answers[0][1])
-        return [np.concatenate([sums for (sums,), _ in answers])]
+        present = answers[0][1]
+        lengths = np.sum([lengths for (_, lengths), _ in answers], axis=0)
+        theirs = {rank: int(lengths[rank]) for rank in np.flatnonzero(present).tolist()}
+        if len(set(theirs.values())) > 1:
+            operations = {rank: f"all_reduce of {n} numbers" for rank, n in theirs.items()}
+            raise OperationsDifferError(operations)
+        self._record_present(present)
+        return [np.concatenate([sums for (sums, _), _ in answers])]
 
     def _sum_barrier(self, server: Server, dtype: np.dtype) -> Barrier:
         def total(inputs: Sequence[tf.Tensor]) -> list[list[tf.Tensor]]:
-            return [[functools.reduce(tf.add, inputs)]] * self.size
+            lengths = tf.stack([tf.size(value) for value in inputs])
+            # Nothing is a scalar, which is added to a vector of any length.
+            is_missing = tf.stack([tf.equal(tf.rank(value), 0) for value in inputs])
+            alike = tf.reduce_all(is_missing | tf.equal(lengths, tf.reduce_max(lengths)))
+            sums = tf.cond(
+                alike,
+                lambda: functools.reduce(tf.add, inputs),
+                lambda: tf.zeros([0], inputs[0].dtype),
+            )
+            return [[sums, lengths]] * self.size
 
         dtype = tf.as_dtype(dtype)
         name = f"{self._stream}/sum/{dtype.name}"
-        # Nothing is a scalar, which is added to a vector of any length.
+        kinds = [dtype, tf.int32]
         return server.once(
             name,
-            lambda: Barrier(server, name, self.rank, self.size, dtype, 0, total, [dtype]),
+            lambda: Barrier(server, name, self.rank, self.size, dtype, 0, total, kinds),
         )
 
     def _gather_rows(self, array: np.ndarray) -> list[np.ndarray]:
-        mine = len(array).to_bytes(_HEADER, "little") + np.ascontiguousarray(array).tobytes()
-        others, present = self._gather_barrier(self._connections[0])(mine)
+        others, present = self._gather_barrier(self._connections[0])(_encoded(array))
+        ranks = np.flatnonzero(present).tolist()
+        mine = _kind(array)
+        kinds = {
+            rank: mine if rank == self.rank else bytes(others[rank]).split(b"\n", 1)[0]
+            for rank in ranks
+        }
+        if len(set(kinds.values())) > 1:
+            raise OperationsDifferError({rank: kind.decode() for rank, kind in kinds.items()})
         self._record_present(present)
         return [
             np.concatenate(
                 [
                     array if rank == self.rank else _decoded(bytes(others[rank]), array)
-                    for rank in np.flatnonzero(present)
+                    for rank in ranks
                 ]
             )
         ]
@@ -146,6 +166,15 @@ class ServerCollectives(AllToAllViaAllGather):
         self._servers.present = present.tolist()
 
 
+def _kind(rows: np.ndarray) -> bytes:
+    """Returns what rows are, for workers that may bring others."""
+    return f"all_gather of {rows.dtype} {rows.shape[1:]}".encode()
+
+
+def _encoded(rows: np.ndarray) -> bytes:
+    return b"\n".join([_kind(rows), b"%d" % len(rows), rows.tobytes()])
+
+
 def _decoded(data: bytes, like: np.ndarray) -> np.ndarray:
-    rows = int.from_bytes(data[:_HEADER], "little")
-    return np.frombuffer(data[_HEADER:], like.dtype).reshape(rows, *like.shape[1:])
+    _, number, values = data.split(b"\n", 2)
+    return np.frombuffer(values, like.dtype).reshape(int(number), *like.shape[1:])

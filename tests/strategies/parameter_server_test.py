@@ -41,6 +41,13 @@ def test_those_that_remain_go_on_when_a_worker_ends(train, workers, ps):
     train("servers_early.py", workers=workers, ps=ps, timeout=200)
 
 
+@pytest.mark.parametrize(
+    "mode", ["async", *(pytest.param(mode, marks=slow) for mode in ("half_async", "geo"))]
+)
+def test_workers_of_different_epochs_save_and_end_together(train, mode):
+    train("servers_epochs.py", mode, workers=2, ps=1, timeout=200)
+
+
 @slow
 def test_a_chief_is_the_first_worker(forked):
     script = PROGRAMS / "servers_early.py"

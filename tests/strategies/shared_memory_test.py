@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from strategies.collectives.base import OperationsDifferError
 from strategies.collectives.shared_memory import transfers
-from strategies.collectives.shared_memory.channel import CHUNK_BYTES, OperationsDifferError
+from strategies.collectives.shared_memory.channel import CHUNK_BYTES
 from strategies.collectives.shared_memory.host import Host, WorkerEndedError
 from strategies.collectives.shared_memory.memory import OwnMemory, PeerMemory, is_supported
 

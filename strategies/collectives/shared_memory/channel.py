@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from strategies.collectives.base import OperationsDifferError
+
 CHUNK_BYTES = 1 << 20
 _CHUNKS = 2
 _LABEL_BYTES = 256
@@ -22,10 +24,6 @@ _SPINS = 200
 _FIRST_SLEEP_SECONDS = 2e-5
 _LONGEST_SLEEP_SECONDS = 1e-3
 _CHECK_SECONDS = 0.5
-
-
-class OperationsDifferError(RuntimeError):
-    """Workers are in different operations."""
 
 
 def bytes_of_channel(size: int) -> int:
@@ -62,7 +60,7 @@ class Channel:
         self._chunks = [chunk.reshape(_CHUNKS, -1)[:, :CHUNK_BYTES] for chunk in chunks]
         self._labels = [chunk.reshape(_CHUNKS, -1)[:, CHUNK_BYTES:] for chunk in chunks]
         self._label = np.zeros(_LABEL_BYTES, np.uint8)
-        self._difference = ""
+        self._different: dict[int, str] = {}
         self._written = 0
         self._read = [0] * self.size
         # More workers than cores would take each other's time.
@@ -77,8 +75,8 @@ class Channel:
         Raises:
           OperationsDifferError: if the workers were not in the same one before.
         """
-        if self._difference:
-            raise OperationsDifferError(self._difference)
+        if self._different:
+            raise OperationsDifferError(self._different)
         content = label.encode("ascii", "replace")[:_LABEL_BYTES].ljust(_LABEL_BYTES)
         self._label = np.frombuffer(content, np.uint8)
 
@@ -104,8 +102,9 @@ class Channel:
         place = self._read[peer] % _CHUNKS
         theirs = self._labels[peer][place]
         if not np.array_equal(theirs, self._label):
-            self._difference = _difference(self.rank, self._label, peer, theirs)
-            raise OperationsDifferError(self._difference)
+            labels = {self.rank: self._label, peer: theirs}
+            self._different = {rank: bytes(one).decode().strip() for rank, one in labels.items()}
+            raise OperationsDifferError(self._different)
         return self._chunks[peer][place]
 
     def end_read(self, peer: int) -> None:
@@ -127,16 +126,6 @@ class Channel:
                 checked = time.monotonic()
                 if counters[counter] < at_least:
                     self._check(peer)
-
-
-def _difference(rank: int, mine: np.ndarray, peer: int, theirs: np.ndarray) -> str:
-    labels = [bytes(label).decode().strip() for label in (mine, theirs)]
-    return (
-        "All workers exchange the same values in the same order. Received: "
-        f"{labels[0]!r} on worker {rank}, {labels[1]!r} on worker {peer}. Either one of them does "
-        "what the others do not, or a step failed on all of them at different moments. After that "
-        "they cannot go on: start the job again, from its last checkpoint."
-    )
 
 
 def _read_counter(writer: int) -> int:
