@@ -58,7 +58,7 @@ conformance: setup
 # What each case takes beside what all of them do.
 OPTIONS_OF_embedding := --large 1e6 --scale 100 --rounds 1
 CASES_OF_TORCH := all_reduce mirrored embedding
-CASES := all_reduce two_hosts mirrored parameter_server click_model embedding
+CASES := all_reduce two_hosts mirrored parameter_server click_model embedding onednn
 CASE ?= $(CASES)
 # Those whose numbers become a picture.
 CASES_OF_PICTURES := all_reduce two_hosts mirrored parameter_server click_model

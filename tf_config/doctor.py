@@ -124,6 +124,19 @@ def _tf_keras(machine: Machine) -> Finding:
     return Finding(False, f'{here}pip install "tf_keras=={minor}.*"')
 
 
+def _onednn(machine: Machine) -> Finding:
+    given = machine.environ.get(_ONEDNN)
+    if given is not None:
+        is_on = given.lower() in ("1", "true")
+        return Finding(is_on, f"({_ONEDNN}={given})" if is_on else f"off by {_ONEDNN}={given}")
+    if not machine.processor:
+        return Finding(False, "TensorFlow's default on this processor is not known here")
+    names = [name for name in _FOR_NEURAL_NETWORKS if name in machine.processor]
+    if names:
+        return Finding(True, f"(TensorFlow's default on a processor with {', '.join(names)})")
+    return Finding(False)
+
+
 def _program(name: str, *arguments: str, pattern: str) -> Callable[[Machine], Finding]:
     """Returns a probe for a program whose output has its version in `pattern`'s first group."""
 
@@ -223,6 +236,16 @@ def _horovod_with(name: str, *sections: str) -> Callable[[Machine], Finding]:
     return find
 
 
+_ONEDNN = "TF_ENABLE_ONEDNN_OPTS"
+# With one of these in a processor TensorFlow uses oneDNN, unless told otherwise.
+_FOR_NEURAL_NETWORKS = (
+    "avx512_vnni",
+    "avx512_bf16",
+    "avx_vnni",
+    "amx_tile",
+    "amx_int8",
+    "amx_bf16",
+)
 _SLURM_REMEDY = "Debian's packages slurm-wlm and munge"
 _REBUILD = f"build it anew: {_INSTALL}; by hand: BUILD.md"
 _CONTROLLERS, _OPERATIONS = "Controllers", "Tensor Operations"
@@ -239,6 +262,11 @@ PROBES = (
     Probe("Keras", _package("keras", KERAS), f'pip install "keras{KERAS}"', needed=True),
     Probe("NumPy", _numpy, "pip install numpy", needed=True),
     Probe("tf_keras", _tf_keras, "pip install tf_keras"),
+    Probe(
+        "oneDNN",
+        _onednn,
+        f"TensorFlow leaves it off on this processor; try {_ONEDNN}=1, which is often faster",
+    ),
     Probe("GPUs", _gpus, "none seen, for there is no nvidia-smi; NVIDIA's driver brings it"),
     Probe("NCCL", _nccl, 'pip install "tensorflow[and-cuda]" brings it, where there are GPUs'),
     Probe(

@@ -11,8 +11,9 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NamedTuple
 
 # Where daemons are; on Debian they are on the PATH of root alone.
@@ -46,18 +47,23 @@ class Machine:
       executable: the Python.
       python: that Python's version.
       package: returns the version of a package of that Python, None if it has none.
+      environ: the variables of the environment.
+      processor: what its processor can do, by the kernel's names such as "avx2".
     """
 
     path: str
     executable: str
     python: str
     package: Callable[[str], str | None]
+    environ: Mapping[str, str] = field(default_factory=dict)
+    processor: Collection[str] = ()
 
     @classmethod
     def this(cls) -> Machine:
         """Returns the machine that this runs on, and the Python that runs it."""
         path = f"{os.environ.get('PATH', os.defpath)}:{_DAEMONS}"
-        return cls(path, sys.executable, platform.python_version(), _package)
+        python = platform.python_version()
+        return cls(path, sys.executable, python, _package, os.environ, _processor())
 
     def has(self, program: str) -> bool:
         """Whether there is such a program."""
@@ -116,6 +122,14 @@ def parse_build(text: str) -> Build | None:
         elif mark := _MARKED.fullmatch(line.strip()):
             marked[mark[2]] = mark[1] == "X"
     return build or None
+
+
+def _processor() -> Collection[str]:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("flags"):
+                return line.split()[2:]
+    return ()
 
 
 def _package(name: str) -> str | None:

@@ -129,6 +129,15 @@ def test_the_embedding_is_measured(forked):
     forked.assert_nothing_left()
 
 
+@pytest.mark.slow
+def test_onednn_is_measured(forked):
+    command = [forked.python, str(BENCHMARKS / "onednn.py"), "--short", "--rounds", "1"]
+    process = forked.popen([*command, "--isa", "AVX2", "--timeout", "200"])
+    output, _ = process.communicate(timeout=600)
+    assert process.returncode == 0, output
+    assert "| without oneDNN | " in output and "| with oneDNN | " in output, output
+
+
 CAN_MAKE_HOSTS = os.geteuid() == 0 and all(map(shutil.which, ("ip", "tc", "unshare")))
 
 

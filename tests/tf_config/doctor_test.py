@@ -1,5 +1,6 @@
 """`tf-config doctor`: what each probe makes of programs and packages."""
 
+import dataclasses
 import re
 import subprocess
 import sys
@@ -126,6 +127,25 @@ def test_packages(name, packages, expected, machine):
 )
 def test_python(python, expected, machine):
     assert line(machine(python=python), "Python") == expected
+
+
+@pytest.mark.parametrize(
+    ("environ", "processor", "expected"),
+    [
+        ({}, ["avx2", "avx512_vnni"], "ok       oneDNN (TensorFlow's default on a processor with"),
+        (
+            {},
+            ["avx2"],
+            "-        oneDNN: TensorFlow leaves it off on this processor; try TF_ENABLE",
+        ),
+        ({}, [], "-        oneDNN: TensorFlow's default on this processor is not known"),
+        ({"TF_ENABLE_ONEDNN_OPTS": "1"}, ["avx2"], "ok       oneDNN (TF_ENABLE_ONEDNN_OPTS=1)"),
+        ({"TF_ENABLE_ONEDNN_OPTS": "0"}, ["amx_tile"], "-        oneDNN: off by TF_ENABLE_ONEDNN"),
+    ],
+)
+def test_onednn(environ, processor, expected, machine):
+    here = dataclasses.replace(machine(), environ=environ, processor=processor)
+    assert line(here, "oneDNN").startswith(expected)
 
 
 @pytest.mark.parametrize(
