@@ -60,14 +60,18 @@ OPTIONS_OF_embedding := --large 1e6 --scale 100 --rounds 1
 CASES_OF_TORCH := all_reduce mirrored embedding
 CASES := all_reduce two_hosts mirrored parameter_server click_model embedding onednn
 CASE ?= $(CASES)
+# More cases, by their name alone.
+OPTIONS_OF_scaling := --rounds 2 --json build/scaling.json docs/images/scaling.svg
+MORE_CASES := scaling
 # Those whose numbers become a picture.
 CASES_OF_PICTURES := all_reduce two_hosts mirrored parameter_server click_model
 TORCH ?= $(CURDIR)/.venv-peers/bin/python
 TORCH_PACKAGE ?= torch
 
 benchmarks: setup .venv-peers/.ready
-	@test -z "$(filter-out $(CASES),$(CASE))" || { echo "CASE is of: $(CASES)." \
-		"Received: $(filter-out $(CASES),$(CASE))."; exit 2; }
+	@test -z "$(filter-out $(CASES) $(MORE_CASES),$(CASE))" || { \
+		echo "CASE is of: $(CASES) $(MORE_CASES)." \
+		"Received: $(filter-out $(CASES) $(MORE_CASES),$(CASE))."; exit 2; }
 	$(foreach case,$(CASE),$(BIN)/python benchmarks/$(case).py $(OPTIONS_OF_$(case)) \
 		$(if $(filter $(case),$(CASES_OF_TORCH)),--torch $(TORCH)) \
 		$(if $(filter $(case),$(CASES_OF_PICTURES)),--json build/benchmarks/$(case).json) &&) true

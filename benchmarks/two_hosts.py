@@ -2,7 +2,7 @@
 
     $ sudo .venv/bin/python benchmarks/two_hosts.py --megabits 1000
 
-The hosts are namespaces of this machine, see peers/two_hosts.py: what is slow in them is the link,
+The hosts are namespaces of this machine, see peers/hosts.py: what is slow in them is the link,
 as between machines, while all workers share this machine's cores.
 """
 
@@ -21,7 +21,7 @@ def main() -> None:
     if os.geteuid() != 0:
         print("Left out: two hosts are namespaces with networks of their own, made by root.")
         return
-    hosts = [sys.executable, PEERS / "two_hosts.py", given.workers, given.megabits]
+    hosts = [sys.executable, PEERS / "hosts.py", 2, given.workers, given.megabits]
     short = ["--short"] if given.short else []
     systems = [
         System(name, tuple(map(str, [*hosts, sys.executable, PEERS / "sums.py", system, *short])))

@@ -62,8 +62,8 @@ def milliseconds(sums: Sum, numbers: list[int], count: int) -> float:
     for _ in range(WARM_UP + count):
         start = time.perf_counter()
         result = function(tensors)
-        total = float(result[0][0])
         taken.append(time.perf_counter() - start)
+        total = float(result[0][0])
     workers = len(json.loads(os.environ["TF_CONFIG"])["cluster"]["worker"])
     if total != workers:
         raise RuntimeError(f"A sum of ones is the number of workers. Received: {total}.")

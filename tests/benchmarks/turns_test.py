@@ -139,6 +139,34 @@ def test_onednn_is_measured(forked):
 
 
 CAN_MAKE_HOSTS = os.geteuid() == 0 and all(map(shutil.which, ("ip", "tc", "unshare")))
+needs_hosts = pytest.mark.skipif(
+    not CAN_MAKE_HOSTS, reason="needs root, ip and tc (Debian: iproute2), unshare"
+)
+
+
+@pytest.mark.slow
+@needs_hosts
+def test_the_model_of_steps_is_fitted_and_drawn(job):
+    picture = Path(job.directory) / "scaling.svg"
+    command = [job.python, str(BENCHMARKS / "scaling.py"), "--short", "--rounds", "1"]
+    process = job.popen([*command, "--timeout", "200", str(picture)])
+    output, _ = process.communicate(timeout=900)
+    assert process.returncode == 0, output
+    assert "MB, checked | " in output and "| step | measured, ms |" in output, output
+    assert "Prediction: steps of" in picture.read_text()
+    job.assert_nothing_left()
+
+
+def test_the_model_of_sums_finds_what_sums_are_made_of(load, monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    scaling = load(BENCHMARKS / "scaling.py")
+    true = [1e-3, 2e-10, 5e-3, 1e-3, 3e-10, 1.1]
+    points = [
+        (place, length, scaling.sum_seconds(true, place, length, scaling._shared(place)))
+        for place in scaling.FITTED
+        for length in (4e3, 1e6, 1e8)
+    ]
+    assert scaling.fitted(points) == pytest.approx(true, rel=1e-3)
 
 
 @pytest.mark.slow
@@ -149,12 +177,7 @@ CAN_MAKE_HOSTS = os.geteuid() == 0 and all(map(shutil.which, ("ip", "tc", "unsha
         "mirrored",
         "parameter_server",
         "click_model",
-        pytest.param(
-            "two_hosts",
-            marks=pytest.mark.skipif(
-                not CAN_MAKE_HOSTS, reason="needs root, ip and tc (Debian: iproute2), unshare"
-            ),
-        ),
+        pytest.param("two_hosts", marks=needs_hosts),
     ],
 )
 def test_a_benchmark_runs(job, request, name):
