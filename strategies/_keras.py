@@ -306,6 +306,21 @@ def running_fit() -> tuple[Any, int]:
     return values["epoch_iterator"], values["initial_epoch"]
 
 
+def restart_threads() -> None:
+    """Has the threads behind a `PyDataset` of Keras 3 begin anew, before an iterator over it does.
+
+    Under a strategy `fit` reads a batch to build the model, and begins again. What threads had read
+    by then would come first, and another number of last batches be missing on each worker.
+    """
+    found = innermost(lambda one: type(one).__name__ == "TFEpochIterator")
+    adapter = getattr(found, "data_adapter", None)
+    enqueuer = getattr(adapter, "enqueuer", None)
+    if enqueuer is not None and adapter.num_batches is not None:
+        enqueuer.stop()
+        enqueuer.ready_queue.queue.clear()
+        enqueuer.start()
+
+
 def begin_at(model: Any, epoch: int) -> None:
     """Has the running `fit` of Keras 3 begin with another epoch."""
     model._initial_epoch = epoch

@@ -99,6 +99,7 @@ __all__ = [
     "replica_specs",
     "select_replica",
     "set_container",
+    "shard_index",
     "unique_id",
     "unwrap_decorators",
     "update_regroup",
@@ -113,6 +114,13 @@ def dataset_inputs(dataset: Any) -> list[Any]:
 def dataset_tensors(dataset: Any) -> list[Any]:
     """Returns the tensors of `from_tensors` and `from_tensor_slices`; none of other datasets."""
     return [each for each in getattr(dataset, "_tensors", ()) if hasattr(each, "numpy")]
+
+
+def shard_index(dataset: Any) -> int | None:
+    """Returns the index of `Dataset.shard`; None of other datasets, or if it is not known yet."""
+    if not hasattr(dataset, "_num_shards") or not hasattr(dataset._index, "numpy"):
+        return None
+    return int(dataset._index.numpy())
 
 
 def function_of(function: Any, python_function: Callable[..., Any]) -> Any:

@@ -179,5 +179,5 @@ def test_the_public_names():
 @pytest.mark.parametrize("path", FILES, ids=module_of)
 def test_no_assert_and_no_long_file(path):
     text = path.read_text()
-    assert len(text.splitlines()) <= 450
+    assert len(text.splitlines()) <= 500
     assert not any(isinstance(node, ast.Assert) for node in ast.walk(ast.parse(text)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +17,7 @@ from strategies._keras import (
     check_overflow_can_be_agreed,
     is_unsynchronized_state,
     overflow_agreed,
+    running_method,
 )
 from strategies._tensorflow import (
     CheckpointInitialValue,
@@ -34,6 +36,7 @@ from strategies.collectives.single_worker import in_single_worker_scope
 from strategies.core.random_seeds import seed_state_creator, worker_seed_scope
 from strategies.core.scope import check_backend, check_step, check_updated, explain_mixed_strategies
 from strategies.data.distributed_dataset import ReplicaDataset, check_options, per_replica_datasets
+from strategies.data.same_rows import compare_first_batch
 from strategies.data.sharding import equal_steps, number_of_rows, shard_dataset, unsharded
 from strategies.reduction import ReductionOptions, ReplicaCrossDeviceOps
 from strategies.variables.sparse_variable import SparseVariable, table_asked_for
@@ -349,9 +352,26 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
     ) -> ReplicaDataset:
         check_options(options, per_replica=False)
         agree(self.collectives, "distribution of a dataset")
-        shared = shard_dataset(dataset, self.collectives, len(self._devices))
         source = dataset if unsharded(dataset) is dataset else None
+        if source is not None and self._is_compared(dataset):
+            dataset = compare_first_batch(dataset, self._first_batches)
+        shared = shard_dataset(dataset, self.collectives, len(self._devices))
         return ReplicaDataset(shared, self._container_strategy(), options, source)
+
+    def _is_compared(self, dataset: tf.data.Dataset) -> bool:
+        """Returns whether a dataset's first batches are compared: in Keras's methods.
+
+        They iterate over one dataset at a time, so that the exchanges are in the same order
+        everywhere. The arrays that they are given have been compared as a whole.
+        """
+        policies = tf.data.experimental.AutoShardPolicy
+        policy = dataset.options().experimental_distribute.auto_shard_policy
+        is_cut = self.collectives.size > 1 and policy == policies.AUTO
+        return is_cut and running_method() is not None
+
+    @functools.cached_property
+    def _first_batches(self) -> Collectives:
+        return self.collectives.new_stream()
 
     def _distribute_datasets_from_function(
         self, dataset_fn: Callable[..., Any], options: Any

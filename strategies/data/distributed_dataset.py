@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from strategies._keras import restart_threads
 from strategies._tensorflow import (
     DistributedDataset,
     DistributedDatasetSpec,
@@ -157,6 +158,7 @@ class ReplicaDataset(DistributedDataset):
 
     def __iter__(self) -> DistributedIterator:
         self._check_same_steps()
+        restart_threads()
         if self._source is not None and tf.executing_eagerly():
             check_same_rows(self._source, self._strategy.extended.collectives)
             self._source = None

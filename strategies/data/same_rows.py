@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from absl import logging
 
-from strategies._tensorflow import dataset_inputs, dataset_tensors
+from strategies._tensorflow import dataset_inputs, dataset_tensors, shard_index
 from strategies.collectives.base import Collectives
 
 _ROWS, _COLUMNS = 32, 16  # of a component, that are compared
@@ -21,7 +23,8 @@ def check_same_rows(dataset: tf.data.Dataset, collectives: Collectives) -> None:
     """Checks that all workers made a dataset from the same tensors; waits for all.
 
     A sample of the rows of `from_tensors` and `from_tensor_slices` is compared, which is what
-    Keras makes of arrays and what lists of files are. What a function or a generator yields is not.
+    Keras makes of arrays and what lists of files are, and which part a `shard` takes. What a
+    function or a generator yields is not: see `compare_first_batch`.
 
     >>> from strategies.collectives.base import LocalCollectives
     >>> check_same_rows(tf.data.Dataset.from_tensor_slices([1, 2]), LocalCollectives())
@@ -39,18 +42,100 @@ def check_same_rows(dataset: tf.data.Dataset, collectives: Collectives) -> None:
     samples = collectives.all_gather(tf.constant(mine[np.newaxis])).numpy()
     others = [rank for rank in range(len(samples)) if not _is_like(samples[rank], samples[0])]
     if others:
-        raise ValueError(
-            "All workers pass the same rows in the same order, for each batch is divided among "
-            f"them. Received: rows of worker {others[0]} that are not those of worker 0. If NumPy, "
-            "Python or scikit-learn shuffles or splits them, seed that alike on all workers: "
-            "keras.utils.set_random_seed(1), or random_state=1. If each worker is to have rows of "
-            "its own, set AutoShardPolicy.OFF or call strategy.distribute_datasets_from_function."
+        raise ValueError(_message(others[0]))
+
+
+def compare_first_batch(dataset: tf.data.Dataset, stream: Collectives) -> tf.data.Dataset:
+    """Returns a dataset that compares the first batch of each iterator with the other workers'.
+
+    So workers are told whose generators are shuffled by Python or NumPy without a common seed. A
+    dataset of nothing but tensors is returned as it is: `check_same_rows` compares these.
+    Whole numbers, texts and truth values that differ end the step on all workers. Where floats
+    alone do, a warning is logged: they may be augmented at random.
+
+    Args:
+      dataset: batches of all workers' rows.
+      stream: of collectives, for one dataset that is iterated over at a time.
+    """
+    if all(list(_own_tensors(root)) for root in _roots(dataset)):
+        return dataset
+
+    def compare(samples: np.ndarray) -> np.bool_:
+        first = samples[0]
+        others = [r for r, sample in enumerate(samples) if sample[0] != first[0]]
+        if others:
+            raise ValueError(_message(others[0]))
+        others = [r for r, sample in enumerate(samples) if not _is_like(sample, first)]
+        if others:
+            logging.warning("%s", _message(others[0]))
+        return np.bool_(True)
+
+    @tf.autograph.experimental.do_not_convert
+    def compared(index: tf.Tensor, batch: Any) -> Any:
+        is_compared = tf.cond(
+            tf.equal(index, 0),
+            lambda: tf.numpy_function(
+                compare, [stream.all_gather(_sample_of_batch(batch)[tf.newaxis])], tf.bool
+            ),
+            lambda: tf.constant(True),
         )
+        with tf.control_dependencies([is_compared]):
+            return tf.nest.map_structure(tf.identity, batch, expand_composites=True)
+
+    return dataset.enumerate().map(compared)
+
+
+def _message(rank: int) -> str:
+    return (
+        "All workers pass the same rows in the same order, for each batch is divided among "
+        f"them. Received: rows of worker {rank} that are not those of worker 0. If NumPy, "
+        "Python or scikit-learn shuffles or splits them, seed that alike on all workers: "
+        "keras.utils.set_random_seed(1), or random_state=1. Leave out what divides them, such as "
+        "Dataset.shard. If each worker is to have rows of its own, set AutoShardPolicy.OFF or "
+        "call strategy.distribute_datasets_from_function."
+    )
+
+
+def _sample_of_batch(batch: Any) -> tf.Tensor:
+    """Returns what `_sample` does, of a batch in a function."""
+    checksum = tf.constant(0, tf.int64)
+    numbers: list[tf.Tensor] = []
+    leaves = tf.nest.flatten(batch, expand_composites=True)
+    each = _NUMBERS // max(sum(leaf.dtype.is_floating for leaf in leaves), 1)
+    for leaf in leaves:
+        values = tf.reshape(leaf, [-1])
+        if leaf.dtype.is_floating:
+            numbers.append(_some_numbers(tf.cast(values, tf.float64), each))
+        elif leaf.dtype == tf.string:
+            names = tf.strings.regex_replace(values, "^.*/", "")
+            checksum = _added(checksum, tf.strings.to_hash_bucket_fast(names, 2**62))
+        elif leaf.dtype.is_integer or leaf.dtype.is_bool:
+            checksum = _added(checksum, tf.cast(values, tf.int64))
+    # As many bits as a float64 holds.
+    checksum = tf.cast(tf.math.floormod(checksum, 2**52), tf.float64)
+    joined = tf.concat([*numbers, tf.zeros([_NUMBERS], tf.float64)], 0)[:_NUMBERS]
+    return tf.concat([checksum[tf.newaxis], joined], 0)
+
+
+def _added(checksum: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
+    """Returns a checksum of another one and of values in their order, which wraps around."""
+    places = 2 * tf.range(tf.size(values, tf.int64), dtype=tf.int64) + 1
+    return checksum * 31 + tf.reduce_sum(values * places)
+
+
+def _some_numbers(values: tf.Tensor, count: int) -> tf.Tensor:
+    """Returns numbers from all over a vector, of which the largest is 1; none of an empty one."""
+    last = tf.cast(tf.size(values) - 1, tf.float64)
+    places = tf.cast(tf.linspace(tf.constant(0.0, tf.float64), last, count), tf.int64)
+    found = tf.gather(values, places[: tf.size(values) * count])
+    finite = tf.where(tf.math.is_finite(found), tf.abs(found), 0.0)
+    largest = tf.reduce_max(tf.concat([finite, [0.0]], 0))
+    return tf.where(largest > 0, found / largest, found)
 
 
 def _sample(dataset: tf.data.Dataset) -> np.ndarray:
     """Returns a checksum of all that is no float, and floats: [1 + _NUMBERS], float64."""
-    checksum = 0
+    checksum = zlib.crc32(str(list(_shards(dataset))).encode())
     numbers: list[np.ndarray] = []
     for tensor in _tensors(dataset):
         values = _some_values(tensor)
@@ -78,12 +163,33 @@ def _scaled(values: np.ndarray) -> np.ndarray:
 
 def _tensors(dataset: tf.data.Dataset) -> Iterator[tf.Tensor]:
     """Yields the tensors with rows that a dataset was made from, in a fixed order."""
+    for root in _roots(dataset):
+        yield from _own_tensors(root)
+
+
+def _roots(dataset: tf.data.Dataset) -> Iterator[tf.data.Dataset]:
+    """Yields the datasets without an input that a dataset is made of."""
+    inputs = dataset_inputs(dataset)
+    if not inputs:
+        yield dataset
+    for one in inputs:
+        yield from _roots(one)
+
+
+def _own_tensors(dataset: tf.data.Dataset) -> Iterator[tf.Tensor]:
     for tensor in dataset_tensors(dataset):
         is_value = tensor.dtype not in (tf.variant, tf.resource) and not tensor.dtype.is_complex
         if is_value and tensor.shape.rank and tensor.shape.num_elements():
             yield tensor
+
+
+def _shards(dataset: tf.data.Dataset) -> Iterator[int]:
+    """Yields the indices of `Dataset.shard` that a dataset was made with, in a fixed order."""
+    index = shard_index(dataset)
+    if index is not None:
+        yield index
     for one in dataset_inputs(dataset):
-        yield from _tensors(one)
+        yield from _shards(one)
 
 
 def _some_values(tensor: tf.Tensor) -> np.ndarray:

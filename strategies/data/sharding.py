@@ -106,7 +106,13 @@ def may_prefetch(dataset: tf.data.Dataset | Epochs) -> bool:
     """Returns whether batches may be prefetched."""
     if isinstance(dataset, Epochs) or _unwrapped(dataset) in _sharded:
         return False
-    return dataset.options().experimental_optimization.inject_prefetch is not False
+    options = dataset.options()
+    # Keras turns autotuning off for a PyDataset whose threads are ahead already: what an iterator
+    # that is left took from them in advance, the next one would lack.
+    return not (
+        options.autotune.enabled is False
+        or options.experimental_optimization.inject_prefetch is False
+    )
 
 
 def mark_sharded(dataset: tf.data.Dataset, whole: _Maker | None = None) -> tf.data.Dataset:
@@ -256,6 +262,8 @@ def _shard_batches(dataset: tf.data.Dataset, parts: range, size: int) -> tf.data
             [_rows_of_part(element_of(dataset, batch), index, size) for index in parts]
         )
 
+    if not may_prefetch(dataset):
+        return dataset.map(mine)
     return dataset.map(mine, num_parallel_calls=tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)
 
 

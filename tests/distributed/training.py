@@ -197,6 +197,41 @@ def check_a_generator_whose_length_nobody_knows():
     strategies.verify_equal(strategy, model.variables)
 
 
+def check_a_generator_in_another_order_on_each_worker_is_refused():
+    labels = (y > 0).astype("int64")
+
+    def batches():
+        for start in range(0, 96, 16):
+            rows = (np.arange(start, start + 16) + rank) % 97
+            yield x[rows], labels[rows]
+
+    if workers > 1:
+        with raises(Exception, "rows of worker 1 that are not those of worker 0"):
+            compiled().fit(batches(), verbose=0)
+
+
+def check_each_batch_of_a_dataset_with_threads_comes_once():
+    """What threads have prepared in advance is not lost with the iterator that Keras leaves."""
+    if keras.__name__ == "tf_keras":
+        return
+
+    class Rows(keras.utils.PyDataset):
+        def __len__(self):
+            return 24
+
+        def __getitem__(self, number):
+            rows = slice(4 * number, 4 * number + 4)
+            return x[rows], y[rows]
+
+    with strategy.scope():
+        model = keras.Sequential([keras.Input([5]), keras.layers.Dense(1, use_bias=False)])
+        model.compile(keras.optimizers.SGD(1.0), lambda _, y_pred: y_pred[:, 0])
+    before = model.get_weights()[0][:, 0]
+    model.fit(Rows(workers=2, max_queue_size=4), epochs=2, shuffle=False, verbose=0)
+    steps = 2 * x[:96].reshape(24, 4, 5).mean(axis=1).sum(axis=0)
+    np.testing.assert_allclose(before - model.get_weights()[0][:, 0], steps, rtol=1e-4, atol=1e-4)
+
+
 def check_saved_weights_are_loaded():
     model = compiled()
     model.fit(x, y, batch_size=16, verbose=0)

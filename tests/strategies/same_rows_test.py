@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from strategies.data.same_rows import check_same_rows
+from strategies.data.same_rows import check_same_rows, compare_first_batch
 from tests.support.fakes import FakeWorker
 
 ROWS = np.random.default_rng(0).normal(size=[100, 3, 7]).astype("float32")
@@ -81,6 +81,78 @@ def test_nan_and_infinity_are_compared_too():
 )
 def test_what_has_no_rows_to_compare_passes(dataset):
     assert are_same(dataset, dataset)
+
+
+def test_a_shard_of_the_rows_is_not_the_same():
+    whole = slices(ROWS, LABELS)
+    assert not are_same(whole.shard(2, 0), whole.shard(2, 1))
+    assert are_same(whole.shard(2, 1), whole.shard(2, 1))
+
+
+def generated(*components):
+    def batches():
+        for start in range(0, 100, 40):
+            yield tuple(component[start : start + 40] for component in components)
+
+    specs = tuple(tf.TensorSpec([None, *c.shape[1:]], c.dtype) for c in map(np.asarray, components))
+    return tf.data.Dataset.from_generator(batches, output_signature=specs)
+
+
+def compared(one, two):
+    """Returns what a worker reads whose dataset is `two`, beside one that reads `one`."""
+    recorder = Recorder()
+    list(compare_first_batch(one, KeptInGraph(recorder)))
+    return list(compare_first_batch(two, FakeWorker(1, 2, lambda _, mine: recorder.brought)))
+
+
+class KeptInGraph(FakeWorker):
+    """A worker that keeps what it brought inside of a function."""
+
+    def __init__(self, recorder):
+        super().__init__()
+        self._recorder = recorder
+
+    def all_gather(self, tensor):
+        def keep(value):
+            self._recorder.brought = value
+            return value
+
+        kept = tf.ensure_shape(tf.numpy_function(keep, [tensor], tensor.dtype), tensor.shape)
+        return super().all_gather(kept)
+
+
+@pytest.mark.parametrize(
+    "components", [(ROWS, LABELS), (np.array(NAMES),), (ROWS > 0,), (ROWS, LABELS / 3)]
+)
+def test_what_generators_yield_is_compared(components, caplog):
+    order = np.random.default_rng(1).permutation(100)
+    one, other = generated(*components), generated(*(part[order] for part in components))
+    for found, expected in zip(compared(one, one), one, strict=True):
+        tf.nest.map_structure(np.testing.assert_array_equal, found, expected)
+    assert "not those of worker 0" not in caplog.text
+    if all(part.dtype.kind == "f" for part in components):
+        assert len(compared(one, other)) == 3  # they may be augmented at random
+        assert "rows of worker 1 that are not those of worker 0" in caplog.text
+    else:
+        with pytest.raises(tf.errors.InvalidArgumentError, match="not those of worker 0"):
+            compared(one, other)
+
+
+def test_ragged_and_sparse_batches_are_compared():
+    def dataset(first):
+        rows = tf.data.Dataset.range(first, first + 6)
+        ragged = rows.map(lambda n: tf.range(n % 3)).ragged_batch(2)
+        sparse = rows.batch(2).map(lambda n: tf.sparse.from_dense(tf.one_hot(n, 9)))
+        return tf.data.Dataset.zip(ragged, sparse)
+
+    assert len(compared(dataset(0), dataset(0))) == 3
+    with pytest.raises(tf.errors.InvalidArgumentError, match="not those of worker 0"):
+        compared(dataset(0), dataset(1))
+
+
+def test_tensors_are_compared_as_a_whole_alone():
+    dataset = slices(ROWS, LABELS).batch(10)
+    assert compare_first_batch(dataset, FakeWorker()) is dataset
 
 
 def test_keras_arrays_are_compared():
