@@ -313,7 +313,7 @@ def restart_threads() -> None:
     by then would come first, and another number of last batches be missing on each worker.
     """
     found = innermost(lambda one: type(one).__name__ == "TFEpochIterator")
-    adapter = getattr(found, "data_adapter", None)
+    adapter: Any = getattr(found, "data_adapter", None)
     enqueuer = getattr(adapter, "enqueuer", None)
     if enqueuer is not None and adapter.num_batches is not None:
         enqueuer.stop()

@@ -106,8 +106,9 @@ class MultiWorkerMirroredStrategy(MirroredReduction, tf.distribute.MultiWorkerMi
         resolver = resolver_of(config) if cluster_resolver is None else cluster_resolver
         extended = ReplicatedExtended(self, collectives, devices, options, resolver)
         tf.distribute.Strategy.__init__(self, extended)
-        if collectives.size > 1:
+        if collectives.size > 1 or len(devices) > 1:
             announce(self, collectives, devices, f"they communicate by {way}")
+        if collectives.size > 1:
             logging.info("%d workers of %d replicas: %s", collectives.size, len(devices), options)
             share_seed(lambda seed: int(collectives.broadcast(tf.constant(seed))))
 

@@ -141,16 +141,18 @@ class ParameterServerStrategy(MirroredReduction, tf.distribute.MultiWorkerMirror
         timeout = start_timeout_seconds(start_timeout)
         devices = local_devices(num_replicas, gpus_of(config))
         servers = connect_servers(config.cluster, config.task, timeout)
+        operations = OperationTracker()
+        update_mode = update_mode_of(options, servers, operations)
         memberships = _register(servers, timeout, options.mode)
+        # The servers hear of a start that fails from here on, too.
+        atexit.register(_leave, update_mode, servers, memberships, config.cluster.training_tasks)
         if options.mode == "sync":
             _wait_for_workers(config.cluster.training_tasks, memberships, timeout)
-        operations = OperationTracker()
         workers: Collectives = LocalCollectives()
         if servers.size > 1:
             workers = WatchedCollectives(ServerCollectives(servers), operations)
         registry = VariableRegistry(servers, placement, timeout)
         resolver = resolver_of(config) if cluster_resolver is None else cluster_resolver
-        update_mode = update_mode_of(options, servers, operations)
         extended = ServerExtended(
             self, workers, devices, ReductionOptions(), resolver, servers, registry, update_mode,
             in_step=options.mode == "sync",
@@ -160,7 +162,6 @@ class ParameterServerStrategy(MirroredReduction, tf.distribute.MultiWorkerMirror
         tf.distribute.Strategy.__init__(self, extended)
         _created_ranks.append(servers.rank)
         share_seed(functools.partial(_shared_through, registry))
-        atexit.register(_leave, update_mode, servers, memberships, config.cluster.training_tasks)
         if options.mode == "sync" and servers.size > 1:
             watchdog, session = watch_by_servers(servers, config.cluster, config.task, operations)
             # Before the servers are left, of which it needs one.
@@ -168,6 +169,15 @@ class ParameterServerStrategy(MirroredReduction, tf.distribute.MultiWorkerMirror
         where = f"mode '{options.mode}' with variables on TF_CONFIG's ps tasks ({len(servers)})"
         announce(self, workers, devices, where)
         logging.info("Worker %d of %d: %s", servers.rank, servers.size, options)
+
+    @property
+    def _cluster_coordinator(self) -> None:
+        # What tf.distribute.coordinator.ClusterCoordinator asks for first.
+        raise RuntimeError(
+            "Every worker runs the training loop itself. Received: a ClusterCoordinator, which "
+            "schedules steps on workers. Leave it out: call the step in place of "
+            "coordinator.schedule(step), and strategies.barrier(strategy) in place of join()."
+        )
 
     @property
     def mode(self) -> str:
@@ -191,10 +201,15 @@ def options_of(
     known = [field.name for field in dataclasses.fields(ParameterServerOptions)]
     for name in settings:
         if name not in known:
+            advice = (
+                "Use min_slice_size=N, in elements."
+                if name == "variable_partitioner"
+                else "Leave it out."
+            )
             raise TypeError(
                 "ParameterServerStrategy takes cluster_resolver, num_replicas, start_timeout, "
                 f"{', '.join(known)}, or options=ParameterServerOptions(...). Received: {name!r}. "
-                "Leave it out."
+                f"{advice}"
             )
     if options is None:
         return ParameterServerOptions(**settings)
@@ -259,6 +274,7 @@ def _register(servers: Servers, timeout: float, mode: str) -> list[Membership]:
                 "before. Start all tasks again, the servers too ('tf-config run --max-restarts' "
                 "does), or take another mode."
             )
+    for membership in memberships:
         membership.set_state(servers.rank, PRESENT)
     return memberships
 

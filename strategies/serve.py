@@ -46,15 +46,27 @@ def main() -> int:
     workers = cluster.training_tasks
     membership = Membership(server.target, len(workers))
     membership.initialize()
-    print(f"{task} serves at {address} for {len(workers)} workers", flush=True)
-    logged = time.monotonic()
+    count = f"{len(workers)} worker{'s'[: len(workers) > 1]}"
+    print(f"{task} serves at {address} for {count}", flush=True)
+    logged, said = time.monotonic(), ""
     while len(membership.workers(LEFT)) < len(workers):
         time.sleep(_POLL_SECONDS)
-        if time.monotonic() - logged > _LOG_EVERY_SECONDS and membership.workers(LEFT):
+        if time.monotonic() - logged > _LOG_EVERY_SECONDS:
             logged = time.monotonic()
             missing = ", ".join(str(workers[rank]) for rank in membership.workers(AWAITED))
+            # Workers that are there say themselves whom they wait for.
             if missing and not membership.workers(PRESENT):
-                print(f"{task} serves on, for {missing} never came.", SAME_SCRIPT, flush=True)
+                is_over = bool(membership.workers(LEFT))
+                what = f"serves on, for {missing} never came" if is_over else f"waits for {missing}"
+                print(f"{task} {what}.", SAME_SCRIPT, flush=True)
+            there = ", ".join(str(workers[rank]) for rank in membership.workers(PRESENT))
+            if there and membership.workers(LEFT) and there != said:
+                said = there
+                print(
+                    f"{task} serves on for {there}, where others have ended. If that was killed, "
+                    "start it again, or end this server.",
+                    flush=True,
+                )
     time.sleep(_LEAVE_SECONDS)
     return 0
 

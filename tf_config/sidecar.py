@@ -113,9 +113,14 @@ class Sidecar:
 
 def report(word: str, environ: Mapping[str, str] = os.environ) -> None:
     """Tells this process's sidecar, if it has one, what it did: `MADE` or `USED`."""
-    if SIDECAR_VARIABLE in environ:
+    if is_reported(environ):
         at = Address.parse(environ[SIDECAR_VARIABLE])
         ask(at, "PUT", _REPORTS + word, secret=secret_of(environ))
+
+
+def is_reported(environ: Mapping[str, str] = os.environ) -> bool:
+    """Returns whether this process has a sidecar, to which `report` tells what it did."""
+    return SIDECAR_VARIABLE in environ
 
 
 def rendezvous(cluster: ClusterSpec) -> Address:

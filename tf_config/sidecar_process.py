@@ -56,7 +56,9 @@ def _run(sidecar: Sidecar, program: int, ready: int) -> None:
     while not end():
         pass
     if sidecar.is_apart:
-        print(f"tf-config: {apart([sidecar.task])}", file=sys.stderr, flush=True)
+        # How the program ended, a process beside it is not told.
+        text = f"{apart([sidecar.task])} (If it failed before, that is why.)"
+        print(f"tf-config: {text}", file=sys.stderr, flush=True)
 
 
 def _end_of(pid: int) -> Callable[[], bool]:

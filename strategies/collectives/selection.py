@@ -75,7 +75,7 @@ def start(
 
     def connect() -> NetworkCollectives:
         global _network
-        name, reason = _chosen_network(communication, device)
+        name, reason = _chosen_network(communication, device, options)
         _network = _connected(config, name, reason, options, timeout, device)
         return _network
 
@@ -88,7 +88,7 @@ def start(
             "do not share memory. Leave the argument out to have what is possible chosen."
         )
     collectives = connect() if shared is None else shared
-    way = _in_words(collectives, communication, device)
+    way = _in_words(collectives, communication, device, options)
     return watch(collectives, config.cluster, config.task, seconds), way
 
 
@@ -107,21 +107,25 @@ def _join(config: TFConfig) -> None:
     _job = config.cluster, config.task
 
 
-def _in_words(used: Collectives, communication: str, device: str) -> str:
+def _in_words(
+    used: Collectives, communication: str, device: str, options: CommunicationOptions
+) -> str:
     """Returns what workers communicate by, and why."""
     if isinstance(used, SharedMemoryCollectives):
         return "shared memory (all workers are on this host)"
-    network, reason = _chosen_network(communication, device)
+    network, reason = _chosen_network(communication, device, options)
     between = f"{_NAMES[network]} ({reason})"
     if isinstance(used, HostCollectives):
         return f"shared memory on each host, and between hosts {between}"
     return between
 
 
-def _chosen_network(communication: str, device: str) -> tuple[str, str]:
+def _chosen_network(
+    communication: str, device: str, options: CommunicationOptions
+) -> tuple[str, str]:
     """Returns what workers communicate by over the network, and the reason for it."""
     return (
-        _available(device)
+        _available(device, options)
         if communication in ("auto", "shared_memory")
         else (communication, "as asked for")
     )
@@ -251,8 +255,10 @@ def checked(options: Any) -> CommunicationOptions:
     return options
 
 
-def _available(device: str) -> tuple[str, str]:
+def _available(device: str, options: CommunicationOptions) -> tuple[str, str]:
     """Returns the communication that is available here, and the reason for it."""
+    if options.timeout_seconds or options.implementation == _Implementation.RING:
+        return "tensorflow", "as communication_options ask for"
     from strategies.collectives import horovod
 
     try:
@@ -274,7 +280,7 @@ def _check_for_horovod(options: CommunicationOptions, has_nccl: bool) -> None:
         raise ValueError(
             "An operation of Horovod's has no timeout. Received: "
             f"timeout_seconds={options.timeout_seconds}. Take communication='tensorflow', or "
-            "leave it out; HOROVOD_STALL_SHUTDOWN_TIME_SECONDS ends a job that hangs."
+            "leave the timeout out; HOROVOD_STALL_SHUTDOWN_TIME_SECONDS ends a job that hangs."
         )
     implementation = options.implementation
     if implementation == _Implementation.AUTO:
@@ -283,5 +289,5 @@ def _check_for_horovod(options: CommunicationOptions, has_nccl: bool) -> None:
         raise ValueError(
             "Horovod takes Gloo, MPI or NCCL as it was built for. Received: "
             f"CommunicationImplementation.{implementation.name}. Take "
-            "communication='tensorflow', or leave it out."
+            "communication='tensorflow', or leave the implementation out."
         )

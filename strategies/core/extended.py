@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import threading
@@ -10,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
+from absl import logging
 
 from strategies._keras import (
     LOSS_SCALE,
@@ -41,7 +43,7 @@ from strategies.data.sharding import equal_steps, number_of_rows, shard_dataset,
 from strategies.reduction import ReductionOptions, ReplicaCrossDeviceOps
 from strategies.variables.sparse_variable import SparseVariable, table_asked_for
 from strategies.variables.zero import ShardedOptimizerState
-from tf_config.sidecar import MADE, USED, report
+from tf_config.sidecar import MADE, USED, is_reported, report
 
 
 class ReplicatedExtended(CollectiveAllReduceExtended):
@@ -104,6 +106,21 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         if resolver is not None:
             report(MADE)
             tell_progress()
+            if collectives.size > 1 and not is_reported():
+                atexit.register(self._warn_if_unused)
+
+    def _warn_if_unused(self) -> None:
+        """Logs a warning at the end of a program whose strategy was made, and trained nothing.
+
+        Under `tf-config` the launcher says so.
+        """
+        if not self._is_used:
+            logging.warning(
+                "A strategy trains what is created in its scope. Received: %s, whose scope was "
+                "never entered: what was trained here was trained apart from the other workers. "
+                "Create and compile the model inside `with strategy.scope():`.",
+                type(self._container_strategy()).__name__,
+            )
 
     def between_workers(self) -> Collectives:
         """Returns the collectives among all workers."""

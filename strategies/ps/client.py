@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import tensorflow as tf
 from absl import logging
 
-from strategies._tensorflow import FunctionCallOptions, context
+from strategies._tensorflow import FunctionCallOptions, Session, context
 from strategies.collectives.health.watchdog import LOST_SECONDS, step_timeout_seconds
 from strategies.collectives.startup.waiting import wait_until
 from tf_config import Address, ClusterSpec, Task
@@ -50,7 +50,7 @@ class Server:
         self.graph = tf.Graph()
         config = _V1.ConfigProto()
         config.graph_options.rewrite_options.disable_meta_optimizer = not is_optimized
-        self._session = _V1.Session(f"grpc://{address}", graph=self.graph, config=config)
+        self._session = Session(f"grpc://{address}", graph=self.graph, config=config)
         # A function that is called has a configuration of its own.
         self._options = None if is_optimized else FunctionCallOptions(config_proto=config)
         self._lock = threading.RLock()

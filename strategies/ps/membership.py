@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from strategies._tensorflow import ResourceVariable
+from strategies._tensorflow import ResourceVariable, Session
 
 # States of a worker. One that was killed is still there; one that comes again is there again.
 AWAITED, PRESENT, LEFT = 0, 1, 2
@@ -43,7 +43,7 @@ class Membership:
             self._set_state = self._states.scatter_update(
                 tf.IndexedSlices([self._state], [self._worker]), name="set_state"
             ).op
-        self.session = tf.compat.v1.Session(target, graph=self._graph)
+        self.session = Session(target, graph=self._graph)
 
     def initialize(self) -> None:
         """Initializes the states: no worker has come yet."""

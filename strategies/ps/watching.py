@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
+from strategies._tensorflow import Session
 from strategies.collectives.health.operations import OperationTracker
 from strategies.collectives.health.watchdog import Watchdog, step_timeout_seconds, watch_seconds
 from strategies.ps.client import Servers
@@ -42,7 +43,7 @@ class ServerEntries:
             self._find = tf.raw_ops.LookupTableFindV2(
                 table_handle=table, keys=self._key, default_value=tf.constant("")
             )
-        self.session = tf.compat.v1.Session(target, graph=graph)
+        self.session = Session(target, graph=graph)
         self._call: threading.Thread | None = None
 
     def put(self, key: Task | str, value: bytes) -> bool:

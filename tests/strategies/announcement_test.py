@@ -2,6 +2,7 @@
 
 import pytest
 
+from strategies._tensorflow import CommunicationOptions
 from strategies.collectives import LocalCollectives, selection
 from strategies.collectives.hosts import HostCollectives
 from strategies.collectives.shared_memory import SharedMemoryCollectives
@@ -39,4 +40,4 @@ def test_the_first_worker_says_what_was_chosen(capsys, worker, devices, expected
 )
 def test_the_choice_has_its_reason(used, expected):
     collectives = used.__new__(used)
-    assert selection._in_words(collectives, "horovod", "CPU:0") == expected
+    assert selection._in_words(collectives, "horovod", "CPU:0", CommunicationOptions()) == expected

@@ -1,8 +1,11 @@
 """Scripts that start their tasks' training by themselves, and those that forget to."""
 
+import json
+
 import pytest
 
 from tests.support.check_jobs import PROGRAMS
+from tf_config.builder import free_ports
 
 WARNING = "tf-config: warning: worker 0, worker 1 ran TensorFlow and joined no other task: "
 NO_SCOPE = "contextlib.nullcontext()"
@@ -60,6 +63,23 @@ def test_a_strategy_without_its_scope_is_training_apart(job):
     code, output = job.run("--workers", 2, job.script(text))
     assert (code, output.count("trained\n")) == (0, 2), output
     assert WARNING in output
+
+
+@pytest.mark.slow
+def test_so_it_is_said_where_nobody_launched_the_workers(job):
+    text = TRAINING.format(
+        keras="keras", legacy=False, strategy="strategies.from_tf_config()", scope=NO_SCOPE
+    )
+    script, cluster = job.script(text), {"worker": [f"127.0.0.1:{port}" for port in free_ports(2)]}
+    processes = []
+    for index in range(2):
+        task = {"type": "worker", "index": index}
+        job.environ["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": task})
+        processes.append(job.popen([job.python, str(script)]))
+    for process in processes:
+        code, output = job.finish(process, 150)
+        assert code == 0 and "trained\n" in output, output
+        assert "whose scope was never entered: what was trained here was trained apart" in output
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ import tensorflow as tf
 import strategies
 from strategies import ReductionOptions
 from strategies._tensorflow import CommunicationOptions
+from strategies.collectives import selection
 from strategies.collectives.selection import _check_for_horovod, chosen
 from strategies.reduction.options import packed
 
@@ -38,6 +39,17 @@ def test_one_worker_takes_stocks_options():
         bytes_per_pack=50, timeout_seconds=120.0, implementation=Implementation.NCCL
     )
     assert strategies.MultiWorkerMirroredStrategy(None, options).num_replicas_in_sync == 1
+
+
+@pytest.mark.parametrize(
+    "asked", [{"implementation": Implementation.RING}, {"timeout_seconds": 9.0}]
+)
+def test_options_of_tensorflows_collectives_choose_them(asked):
+    options = CommunicationOptions(**asked)
+    for communication in ("auto", "shared_memory"):
+        name, reason = selection._chosen_network(communication, "CPU:0", options)
+        assert (name, reason) == ("tensorflow", "as communication_options ask for")
+    assert selection._chosen_network("horovod", "CPU:0", options)[0] == "horovod"
 
 
 def test_packs_are_buckets():

@@ -5,6 +5,7 @@ import json
 import pytest
 import tensorflow as tf
 
+from strategies._tensorflow import CommunicationOptions
 from strategies.collectives import horovod, selection
 from strategies.mirrored import local_devices
 from strategies.multi_worker import gpus_of
@@ -58,4 +59,4 @@ def test_more_workers_than_gpus_are_taken_to_see_their_own(four_gpus):
 def test_gpus_are_not_left_to_a_horovod_without_nccl(monkeypatch, device, has_nccl, expected):
     monkeypatch.setattr(horovod, "load", lambda: None)
     monkeypatch.setattr(horovod, "has_nccl", lambda: has_nccl)
-    assert selection._available(device)[0] == expected
+    assert selection._available(device, CommunicationOptions())[0] == expected

@@ -70,6 +70,34 @@ print("the chief is done", flush=True)
 """
 
 
+def test_an_error_of_a_server_keeps_its_words():
+    """TensorFlow would look for the names of operations in them, for minutes."""
+    import tensorflow as tf
+
+    from strategies._tensorflow import Session
+
+    words = "no name of an operation. " * 8000
+    with tf.Graph().as_default() as graph:
+        check = tf.raw_ops.Assert(condition=tf.constant(False), data=[words])
+        with Session(graph=graph) as session, pytest.raises(tf.errors.OpError) as raised:
+            session.run(check)
+    assert words in raised.value.message
+    assert "Graph execution error" not in raised.value.message
+
+
+def test_a_coordinator_and_a_partitioner_are_refused_with_what_stands_for_them():
+    import tensorflow as tf
+
+    import strategies
+
+    with pytest.raises(RuntimeError, match="Leave it out: call the step in place of"):
+        tf.distribute.coordinator.ClusterCoordinator(
+            object.__new__(strategies.ParameterServerStrategy)
+        )
+    with pytest.raises(TypeError, match="'variable_partitioner'. Use min_slice_size=N"):
+        strategies.ParameterServerStrategy(variable_partitioner=None)
+
+
 @slow
 def test_a_worker_that_only_serves_is_named(forked):
     options = "--chief", "--workers", 1, "--ps", 1, forked.script(BY_ROLE)

@@ -486,3 +486,17 @@ def test_run_quiet_and_verbose(job):
     script = job.script("print('hello')")
     assert job.run("--quiet", script)[1] == "[worker 0] hello\n"
     assert "tf-config: worker 0 started as process " in job.run("--verbose", script)[1]
+
+
+def test_the_version(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out.startswith("keras-strategies ")
+
+
+def test_tasks_of_nodes_are_workers(capsys):
+    words = ["render", "slurm", "--nodes", "2", "--ntasks-per-node", "4", "--ps", "1", "train.py"]
+    assert main(words) == 0
+    script = capsys.readouterr().out
+    assert "#SBATCH --ntasks=8" in script and "#SBATCH --nodes=2" in script

@@ -118,7 +118,7 @@ def test_a_paddle_trainer_and_a_parameter_server():
         ({"PADDLE_TRAINER_ID": "2"}, "'task' names a task of 'cluster'"),
         ({"PADDLE_TRAINER_ENDPOINTS": "a"}, "has no port"),
         ({"TRAINING_ROLE": "BOSS"}, "TRAINING_ROLE is TRAINER or PSERVER"),
-        ({**SERVERS, "POD_IP": "10.0.0.9"}, "are in PADDLE_PSERVERS_IP_PORT_LIST"),
+        ({**SERVERS, "POD_IP": "10.0.0.9"}, "servers of PADDLE_PSERVERS_IP_PORT_LIST"),
     ],
 )
 def test_wrong_paddle_variables(changes, message):
@@ -149,6 +149,12 @@ def test_paddles_trainers_without_endpoints_meet_where_the_first_server_will_be(
     server = resolve({**environ, "TRAINING_ROLE": "PSERVER", "POD_IP": "10.0.0.4"}).config
     address = Address("10.0.0.4", 6174)
     assert server == Unplaced(4, 5, "tcp://10.0.0.3:6174", roles, leader=3, address=address)
+
+
+def test_two_parameter_servers_with_one_address_are_refused():
+    environ = {"PADDLE_INIT_PSERVERS": "a,a", "PADDLE_INIT_NUM_GRADIENT_SERVERS": "1"}
+    with pytest.raises(ClusterConfigError, match="of PADDLE_INIT_PSERVERS has an address of its"):
+        resolve({**environ, "PADDLE_INIT_TRAINER_ID": "0"})
 
 
 def test_v2_has_a_port_of_its_own():

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from importlib import metadata
 
 from tf_config.cli import (
     build,
@@ -48,12 +49,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
+def _version() -> str:
+    try:
+        return f"keras-strategies {metadata.version('keras-strategies')}"
+    except metadata.PackageNotFoundError:
+        return "keras-strategies, which is not installed but run from its directory"
+
+
 def parser() -> argparse.ArgumentParser:
     """Returns the parser of all commands and their arguments."""
     parser = Parser(
         prog="tf-config",
         description="Builds, checks, shows and launches the topology of a training job.",
     )
+    parser.add_argument("--version", action="version", version=_version())
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command in _COMMANDS:
         subparser = add_command(subparsers, command, "tf-config")

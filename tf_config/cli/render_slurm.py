@@ -8,6 +8,7 @@ from tf_config.cli.arguments import add_roles, count, positive, roles
 from tf_config.cli.program import add_program, add_settings
 from tf_config.cli.rendering import add_output, options
 from tf_config.render import SlurmJob
+from tf_config.roles import Roles
 
 NAME = "slurm"
 USAGE = "[OPTION ...] [--] PROGRAM [ARGUMENT ...]"
@@ -48,8 +49,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def render(arguments: argparse.Namespace) -> str:
     """Returns the script."""
+    asked = roles(arguments)
+    if arguments.workers is None and arguments.nodes and arguments.ntasks_per_node:
+        total = arguments.nodes * arguments.ntasks_per_node
+        asked = Roles.of(total, arguments.ps, arguments.chief, arguments.evaluator)
     return SlurmJob(
-        roles=roles(arguments),
+        roles=asked,
         program=(arguments.program, *arguments.arguments),
         name=arguments.name,
         nodes=arguments.nodes,

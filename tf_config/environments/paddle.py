@@ -24,7 +24,7 @@ MARKERS = (
 _REPLICAS = "the replicas of a process are num_replicas=N of the strategy"
 UNREAD = {
     "CPU_NUM": _REPLICAS,
-    "PADDLE_INIT_TRAINER_COUNT": _REPLICAS,
+    "PADDLE_INIT_TRAINER_COUNT": "on CPUs a worker uses all of its cores, or --threads-per-worker",
     "PADDLE_INIT_PORTS_NUM": "a server has one port",
     "PADDLE_INIT_PORTS_NUM_FOR_SPARSE": "a server has one port",
 }
@@ -40,6 +40,12 @@ def read(variables: Variables) -> TFConfig | Unplaced:
     trainers = None if text is None else [str(Address.parse(each)) for each in _listed(text)]
     if trainers is None and not servers:
         variables.text(*MARKERS)
+    twice = next((one for one in servers if servers.count(one) > 1), None)
+    if twice is not None:
+        raise ClusterConfigError(
+            f"Each parameter server of {_named(variables)} has an address of its own. Received: "
+            f"{twice} twice. Give servers of one host a port each."
+        )
     count = variables.number(*_COUNTS) if trainers is None or variables.find(*_COUNTS) else None
     if trainers is not None and count is not None and count != len(trainers):
         raise ClusterConfigError(
@@ -69,6 +75,11 @@ def read(variables: Variables) -> TFConfig | Unplaced:
         leader=roles.workers,
         address=Address.parse(servers[task.index]) if task.type == "ps" else None,
     )
+
+
+def _named(variables: Variables) -> str:
+    """Returns the variable that the servers' addresses are in."""
+    return next((name for name in MARKERS[1:] if name in variables.seen), MARKERS[1])
 
 
 def _servers(variables: Variables) -> list[str]:
@@ -113,8 +124,8 @@ def _task(variables: Variables, servers: list[str]) -> Task:
         own = [index for index in own if servers[index] == f"{host}:{ports[0]}"]
     if len(own) != 1:
         raise ClusterConfigError(
-            "A parameter server's POD_IP and PADDLE_PORT are in PADDLE_PSERVERS_IP_PORT_LIST, or "
-            f"what stands for it. Received: {shown(host)} and {shown(','.join(ports))}, of "
+            "POD_IP and PADDLE_PORT (or PADDLE_INIT_PORT) name one of the parameter servers of "
+            f"{_named(variables)}. Received: {shown(host)} and {shown(','.join(ports))}, of "
             f"{shown(','.join(servers))}. Correct one of them."
         )
     return Task("ps", own[0])

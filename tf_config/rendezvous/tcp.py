@@ -188,7 +188,11 @@ def _ask(
         except _Unsigned:
             return None, f"{address} answers without this job's {SECRET_VARIABLE}"
         except (OSError, ValueError):
-            return None, f"{first} at {address} left the meeting before its end"
+            return None, (
+                f"{first} at {address} left the meeting before its end, or holds none. A task that "
+                "is started again alone needs its TF_CONFIG; a server that an earlier job has left "
+                "there is to be ended first"
+            )
     is_answer = isinstance(answer, dict) and ("error" in answer or "cluster" in answer)
     return answer if is_answer else None, f"{address} is no meeting"
 
@@ -236,7 +240,11 @@ def _listen(address: Address) -> socket.socket:
         raise ClusterConfigError(
             "The first task listens at the rendezvous, on its own host. Received: "
             f"{shown(str(address))} ({error.strerror or error}). "
-            + ("Choose another port." if taken else "Name the host that the first task runs on.")
+            + (
+                "If a server of an earlier job still runs there, end it. Choose another port."
+                if taken
+                else "Name the host that the first task runs on."
+            )
         ) from None
     return listener
 
