@@ -267,6 +267,13 @@ def _register(servers: Servers, timeout: float, mode: str) -> list[Membership]:
     start = time.monotonic()
     for membership, server in zip(memberships, servers.servers, strict=True):
         _wait_until_serving(membership, server, start, timeout)
+        if (number := membership.number()) != server.number:
+            raise ValueError(
+                "Each ps task is a server of its own, at its own address. Received: ps "
+                f"{number} answers at {server.address}, the address of ps {server.number}. Correct "
+                "the addresses: TensorFlow's servers listen on all of a host's, so two of one host "
+                "differ in their ports."
+            )
         if mode == "sync" and servers.rank not in membership.workers(AWAITED):
             raise ValueError(
                 "In mode='sync' workers go step by step together, and one that was away has "

@@ -45,7 +45,7 @@ def main() -> int:
         return 1
     workers = cluster.training_tasks
     membership = Membership(server.target, len(workers))
-    membership.initialize()
+    membership.initialize(task.index)
     count = f"{len(workers)} worker{'s'[: len(workers) > 1]}"
     print(f"{task} serves at {address} for {count}", flush=True)
     logged, said = time.monotonic(), ""

@@ -35,7 +35,12 @@ class Membership:
         self._graph = tf.Graph()
         with self._graph.as_default(), tf.device("/device:CPU:0"):
             self._states = worker_states(workers)
-            self._initialize = self._states.initializer
+            with tf.name_scope("membership/"):
+                number = ResourceVariable(tf.zeros([], tf.int32), name="number", trainable=False)
+            self._given = tf.compat.v1.placeholder(tf.int32, [])
+            with tf.control_dependencies([number.assign(self._given).op]):
+                self._initialize = tf.group(self._states.initializer)
+            self._number = number.read_value()
             self._is_initialized = self._states.is_initialized()
             self._present = self._states.read_value()
             self._worker = tf.compat.v1.placeholder(tf.int32, [])
@@ -45,9 +50,17 @@ class Membership:
             ).op
         self.session = Session(target, graph=self._graph)
 
-    def initialize(self) -> None:
-        """Initializes the states: no worker has come yet."""
-        self.session.run(self._initialize)
+    def initialize(self, number: int) -> None:
+        """Initializes the states: no worker has come yet.
+
+        Args:
+          number: of the server.
+        """
+        self.session.run(self._initialize, {self._given: number})
+
+    def number(self) -> int:
+        """Returns the number of the server that answers, which has initialized the states."""
+        return int(self.session.run(self._number))
 
     def is_initialized(self) -> bool:
         """Returns whether the server has initialized the states."""

@@ -1,5 +1,6 @@
 """What becomes of `fit` when a worker or a server is killed, or a server is paused."""
 
+import json
 import signal
 import sys
 import time
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tf_config import Task, TFConfig, local_cluster
+from tf_config.builder import free_ports
 
 SCRIPT = Path(__file__).resolve().parents[1] / "distributed" / "steady.py"
 STEPS = 20  # of an epoch of the script
@@ -47,6 +49,24 @@ class ByHand:
         for process in processes:
             output, _ = process.communicate(timeout=100)
             assert process.returncode == 0, output
+
+
+@SLOW
+def test_a_server_at_two_addresses_is_told(job):
+    (port,) = free_ports(1)
+    script = job.script("import strategies; strategies.ParameterServerStrategy(start_timeout=60)")
+    cluster = {"worker": ["127.0.0.1:1"], "ps": [f"127.0.0.1:{port}", f"127.0.0.2:{port}"]}
+
+    def started(kind, *command):
+        config = json.dumps({"cluster": cluster, "task": {"type": kind, "index": 0}})
+        return job.popen(["env", f"TF_CONFIG={config}", sys.executable, *command])
+
+    server, worker = started("ps", "-m", "strategies.serve"), started("worker", str(script))
+    output, _ = worker.communicate(timeout=100)
+    assert worker.returncode == 1, output
+    assert f"ps 0 answers at 127.0.0.2:{port}, the address of ps 1" in output
+    server.terminate()
+    server.communicate(timeout=30)
 
 
 @SLOW
