@@ -52,7 +52,7 @@ def on_first_worker(callback: Any, strategy: tf.distribute.Strategy) -> Any:
     The others' hooks do nothing, save what keeps them in step: `BackupAndRestore` restores on all
     workers, which have to see the same `backup_dir`, and no worker begins or leaves `fit` before
     the first one has read or written its files. tf_keras's `ModelCheckpoint`, `BackupAndRestore`
-    and `TensorBoard` know the workers themselves, and are waited for alike.
+    and `TensorBoard` know workers that are in step themselves, and are waited for alike.
 
     Callbacks that change training from the logs (`EarlyStopping`, `ReduceLROnPlateau`, ...) do the
     same on all workers, for the logs are the same; they are passed to `fit` as they are. A
@@ -87,7 +87,9 @@ class _OnFirstWorker:
         self._model: Any = None
         names = _names(callback)
         in_tf_keras = any(cls.__module__.startswith("tf_keras.") for cls in type(callback).__mro__)
-        self._runs_on_all_workers = in_tf_keras and bool(names & set(_TF_KERAS_ON_ALL))
+        # Where workers are not in step, tf_keras takes each for the only one.
+        in_step = getattr(strategy.extended, "in_step", True)
+        self._runs_on_all_workers = in_tf_keras and in_step and bool(names & set(_TF_KERAS_ON_ALL))
         self._on_all = {hook for name in names for hook in _ON_ALL.get(name, ())}
 
     def __getattr__(self, name: str) -> Any:

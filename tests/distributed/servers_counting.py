@@ -101,7 +101,8 @@ def check_no_change_is_lost():
     np.testing.assert_array_equal(found["table"], np.full([6, 2], -total))
     np.testing.assert_array_equal(found["moving"], np.full([3], total))
     wire = np.float16 if options.get("compression") else np.float32
-    np.testing.assert_allclose(found["thirds"], -total * float(wire(1 / 3)), rtol=2e-5)
+    # So many additions in float32, one after the other, are off by 6.4e-5 in one process, too.
+    np.testing.assert_allclose(found["thirds"], -total * float(wire(1 / 3)), rtol=1e-4)
     assert int(found["iteration"]) == total
     np.testing.assert_array_equal(found["pushes"], np.full([size], steps))
 

@@ -277,9 +277,13 @@ else:
                 ("alone", "horovod", ["worker 1 has ended. All workers call it"]),
                 ("rows", "tensorflow", ["worker 0: fit(", "rows=32", "rows=24"]),
                 ("alone", "tensorflow", ["worker 1 has ended. All workers call it"]),
-                ("steps", "shared_memory", ["All workers call it", "line 20 (total("]),
-                ("steps", "horovod", ["line 21 (strategies.barrier(strategy))", "line 20 (total("]),
-                ("steps", "tensorflow", ["All workers call it", "line 20 (total("]),
+                (
+                    "steps",
+                    "shared_memory",
+                    ["All workers exchange the same values in the same order.", "sum of ((1, "],
+                ),
+                ("steps", "horovod", ["line 23 (strategies.barrier(strategy))", "line 22 (total("]),
+                ("steps", "tensorflow", ["All workers call it", "line 22 (total("]),
             ]
         ),
     ],
