@@ -1,8 +1,9 @@
 """The only door to TensorFlow's private modules and attributes; each private name appears once.
 
 Checked on TensorFlow 2.18.1 and 2.21.0; `CommunicationOptions`, `CondBranchFuncGraph`,
-`DistributedDatasetSpec`, `FunctionCallOptions`, `OptionsDataset`, `ResourceVariable`, `context`,
-`in_save_context`, `is_recorded`, `unwrap_decorators` and the functions below on 2.21.0 alone.
+`DistributedDatasetSpec`, `FunctionCallOptions`, `OptionsDataset`, `ResourceVariable`, `Session`,
+`context`, `in_save_context`, `is_recorded`, `unwrap_decorators` and the functions below on 2.21.0
+alone.
 """
 
 from __future__ import annotations

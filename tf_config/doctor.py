@@ -265,7 +265,7 @@ PROBES = (
     Probe(
         "oneDNN",
         _onednn,
-        f"TensorFlow leaves it off on this processor; try {_ONEDNN}=1, which is often faster",
+        f"TensorFlow leaves it off on this processor; try {_ONEDNN}=1, and measure",
     ),
     Probe("GPUs", _gpus, "none seen, for there is no nvidia-smi; NVIDIA's driver brings it"),
     Probe("NCCL", _nccl, 'pip install "tensorflow[and-cuda]" brings it, where there are GPUs'),

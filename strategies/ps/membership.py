@@ -38,8 +38,8 @@ class Membership:
             with tf.name_scope("membership/"):
                 number = ResourceVariable(tf.zeros([], tf.int32), name="number", trainable=False)
             self._given = tf.compat.v1.placeholder(tf.int32, [])
-            with tf.control_dependencies([number.assign(self._given).op]):
-                self._initialize = tf.group(self._states.initializer)
+            self._set_number = number.assign(self._given).op
+            self._initialize = self._states.initializer
             self._number = number.read_value()
             self._is_initialized = self._states.is_initialized()
             self._present = self._states.read_value()
@@ -56,7 +56,9 @@ class Membership:
         Args:
           number: of the server.
         """
-        self.session.run(self._initialize, {self._given: number})
+        # Workers read the number once the states are there.
+        self.session.run(self._set_number, {self._given: number})
+        self.session.run(self._initialize)
 
     def number(self) -> int:
         """Returns the number of the server that answers, which has initialized the states."""
