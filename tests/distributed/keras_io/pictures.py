@@ -35,7 +35,7 @@ def convolutions(runtime):
                 layers.Dense(4, activation="softmax"),
             ]
         )
-        model.compile("adam", "categorical_crossentropy", metrics=["accuracy"])
+        model.compile(keras.optimizers.Adam(0.01), "categorical_crossentropy", metrics=["accuracy"])
     history = model.fit(
         pictures, y, batch_size=32, epochs=3, shuffle=False, validation_split=1 / 3, verbose=0
     ).history
@@ -80,7 +80,7 @@ def denoising(runtime):
         x = layers.Conv2DTranspose(8, 3, strides=2, activation="relu", padding="same")(x)
         x = layers.Conv2D(1, 3, activation="sigmoid", padding="same")(x)
         model = keras.Model(inputs, x)
-        model.compile("adam", "binary_crossentropy")
+        model.compile(keras.optimizers.Adam(0.01), "binary_crossentropy")
     history = model.fit(
         noisy, pictures, batch_size=32, epochs=3, shuffle=False, verbose=0,
         validation_data=(noisy, pictures),

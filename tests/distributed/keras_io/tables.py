@@ -235,7 +235,7 @@ def structured_data(runtime):
         )
         hidden = layers.Dense(16, activation="relu")(features)
         model = keras.Model(inputs, layers.Dense(1, activation="sigmoid")(hidden))
-        model.compile("adam", "binary_crossentropy", metrics=["accuracy"])
+        model.compile(keras.optimizers.Adam(0.01), "binary_crossentropy", metrics=["accuracy"])
     history = model.fit(dataset, epochs=4, verbose=0).history
     return Outcome([model], history, model.predict(dataset.map(lambda x, _: x), verbose=0))
 

@@ -60,7 +60,7 @@ def vectorized_text(runtime):
         x = layers.Conv1D(8, 3, padding="same", activation="relu")(x)
         x = layers.GlobalMaxPooling1D()(x)
         model = keras.Model(inputs, layers.Dense(1, activation="sigmoid")(x))
-        model.compile("adam", "binary_crossentropy", metrics=["accuracy"])
+        model.compile(keras.optimizers.Adam(0.01), "binary_crossentropy", metrics=["accuracy"])
     history = model.fit(ids, epochs=4, verbose=0).history
     with runtime.scope():
         strings = keras.Input([1], dtype="string")
@@ -159,8 +159,8 @@ def text_transformer(runtime):
 def timeseries_transformer(runtime):
     """Series of numbers, attention over time, Dropout at 0 so that runs can be compared."""
     random = generator()
-    series = random.normal(size=[96, 20, 1]).astype("float32")
-    labels = (series.mean((1, 2)) > 0).astype("int64")
+    labels = random.integers(0, 2, size=96)
+    series = random.normal(size=[96, 20, 1], loc=2 * labels[:, None, None] - 1).astype("float32")
     with runtime.scope():
         inputs = keras.Input([20, 1])
         x = inputs
@@ -168,7 +168,7 @@ def timeseries_transformer(runtime):
             attended = layers.MultiHeadAttention(2, 4, dropout=0.0)(x, x)
             x = layers.LayerNormalization(epsilon=1e-6)(attended) + x
             hidden = layers.Conv1D(4, 1, activation="relu")(x)
-            x = layers.LayerNormalization(epsilon=1e-6)(layers.Conv1D(1, 1)(hidden) + x)
+            x = layers.LayerNormalization(epsilon=1e-6)(layers.Conv1D(1, 1)(hidden)) + x
         x = layers.GlobalAveragePooling1D(data_format="channels_first")(x)
         x = layers.Dense(8, activation="relu")(x)
         model = keras.Model(inputs, layers.Dense(2, activation="softmax")(x))
@@ -198,7 +198,8 @@ def addition(runtime):
                 layers.TimeDistributed(layers.Dense(11, activation="softmax")),
             ]
         )
-        model.compile("adam", "categorical_crossentropy", metrics=["accuracy"])
+        optimizer = keras.optimizers.Adam(0.03)
+        model.compile(optimizer, "categorical_crossentropy", metrics=["accuracy"])
     history = model.fit(x, y, batch_size=32, epochs=3, shuffle=False, verbose=0).history
     return Outcome([model], history, model.predict(x, batch_size=32, verbose=0))
 
