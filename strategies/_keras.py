@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import itertools
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -50,8 +51,12 @@ ELEMENTWISE = (
 # An optimizer's options by which it keeps and changes whole variables in every step.
 WHOLE_STATE_OPTIONS = ("use_ema", "gradient_accumulation_steps")
 
-_TRAINS = "train_step"
-_STEPS = (_TRAINS, "test_step", "predict_step")
+TRAIN_STEP, _TEST_STEP = "train_step", "test_step"
+_STEPS = (TRAIN_STEP, _TEST_STEP, "predict_step")
+_LOSS = "compute_loss"
+# What divides a loss by the number of replicas in Keras, tf_keras and TensorFlow themselves.
+_DIVIDE_LOSS = ("scale_loss_for_distribution", "compute_average_loss", "scale_regularization_loss")
+_LIBRARIES = ("keras", "tf_keras", "tensorflow")
 _CHECK = "check_finite"
 _METHODS = ("fit", "evaluate", "predict")
 # Their arguments that say how many steps there are.
@@ -171,8 +176,8 @@ def keras_backend() -> str | None:
     return configuration and configuration.backend()
 
 
-def model_of(fn: Callable[..., Any]) -> tuple[Any, bool]:
-    """Returns the model that a step function belongs to, or None, and whether the step trains.
+def step_of(fn: Callable[..., Any]) -> tuple[Any, str]:
+    """Returns the model that a step function belongs to, or None, and the name of its method.
 
     Keras 3 gives `strategy.run` the model's bound method, `model.train_step`; tf_keras a function
     `run_step` that calls that of `model`, a variable around it.
@@ -180,13 +185,44 @@ def model_of(fn: Callable[..., Any]) -> tuple[Any, bool]:
     fn = inspect.unwrap(fn)
     model = getattr(fn, "__self__", None)
     if model is not None and getattr(fn, "__name__", "") in _STEPS:
-        return _if_model(model), fn.__name__ == _TRAINS
+        return _if_model(model), fn.__name__
     code = getattr(fn, "__code__", None)
     if code is None or not getattr(fn, "__module__", "").startswith("tf_keras."):
-        return None, False
+        return None, ""
     around = dict(zip(code.co_freevars, fn.__closure__ or (), strict=True))
     model = around["model"].cell_contents if "model" in around else None
-    return _if_model(model), _TRAINS in code.co_names
+    return _if_model(model), next((name for name in _STEPS if name in code.co_names), "")
+
+
+def own_loss_method(fn: Callable[..., Any]) -> tuple[Any, str]:
+    """Returns the model that a step function belongs to, and its own method that makes the loss.
+
+    The name of the method is empty where Keras makes the loss, and where nothing depends on it: an
+    evaluation whose logs have the loss as it is.
+    """
+    model, step = step_of(fn)
+    if model is None or step not in (TRAIN_STEP, _TEST_STEP):
+        return None, ""
+    method = getattr(type(model), step)
+    if not is_of_keras(method):
+        return model, step if step == TRAIN_STEP else ""
+    is_used = step == TRAIN_STEP or method.__module__.startswith("keras.")
+    return model, _LOSS if is_used and not is_of_keras(type(model).compute_loss) else ""
+
+
+def is_dividing_loss() -> bool:
+    """Returns whether the number of replicas is asked for by what may divide a loss by it.
+
+    That is anything but TensorFlow and Keras, of which only some functions are there for this.
+
+    >>> is_dividing_loss()
+    True
+    """
+    for frame in itertools.islice(_frames(), 2, None):
+        module, name = frame.f_globals.get("__name__", ""), frame.f_code.co_name
+        if name != "num_replicas_in_sync":  # of tf.distribute.ReplicaContext: who asks for that?
+            return name in _DIVIDE_LOSS or module.split(".")[0] not in _LIBRARIES
+    return False
 
 
 def trained_variables(model: Any) -> list[Any]:
@@ -257,9 +293,9 @@ def _initial_dtype(kwargs: Mapping[str, Any]) -> tf.DType:
     return tf.int64 if callable(value) else tf.convert_to_tensor(value).dtype
 
 
-def is_of_keras(cls: type) -> bool:
-    """Returns whether a class is one of Keras's or tf_keras's."""
-    return cls.__module__.split(".")[0] in ("keras", "tf_keras")
+def is_of_keras(made: Any) -> bool:
+    """Returns whether a class or function is one of Keras's or tf_keras's."""
+    return made.__module__.split(".")[0] in ("keras", "tf_keras")
 
 
 def is_optimizer(value: Any) -> bool:

@@ -17,6 +17,12 @@ from strategies.reduction import ReductionOptions
 class MirroredReduction(tf.distribute.Strategy):
     """Reduction and printing, as both mirrored strategies do them."""
 
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """The number of replicas whose gradients are summed: on all devices of all workers."""
+        self.extended.loss_scale.note()
+        return super().num_replicas_in_sync
+
     def reduce(self, reduce_op: Any, value: Any, axis: int | None = None) -> Any:
         """Returns the sum or mean of `value` over all replicas, and along `axis` if it is given.
 

@@ -35,6 +35,7 @@ from strategies.collectives.health.agreement import agree
 from strategies.collectives.health.progress import tell_progress
 from strategies.collectives.replica import ReplicaCollectives
 from strategies.collectives.single_worker import in_single_worker_scope
+from strategies.core.loss_scale import LossScale
 from strategies.core.random_seeds import seed_state_creator, worker_seed_scope
 from strategies.core.scope import check_backend, check_step, check_updated, explain_mixed_strategies
 from strategies.data.distributed_dataset import ReplicaDataset, check_options, per_replica_datasets
@@ -101,6 +102,7 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         # Tells tf_keras that a batch may be empty.
         self.experimental_enable_get_next_as_optional = True
         self._row_weights: dict[int, tf.Tensor] = {}
+        self.loss_scale = LossScale()
         self._lifted: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         self._is_used = resolver is None
         if resolver is not None:
@@ -248,7 +250,8 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         strategy = self._container_strategy()
         check_step(fn, strategy, is_summed=self._num_workers > 1)
         agreed = overflow_agreed if self._num_replicas_in_sync > 1 else contextlib.nullcontext
-        with explain_mixed_strategies(fn, strategy), agreed(strategy):
+        watched = self.loss_scale.watch(fn, self._num_replicas_in_sync)
+        with explain_mixed_strategies(fn, strategy), agreed(strategy), watched:
             return super().call_for_each_replica(fn, args, kwargs)
 
     def update(

@@ -10,10 +10,11 @@ from typing import Any
 import tensorflow as tf
 
 from strategies._keras import (
+    TRAIN_STEP,
     keras_backend,
     metrics_of,
-    model_of,
     optimizer_variables,
+    step_of,
     tensorflow_variable,
     trained_variables,
 )
@@ -78,11 +79,11 @@ def check_step(fn: Callable[..., Any], strategy: tf.distribute.Strategy, is_summ
     Raises:
       ValueError: if a variable was created outside of the scope.
     """
-    model, is_training = model_of(fn)
+    model, step = step_of(fn)
     if model is None:
         return
     # What is built in the step is built in the scope; check_updated sees to layers from before.
-    trained = trained_variables(model) if is_training else ()
+    trained = trained_variables(model) if step == TRAIN_STEP else ()
     measured = [v for metric in metrics_of(model) for v in metric.variables] if is_summed else ()
     outside = [variable for variable in (*trained, *measured) if is_outside(variable)]
     if outside:
@@ -103,7 +104,7 @@ def explain_mixed_strategies(
     except RuntimeError as error:
         if not any(words in str(error) for words in _NESTED_MESSAGES):
             raise
-        model, _ = model_of(fn)
+        model, _ = step_of(fn)
         variables = [] if model is None else optimizer_variables(model)
         raise _created_outside(list(filter(is_outside, variables)), strategy) from error
 
