@@ -7,6 +7,7 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+import tensorflow as tf
 
 from tests.support.check_jobs import PROGRAMS, Check, CheckJobs, beside
 from tests.support.checks import CHOICE
@@ -15,6 +16,10 @@ from tests.support.job import Job
 
 hypothesis.settings.register_profile("any machine", deadline=None)
 hypothesis.settings.load_profile("any machine")
+
+# The replicas of tests that start no processes; devices are for good once TensorFlow has started.
+(cpu,) = tf.config.list_physical_devices("CPU")
+tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

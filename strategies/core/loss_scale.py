@@ -40,7 +40,9 @@ class LossScale:
           number: of replicas whose gradients are summed.
         """
         model, method = own_loss_method(fn) if number > 1 else (None, "")
-        if isinstance(fn, tf.types.experimental.PolymorphicFunction) or not method:
+        called = fn, getattr(model, method, None)
+        is_function = any(isinstance(f, tf.types.experimental.PolymorphicFunction) for f in called)
+        if is_function or not method:
             yield  # the Python code of a tf.function does not run in each step
             return
         self._is_asked_for = False

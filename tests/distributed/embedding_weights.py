@@ -23,7 +23,7 @@ api, kind = sys.argv[1:3]
 keras, DistributedEmbedding = importlib.import_module(api), embedding_of(api)
 strategy = {
     "none": tf.distribute.get_strategy,
-    "mirrored": lambda: strategies.MirroredStrategy(["CPU:0"] * 2),
+    "mirrored": lambda: strategies.MirroredStrategy(num_replicas=2),
     "cluster": lambda: strategies.from_tf_config(mode=sys.argv[3]),
 }[kind]()
 scope = contextlib.nullcontext if kind == "none" else strategy.scope

@@ -214,7 +214,7 @@ def test_fit_builds_a_model_of_several_replicas(form, strategy):
         "sparse": lambda: tf.RaggedTensor.from_tensor(ids).to_sparse(),
     }[form]()
     data = tf.data.Dataset.from_tensor_slices((inputs, np.ones([4, 1], np.float32))).batch(4)
-    with strategy(["CPU:0"] * 2).scope():
+    with strategy(["CPU:0", "CPU:1"]).scope():
         model = Unbuilt()
         model.compile("sgd", "mse")
     model.fit(data, shuffle=False, verbose=0)

@@ -146,7 +146,7 @@ def test_fit_trains_in_a_model_that_is_not_told_of_training(eagerly, options):
 
 
 def test_two_replicas_and_a_loop_of_ones_own():
-    strategy = strategies.MirroredStrategy(["CPU:0"] * 2)
+    strategy = strategies.MirroredStrategy(["CPU:0", "CPU:1"])
     with strategy.scope():
         model = plain(
             keras, DistributedEmbedding(1, embeddings_initializer="zeros", combiner="sum")

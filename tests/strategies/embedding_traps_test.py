@@ -584,7 +584,7 @@ def test_the_bytes_between_workers_are_counted():
 
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_a_step_is_one_of_all_replicas_however_often_it_looks_up(replicas):
-    strategy = strategies.MirroredStrategy(["CPU:0"] * replicas)
+    strategy = strategies.MirroredStrategy(["CPU:0", "CPU:1"][:replicas])
     with strategy.scope():
         layer = DistributedEmbedding(1, eviction=Eviction(age=2), name="table")
         layer.build()

@@ -53,7 +53,9 @@ def warnings(caplog):
     return lambda: sum(WARNING in record.getMessage() for record in caplog.records)
 
 
-def model_of(keras, loss_of, *, has_step=False, has_loss=False, replicas=2, **options):
+def model_of(
+    keras, loss_of, *, has_step=False, has_loss=False, replicas=2, decorate=lambda f: f, **options
+):
     class Own(keras.Model):
         """A model that makes its loss, or its steps, by itself."""
 
@@ -70,6 +72,7 @@ def model_of(keras, loss_of, *, has_step=False, has_loss=False, replicas=2, **op
 
         if has_step:
 
+            @decorate
             def train_step(self, data):
                 x, y = data
                 with tf.GradientTape() as tape:
@@ -85,7 +88,7 @@ def model_of(keras, loss_of, *, has_step=False, has_loss=False, replicas=2, **op
             def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, **options):
                 return loss_of(self, y, y_pred)
 
-    with strategies.MirroredStrategy(["CPU:0"] * replicas).scope():
+    with strategies.MirroredStrategy(["CPU:0", "CPU:1"][:replicas]).scope():
         model = Own()
         model.dense.build([None, 3])
         model.compile(keras.optimizers.SGD(1e-4), "mse", **options)
@@ -133,6 +136,14 @@ def test_a_step_that_is_run_eagerly_is_told_once(keras, warnings):
     model = model_of(keras, mean_of_functions, has_step=True, run_eagerly=True)
     model.fit(X, Y, batch_size=4, epochs=2, verbose=0)
     assert warnings() == 1
+
+
+def test_the_steps_of_a_function_that_is_not_traced_anew_say_nothing(keras, warnings):
+    model = model_of(keras, by_the_strategy, has_step=True, decorate=tf.function)
+    for _ in range(2):
+        model.train_function = None
+        model.fit(X, Y, batch_size=4, verbose=0)
+    assert warnings() == 0
 
 
 def test_an_evaluation_that_multiplies_what_nobody_divided(warnings):

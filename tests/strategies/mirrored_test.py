@@ -28,7 +28,7 @@ def test_replicas_reduce_inside_conditions(run_check, check, workers):
 
 
 def test_whole_numbers_of_a_batch_stay_whole_and_others_have_a_mean():
-    strategy = strategies.MirroredStrategy(["CPU:0"] * 2)
+    strategy = strategies.MirroredStrategy(["CPU:0", "CPU:1"])
 
     def replica():
         number = tf.distribute.get_replica_context().replica_id_in_sync_group

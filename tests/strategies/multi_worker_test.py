@@ -195,7 +195,7 @@ def test_half_precision_on_servers_and_in_one_place(run_check, check, ps, option
 def test_a_keras_in_which_workers_cannot_agree_on_overflow_is_refused(monkeypatch):
     import keras
 
-    strategy = strategies.MirroredStrategy(["CPU:0"] * 2)
+    strategy = strategies.MirroredStrategy(["CPU:0", "CPU:1"])
     monkeypatch.delattr(keras.optimizers.LossScaleOptimizer, "check_finite")
     with strategy.scope():
         variable = keras.Variable(1.0)
