@@ -17,7 +17,7 @@ from strategies._tensorflow import (
 )
 from strategies.collectives import LocalCollectives
 from strategies.core.extended import ReplicatedExtended
-from strategies.mirrored import MirroredReduction, local_devices
+from strategies.mirrored import MirroredReduction, checked_devices, local_devices
 from strategies.reduction import ReductionOptions
 from strategies.variables.sparse_variable import SparseVariable
 
@@ -54,7 +54,8 @@ class CentralStorageStrategy(MirroredReduction, tf.distribute.MirroredStrategy):
         up, so make the strategy first.
 
     Raises:
-      ValueError: if there are not so many devices, or compute_devices and num_replicas are given.
+      ValueError: if there are not so many devices, one is named twice or is not there, or
+        compute_devices and num_replicas are given.
     """
 
     def __init__(
@@ -72,9 +73,12 @@ class CentralStorageStrategy(MirroredReduction, tf.distribute.MirroredStrategy):
         if compute_devices is None:
             gpus = len(tf.config.list_physical_devices("GPU"))
             compute_devices = local_devices(num_replicas or gpus or 1, range(gpus))
-        holder = canonicalize(_HOST if parameter_device is None else parameter_device)
+        else:
+            compute_devices = checked_devices(compute_devices)
+        holder = _HOST if parameter_device is None else checked_devices([parameter_device])[0]
         # The class is a mirrored one, for tf_keras asks for that where gradients are scaled.
-        tf.distribute.Strategy.__init__(self, CentralExtended(self, compute_devices, holder))
+        extended = CentralExtended(self, compute_devices, canonicalize(holder))
+        tf.distribute.Strategy.__init__(self, extended)
 
 
 class CentralVariable(MirroredVariable):

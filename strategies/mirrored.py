@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from strategies._tensorflow import canonicalize
 from strategies.collectives import LocalCollectives
 from strategies.collectives.health.agreement import agree
 from strategies.core.extended import ReplicatedExtended
@@ -96,7 +97,8 @@ class MirroredStrategy(MirroredReduction, tf.distribute.MirroredStrategy):
       options: how gradients are reduced.
 
     Raises:
-      ValueError: if there are not so many devices, or both arguments are given.
+      ValueError: if there are not so many devices, one is named twice or is not there, or both
+        arguments are given.
     """
 
     def __init__(
@@ -115,6 +117,8 @@ class MirroredStrategy(MirroredReduction, tf.distribute.MirroredStrategy):
         if devices is None:
             gpus = len(tf.config.list_physical_devices("GPU"))
             devices = local_devices(num_replicas, range(gpus))
+        else:
+            devices = checked_devices(devices)
         options = ReductionOptions() if options is None else options
         extended = ReplicatedExtended(
             self, LocalCollectives(), devices, options, local=cross_device_ops
@@ -144,6 +148,28 @@ def local_devices(count: int | None, gpus: range) -> list[str]:
         return [f"/device:GPU:{number}" for number in gpus[:count]]
     _make_logical_cpus(count)
     return [f"/device:CPU:{number}" for number in range(count)]
+
+
+def checked_devices(devices: Sequence[str]) -> list[str]:
+    """Returns the full names of devices that a user named.
+
+    Raises:
+      ValueError: if there are none, one is named twice, or TensorFlow has not got it.
+    """
+    known = [canonicalize(device.name) for device in tf.config.list_logical_devices()]
+    try:
+        found = [canonicalize(device) for device in devices]
+    except ValueError:
+        found = []
+    # A tf.function that replicas call is traced once for each device, and so would be the first
+    # replica's for all that share its device.
+    if not found or len(set(found)) < len(found) or not set(found) <= set(known):
+        raise ValueError(
+            "Replicas are on devices that TensorFlow has, one on each. Received: "
+            f"{list(devices)}; there are {', '.join(known)}. Name each once, such as "
+            f'"{known[0]}"; with num_replicas=2 there are two logical CPUs where there are no GPUs.'
+        )
+    return found
 
 
 def _make_logical_cpus(count: int) -> None:

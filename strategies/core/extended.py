@@ -60,9 +60,6 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
       options: how values are reduced.
       resolver: what the strategy's property `cluster_resolver` returns.
       local: what sums over the replicas of one worker.
-
-    Raises:
-      ValueError: if a device is named twice.
     """
 
     def __init__(
@@ -79,7 +76,6 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         tf.compat.v1.distribute.StrategyExtended.__init__(self, strategy)
         self.collectives = collectives
         self._devices = tuple(canonicalize(device) for device in devices)
-        _check_devices(self._devices)
         self._cross_device_ops = ReplicaCrossDeviceOps(
             collectives, self._devices, options, self._weights_of_replicas, local
         )
@@ -412,16 +408,6 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
     @property
     def _num_replicas_in_sync(self) -> int:
         return len(self._devices) * self._num_workers
-
-
-def _check_devices(devices: Sequence[str]) -> None:
-    # A tf.function that replicas call is traced once for each device, and so would be the first
-    # replica's for all that share its device.
-    if len(set(devices)) < len(devices):
-        raise ValueError(
-            f"Each replica has a device of its own. Received: {', '.join(devices)}. Name each "
-            "once; num_replicas=2 makes two logical CPUs where there are no GPUs."
-        )
 
 
 def _row_weight(inputs: Any) -> tf.Tensor:

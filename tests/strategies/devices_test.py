@@ -1,13 +1,30 @@
-"""Which devices replicas may have."""
+"""Which devices replicas may be on."""
 
 import pytest
 
 import strategies
 
+MIRRORED, CENTRAL = strategies.MirroredStrategy, strategies.CentralStorageStrategy
 
+
+@pytest.mark.parametrize("strategy", [MIRRORED, CENTRAL])
 @pytest.mark.parametrize(
-    "strategy", [strategies.MirroredStrategy, strategies.CentralStorageStrategy]
+    "devices", [["CPU:0", "/device:CPU:0"], ["GPU:7"], ["CPU:0", "CPU:9"], ["processor"], []]
 )
-def test_a_device_that_two_replicas_share_is_refused(strategy):
-    with pytest.raises(ValueError, match=r"Each replica has a device of its own\. Received: .*0, "):
-        strategy(["CPU:0", "/device:CPU:0"])
+def test_devices_that_replicas_cannot_be_on(strategy, devices):
+    with pytest.raises(ValueError, match="Replicas are on devices that TensorFlow has") as raised:
+        strategy(devices)
+    assert str(devices) in str(raised.value)
+
+
+def test_a_device_that_cannot_hold_variables():
+    with pytest.raises(ValueError, match="Replicas are on devices that TensorFlow has"):
+        CENTRAL(["CPU:0"], "GPU:7")
+
+
+@pytest.mark.parametrize("names", [["CPU:0", "CPU:1"], ["/cpu:1"], ["/job:localhost/device:CPU:0"]])
+def test_devices_by_any_of_their_names(names):
+    for strategy in MIRRORED(names), CENTRAL(names, names[-1]):
+        assert strategy.num_replicas_in_sync == len(names)
+        for device, name in zip(strategy.extended.worker_devices, names, strict=True):
+            assert device.endswith(f"/task:0/device:CPU:{name[-1]}")
