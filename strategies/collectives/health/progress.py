@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 import threading
-import time
 
 from strategies.collectives.health.calls import call_at
 from strategies.collectives.health.watchdog import place_of
@@ -13,6 +13,7 @@ from tf_config.settings import PROGRESS_VARIABLE
 from tf_config.vitals import write_progress
 
 _PAUSE_SECONDS = 0.5
+_SECONDS_TO_END = 5.0  # a directory that does not answer may hold it up
 _is_told = False
 
 
@@ -22,7 +23,10 @@ def tell_progress() -> None:
     path = os.environ.get(PROGRESS_VARIABLE, "")
     if path and not _is_told:
         _is_told = True
-        threading.Thread(target=_tell, args=(path,), name="progress", daemon=True).start()
+        stopped = threading.Event()
+        thread = threading.Thread(target=_tell, args=(path, stopped), name="progress", daemon=True)
+        thread.start()
+        atexit.register(_stop, thread, stopped)
 
 
 def where(thread: int) -> str:
@@ -34,13 +38,19 @@ def where(thread: int) -> str:
     return ", ".join([*words, *([f"in {place}"] if place else [])])
 
 
-def _tell(path: str) -> None:
+def _tell(path: str, stopped: threading.Event) -> None:
     main = threading.main_thread().ident or 0
-    while True:
-        time.sleep(_PAUSE_SECONDS)
+    while not stopped.wait(_PAUSE_SECONDS):
         try:
             write_progress(path, where(main))
         except OSError:
             return
         except Exception:  # a model in the making has no optimizer yet, or no iterations
             continue
+
+
+def _stop(thread: threading.Thread, stopped: threading.Event) -> None:
+    # A frame that the thread looks at may be left meanwhile: then it is this thread that frees
+    # what was in it, models and tensors. Within TensorFlow, Python cannot end a thread: it aborts.
+    stopped.set()
+    thread.join(_SECONDS_TO_END)
