@@ -42,6 +42,7 @@ from strategies.data.distributed_dataset import ReplicaDataset, check_options, p
 from strategies.data.same_rows import compare_first_batch
 from strategies.data.sharding import equal_steps, number_of_rows, shard_dataset, unsharded
 from strategies.reduction import ReductionOptions, ReplicaCrossDeviceOps
+from strategies.reduction.xla import check_devices
 from strategies.variables.sparse_variable import SparseVariable, table_asked_for
 from strategies.variables.zero import ShardedOptimizerState
 from tf_config.sidecar import MADE, USED, is_reported, report
@@ -139,6 +140,14 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         check_backend(strategy)
         return super()._scope(strategy)
 
+    def _configure(self, *args: Any, **kwargs: Any) -> None:
+        # tf_keras calls it for models that it runs in sessions.
+        raise NotImplementedError(
+            "Strategies train with the eager execution of TensorFlow 2. Received: a model that "
+            "runs in a session of TensorFlow 1, as after tf.compat.v1.disable_eager_execution(). "
+            "Leave that out; fit and tf.function run graphs all the same."
+        )
+
     def _use_merge_call(self) -> bool:
         # One replica a process has nobody to merge with; several are merged, but for functions
         # in which each of them branches or loops by itself.
@@ -176,7 +185,10 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         if isinstance(fn, tf.types.experimental.PolymorphicFunction):
             return self._lifted_to_all_replicas(fn)(*args, **kwargs)
         with worker_seed_scope(self._id_in_cluster), self._row_weights_scope(args, kwargs):
-            return super()._call_for_each_replica(fn, args, kwargs)
+            results = super()._call_for_each_replica(fn, args, kwargs)
+        if len(self._devices) > 1 and not tf.executing_eagerly():
+            check_devices()
+        return results
 
     def _lifted_to_all_replicas(self, fn: Any) -> Any:
         """Returns a `tf.function` in which all replicas call the Python function of `fn`."""

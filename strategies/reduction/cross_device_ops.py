@@ -11,12 +11,12 @@ from strategies._tensorflow import (
     DistributedValues,
     Mirrored,
     PerReplica,
-    is_compiled_by_xla,
     regroup,
 )
 from strategies.collectives import Collectives
 from strategies.reduction import sparse
 from strategies.reduction.options import ReductionOptions
+from strategies.reduction.xla import check_communication
 
 _LARGEST_RANK = 16  # of a tensor to gather
 _ANY, _NONE = -1, -2
@@ -80,7 +80,7 @@ class ReplicaCrossDeviceOps(tf.distribute.CrossDeviceOps):
             without rows, whose NaN and infinity (means over nothing) are 0 in a SUM as well.
             None counts each replica once.
         """
-        _check_no_xla(self._collectives)
+        check_communication(self._collectives)
         replicas = [[_as_tensors(value) for value in values] for values in replicas]
         mean = reduce_op == tf.distribute.ReduceOp.MEAN
         size = self._collectives.size * len(replicas)
@@ -337,14 +337,6 @@ def nccl_between(devices: Sequence[str]) -> tf.distribute.CrossDeviceOps | None:
     """
     is_for_all = len(devices) > 1 and all("gpu" in device.lower() for device in devices)
     return tf.distribute.NcclAllReduce() if is_for_all else None
-
-
-def _check_no_xla(collectives: Collectives) -> None:
-    if collectives.size > 1 and is_compiled_by_xla(tf.compat.v1.get_default_graph()):
-        raise ValueError(
-            "What reduces over workers is not compiled by XLA. Received: jit_compile=True. Leave "
-            "it at Keras's default, or compile parts of the model that reduce nothing."
-        )
 
 
 def _bytes_of(value: tf.Tensor) -> int:
