@@ -9,6 +9,7 @@ import tensorflow as tf
 
 import strategies
 
+pytestmark = pytest.mark.training
 X = np.arange(24, dtype="float32").reshape(8, 3)
 Y = X.sum(1, keepdims=True)
 WARNING = "A loss is divided by the number of replicas"
