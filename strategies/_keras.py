@@ -68,7 +68,7 @@ _overridden: Callable[..., Any] | None = None
 _lock = threading.Lock()
 
 
-def running_method(frame: FrameType | None = None) -> str | None:
+def running_method() -> str | None:
     """Returns the name of the innermost method of a model that is running; None for none.
 
     It is "fit", "evaluate" or "predict", of Keras 3's or tf_keras's `Model`; validation in `fit`
@@ -76,11 +76,8 @@ def running_method(frame: FrameType | None = None) -> str | None:
 
     >>> running_method() is None
     True
-
-    Args:
-      frame: where the stack ends, in any thread; None is the caller.
     """
-    found = _innermost_method(frame)
+    found = _innermost_method()
     return found and found[0]
 
 
@@ -104,9 +101,17 @@ def running_call() -> tuple[str, Any, str]:
     return method, values.get("self"), f"{method}({', '.join(given)})"
 
 
-def _innermost_method(frame: FrameType | None = None) -> tuple[str, FrameType] | None:
-    names = {code: name for name in _METHODS for code in _codes(name)}
-    return next(((names[f.f_code], f) for f in _frames(frame) if f.f_code in names), None)
+def methods() -> dict[CodeType, str]:
+    """Returns the names of the methods of models that make steps, by their code."""
+    # A script for one of the two Keras does not bring the other.
+    models = [getattr(sys.modules.get(name), "Model", None) for name in ("keras", "tf_keras")]
+    pairs = itertools.product(filter(None, models), _METHODS)
+    return {inspect.unwrap(getattr(model, name)).__code__: name for model, name in pairs}
+
+
+def _innermost_method() -> tuple[str, FrameType] | None:
+    names = methods()
+    return next(((names[f.f_code], f) for f in _frames() if f.f_code in names), None)
 
 
 def path_of(name: str) -> str:
@@ -156,18 +161,12 @@ def innermost(is_wanted: Callable[[Any], bool]) -> Any:
     return None
 
 
-def _frames(frame: FrameType | None = None) -> Iterator[FrameType]:
-    """Yields the frames of this thread, the innermost first; or those that led to `frame`."""
-    frame = sys._getframe(1) if frame is None else frame
+def _frames() -> Iterator[FrameType]:
+    """Yields the frames of this thread, the innermost first."""
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         yield frame
         frame = frame.f_back
-
-
-def _codes(method: str) -> list[CodeType]:
-    # A script for one of the two Keras does not bring the other.
-    models = [getattr(sys.modules.get(name), "Model", None) for name in ("keras", "tf_keras")]
-    return [inspect.unwrap(getattr(model, method)).__code__ for model in models if model]
 
 
 def keras_backend() -> str | None:

@@ -123,17 +123,28 @@ def test_there_is_one_door(prefix, door):
     assert found == {door}
 
 
-def test_local_variables_of_frames_are_read_behind_a_door_alone():
-    """Those of another thread's frames change meanwhile, and the process may die of it."""
+@pytest.mark.parametrize(
+    ("attributes", "doors"),
+    [
+        ({"f_locals"}, {"strategies/_keras.py", "strategies/variables/sparse_variable.py"}),
+        (
+            {"f_back", "_getframe"},
+            {"strategies/_keras.py", "strategies/variables/sparse_variable.py"},
+        ),
+        ({"_current_frames", "extract_stack"}, set()),
+    ],
+)
+def test_frames_are_looked_at_behind_a_door_alone_and_by_their_own_thread(attributes, doors):
+    """Those of another thread change meanwhile, and the process may die of it."""
     found = {
         str(path.relative_to(ROOT))
         for path in FILES
         if any(
-            isinstance(node, ast.Attribute) and node.attr == "f_locals"
+            isinstance(node, ast.Attribute) and node.attr in attributes
             for node in ast.walk(ast.parse(path.read_text()))
         )
     }
-    assert found == {"strategies/_keras.py", "strategies/variables/sparse_variable.py"}
+    assert found == doors
 
 
 def test_the_version_is_that_of_the_distribution():

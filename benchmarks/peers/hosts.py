@@ -29,7 +29,8 @@ def ip(*arguments: str) -> None:
 
 @contextlib.contextmanager
 def linked(hosts: int, megabits: float) -> Iterator[None]:
-    """Makes the hosts' networks, and removes them."""
+    """Makes the hosts' networks, and removes them; those too that a killed run has left."""
+    _remove(hosts)
     try:
         ip("link", "add", _SWITCH, "type", "bridge")
         ip("link", "set", _SWITCH, "up")
@@ -47,9 +48,13 @@ def linked(hosts: int, megabits: float) -> Iterator[None]:
             subprocess.run(command, check=True)
         yield
     finally:
-        for host in range(hosts):
-            subprocess.run(["ip", "netns", "delete", name_of(host)], check=False)
-        subprocess.run(["ip", "link", "delete", _SWITCH], check=False)
+        _remove(hosts)
+
+
+def _remove(hosts: int) -> None:
+    names = [["netns", "delete", name_of(host)] for host in range(hosts)]
+    for name in [*names, ["link", "delete", _SWITCH]]:
+        subprocess.run(["ip", *name], check=False, stderr=subprocess.DEVNULL)
 
 
 def started(

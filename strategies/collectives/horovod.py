@@ -48,6 +48,10 @@ class HorovodCollectives:
         self.rank: int = self._process_set.rank()
         self.size: int = self._process_set.size()
         self._subsets: dict[tuple[int, ...], HorovodCollectives | None] = {}
+        # A function's names count what has the same one before: where those of a subset began like
+        # those of all workers, its members would count more than the others.
+        number = self._process_set.process_set_id
+        self._scope = f"keras_strategies/{f'set_{number}/' if number else ''}"
         with tf.device("/device:CPU:0"):
             self._finished = tf.Variable(0, dtype=tf.int64, trainable=False)
 
@@ -143,13 +147,14 @@ class HorovodCollectives:
         """Runs an operation under a name that is the same on all workers.
 
         Horovod pairs operations of different workers by the name of their node. In a scope of
-        our own it does not depend on the names of layers, which differ where a worker has made
-        other models before. The name is in use until the operation has ended, so that in a
-        `tf.while_loop` the next round has to wait: the write to a variable makes it.
+        their own, and of their process set's, it does not depend on the names of layers, which
+        differ where a worker has made other models before, nor on what other sets do. The name
+        is in use until the operation has ended, so that in a `tf.while_loop` the next round has
+        to wait: the write to a variable makes it.
         """
         if tf.executing_eagerly():
             return operation(*arguments, name=kind, process_set=self._process_set, **options)
-        with tf.name_scope("keras_strategies/"):
+        with tf.name_scope(self._scope):
             result = operation(*arguments, name=kind, process_set=self._process_set, **options)
             with tf.control_dependencies(tf.nest.flatten(result)):
                 self._finished.assign_add(1, read_value=False)

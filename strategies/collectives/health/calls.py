@@ -1,18 +1,17 @@
-"""The call of Keras that the main thread is in, for threads that must not read its variables.
+"""The call of Keras that the main thread is in, for threads that must not look at its frames.
 
-`frame.f_locals` of a frame that another thread is running reads variables while they change, and
-may end the process with SIGSEGV (seen on Python 3.11). Threads that watch look at the code of
-frames alone; what they say of a call was recorded by the thread that made it.
+That a call is running is told by the names of its file and function, see stack.py; what its
+arguments are was recorded by the thread that made it.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
-from types import FrameType
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from strategies._keras import running_call, running_method
+from strategies._keras import methods, running_call
+from strategies.collectives.health.stack import Entry
 
 # By method: the text of its latest call, and its model.
 _latest: dict[str, tuple[str, Callable[[], Any]]] = {}
@@ -30,19 +29,21 @@ def record_call() -> str:
     return text
 
 
-def call_at(frame: FrameType | None) -> tuple[str, Any]:
+def call_in(stack: Sequence[Entry]) -> tuple[str, Any]:
     """Returns the call of Keras that a thread is in, as text, and its model; "" and None for none.
 
     Until a call begins to iterate over its data, what is told is the call of that method before
     it, or if there was none, only the name.
 
-    >>> call_at(None)
+    >>> call_in([])
     ('', None)
 
     Args:
-      frame: the thread's innermost frame.
+      stack: of the thread, see `stack_of`.
     """
-    method = running_method(frame) if frame is not None else None
+    names = {(code.co_filename, code.co_name): name for code, name in methods().items()}
+    called = (names.get((entry.filename, entry.function)) for entry in stack)
+    method = next(filter(None, called), None)
     if method is None:
         return "", None
     text, model = _latest.get(method, (f"{method}()", lambda: None))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import atexit
 import os
-import sys
 import threading
 
-from strategies.collectives.health.calls import call_at
-from strategies.collectives.health.watchdog import place_of
+from strategies.collectives.health.calls import call_in
+from strategies.collectives.health.stack import stack_of
+from strategies.collectives.health.watchdog import place_in
 from tf_config.settings import PROGRESS_VARIABLE
 from tf_config.vitals import write_progress
 
@@ -31,8 +31,9 @@ def tell_progress() -> None:
 
 def where(thread: int) -> str:
     """Returns the step that a model's optimizer has made, and the line of the user's program."""
-    _, model = call_at(sys._current_frames().get(thread))  # noqa: SLF001  # a public function
-    place = place_of(thread)
+    stack = stack_of(thread)
+    _, model = call_in(stack)
+    place = place_in(stack)
     iterations = getattr(getattr(model, "optimizer", None), "iterations", None)
     words = [] if iterations is None else [f"behind step {int(iterations.numpy())}"]
     return ", ".join([*words, *([f"in {place}"] if place else [])])
@@ -50,7 +51,7 @@ def _tell(path: str, stopped: threading.Event) -> None:
 
 
 def _stop(thread: threading.Thread, stopped: threading.Event) -> None:
-    # A frame that the thread looks at may be left meanwhile: then it is this thread that frees
-    # what was in it, models and tensors. Within TensorFlow, Python cannot end a thread: it aborts.
+    # The thread may be the last one to hold a model, and then frees it. Within TensorFlow, Python
+    # cannot end a thread: it aborts.
     stopped.set()
     thread.join(_SECONDS_TO_END)

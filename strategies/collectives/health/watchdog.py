@@ -12,21 +12,22 @@ from __future__ import annotations
 
 import atexit
 import dataclasses
+import linecache
 import os
 import sys
 import threading
 import time
-import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import tensorflow as tf
 from absl import logging
 
 from strategies.collectives.base import Collectives
-from strategies.collectives.health.calls import call_at
+from strategies.collectives.health.calls import call_in
 from strategies.collectives.health.operations import OperationTracker, WatchedCollectives
 from strategies.collectives.health.peers import SILENT_SECONDS, Entries, Peers, State
+from strategies.collectives.health.stack import Entry, stack_of
 from strategies.collectives.startup.rendezvous import Store, serve
 from tf_config import Address, ClusterSpec, Task
 from tf_config.connect import connect
@@ -286,7 +287,7 @@ class Watchdog:
             if time.monotonic() - published < self._publish_seconds:
                 continue
             published = time.monotonic()
-            mine = State(kind, operation, waited, place_of(self._main))
+            mine = State(kind, operation, waited, place_in(stack_of(self._main)))
             is_reached = self._publish(mine)
             if is_reached:
                 self.check_verdict()
@@ -307,19 +308,19 @@ def _end_process(message: str) -> None:
     os._exit(1)
 
 
-def place_of(thread: int) -> str:
+def place_in(stack: Sequence[Entry]) -> str:
     """Returns the line of the user's program that a thread is in, and the running call of Keras."""
-    frame = sys._current_frames().get(thread)  # noqa: SLF001  # a public function, in its way
-    call, _ = call_at(frame)
-    own = [
-        entry
-        for entry in traceback.extract_stack(frame)
-        if not entry.filename.startswith(_NOT_THE_USERS) and "-packages" not in entry.filename
-    ]
-    line = f"{os.path.basename(own[-1].filename)}, line {own[-1].lineno}" if own else ""
-    if own and own[-1].line:
-        line = f"{line} ({own[-1].line[:80]})"
-    return ", ".join(filter(None, [call, line]))
+    call, _ = call_in(stack)
+    innermost = next(filter(_is_the_users, stack), None)
+    if innermost is None:
+        return call
+    line = f"{os.path.basename(innermost.filename)}, line {innermost.line}"
+    source = linecache.getline(innermost.filename, innermost.line).strip()
+    return ", ".join(filter(None, [call, f"{line} ({source[:80]})" if source else line]))
+
+
+def _is_the_users(entry: Entry) -> bool:
+    return not entry.filename.startswith(_NOT_THE_USERS) and "-packages" not in entry.filename
 
 
 def _shared_store(collectives: Collectives, cluster: ClusterSpec, task: Task) -> Store:
