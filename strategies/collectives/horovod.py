@@ -8,6 +8,7 @@ CPUs run on Gloo, between GPUs on NCCL where Horovod was built with it. Checked 
 
 from __future__ import annotations
 
+import itertools
 import os
 import socket
 import socketserver
@@ -19,6 +20,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from strategies._tensorflow import ResourceVariable
 from strategies.collectives.dtypes import all_reduce_by_dtype, check_is_numeric
 from strategies.collectives.startup.rendezvous import serve, wait_for_all
 from tf_config import Address, ClusterConfigError, ClusterSpec, Task
@@ -35,25 +37,35 @@ _CARRIERS = {
     tf.complex128: tf.int64,
 }
 
+# All workers make their streams in the same order, so each has the same number everywhere.
+_stream_numbers = itertools.count(1)
+# The process sets that Horovod knows, by their ranks: it takes the same ones once.
+_process_sets: dict[tuple[int, ...], Any] = {}
 # What this process has joined: Horovod is started once a process, strategies may be many.
 _started: tuple[ClusterSpec, Task, HorovodCollectives] | None = None
 
 
 class HorovodCollectives:
-    """Collectives among all workers of a cluster; made by `start`."""
+    """Collectives among all workers of a cluster; made by `start`.
 
-    def __init__(self, horovod: ModuleType, process_set: Any = None):
+    Args:
+      horovod: its module for TensorFlow.
+      process_set: the workers; None is all.
+      stream: its number; the operations of another one may run at the same time.
+    """
+
+    def __init__(self, horovod: ModuleType, process_set: Any = None, stream: int = 0):
         self._horovod = horovod
+        self._stream = stream
         self._process_set = horovod.global_process_set if process_set is None else process_set
         self.rank: int = self._process_set.rank()
         self.size: int = self._process_set.size()
-        self._subsets: dict[tuple[int, ...], HorovodCollectives | None] = {}
         # A function's names count what has the same one before: where those of a subset began like
         # those of all workers, its members would count more than the others.
-        number = self._process_set.process_set_id
-        self._scope = f"keras_strategies/{f'set_{number}/' if number else ''}"
-        with tf.device("/device:CPU:0"):
-            self._finished = tf.Variable(0, dtype=tf.int64, trainable=False)
+        self._scope = f"keras_strategies/set_{self._process_set.process_set_id}/stream_{stream}/"
+        with tf.init_scope(), tf.device("/device:CPU:0"):
+            self._finished = ResourceVariable(0, dtype=tf.int64, trainable=False)
+        self._child_streams: list[HorovodCollectives] = []
 
     @classmethod
     def start(cls, cluster: ClusterSpec, task: Task, timeout: float) -> HorovodCollectives:
@@ -90,17 +102,21 @@ class HorovodCollectives:
         return _started[2]
 
     def new_stream(self) -> HorovodCollectives:
-        """Returns itself: Horovod pairs operations by name, not by order; see `Collectives`."""
-        return self
+        """Returns collectives whose operations are ordered independently; see `Collectives`."""
+        # Kept, for what tf.data holds is a variable's handle, and not the variable.
+        stream = HorovodCollectives(self._horovod, self._process_set, next(_stream_numbers))
+        self._child_streams.append(stream)
+        return stream
 
     def subset(self, ranks: Sequence[int]) -> HorovodCollectives | None:
         """Returns collectives among some of the workers; see `NetworkCollectives`."""
         key = tuple(ranks)
-        if key not in self._subsets:  # Horovod takes the same ranks once
-            joined = self._horovod.add_process_set(list(ranks))
-            is_mine = joined.included()
-            self._subsets[key] = HorovodCollectives(self._horovod, joined) if is_mine else None
-        return self._subsets[key]
+        if key not in _process_sets:
+            _process_sets[key] = self._horovod.add_process_set(list(ranks))
+        joined = _process_sets[key]
+        if not joined.included():
+            return None
+        return HorovodCollectives(self._horovod, joined, self._stream)
 
     def all_reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Returns the sums over all workers; see `Collectives`."""
@@ -147,10 +163,10 @@ class HorovodCollectives:
         """Runs an operation under a name that is the same on all workers.
 
         Horovod pairs operations of different workers by the name of their node. In a scope of
-        their own, and of their process set's, it does not depend on the names of layers, which
-        differ where a worker has made other models before, nor on what other sets do. The name
-        is in use until the operation has ended, so that in a `tf.while_loop` the next round has
-        to wait: the write to a variable makes it.
+        their process set and stream it does not depend on the names of layers, which differ where
+        a worker has made other models before, nor on what other sets and streams do. The name is
+        in use until the operation has ended, so that in a `tf.while_loop` the next round has to
+        wait: the write to a variable makes it.
         """
         if tf.executing_eagerly():
             return operation(*arguments, name=kind, process_set=self._process_set, **options)

@@ -125,10 +125,17 @@ def check_a_dataset_asks_the_others_while_the_step_before_is_still_exchanging():
     steps = 10 + n - 1
 
     def has_more(number):
-        return apart.all_reduce([tf.cast(number < 10 + rank, tf.int32)])[0] > 0
+        return apart.all_reduce([tf.cast(number < 10 + rank, tf.int64)])[0] > 0
 
-    dataset = tf.data.Dataset.range(20).take_while(has_more)
+    dataset = tf.data.Dataset.range(20).take_while(has_more).prefetch(4)
     assert [int(number) for number in dataset] == list(range(steps))
+
+    @tf.function
+    def step(number):
+        return workers.all_reduce([number])[0]
+
+    for number, batch in enumerate(dataset):
+        assert int(step(batch)) == n * number
 
     @tf.function
     def epoch():
