@@ -36,6 +36,10 @@ def check_a_dense_model_with_adam():
     parity.of_a_dense_model(adam)
 
 
+def check_a_wide_model_with_sgd():
+    parity.of_a_wide_model(sgd)
+
+
 def check_an_embedding_with_sgd():
     parity.of_an_embedding(sgd)
 

@@ -43,6 +43,7 @@ def some_of(*programs):
         *BASIC,
         slow=[
             "a_dense_model_with_sgd",
+            "a_wide_model_with_sgd",
             "an_embedding_with_adam",
             "a_dataset_that_was_distributed_before",
             "a_generator_whose_length_nobody_knows",
@@ -109,11 +110,20 @@ def test_collectives_on_hosts_of_two_workers(forked, run_check, check, communica
     run_check(check, workers=workers)
 
 
-@SLOW
-@pytest.mark.parametrize("check", checks_of("parity.py"))
-def test_so_they_do_on_hosts_of_two_workers(forked, run_check, check):
+@pytest.mark.parametrize(
+    ("communication", "workers"),
+    [("horovod", 3), *(pytest.param(*c, marks=SLOW) for c in [("horovod", 4), ("tensorflow", 4)])],
+)
+@pytest.mark.parametrize(
+    "check",
+    checks_of("parity.py", slow=[*FIRST, "a_dense_model_with_sgd", "an_embedding_with_adam"]),
+)
+def test_so_they_do_on_hosts_of_two_workers(forked, run_check, check, communication, workers):
+    if communication == "tensorflow":
+        forked.hide_horovod()
+    forked.environ["KERAS_STRATEGIES_COMMUNICATION"] = "auto"
     forked.environ[hosts.WORKERS_A_HOST] = "2"
-    run_check(check, "keras", workers=4)
+    run_check(check, "keras", workers=workers)
 
 
 @pytest.mark.parametrize(

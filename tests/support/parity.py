@@ -44,6 +44,19 @@ class Parity:
 
         return self._of(layers, data, make_optimizer, **options)
 
+    def of_a_wide_model(self, make_optimizer: Callable[[], Any], **options: Any) -> Any:
+        """Trains a kernel whose gradient is large for the collectives, beside small ones."""
+        layers = [
+            self.keras.layers.InputLayer([400]),
+            self.keras.layers.Dense(300, "relu"),
+            self.keras.layers.Dense(CLASSES),
+        ]
+
+        def data(random: np.random.Generator, rows: int) -> np.ndarray:
+            return random.normal(size=[rows, 400]).astype("float32") / 100
+
+        return self._of(layers, data, make_optimizer, **options)
+
     def of_an_embedding(self, make_optimizer: Callable[[], Any], **options: Any) -> Any:
         """Trains the mean of six embedded words and a Dense layer; see `_of`."""
         layers = [
