@@ -131,7 +131,8 @@ def test_there_is_one_door(prefix, door):
             {"f_back", "_getframe"},
             {"strategies/_keras.py", "strategies/variables/sparse_variable.py"},
         ),
-        ({"_current_frames", "extract_stack"}, set()),
+        ({"_current_frames"}, {"strategies/collectives/health/stack.py"}),
+        ({"extract_stack", "walk_stack"}, set()),
     ],
 )
 def test_frames_are_looked_at_behind_a_door_alone_and_by_their_own_thread(attributes, doors):

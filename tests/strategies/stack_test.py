@@ -30,21 +30,35 @@ def test_the_calls_that_another_thread_is_in(filename):
         thread.join()
 
 
-def test_a_stack_is_told_again_and_again_while_it_changes():
+class Kept:
+    """Remembers which threads freed such objects."""
+
+    freed_by = set()
+
+    def __del__(self):
+        self.freed_by.add(threading.get_ident())
+
+
+def test_a_thread_that_is_looked_at_frees_what_is_in_its_frames_itself():
+    """The one that looks would do it at any time, in TensorFlow, while Python shuts down."""
     ended = threading.Event()
 
-    def deep(calls):
-        return deep(calls - 1) if calls else sum(number for number in range(9))
+    def numbers(kept):
+        yield from range(5)
+
+    def deep(calls, kept):
+        return deep(calls - 1, Kept()) if calls else sum(numbers(kept))
 
     def run():
         while not ended.is_set():
-            deep(30)
+            deep(30, Kept())
 
     thread = threading.Thread(target=run)
     thread.start()
     try:
-        depths = {len(stack_of(thread.ident)) for _ in range(300)}
+        depths = {len(stack_of(thread.ident)) for _ in range(10_000)}
     finally:
         ended.set()
         thread.join()
-    assert max(depths) > 5
+    assert max(depths) > 30
+    assert Kept.freed_by == {thread.ident}

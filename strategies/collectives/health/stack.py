@@ -1,23 +1,22 @@
-"""What another thread is executing, as Python's fault handler tells it.
+"""What another thread is executing.
 
-Frames of a thread that runs are not for other threads to hold: seen on Python 3.11.7, one that
-walked from frame to frame ended the process with SIGSEGV, and one that held the last reference to
-a frame freed the tensors in it while Python shut down, which ended the process with SIGABRT. The
-fault handler writes down all stacks while Python's lock is held, and refers to no object.
+A frame that another thread runs must not be held while that thread goes on. Seen on Python 3.11.7:
+a thread that walked from frame to frame ended the process with SIGSEGV; one that was left as the
+last to hold a frame freed the tensors in it, within TensorFlow while Python shut down, which ended
+the process with SIGABRT. `faulthandler` holds no frames, but reads the list of threads without its
+lock: it ends the process where TensorFlow lets a thread of its own begin to run Python.
 """
 
 from __future__ import annotations
 
-import faulthandler
-import os
-import re
-import tempfile
+import gc
+import sys
+from collections import deque
+from itertools import accumulate, chain, islice, repeat
+from operator import attrgetter, methodcaller
 from typing import NamedTuple
 
-# Of Python 3.10 to 3.13; later ones add the thread's name.
-_THREAD = re.compile(r"(?:Current t|T)hread 0x([0-9a-f]+) ")
-_ENTRY = re.compile(r'  File "(.*)", line (\d+) in (.*)')
-_ESCAPED = re.compile(r"\\(?:x[0-9a-f]{2}|u[0-9a-f]{4}|U[0-9a-f]{8})")
+_DESCRIPTION = attrgetter("f_code.co_filename", "f_lineno", "f_code.co_name")
 
 
 class Entry(NamedTuple):
@@ -31,9 +30,6 @@ class Entry(NamedTuple):
 def stack_of(thread: int) -> list[Entry]:
     """Returns the calls that a thread is in, the innermost first; none if there is no such thread.
 
-    The fault handler tells at most 100 calls of a thread, and the 100 youngest threads. Nothing
-    is told to a process that can open no more files.
-
     >>> import threading
     >>> stack_of(threading.get_ident())[0].function
     'stack_of'
@@ -43,27 +39,20 @@ def stack_of(thread: int) -> list[Entry]:
     Args:
       thread: its identifier, as `threading.get_ident` returns it.
     """
+    # All of it is one call of deque.extend, in which Python executes no bytecode: so it keeps its
+    # lock, and no other thread goes on, from the first frame to the last. It ends with an error,
+    # behind the outermost one.
+    innermost = islice(map(methodcaller("get", thread), iter(sys._current_frames, None)), 1)  # noqa: SLF001  # a public function
+    frames = accumulate(chain(innermost, repeat("f_back")), getattr)
+    found: deque[tuple[str, int, str]] = deque()
+    # Of what is collected, finalizers would release the lock.
+    was_enabled = gc.isenabled()
+    gc.disable()
     try:
-        lines = _stacks().splitlines()
-    except OSError:
-        return []
-    found, is_its = [], False
-    for line in lines:
-        if begun := _THREAD.match(line):
-            is_its = int(begun[1], 16) == thread
-        elif is_its and (entry := _ENTRY.fullmatch(line)):
-            found.append(Entry(_unescaped(entry[1]), int(entry[2]), _unescaped(entry[3])))
-    return found
-
-
-def _stacks() -> str:
-    # A file in memory needs no directory that can be written to.
-    in_memory = hasattr(os, "memfd_create")
-    with open(os.memfd_create("stacks"), "w+b") if in_memory else tempfile.TemporaryFile() as file:
-        faulthandler.dump_traceback(file, all_threads=True)
-        file.seek(0)
-        return file.read().decode("ascii", "replace")
-
-
-def _unescaped(text: str) -> str:
-    return _ESCAPED.sub(lambda found: chr(int(found[0][2:], 16)), text)
+        found.extend(map(_DESCRIPTION, frames))
+    except AttributeError:
+        pass
+    finally:
+        if was_enabled:
+            gc.enable()
+    return [Entry(*each) for each in found]
