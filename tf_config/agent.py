@@ -41,7 +41,8 @@ def main() -> int:
         line += step
     request = json.loads(line)
     if "argv" not in request:
-        print(json.dumps(_answer(request)), flush=True)
+        # A login script may have printed something without an end of the line.
+        print(f"\n{json.dumps(_answer(request))}", flush=True)
         return 0
     environ = {**os.environ, **request["environ"]}
     said: queue.SimpleQueue[str] = queue.SimpleQueue()

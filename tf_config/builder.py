@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from tf_config.address import Address
 from tf_config.cluster import ClusterSpec, Task
 from tf_config.errors import ClusterConfigError
-from tf_config.hosts import Host
+from tf_config.hosts import Host, check_reachable
 from tf_config.roles import Roles
 
 # Below the range that Linux, macOS and Windows hand out for outgoing connections: a port
@@ -58,7 +58,8 @@ def place(
       ps_hosts: where the parameter servers run.
 
     Raises:
-      ClusterConfigError: if there are too few slots, or hosts for servers that there are not.
+      ClusterConfigError: if there are too few slots, hosts for servers that there are not, or
+        some hosts are named as only they call themselves.
     """
     training = roles.workers + roles.chief
     hosts = hosts or [Host(_HERE, max(training, 1))]
@@ -75,6 +76,8 @@ def place(
             "Ask for some, or leave the hosts out."
         )
     of_ps = list(ps_hosts or hosts)
+    if roles.ps:
+        check_reachable([*hosts, *(host for host in of_ps if host not in hosts)])
     where = {"chief": slots, "worker": slots[roles.chief :], "ps": of_ps, "evaluator": slots[-1:]}
     return {task: where[task.type][task.index % len(where[task.type])] for task in roles.tasks}
 

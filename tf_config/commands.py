@@ -102,8 +102,8 @@ def command(
     A ps task runs the parameter server in place of `what`. Tasks that train together get the
     secret of their job, if it has one.
     """
-    told = {setting.variable: setting.value for setting in settings}
-    told = {**environ, **told, VARIABLE: config.to_json()}
+    values = {setting.variable: setting.value for setting in settings}
+    told = {**environ, **values, VARIABLE: config.to_json()}
     if len(config.cluster.addresses) > 1:
         told[RENDEZVOUS_VARIABLE] = str(rendezvous)
         if secret:
@@ -111,7 +111,8 @@ def command(
     if config.task.type != "ps":
         return Command(config.task, what, told)
     # Its warnings are of requests that workers take back as they end.
-    told[LOG_LEVEL] = environ.get(LOG_LEVEL, "2")
+    is_asked = any(each.variable == LOG_LEVEL and each.origin == "argument" for each in settings)
+    told[LOG_LEVEL] = values[LOG_LEVEL] if is_asked else environ.get(LOG_LEVEL, "2")
     return Command(config.task, (sys.executable, "-m", SERVER), told)
 
 

@@ -170,8 +170,22 @@ def _merged(hosts: Iterable[Host]) -> list[Host]:
             "fewer slots."
         )
     if len(found) > 1 and any(host.is_loopback for host in found):
-        raise ClusterConfigError(
-            "Each host of a list has a name that all others reach it by. Received: "
-            f"{shown([host.name for host in found])}. Name this machine as the others know it."
-        )
+        raise _unreachable(found)
     return found
+
+
+def check_reachable(hosts: Sequence[Host]) -> None:
+    """Checks that hosts reach each other by their names.
+
+    Raises:
+      ClusterConfigError: if some of them are this machine as it calls itself, and others are not.
+    """
+    if len({host.is_loopback for host in hosts}) > 1:
+        raise _unreachable(hosts)
+
+
+def _unreachable(hosts: Sequence[Host]) -> ClusterConfigError:
+    return ClusterConfigError(
+        "Each host of a list has a name that all others reach it by. Received: "
+        f"{shown([host.name for host in hosts])}. Name this machine as the others know it."
+    )

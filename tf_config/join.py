@@ -96,6 +96,12 @@ def settings(
       ClusterConfigError: if there is no such interface, or not enough GPUs.
     """
     check_interface(request.interface)
+    if config.task.type == "evaluator" and request.gpus:
+        raise ClusterConfigError(
+            "--gpus-per-worker deals out the GPUs of a host among its tasks. Received: an "
+            "evaluator, which has no address, so nobody knows whose host it shares. Leave the "
+            "option out, and set CUDA_VISIBLE_DEVICES for each task."
+        )
     together = neighbours(config)
     environment = ENVIRONMENTS.get(origin)
     given = None if environment is None else environment.cores(environ)

@@ -9,6 +9,7 @@ import selectors
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -92,7 +93,9 @@ class _Job:
         self._said: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._say = self._said.put
         self._parent = os.getppid()
-        self._next_beat = self._next_look = 0.0
+        self._is_unread = False
+        self._next_look = 0.0
+        self._ended = threading.Event()
 
     def run(self, commands: Sequence[Command]) -> None:
         """Starts the commands, and returns when all have ended."""
@@ -106,15 +109,19 @@ class _Job:
                     self._selector.register(process.terminal, selectors.EVENT_READ, process)
                     self._console.note(f"{command.task} started{process.place}", 1)
                     _tell(guardian, process.popen.pid)
+                if any(command.via for command in commands):
+                    threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
                 while self._running:
                     self._pump(_TICK_SECONDS)
                     self._console.tick()
                     self._reap(guardian)
                     self._answer(received)
+                    self._heed_reader()
                     self._escalate()
-                    self._beat()
+                    self._look()
                     self._pass_on()
             finally:
+                self._ended.set()
                 for process in self._processes:
                     self._end_group(process, guardian)
                 for process in self._processes:
@@ -160,10 +167,12 @@ class _Job:
             self._stop(signal.SIGTERM, signal.SIGKILL)
 
     def _beat(self) -> None:
-        if time.monotonic() >= self._next_beat:
-            self._next_beat = time.monotonic() + HEARTBEAT_SECONDS
-            for process in self._running:
+        # In a thread: a terminal that is paused, as by Ctrl-S, holds up what prints to it.
+        while not self._ended.wait(HEARTBEAT_SECONDS):
+            for process in list(self._running):
                 process.beat()
+
+    def _look(self) -> None:
         if time.monotonic() >= self._next_look:
             self._next_look = time.monotonic() + _LOOK_SECONDS
             for process in self._running:
@@ -200,12 +209,21 @@ class _Job:
             number = received.pop(0)
             self.interrupted = True
             self.exit_code = 128 + number
-            if self._escalation:  # asked a second time: at once
+            is_second = bool(self._escalation) and not self._is_unread
+            self._is_unread = False
+            if is_second:  # at once
                 self._stop(signal.SIGKILL)
             elif number == signal.SIGINT:
                 self._stop(signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
             else:
                 self._stop(number, signal.SIGKILL)
+
+    def _heed_reader(self) -> None:
+        """Ends the job when what reads its output has ended, as in `tf-config run ... | head`."""
+        if self._console.has_lost_reader and not self._escalation:
+            self.interrupted = self._is_unread = True
+            self.exit_code = 128 + signal.SIGPIPE
+            self._stop(signal.SIGTERM, signal.SIGKILL)
 
     def _stop(self, *numbers: int) -> None:
         """Sends the first signal now and each further one 5 seconds after the one before."""

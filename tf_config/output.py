@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import codecs
+import contextlib
 import os
 import re
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TextIO
 
@@ -84,13 +86,45 @@ class LineAssembler:
         return line
 
 
+class _Output:
+    """A stream that goes on without an end when nobody takes what is written to it any more.
+
+    Attributes:
+      error: what the first attempt to write in vain ended with; None if there was none.
+    """
+
+    def __init__(self, stream: TextIO):
+        self._stream = stream
+        self.error: OSError | None = None
+
+    def write(self, text: str) -> None:
+        """Writes, or does nothing behind an error."""
+        self._attempt(lambda: self._stream.write(text))
+
+    def flush(self) -> None:
+        """Passes on what was written, or does nothing behind an error."""
+        self._attempt(self._stream.flush)
+
+    def _attempt(self, operation: Callable[[], object]) -> None:
+        if self.error is not None:
+            return
+        try:
+            operation()
+        except OSError as error:
+            self.error = error
+            # What is left in its buffer would be the next error, at the latest when Python ends.
+            with contextlib.suppress(OSError, ValueError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+
+
 class Console:
     """Prints the tasks' lines, each with its task's name, below them one live progress bar.
 
     Lines that were written over in place are progress: the first task's are shown, live on a
     terminal and once when done elsewhere; the others' are in their logs alone, as are the notes
     that TensorFlow prints at each start. That a task waits for others is shown beside a spinner on
-    a terminal, as long as it does, and in lines elsewhere.
+    a terminal, as long as it does, and in lines elsewhere. Where the stream takes no more, because
+    its reader or terminal is gone or a disk is full, nothing more is printed.
 
     Args:
       stream: where the lines go.
@@ -100,7 +134,7 @@ class Console:
     """
 
     def __init__(self, stream: TextIO, first: Task, verbosity: int = 0):
-        self._stream = stream
+        self._stream = _Output(stream)
         self._first = first
         self._verbosity = verbosity
         self._bar = ""
@@ -110,6 +144,11 @@ class Console:
         self._is_terminal = stream.isatty()
         self._has_colours = self._is_terminal and not os.environ.get("NO_COLOR")
         self._colours: dict[Task, str] = {}
+
+    @property
+    def has_lost_reader(self) -> bool:
+        """Whether a program that read what is printed has ended."""
+        return isinstance(self._stream.error, BrokenPipeError)
 
     def line(self, task: Task, line: Line) -> None:
         """Prints one finished line of a task."""
@@ -207,7 +246,7 @@ class TaskLog:
             return
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = self.path.open("ab" if append else "wb")
+            self._file = self.path.open("ab" if append else "wb", buffering=0)
         except OSError as error:
             raise ClusterConfigError(
                 "Logs are files in the directory that --log-dir names. Received: "
@@ -215,10 +254,19 @@ class TaskLog:
             ) from None
 
     def line(self, line: Line) -> None:
-        """Appends one line, without colours."""
-        if self._file is not None:
+        """Appends one line, without colours.
+
+        Raises:
+          OSError: if it cannot be written, as on a full disk; from then on nothing is.
+        """
+        if self._file is None:
+            return
+        try:
             self._file.write(without_escapes(line.text).encode(errors="replace") + b"\n")
-            self._file.flush()
+        except OSError:
+            self.close()
+            self._file = None
+            raise
 
     def close(self) -> None:
         """Closes the file."""

@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import subprocess
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -46,11 +47,13 @@ class TaskProcess:
         note: Callable[[str], None] = lambda text: None,
     ):
         self.task = command.task
+        self._note = note
         self.lines = LineAssembler()
         self.log = TaskLog(log_dir, command.task, append)
         self.last_lines: collections.deque[str] = collections.deque(maxlen=_LAST_LINES)
         self._host = command.host
         self._last_bytes = b""
+        self._telling = threading.Lock()
         columns, lines = shutil.get_terminal_size()
         size = (max(columns - _PREFIX_WIDTH, 20), lines)
         argv = command.via or command.argv
@@ -96,7 +99,10 @@ class TaskProcess:
 
     def take(self, line: Line) -> None:
         """Keeps a finished line."""
-        self.log.line(line)
+        try:
+            self.log.line(line)
+        except OSError as error:
+            self._note(f"warning: {self.log.path} ends here ({error.strerror}); the job goes on")
         if self._vitals is not None:
             self._vitals.hear(line.text)
         if line.text.strip() and not is_start_up_note(line.text):
@@ -168,6 +174,7 @@ class TaskProcess:
 
     def _tell(self, data: bytes) -> None:
         if self.popen.stdin is not None:
-            with contextlib.suppress(BrokenPipeError):
+            # The thread that beats may find it closed.
+            with self._telling, contextlib.suppress(BrokenPipeError, ValueError):
                 self.popen.stdin.write(data)
                 self.popen.stdin.flush()

@@ -102,6 +102,7 @@ def _probe(
             input=json.dumps({"ports": count, "files": files}) + "\n",
             capture_output=True,
             text=True,
+            errors="replace",
             timeout=_PROBE_SECONDS,
             start_new_session=True,  # ssh would ask at the terminal whether a host is to be trusted
         )
@@ -113,7 +114,10 @@ def _probe(
     if result.returncode != 0 or not lines:
         said = (result.stderr.strip().splitlines() or [f"exit code {result.returncode}"])[-1]
         raise _unreachable(host, command, said)
-    answer = json.loads(lines[-1])  # what a login script prints stands before it
+    try:
+        answer = json.loads(lines[-1])  # what a login script prints stands before it
+    except ValueError:
+        raise _unreachable(host, command, lines[-1]) from None
     if answer["missing"]:
         raise ClusterConfigError(
             "The script is at the same place on every host. Received: "

@@ -135,9 +135,14 @@ def settle(
         STEP_TIMEOUT_VARIABLE: _seconds(request.step_timeout),
         **dict.fromkeys(THREAD_VARIABLES, _text(request.threads)),
         **({} if request.interface is None else _interface(request.interface)),
-        **({} if request.gpus is None else _own_gpus(request.gpus, environ, place)),
         RESTARTS_VARIABLE: _text(restart),
         **request.variables,
+        # Out of those that --env CUDA_VISIBLE_DEVICES names, or the environment.
+        **(
+            {}
+            if request.gpus is None
+            else _own_gpus(request.gpus, {**environ, **request.variables}, place)
+        ),
     }
     defaults = {
         START_TIMEOUT_VARIABLE: f"{START_TIMEOUT_SECONDS:g}",

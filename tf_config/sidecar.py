@@ -19,6 +19,7 @@ from tf_config import horovod
 from tf_config.address import Address
 from tf_config.cluster import ClusterSpec, Task, TFConfig
 from tf_config.join import start_timeout
+from tf_config.listening import listening_hosts
 from tf_config.secret import SECRET_VARIABLE, secret_of
 from tf_config.settings import RENDEZVOUS_VARIABLE, SIDECAR_VARIABLE
 from tf_config.store import StoreHandler, StoreServer, ask
@@ -218,8 +219,7 @@ class _Relay(StoreServer):
 
 
 def _store(at: Address, secret: str, note: Callable[[str], None]) -> StoreServer | None:
-    # Behind address translation the name that others use is not one of this machine's.
-    for host in (at.host, ""):
+    for _, host in listening_hosts(at.host):
         try:
             return StoreServer((host, at.port), StoreHandler, secret)
         except OSError as error:

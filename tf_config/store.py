@@ -6,6 +6,7 @@ A store with a secret answers signed requests only.
 from __future__ import annotations
 
 import http.client
+import socket
 import threading
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -74,6 +75,7 @@ class StoreServer(ThreadingHTTPServer):
     allow_reuse_port = False  # newer Pythons share the port between two servers
 
     def __init__(self, address: tuple[str, int], handler: Any = StoreHandler, secret: str = ""):
+        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self.entries: dict[str, bytes] = {}
         self._secret = secret
         super().__init__(address, handler)

@@ -33,7 +33,9 @@ def program(code, **environ):
 def test_it_says_what_the_host_has(job, tmp_path):
     (tmp_path / "here.py").touch()
     process = agent(job, {"ports": 3, "files": ["here.py", "gone.py"]})
-    answer = json.loads(outcome(process)[0])
+    output, _ = outcome(process)
+    assert output.startswith("\n")  # behind what a login script printed without an end of the line
+    answer = json.loads(output)
     assert len(set(answer["ports"])) == 3
     assert answer["missing"] == ["gone.py"]
     assert answer["cores"] >= 1

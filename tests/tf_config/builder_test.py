@@ -58,6 +58,14 @@ def test_workers_beyond_the_slots_and_ps_hosts_without_ps_are_refused():
         place(Roles(1), HOSTS, [Host("c")])
 
 
+def test_workers_elsewhere_could_not_reach_a_server_on_localhost():
+    with pytest.raises(ClusterConfigError, match="reach it by. Received: .*a.*localhost"):
+        place(Roles(1, ps=1), HOSTS, [Host("localhost")])
+    with pytest.raises(ClusterConfigError, match="reach it by"):
+        place(Roles(1, ps=1), [Host("localhost")], [Host("c")])
+    place(Roles(1, ps=1), [Host("localhost")], [Host("127.0.0.1")])
+
+
 def test_ports_count_up_on_each_host_and_the_evaluator_has_none():
     where = place(Roles(3, ps=1, evaluator=True), HOSTS)
     names = {task: host.name for task, host in where.items()}

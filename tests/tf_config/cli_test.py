@@ -257,6 +257,22 @@ def test_exec_gives_the_roles_too_and_a_ps_task_is_a_server(step, tmp_path):
     assert config["task"] == {"type": "ps", "index": 0}
 
 
+def test_an_evaluator_is_dealt_no_gpus_of_a_host_that_nobody_knows(step, capsys):
+    roles = ["--chief", "--evaluator"]
+    assert main(["exec", *roles, "--gpus-per-worker", "1", "--", "true"]) == 2
+    assert "Received: an evaluator, which has no address" in capsys.readouterr().err
+
+
+def test_what_a_login_script_prints_behind_the_answer_is_said(tmp_path, capfd):
+    (tmp_path / "ssh").write_text("#!/bin/sh\ncat > /dev/null\nprintf '{}\\ngoodbye \\377\\n'\n")
+    (tmp_path / "ssh").chmod(0o755)
+    hosts = ["--hosts", "node1,node2", "--ssh", str(tmp_path / "ssh")]
+    assert main(["run", *hosts, "true"]) == 2
+    error = capfd.readouterr().err
+    assert "goodbye" in error
+    assert error.count("\n") == 1
+
+
 @pytest.mark.parametrize("command", [["check"], ["show"], ["exec", "true"]])
 def test_more_roles_than_tasks_are_refused(step, command, capsys):
     assert main([command[0], "--ps", "2", *command[1:]]) == 2

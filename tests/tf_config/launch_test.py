@@ -397,9 +397,47 @@ def test_a_reader_that_leaves_ends_the_job_without_a_traceback(job):
     command = [sys.executable, "-m", "tf_config", "run", "--workers", "2", str(script)]
     process = job.popen(["bash", "-c", shlex.join(command) + " | head -1; exit ${PIPESTATUS[0]}"])
     output, _ = process.communicate(timeout=10)
-    assert process.returncode == 1
+    assert process.returncode == 128 + signal.SIGPIPE
     assert output.count("\n") == 1
     job.assert_nothing_left()
+
+
+def test_a_reader_that_leaves_ends_the_tasks_in_order(job):
+    stop = "signal.signal(signal.SIGTERM, lambda *_: (open(f'saved-{me}', 'w'), os._exit(0)))\n"
+    loop = "while True: print('x', flush=True); time.sleep(0.01)\n"
+    script = job.script(WHO + "import signal, time\n" + stop + loop)
+    command = [sys.executable, "-m", "tf_config", "run", "--workers", "2", str(script)]
+    pipe = shlex.join(command) + " | grep -m 2 -F 'worker 1'; exit ${PIPESTATUS[0]}"
+    process = job.popen(["bash", "-c", pipe])
+    process.communicate(timeout=20)
+    assert process.returncode == 128 + signal.SIGPIPE
+    assert (job.directory / "saved-0").exists()
+    assert (job.directory / "saved-1").exists()
+    job.assert_nothing_left()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux alone has a full disk at hand")
+def test_a_full_disk_under_the_output_ends_no_job(job):
+    script = job.script(WHO + "for i in range(3000): print('x' * 80)\nopen(f'done-{me}', 'w')\n")
+    command = [sys.executable, "-m", "tf_config", "run", "--workers", "2", str(script)]
+    process = job.popen(["bash", "-c", shlex.join(command) + " > /dev/full"])
+    output, _ = process.communicate(timeout=20)
+    assert process.returncode == 0, output
+    assert (job.directory / "done-0").exists()
+    assert (job.directory / "done-1").exists()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux alone has a full disk at hand")
+def test_a_full_disk_under_a_log_is_said_and_ends_no_job(job):
+    (job.directory / "logs").mkdir()
+    (job.directory / "logs/worker-0.log").symlink_to("/dev/full")
+    script = job.script(WHO + "print('first'); print('second')\n")
+    code, output = job.run("--workers", 2, "--log-dir", "logs", script)
+    assert code == 0
+    warning = "warning: logs/worker-0.log ends here (No space left on device); the job goes on"
+    assert output.count(f"tf-config: {warning}\n") == 1
+    assert "[worker 0] second" in output
+    assert (job.directory / "logs/worker-1.log").read_text() == "first\nsecond\n"
 
 
 def test_a_character_that_the_output_cannot_show_ends_no_job(job):

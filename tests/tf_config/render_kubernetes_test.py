@@ -46,6 +46,13 @@ def test_the_official_client_reads_every_field(job):
         assert through_the_client(document) == document
 
 
+@pytest.mark.parametrize("text", ["1e-3", "y", "N", "0o17", "1.", "+.5", "1_000", "on", "0x1F"])
+def test_texts_that_kubectl_reads_as_something_else_are_quoted(text):
+    command = ("python", "-m", "train", "--rate", text)
+    manifest = KubernetesJob(Roles(1), command, "train", "image").manifest()
+    assert f"- '{text}'\n" in manifest
+
+
 def test_a_misspelt_field_would_be_seen():
     service, policy, job = documents(JOBS[0])
     job["spec"]["completionsMode"] = job["spec"].pop("completionMode")

@@ -38,6 +38,13 @@ def test_arrays_stand_on_huge_pages_unless_the_c_library_is_told_something_else(
     assert told["GLIBC_TUNABLES"] == ["glibc.malloc.check=3", "environment"]
 
 
+def test_gpus_are_dealt_out_of_those_that_the_user_names_in_an_argument():
+    place = Neighbours(WORKERS[1], WORKERS, 4)
+    variables = {"CUDA_VISIBLE_DEVICES": "6,4,2"}
+    told = settled(Request(gpus=1, variables=variables), {"CUDA_VISIBLE_DEVICES": "0"}, place)
+    assert told["CUDA_VISIBLE_DEVICES"] == ["4", "argument"]
+
+
 def test_variables_of_the_users_own():
     told = settled(Request(threads=2, variables={"OMP_NUM_THREADS": "8", "A": ""}), {"A": "1"})
     assert told["OMP_NUM_THREADS"] == ["8", "argument"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import re
 from pathlib import Path
@@ -94,9 +95,10 @@ def warn_of_options_behind(arguments: argparse.Namespace) -> None:
     Those of which the script itself speaks are meant for it.
     """
     script = Path(arguments.program)
-    text = (
-        script.read_text(errors="replace") if is_script([script.name]) and script.is_file() else ""
-    )
+    text = ""
+    if is_script([script.name]) and script.is_file():
+        with contextlib.suppress(OSError):  # whoever runs it says so
+            text = script.read_text(errors="replace")
     known = arguments.parser._option_string_actions  # noqa: SLF001  # argparse names none
     ours = [
         word

@@ -10,6 +10,7 @@ some DNS servers know no pod of one without (github.com/kubernetes/dns, issue 17
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +31,16 @@ from tf_config.secret import SECRET_VARIABLE
 _LABEL = "([-a-z0-9]*[a-z0-9])?"
 _LONGEST_LABEL = 63
 _COMPUTING = ("chief", "worker", "evaluator")
+# What YAML 1.1 and 1.2 take for something else than a text, as kubectl does, and PyYAML does not:
+# a type, a pattern and the characters that it begins with.
+_READ_BY_KUBECTL = (
+    (
+        "tag:yaml.org,2002:float",
+        r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?\Z|[-+]?0o[0-7_]+\Z",
+        "-+.0123456789",
+    ),
+    ("tag:yaml.org,2002:bool", r"[yYnN]\Z", "yYnN"),
+)
 
 
 @dataclass(frozen=True)
@@ -90,7 +101,14 @@ class KubernetesJob:
         """Returns the manifest as YAML; `kubectl apply -f` starts it."""
         import yaml  # here, for it takes as long as all the rest together
 
-        return self._note() + yaml.safe_dump_all(self.documents(), sort_keys=False, width=100)
+        class Dumper(yaml.SafeDumper):
+            """Quotes texts that kubectl reads as numbers and truth values, and PyYAML does not."""
+
+        for kind, pattern, first in _READ_BY_KUBECTL:
+            Dumper.add_implicit_resolver(kind, re.compile(pattern), list(first))
+        return self._note() + yaml.dump_all(
+            self.documents(), Dumper=Dumper, sort_keys=False, width=100
+        )
 
     def documents(self) -> list[dict[str, Any]]:
         """Returns the Service, the policy and the Jobs."""

@@ -18,6 +18,7 @@ from typing import Any
 from tf_config.address import Address
 from tf_config.cluster import ClusterSpec
 from tf_config.errors import ClusterConfigError, shown
+from tf_config.listening import listening_hosts
 from tf_config.rendezvous.clock import Clock
 from tf_config.rendezvous.seat import Gathering, Report, Seat, cluster_of
 from tf_config.secret import SECRET_VARIABLE, is_signed, secret_of, signature
@@ -225,7 +226,7 @@ def _decoded(line: bytes, secret: str) -> Any:
 def _listen(address: Address) -> socket.socket:
     try:
         family, _, _, _, place = socket.getaddrinfo(
-            address.host, address.port, type=socket.SOCK_STREAM
+            _own_name(address.host), address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         listener = socket.socket(family, socket.SOCK_STREAM)
         try:
@@ -247,6 +248,12 @@ def _listen(address: Address) -> socket.socket:
             )
         ) from None
     return listener
+
+
+def _own_name(host: str) -> str | None:
+    """Returns the host to listen at; None for all addresses."""
+    _, first = listening_hosts(host)[0]
+    return first or None
 
 
 def _ends(connection: socket.socket) -> tuple[str, str]:

@@ -19,6 +19,7 @@ from http import HTTPStatus
 
 from strategies.collectives.startup.waiting import pauses_up_to, wait_until
 from tf_config import Address, ClusterConfigError, ClusterSpec, Task
+from tf_config.listening import listening_hosts
 from tf_config.secret import SECRET_VARIABLE, secret_of
 from tf_config.store import StoreHandler, StoreServer, ask
 
@@ -228,21 +229,20 @@ def serve(
     Raises:
       ClusterConfigError: if the address is taken.
     """
-    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    places = listening_hosts(address.host)
     attributes = {
         "daemon_threads": True,
         "allow_reuse_port": False,  # newer Pythons share the port between two servers
-        "address_family": family,
+        "address_family": places[0][0],
     }
     server_class = type("Server", (server_class,), attributes)
-    for host in (address.host, ""):
+    for place in places:
+        _, host = place
         try:
             server = server_class((host, address.port), *arguments)  # type: ignore[arg-type]
         except OSError as error:
-            # Behind address translation the name that others use is not one of this machine's,
-            # and a pod's name is known some seconds after its start.
             unknown = isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
-            if unknown and host:
+            if unknown and place is not places[-1]:
                 continue
             raise ClusterConfigError(
                 f"The first worker listens at its own address. Received: {address} for {task}, "
