@@ -21,6 +21,7 @@ from typing import Any
 import tensorflow as tf
 
 from strategies._tensorflow import unwrap_decorators
+from strategies.frames import frames, innermost
 
 # Names of variables.
 # Keras 3's SeedGenerator: a seed, and how often it was drawn from.
@@ -111,7 +112,7 @@ def methods() -> dict[CodeType, str]:
 
 def _innermost_method() -> tuple[str, FrameType] | None:
     names = methods()
-    return next(((names[f.f_code], f) for f in _frames() if f.f_code in names), None)
+    return next(((names[f.f_code], f) for f in frames() if f.f_code in names), None)
 
 
 def path_of(name: str) -> str:
@@ -141,7 +142,7 @@ def is_updating() -> bool:
     >>> is_updating()
     False
     """
-    return any(frame.f_code.co_name == "update_step" for frame in _frames())
+    return any(frame.f_code.co_name == "update_step" for frame in frames())
 
 
 def is_writing_h5() -> bool:
@@ -150,23 +151,7 @@ def is_writing_h5() -> bool:
     `.weights.h5` files are of another format, whose layers write what they have.
     """
     name = "save_subset_weights_to_hdf5_group"
-    return any(frame.f_code.co_name == name for frame in _frames())
-
-
-def innermost(is_wanted: Callable[[Any], bool]) -> Any:
-    """Returns the innermost object on the stack that satisfies a predicate; None without one."""
-    for frame in _frames():
-        if is_wanted(found := frame.f_locals.get("self")):
-            return found
-    return None
-
-
-def _frames() -> Iterator[FrameType]:
-    """Yields the frames of this thread, the innermost first."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
+    return any(frame.f_code.co_name == name for frame in frames())
 
 
 def keras_backend() -> str | None:
@@ -217,7 +202,7 @@ def is_dividing_loss() -> bool:
     >>> is_dividing_loss()
     True
     """
-    for frame in itertools.islice(_frames(), 2, None):
+    for frame in itertools.islice(frames(), 1, None):
         module, name = frame.f_globals.get("__name__", ""), frame.f_code.co_name
         if name != "num_replicas_in_sync":  # of tf.distribute.ReplicaContext: who asks for that?
             return name in _DIVIDE_LOSS or module.split(".")[0] not in _LIBRARIES
@@ -337,7 +322,7 @@ def optimizer_variables(model: Any) -> list[Any]:
 
 def running_fit() -> tuple[Any, int]:
     """Returns the epoch iterator of Keras 3's `fit` that runs, and the epoch it begins with."""
-    values = next(f.f_locals for f in _frames() if "epoch_iterator" in f.f_locals)
+    values = next(f.f_locals for f in frames() if "epoch_iterator" in f.f_locals)
     return values["epoch_iterator"], values["initial_epoch"]
 
 
@@ -347,13 +332,26 @@ def restart_threads() -> None:
     Under a strategy `fit` reads a batch to build the model, and begins again. What threads had read
     by then would come first, and another number of last batches be missing on each worker.
     """
-    found = innermost(lambda one: type(one).__name__ == "TFEpochIterator")
-    adapter: Any = getattr(found, "data_adapter", None)
+    adapter = _running_adapter()
     enqueuer = getattr(adapter, "enqueuer", None)
     if enqueuer is not None and adapter.num_batches is not None:
-        enqueuer.stop()
+        enqueuer.stop()  # the first batch that is asked for starts it
         enqueuer.ready_queue.queue.clear()
-        enqueuer.start()
+
+
+def replace_generator(wrap: Callable[[Iterator[Any]], Iterator[Any]]) -> bool:
+    """Has Keras 3 read a generator through another one; returns whether it was passed any."""
+    adapter = _running_adapter()
+    if type(adapter).__name__ != "GeneratorDataAdapter":
+        return False
+    make = adapter.generator
+    adapter.generator = lambda: wrap(make())
+    return True
+
+
+def _running_adapter() -> Any:
+    found = innermost(lambda one: type(one).__name__ == "TFEpochIterator")
+    return getattr(found, "data_adapter", None)
 
 
 def begin_at(model: Any, epoch: int) -> None:

@@ -1,9 +1,9 @@
 """The only door to TensorFlow's private modules and attributes; each private name appears once.
 
 Checked on TensorFlow 2.18.1 and 2.21.0; `CommunicationOptions`, `CondBranchFuncGraph`,
-`DistributedDatasetSpec`, `FunctionCallOptions`, `OptionsDataset`, `ResourceVariable`, `Session`,
-`context`, `in_save_context`, `is_recorded`, `unwrap_decorators` and the functions below on 2.21.0
-alone.
+`DistributedDatasetSpec`, `FunctionCallOptions`, `OptionsDataset`, `PrefetchDataset`,
+`ResourceVariable`, `Session`, `context`, `in_save_context`, `is_recorded`, `unwrap_decorators` and
+the functions below on 2.21.0 alone.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.autograph.impl.api import autograph_artifact
 from tensorflow.python.data.ops.dataset_ops import _OptionsDataset as OptionsDataset
+from tensorflow.python.data.ops.prefetch_op import _PrefetchDataset as PrefetchDataset
 from tensorflow.python.distribute.collective_all_reduce_strategy import (
     CollectiveAllReduceExtended,
 )
@@ -78,6 +79,7 @@ __all__ = [
     "OptionsDataset",
     "PerReplica",
     "PerReplicaSpec",
+    "PrefetchDataset",
     "ResourceVariable",
     "Session",
     "UninitializedVariable",

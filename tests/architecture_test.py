@@ -20,6 +20,7 @@ LAYERS = [
     "strategies.assertions",
     "strategies.partitioning",
     "strategies._tensorflow",
+    "strategies.frames",
     "strategies._keras",
     "strategies.collectives.base",
     "strategies.collectives.single_worker",
@@ -126,10 +127,17 @@ def test_there_is_one_door(prefix, door):
 @pytest.mark.parametrize(
     ("attributes", "doors"),
     [
-        ({"f_locals"}, {"strategies/_keras.py", "strategies/variables/sparse_variable.py"}),
+        (
+            {"f_locals"},
+            {
+                "strategies/_keras.py",
+                "strategies/frames.py",
+                "strategies/variables/sparse_variable.py",
+            },
+        ),
         (
             {"f_back", "_getframe"},
-            {"strategies/_keras.py", "strategies/variables/sparse_variable.py"},
+            {"strategies/frames.py", "strategies/variables/sparse_variable.py"},
         ),
         ({"_current_frames"}, {"strategies/collectives/health/stack.py"}),
         ({"extract_stack", "walk_stack"}, set()),

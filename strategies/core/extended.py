@@ -39,6 +39,7 @@ from strategies.core.loss_scale import LossScale
 from strategies.core.random_seeds import seed_state_creator, worker_seed_scope
 from strategies.core.scope import check_backend, check_step, check_updated, explain_mixed_strategies
 from strategies.data.distributed_dataset import ReplicaDataset, check_options, per_replica_datasets
+from strategies.data.generators import read_equally_far
 from strategies.data.same_rows import compare_first_batch
 from strategies.data.sharding import equal_steps, number_of_rows, shard_dataset, unsharded
 from strategies.reduction import ReductionOptions, ReplicaCrossDeviceOps
@@ -384,6 +385,7 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
     ) -> ReplicaDataset:
         check_options(options, per_replica=False)
         agree(self.collectives, "distribution of a dataset")
+        dataset = read_equally_far(dataset)
         source = dataset if unsharded(dataset) is dataset else None
         if source is not None and self._is_compared(dataset):
             dataset = compare_first_batch(dataset, self._first_batches)

@@ -88,7 +88,7 @@ class Epochs:
         steps = tf.data.Dataset.counter().map(take)
         steps = steps.take_while(_as_written(lambda more, _: more))
         self._steps = steps.map(_as_written(lambda _, batch: batch)).with_options(
-            _no_prefetch_options()
+            no_prefetch_options()
         )
         self._run, self._inside = run, inside
 
@@ -390,10 +390,10 @@ def _until_all_are_done(
     steps = flagged.concatenate(padding).take_while(
         _as_written(lambda has, _: stream.all_reduce([has])[0] > 0)
     )
-    return steps.map(_as_written(lambda _, batch: batch)).with_options(_no_prefetch_options())
+    return steps.map(_as_written(lambda _, batch: batch)).with_options(no_prefetch_options())
 
 
-def _no_prefetch_options() -> tf.data.Options:
+def no_prefetch_options() -> tf.data.Options:
     """Returns options under which no batch is prefetched."""
     options = tf.data.Options()
     options.experimental_optimization.inject_prefetch = False

@@ -19,6 +19,7 @@ from strategies._tensorflow import (
 from strategies.collectives import Collectives, LocalCollectives
 from strategies.core.extended import ReplicatedExtended
 from strategies.data.distributed_dataset import ReplicaDataset, check_options
+from strategies.data.generators import read_equally_far
 from strategies.data.sharding import equal_steps, shard_dataset
 from strategies.ps.client import Servers
 from strategies.ps.creation import (
@@ -413,6 +414,7 @@ class ServerExtended(ReplicatedExtended):
             part = super()._experimental_distribute_dataset(dataset, options)
         else:
             check_options(options, per_replica=False)
+            dataset = read_equally_far(dataset)
             shared = shard_dataset(dataset, self.workers, len(self._devices), in_step=False)
             part = ReplicaDataset(shared, self._container_strategy(), options)
         return ServerDataset(part, self._container_strategy(), source=dataset)

@@ -32,13 +32,13 @@ import tensorflow as tf
 
 from strategies._keras import (
     ELEMENTWISE,
-    innermost,
     is_legacy,
     is_optimizer,
     is_updating,
     is_writing_h5,
 )
 from strategies._tensorflow import ResourceVariable
+from strategies.frames import innermost
 from strategies.variables.elementwise import check_trains_rows
 from strategies.variables.growable_array import HOST, GrowableArray
 

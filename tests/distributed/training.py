@@ -6,6 +6,7 @@ training.py keras|tf_keras [replicas a worker]
 import importlib
 import sys
 import tempfile
+import time
 
 import numpy as np
 import tensorflow as tf
@@ -226,10 +227,35 @@ def check_each_batch_of_a_dataset_with_threads_comes_once():
     with strategy.scope():
         model = keras.Sequential([keras.Input([5]), keras.layers.Dense(1, use_bias=False)])
         model.compile(keras.optimizers.SGD(1.0), lambda _, y_pred: y_pred[:, 0])
-    before = model.get_weights()[0][:, 0]
-    model.fit(Rows(workers=2, max_queue_size=4), epochs=2, shuffle=False, verbose=0)
-    steps = 2 * x[:96].reshape(24, 4, 5).mean(axis=1).sum(axis=0)
-    np.testing.assert_allclose(before - model.get_weights()[0][:, 0], steps, rtol=1e-4, atol=1e-4)
+    steps = 3 * x[:96].reshape(24, 4, 5).mean(axis=1).sum(axis=0)
+    for steps_per_epoch in (None, 24):
+        before = model.get_weights()[0][:, 0]
+        rows = Rows(workers=2, max_queue_size=4)
+        model.fit(rows, epochs=3, steps_per_epoch=steps_per_epoch, shuffle=False, verbose=0)
+        moved = before - model.get_weights()[0][:, 0]
+        np.testing.assert_allclose(moved, steps, rtol=1e-4, atol=1e-4)
+
+
+def check_a_generator_gives_all_workers_the_same_batches():
+    """However far ahead each one could read: what an iterator that is left has read, is lost."""
+    if keras.__name__ == "tf_keras":
+        return
+    features = random.normal(size=[200, 16, 5]).astype("float32")
+
+    def batches():
+        for batch in features:
+            time.sleep(0.002 + 0.03 * rank)
+            yield batch, np.zeros([16, 1], "float32")
+
+    with strategy.scope():  # which is built by what `fit` reads of the generator
+        layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
+        model = keras.Sequential([layer])
+        model.compile(keras.optimizers.SGD(1.0), lambda _, y_pred: y_pred[:, 0])
+    generator, kernel = batches(), np.zeros([5])
+    for first in (0, 7, 14):  # Keras peeks, and one batch is read ahead
+        model.fit(generator, steps_per_epoch=3, epochs=2, verbose=0)
+        kernel -= features[first : first + 6].mean(axis=1).sum(axis=0)
+        np.testing.assert_allclose(model.get_weights()[0][:, 0], kernel, rtol=1e-3, atol=1e-3)
 
 
 def check_saved_weights_are_loaded():

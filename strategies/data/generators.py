@@ -1,0 +1,51 @@
+"""Python generators that all workers read equally far."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import tensorflow as tf
+
+from strategies._keras import replace_generator
+from strategies._tensorflow import PrefetchDataset, dataset_inputs
+from strategies.data.sharding import no_prefetch_options
+
+
+def read_equally_far(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Returns a dataset that reads Keras 3's generator one batch ahead; another one as it is.
+
+    Keras begins with a generator anew: behind the batch that it builds a model with, and in the
+    next `fit`. A batch that was read in advance is lost then, and `prefetch(AUTOTUNE)` reads as
+    many as there is time for: on each worker another number, and the parts that they train on
+    would be those of different batches from there on.
+
+    Args:
+      dataset: what Keras distributes.
+    """
+    if not (isinstance(dataset, PrefetchDataset) and replace_generator(one_ahead)):
+        return dataset
+    (batches,) = dataset_inputs(dataset)
+    return batches.with_options(no_prefetch_options())
+
+
+def one_ahead(batches: Iterator[Any]) -> Iterator[Any]:
+    """Yields the same, the next one of which is being made meanwhile in a thread.
+
+    When it is closed behind n of them, n + 1 have been taken, at any speed.
+
+    >>> numbers = iter(range(10))
+    >>> ahead = one_ahead(numbers)
+    >>> next(ahead), next(ahead)
+    (0, 1)
+    >>> ahead.close()
+    >>> next(numbers)
+    3
+    """
+    end = object()
+    with ThreadPoolExecutor(1, thread_name_prefix="generator") as thread:
+        following = thread.submit(next, batches, end)
+        while (batch := following.result()) is not end:
+            following = thread.submit(next, batches, end)
+            yield batch

@@ -1,0 +1,40 @@
+"""Looking at the stack."""
+
+import gc
+import weakref
+
+import pytest
+
+from strategies import _keras
+from strategies.frames import innermost
+
+
+class Data:
+    """What a caller has."""
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda: innermost(lambda found: False),
+        lambda: innermost(lambda found: found is not None),
+        _keras.running_method,
+        _keras.running_call,
+        _keras.is_updating,
+        _keras.is_writing_h5,
+        _keras.is_dividing_loss,
+        _keras.restart_threads,
+        _keras.running_fit,
+    ],
+)
+def test_what_callers_have_is_freed_as_they_return(look):
+    def fit(epoch_iterator=None, initial_epoch=0):
+        data = Data()
+        look()
+        return weakref.ref(data)
+
+    gc.disable()
+    try:
+        assert fit()() is None
+    finally:
+        gc.enable()
