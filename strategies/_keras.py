@@ -35,23 +35,6 @@ _ITERATIONS = "iteration"
 _WRITTEN_OUTSIDE = ("_gradient_accumulator", "_average")
 _WRITTEN_OUTSIDE_PREFIX = "average/"
 
-# Optimizers that update each element by itself; the others look at a variable's norm, rows or
-# columns.
-ELEMENTWISE = (
-    "Adadelta",
-    "Adagrad",
-    "Adam",
-    "AdamW",
-    "Adamax",
-    "Ftrl",
-    "Lion",
-    "Nadam",
-    "RMSprop",
-    "SGD",
-)
-# An optimizer's options by which it keeps and changes whole variables in every step.
-WHOLE_STATE_OPTIONS = ("use_ema", "gradient_accumulation_steps")
-
 TRAIN_STEP, _TEST_STEP = "train_step", "test_step"
 _STEPS = (TRAIN_STEP, _TEST_STEP, "predict_step")
 _LOSS = "compute_loss"
@@ -315,9 +298,22 @@ def inner_optimizer(optimizer: Any) -> Any:
 
 
 def optimizer_variables(model: Any) -> list[Any]:
-    """Returns the variables of a model's optimizer; none without one."""
-    variables = getattr(getattr(model, "optimizer", None), "variables", ())
-    return list(variables() if callable(variables) else variables)
+    """Returns the variables of all optimizers of a model; none without one."""
+    found = [getattr(optimizer, "variables", ()) for optimizer in optimizers_of(model)]
+    return [each for one in found for each in (one() if callable(one) else one)]
+
+
+def optimizers_of(model: Any) -> list[Any]:
+    """Returns the optimizers of a model, the compiled one first, and others that it or a layer has.
+
+    Those are attributes, or in lists and dictionaries that are: a GAN has two, for instance.
+    """
+    found = [getattr(model, "optimizer", None)]
+    for owner in (model, *layers_of(model)) if hasattr(model, "_flatten_layers") else ():
+        for value in vars(owner).values():
+            several = value.values() if isinstance(value, dict) else value
+            found += several if isinstance(value, list | tuple | dict) else [value]
+    return list({id(each): each for each in found if is_optimizer(each)}.values())
 
 
 def running_fit() -> tuple[Any, int]:

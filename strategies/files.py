@@ -122,5 +122,6 @@ def _move(source: str, target: str, path: str | os.PathLike[str]) -> None:
     for name in (name.rstrip("/") for name in names):
         place = os.path.join(target, name)
         if tf.io.gfile.isdir(place):
-            tf.io.gfile.rmtree(place)
+            # Out of the way at once; to remove it takes time, in which the job may be killed.
+            tf.io.gfile.rename(place, os.path.join(source, f".{name}.before"))
         tf.io.gfile.rename(os.path.join(source, name), place, overwrite=True)

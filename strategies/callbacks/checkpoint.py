@@ -17,6 +17,7 @@ from strategies._keras import (
     begin_at,
     layers_of,
     optimizer_variables,
+    optimizers_of,
     running_fit,
     tensorflow_variable,
 )
@@ -68,7 +69,8 @@ class Checkpoint(Callback):
 
     Raises:
       ValueError: if `every_steps` is no number above 0; when training begins, if the checkpoint is
-        damaged or of another model. Then no variable has changed.
+        damaged or of another model, or if an optimizer beside the one of `compile`, such as a GAN's
+        second one, is not built. Then no variable has changed.
       OSError: while training, if a file cannot be written.
     """
 
@@ -93,6 +95,13 @@ class Checkpoint(Callback):
         if not self.model.optimizer.built:
             with strategy.scope():
                 self.model.optimizer.build(self.model.trainable_variables)
+        for optimizer in optimizers_of(self.model):
+            if not optimizer.built:
+                raise ValueError(
+                    "All optimizers of a model are built before fit, so that their state can be "
+                    f"restored. Received: {optimizer.name!r}, which has no variables yet. Call its "
+                    "build(...) with the variables that it trains, in the strategy's scope."
+                )
         collectives = collectives_of(strategy)
         self._step = self._saved_step = self._to_skip = 0
         found, error = None, None
@@ -113,6 +122,7 @@ class Checkpoint(Callback):
 
     def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
         """Starts to count the batches of an epoch."""
+        begin_at(self.model, 0)  # of this `fit`, and of no further one
         self._epoch, self._batch = epoch, 0
 
     def on_train_batch_begin(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
@@ -138,6 +148,7 @@ class Checkpoint(Callback):
 
     def on_train_end(self, logs: Mapping[str, Any] | None = None) -> None:
         """Saves the state at the end; workers that are not in step wait until all have trained."""
+        begin_at(self.model, 0)
         have_all_ended = False
         while not have_all_ended:
             is_new = self._step > self._saved_step
@@ -242,7 +253,7 @@ class Checkpoint(Callback):
         return train_or_skip
 
     def _variables(self) -> list[Any]:
-        """Returns the variables of the model and its optimizer, without rows of embeddings."""
+        """Returns the variables of the model and its optimizers, without rows of embeddings."""
         every = [*self.model.variables, *optimizer_variables(self.model)]
         unique = {id(each): each for each in every}
         return [

@@ -270,7 +270,7 @@ def _shard_batches(dataset: tf.data.Dataset, parts: range, size: int) -> tf.data
 def _grouped_by_replica(dataset: tf.data.Dataset, replicas: int) -> tf.data.Dataset:
     """Groups batches into elements of one for each replica, padded with empty ones at the end."""
     count = dataset.cardinality()
-    empty = tf.data.Dataset.from_tensors(empty_batch(dataset.element_spec))
+    empty = tf.data.Dataset.from_tensors(empty_element(dataset.element_spec))
     windows = dataset.concatenate(empty.repeat(replicas - 1)).window(replicas, drop_remainder=True)
 
     @_as_written
@@ -342,11 +342,18 @@ def number_of_rows(value: Any) -> tf.Tensor:
 
 
 def empty_element(spec: Any) -> Any:
-    """Returns batches without rows."""
+    """Returns batches without rows.
+
+    >>> empty_element(tf.TensorSpec([4, None])).shape
+    TensorShape([0, 0])
+    """
 
     def empty(one: Any) -> Any:
         if isinstance(one, PerReplicaSpec):
-            return PerReplica([empty_batch(part) for part in replica_specs(one)])
+            return PerReplica([empty(part) for part in replica_specs(one)])
+        if isinstance(one, tf.TensorSpec | tf.SparseTensorSpec) and one.shape.rank:
+            # TensorFlow's function would keep the rows of batches of one size and any width.
+            one = type(one)([size or 0 for size in one.shape], one.dtype)
         return empty_batch(one)
 
     return tf.nest.map_structure(empty, spec)

@@ -8,9 +8,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from strategies._keras import ELEMENTWISE, optimizer_of
+from strategies._keras import optimizer_of
 from strategies.ps.variables import SharedVariable
-from strategies.variables.elementwise import is_elementwise
+from strategies.variables.elementwise import ELEMENTWISE, is_elementwise
 
 # Its update reads what it writes for all variables together.
 _NOT_PER_VARIABLE = "Nadam"

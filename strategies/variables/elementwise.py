@@ -4,7 +4,24 @@ from __future__ import annotations
 
 from typing import Any
 
-from strategies._keras import ELEMENTWISE, WHOLE_STATE_OPTIONS, is_legacy, is_of_keras
+from strategies._keras import is_legacy, is_of_keras
+
+# Optimizers that update each element by itself; the others look at a variable's norm, rows or
+# columns.
+ELEMENTWISE = (
+    "Adadelta",
+    "Adagrad",
+    "Adam",
+    "AdamW",
+    "Adamax",
+    "Ftrl",
+    "Lion",
+    "Nadam",
+    "RMSprop",
+    "SGD",
+)
+# An optimizer's options by which it keeps and changes whole variables in every step.
+_WHOLE_STATE_OPTIONS = ("use_ema", "gradient_accumulation_steps")
 
 
 def is_elementwise(optimizer: Any) -> bool:
@@ -44,7 +61,7 @@ def check_trains_rows(optimizer: Any) -> None:
             "layers by another one (keras.optimizers.MultiOptimizer, or the layer's "
             "optimizer=...); or say `elementwise = True` in the class of your own."
         )
-    for option in WHOLE_STATE_OPTIONS:
+    for option in _WHOLE_STATE_OPTIONS:
         if getattr(optimizer, option, None):
             raise ValueError(
                 "An embedding's rows are updated when they are touched, by optimizers whose state "

@@ -31,7 +31,6 @@ import numpy as np
 import tensorflow as tf
 
 from strategies._keras import (
-    ELEMENTWISE,
     is_legacy,
     is_optimizer,
     is_updating,
@@ -39,7 +38,7 @@ from strategies._keras import (
 )
 from strategies._tensorflow import ResourceVariable
 from strategies.frames import innermost
-from strategies.variables.elementwise import check_trains_rows
+from strategies.variables.elementwise import ELEMENTWISE, check_trains_rows
 from strategies.variables.growable_array import HOST, GrowableArray
 
 _numbers = itertools.count()

@@ -67,6 +67,28 @@ def test_a_directory_and_several_files_are_moved_whole(tmp_path, monkeypatch):
     assert tf.train.latest_checkpoint(tmp_path) == str(tmp_path / "point-1")
 
 
+def test_a_directory_that_was_there_is_whole_or_gone_at_once(tmp_path, monkeypatch):
+    """To remove it takes time, and the job may be killed in it."""
+    use(monkeypatch, FakeWorker(0))
+    place = tmp_path / "model"
+    place.mkdir()
+    write(place / "old.txt", "old")
+    rename = tf.io.gfile.rename
+
+    def seen(source, target, overwrite=False):
+        assert not place.exists() or (place / "old.txt").exists()
+        rename(source, target, overwrite)
+
+    monkeypatch.setattr(tf.io.gfile, "rename", seen)
+    monkeypatch.setattr(
+        tf.io.gfile, "rmtree", lambda path: pytest.fail("removed") if path == str(place) else None
+    )
+    with strategies.writing(place, STRATEGY) as path:
+        os.mkdir(path)
+        write(os.path.join(path, "new.txt"))
+    assert os.listdir(place) == ["new.txt"]
+
+
 def test_what_fails_in_the_block_leaves_nothing_behind(tmp_path, monkeypatch):
     worker = use(monkeypatch, FakeWorker(0))
     with pytest.raises(ZeroDivisionError):
