@@ -45,6 +45,7 @@ from tensorflow.python.distribute.values import (
     MirroredVariable,
     PerReplica,
     PerReplicaSpec,
+    SyncOnReadVariable,
 )
 from tensorflow.python.eager.context import FunctionCallOptions, context, global_seed
 from tensorflow.python.eager.record import should_record_backprop as is_recorded
@@ -82,6 +83,7 @@ __all__ = [
     "PrefetchDataset",
     "ResourceVariable",
     "Session",
+    "SyncOnReadVariable",
     "UninitializedVariable",
     "UpdateContext",
     "WhileBodyFuncGraph",

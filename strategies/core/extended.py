@@ -24,6 +24,7 @@ from strategies._keras import (
 from strategies._tensorflow import (
     CheckpointInitialValue,
     CollectiveAllReduceExtended,
+    SyncOnReadVariable,
     WhileBodyFuncGraph,
     autograph_artifact,
     canonicalize,
@@ -44,6 +45,7 @@ from strategies.data.same_rows import compare_first_batch
 from strategies.data.sharding import equal_steps, number_of_rows, shard_dataset, unsharded
 from strategies.reduction import ReductionOptions, ReplicaCrossDeviceOps
 from strategies.reduction.xla import check_devices
+from strategies.variables.on_read import OnReadVariable
 from strategies.variables.sparse_variable import SparseVariable, table_asked_for
 from strategies.variables.zero import ShardedOptimizerState
 from tf_config.sidecar import MADE, USED, is_reported, report
@@ -331,7 +333,10 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
             )
             if variable is not None:
                 return variable
-        return super()._create_variable(next_creator, **kwargs)
+        made = super()._create_variable(next_creator, **kwargs)
+        if isinstance(made, SyncOnReadVariable) and self._num_replicas_in_sync > 1:
+            return OnReadVariable(made.distribute_strategy, made.values, made.aggregation)
+        return made
 
     def _get_variable_creator_initial_value(
         self, replica_id: int, device: str, primary_var: Any, **kwargs: Any

@@ -258,6 +258,40 @@ def check_a_generator_gives_all_workers_the_same_batches():
         np.testing.assert_allclose(model.get_weights()[0][:, 0], kernel, rtol=1e-3, atol=1e-3)
 
 
+class MeansOfRows(keras.Model):
+    """Keeps its loss, as Keras's examples do, and resets it where it is asked to."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = keras.layers.Dense(1, kernel_initializer="ones")
+        self.seen = keras.metrics.Mean(name="seen")
+        self.latest = keras.metrics.Mean(name="latest")
+
+    def call(self, features):
+        self.add_loss(tf.reduce_mean(features) / strategy.num_replicas_in_sync)
+        return self.layer(features)
+
+    def train_step(self, data):
+        features, _ = data
+        self(features, training=True)
+        mean = tf.reduce_mean(features)
+        self.seen.update_state(mean)
+        self.latest.reset_state()
+        self.latest.update_state(mean)
+        return {"seen": self.seen.result(), "latest": self.latest.result()}
+
+
+def check_a_worker_without_rows_leaves_no_trace_in_metrics():
+    n = strategy.num_replicas_in_sync
+    with strategy.scope():
+        model = MeansOfRows()
+        model.compile("sgd")
+    rows = np.full([n + 1, 5], 3.0, "float32")  # the second batch has rows for one replica
+    history = model.fit(rows, rows, batch_size=n, epochs=2, shuffle=False, verbose=0).history
+    np.testing.assert_allclose(history["seen"], [3.0, 3.0])
+    np.testing.assert_allclose(model.latest.result(), 3.0)
+
+
 def check_saved_weights_are_loaded():
     model = compiled()
     model.fit(x, y, batch_size=16, verbose=0)
