@@ -71,7 +71,9 @@ class ParameterServerStrategy(MirroredReduction, tf.distribute.MultiWorkerMirror
     In "sync", `num_replicas_in_sync`, logs, `reduce` and `gather` are those of all workers, as
     under `MultiWorkerMirroredStrategy`. In the other modes a worker takes no account of the
     others: its logs are its own, of its own part of the data, and so is its number of steps.
-    Everywhere each global batch that trains is cut by rows.
+    Everywhere each global batch that trains is cut by rows. Outside of "sync", a step of which a
+    worker has no rows leaves its variables as they are, but for what optimizers do in "geo"; it
+    sends nothing, and counts in no `iterations` on the servers.
 
     Keras's `evaluate`, `predict` and validation in `fit` are of all rows, on every worker. In
     "sync" the workers share them out. In the other modes each worker takes all of them, with the

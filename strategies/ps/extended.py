@@ -213,9 +213,10 @@ class ServerExtended(ReplicatedExtended):
             return super()._call_for_each_replica(fn, args, kwargs)
         self._running += 1
         try:
-            result = super()._call_for_each_replica(fn, args, kwargs)
-            if self._running == 1 or len(self._devices) == 1:
-                self._flush()
+            with self._row_weights_scope(args, kwargs):
+                result = super()._call_for_each_replica(fn, args, kwargs)
+                if self._running == 1 or len(self._devices) == 1:
+                    self._flush()
             return result
         except BaseException:
             self._updates, self._counts, self._touched = [], [], {}
@@ -256,12 +257,42 @@ class ServerExtended(ReplicatedExtended):
     ) -> Any:
         """Assigns to a variable outside of an optimizer's update."""
         in_replica = self.is_stepping() and not tf.distribute.in_cross_replica_context()
-        if in_replica and self._is_updated_on_servers(var):
-            if not self._use_merge_call():
-                self._record(var, fn, ((value,), {}))
-                return var
-            check_aggregation(var)
+        if not in_replica:
+            return var.update_copy(fn, value, **kwargs)
+        if not self._is_updated_on_servers(var):
+            return var.update_copy(self._where_rows(fn), value, **kwargs)
+        if not self._use_merge_call():
+            self._record(var, fn, ((value,), {}))
+            return var
+        check_aggregation(var)
         return var.update_copy(fn, value, **kwargs)
+
+    def _has_rows(self) -> tf.Tensor | None:
+        """Returns whether this worker's part of a step has rows; None where that is certain.
+
+        In "sync" it is certain, for the step is that of all workers.
+        """
+        weights = None if self.in_step else self._weights_of_replicas()
+        if weights is None or any(tf.get_static_value(weight) for weight in weights):
+            return None
+        return tf.add_n(weights) > 0
+
+    def _where_rows(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns a function that updates a copy as `fn` does, where the step has rows."""
+        has_rows = self._has_rows()
+        if has_rows is None:
+            return fn
+
+        def update(copy: Any, *args: Any, **kwargs: Any) -> Any:
+            # What was computed from no rows is no value: a mean over nothing.
+            def call() -> tf.Tensor:
+                fn(copy, *args, **kwargs)
+                return tf.constant(True)
+
+            tf.cond(has_rows, call, lambda: tf.constant(False))
+            return copy
+
+        return update
 
     def _is_updated_on_servers(self, var: Any) -> bool:
         """Returns whether the servers update a variable; if not, they follow the worker."""
@@ -330,11 +361,30 @@ class ServerExtended(ReplicatedExtended):
             if touched:
                 self._geo.step(touched, lambda updates: self._send(updates, [])[1])
             return
-        for state in touched:
+
+        def send() -> tf.Tensor:
+            self._exchange(updates, counts, touched)
+            return tf.constant(True)
+
+        has_rows = self._has_rows()
+        if has_rows is None:
+            send()
+        else:
+            tf.cond(has_rows, send, lambda: tf.constant(False))
+
+    def _exchange(
+        self,
+        updates: Sequence[VariableUpdate],
+        counts: Sequence[tuple[CounterVariable, tf.Tensor]],
+        states: Sequence[SharedVariable],
+    ) -> None:
+        """Sends a step's updates and changes of states, and assigns new values to the copies."""
+        changes = []
+        for state in states:
             now = local_copy(state)
-            updates.append(VariableUpdate(state, add, ((now - state.base,), {})))
+            changes.append(VariableUpdate(state, add, ((now - state.base,), {})))
             state.base.assign(now, read_value=False)
-        fresh, new_values = self._send(updates, counts)
+        fresh, new_values = self._send([*updates, *changes], counts)
 
         def assign_copies() -> tf.Tensor:
             for variable, value in new_values:
