@@ -35,7 +35,8 @@ class ParameterServerOptions:
       send_queue_size: in "async", how many steps may wait to be sent or be on their way; by
         default 1, or twice `max_merge`. 1 is enough to send while the next step is computed.
       pull_every: in "async", steps sent between two pulls of the servers' values; 1 by default.
-      geo_steps: in "geo", steps between two exchanges; 100 by default.
+      geo_steps: in "geo", steps between two exchanges of the variables that they train; 100 by
+        default.
       compression: "fp16" sends gradients to the servers as float16; None as they are.
 
     Raises:

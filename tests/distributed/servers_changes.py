@@ -84,5 +84,18 @@ def check_a_step_without_rows_sends_nothing():
     np.testing.assert_array_equal(on_servers(weight), np.full([3], 2 * size - 1))
 
 
+def check_models_in_turn_are_all_exchanged():
+    if mode != "geo":
+        return
+    with strategy.scope():
+        weights = [tf.Variable(tf.zeros([3]), name=name) for name in "gd"]
+    steps = [stepping(lambda w=weight: w.assign_add(tf.ones([3]))) for weight in weights]
+    for _ in range(2):
+        for step in steps:
+            step()
+    for weight in weights:
+        np.testing.assert_allclose(on_servers(weight), 2.0)
+
+
 if __name__ == "__main__":
     run_checks(globals())
