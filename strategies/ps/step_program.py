@@ -79,6 +79,11 @@ class StepProgram:
         # In order, for what one server needs of the worker's own variables all get.
         self._server_programs = [self._build(server) for server in servers.servers]
 
+    @property
+    def is_mergeable(self) -> bool:
+        """Whether several steps may be sent as one, the sum of what they bring."""
+        return all(update.is_mergeable for update in self._updates)
+
     # What a worker sends.
 
     def packed(

@@ -3,6 +3,7 @@
 import re
 import threading
 import time
+import types
 
 import numpy as np
 import pytest
@@ -11,12 +12,15 @@ from strategies.collectives.health.operations import OperationTracker
 from strategies.parameter_server import update_mode_of
 from strategies.ps.options import ParameterServerOptions
 from strategies.ps.push import Push
+from strategies.ps.updates import VariableUpdate
+from strategies.ps.variables import add
 
 
 class StepProgram:
     """Notes what comes to a server, which is closed for as long as a test wants."""
 
-    def __init__(self):
+    def __init__(self, is_mergeable=True):
+        self.is_mergeable = is_mergeable
         self.open = threading.Event()
         self.began = threading.Event()
         self.changes = []  # steps of each change, and the sum of what they bring
@@ -76,16 +80,20 @@ def test_values_come_back_every_so_many_steps(settings, expected, pulls):
     assert program.pulls == pulls
 
 
+ONE_BY_ONE = [(1, 1), (1, 2), (1, 3), (1, 4), (1, 5), (1, 6)]
+
+
 @pytest.mark.parametrize(
-    ("settings", "changes"),
+    ("settings", "is_mergeable", "changes"),
     [
-        ({"send_queue_size": 6}, [(1, 1), (1, 2), (1, 3), (1, 4), (1, 5), (1, 6)]),
-        ({"max_merge": 3, "send_queue_size": 6}, [(1, 1), (3, 9), (2, 11)]),
-        ({"max_merge": 9, "send_queue_size": 6}, [(1, 1), (5, 20)]),
+        ({"send_queue_size": 6}, True, ONE_BY_ONE),
+        ({"max_merge": 3, "send_queue_size": 6}, True, [(1, 1), (3, 9), (2, 11)]),
+        ({"max_merge": 9, "send_queue_size": 6}, True, [(1, 1), (5, 20)]),
+        ({"max_merge": 9, "send_queue_size": 6}, False, ONE_BY_ONE),
     ],
 )
-def test_steps_that_wait_make_one_change_of_their_sum(settings, changes):
-    program = StepProgram()
+def test_steps_that_wait_make_one_change_of_their_sum(settings, is_mergeable, changes):
+    program = StepProgram(is_mergeable)
     sending = update_mode(**settings)
     sending.step(program, push(1))
     assert program.began.wait(30)
@@ -94,6 +102,35 @@ def test_steps_that_wait_make_one_change_of_their_sum(settings, changes):
     program.open.set()
     sending.drain()
     assert program.changes == changes
+
+
+def assign(variable, value):
+    variable.assign(value)
+
+
+def apply(variable, gradient, learning_rate):
+    variable.assign_sub(gradient * learning_rate)
+
+
+@pytest.mark.parametrize(
+    ("shape", "fn", "args", "transfers", "is_mergeable"),
+    [
+        ([3], add, [np.ones([3])], ["rows"], True),
+        ([3], apply, [np.ones([3]), np.ones([])], ["rows", "whole"], True),
+        ([], apply, [np.ones([]), np.ones([])], ["rows", "whole"], True),
+        ([], apply, [np.ones([]), 0.1], ["rows", "fixed"], True),
+        ([], add, [1.0], ["fixed"], False),
+        ([3], apply, [np.ones([]), np.ones([])], ["whole", "whole"], False),
+        ([3], assign, [np.ones([3])], ["rows"], False),
+        ([], assign, [np.ones([])], ["rows"], False),
+        ([3], lambda variable: variable.assign_sub(variable * 0.1), [], [], True),
+    ],
+)
+def test_what_steps_bring_is_summed_where_it_can_be(shape, fn, args, transfers, is_mergeable):
+    variable = types.SimpleNamespace(remote=types.SimpleNamespace(shape=tuple(shape)))
+    update = VariableUpdate(variable, fn, (tuple(args), {}))
+    assert [update.transfer(leaf) for leaf in update.leaves] == transfers
+    assert update.is_mergeable == is_mergeable
 
 
 @pytest.mark.parametrize(

@@ -17,9 +17,10 @@ class Async:
     """Sends a worker's updates from a background thread, while the worker computes on.
 
     Steps wait in a queue; where the servers fall behind, it fills up and the worker waits. The
-    thread takes up to `max_merge` steps at once from it and sends their sum as one update. After
-    every `pull_every` steps sent it pulls the variables' present values, which the worker goes on
-    with from its next step.
+    thread takes up to `max_merge` steps at once from it and sends their sum as one update; steps
+    that have no sum, such as those that assign values, it sends one by one. After every
+    `pull_every` steps sent it pulls the variables' present values, which the worker goes on with
+    from its next step.
 
     Staleness: what a worker computes with lacks at most `send_queue_size` of its own steps that
     wait or are on their way, and `pull_every - 1` that were sent after the last pull. How many of
@@ -70,7 +71,7 @@ class Async:
         while True:
             program, push = leftover or self._queue.get()
             leftover, pushes = None, [push]
-            while len(pushes) < self._max_merge:
+            while len(pushes) < self._max_merge and program.is_mergeable:
                 try:
                     other, push = self._queue.get_nowait()
                 except queue.Empty:
