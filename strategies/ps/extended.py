@@ -58,6 +58,9 @@ class UpdateMode(Protocol):
     def drain(self) -> None:
         """Waits until all updates have been sent."""
 
+    def forget_pulled(self) -> None:
+        """Drops values to go on with that no step has taken yet, for there are newer ones."""
+
 
 class LocalTraining(Protocol):
     """Exchange of progress between workers that have optimizers of their own."""
@@ -432,6 +435,7 @@ class ServerExtended(ReplicatedExtended):
         variables = [
             v for v in (reference() for reference in self._shared_variables) if v is not None
         ]
+        self.update_mode.forget_pulled()
         present = self.registry.read([variable.remote for variable in variables])
         for variable, value in zip(variables, present, strict=True):
             value = tf.constant(value, variable.dtype)
@@ -444,6 +448,7 @@ class ServerExtended(ReplicatedExtended):
         if not tf.executing_eagerly():
             return
         self.update_mode.drain()
+        self.update_mode.forget_pulled()
         value = local_copy(var)
         self.registry.write(var.remote, value.numpy())
         if var.base is not None:

@@ -44,6 +44,12 @@ def made(all_layers, optimizer):
     return model
 
 
+def zeros(aggregation=tf.VariableAggregation.MEAN):
+    """Returns a weight, of which all replicas of a worker say the same by default."""
+    with strategy.scope():
+        return tf.Variable(tf.zeros([3]), name="weight", aggregation=aggregation)
+
+
 def stepping(change):
     """Returns a training step that makes a change."""
 
@@ -75,9 +81,7 @@ def check_moving_statistics_are_shared_and_kept_by_a_batch_without_rows():
 def check_a_step_without_rows_sends_nothing():
     if mode in ("geo", "sync"):
         return
-    with strategy.scope():
-        mean = tf.VariableAggregation.MEAN
-        weight = tf.Variable(tf.zeros([3]), name="weight", aggregation=mean)
+    weight = zeros()
     step = stepping(lambda rows: weight.assign_add(tf.ones([3])))
     for rows in (rank, 1):
         step(tf.zeros([rows, 2]))
@@ -87,14 +91,55 @@ def check_a_step_without_rows_sends_nothing():
 def check_models_in_turn_are_all_exchanged():
     if mode != "geo":
         return
-    with strategy.scope():
-        weights = [tf.Variable(tf.zeros([3]), name=name) for name in "gd"]
+    weights = zeros(), zeros()
     steps = [stepping(lambda w=weight: w.assign_add(tf.ones([3]))) for weight in weights]
     for _ in range(2):
         for step in steps:
             step()
     for weight in weights:
         np.testing.assert_allclose(on_servers(weight), 2.0)
+
+
+def check_a_value_that_is_given_stays():
+    weight = zeros()
+    step = stepping(lambda: weight.assign_add(tf.zeros([3])))
+    step()
+    extended.update_mode.drain()
+    weight.assign([7.0, 8.0, 9.0])
+    step()
+    np.testing.assert_array_equal(weight.numpy(), [7, 8, 9])
+    np.testing.assert_array_equal(on_servers(weight), [7, 8, 9])
+
+
+def check_what_another_step_brought_stays():
+    weight, own = zeros(), zeros()
+
+    def change_both():
+        weight.assign_add(tf.ones([3]))
+        own.assign_add(tf.ones([3]))
+
+    first, second = stepping(change_both), stepping(lambda: weight.assign_add(tf.ones([3])))
+    first()
+    extended.update_mode.drain()
+    for _ in range(5):
+        second()
+        extended.update_mode.drain()
+    before = weight.numpy()
+    first()
+    assert np.all(weight.numpy() >= before), (weight.numpy(), before)
+    strategies.barrier(strategy)
+
+
+def check_the_servers_present_values_are_evaluated():
+    """Of several workers, the others may change them meanwhile."""
+    if mode in ("geo", "sync") or size > 1:
+        return
+    model = made(lambda: [layers.Dense(1)], lambda: optimizers.SGD(0.1))
+    x, y = np.ones([4, 2], np.float32), np.ones([4, 1], np.float32)
+    model.fit(x, y, batch_size=4, epochs=3, verbose=0)
+    found = model.evaluate(x, y, verbose=0)
+    kernel, bias = (on_servers(weight) for weight in model.trainable_variables)
+    np.testing.assert_allclose(found, np.mean((x @ kernel + bias - y) ** 2), rtol=1e-4, atol=1e-9)
 
 
 if __name__ == "__main__":

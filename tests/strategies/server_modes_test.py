@@ -25,6 +25,7 @@ class StepProgram:
         self.began = threading.Event()
         self.changes = []  # steps of each change, and the sum of what they bring
         self.pulls = []  # after how many steps
+        self.beside = []  # programs of the same variables
 
     def push(self, push, server):
         self.began.set()
@@ -33,8 +34,14 @@ class StepProgram:
 
     def push_and_pull(self, push, server):
         self.push(push, server)
+        return self.pull(server)
+
+    def pull(self, server):
         self.pulls.append(self.steps)
         return [np.array([self.steps])]
+
+    def shares_variables(self, other):
+        return other in self.beside
 
     @property
     def steps(self):
@@ -78,6 +85,28 @@ def test_values_come_back_every_so_many_steps(settings, expected, pulls):
     program.open.set()
     assert steps(update_mode(**settings), program, range(7)) == expected
     assert program.pulls == pulls
+
+
+@pytest.mark.parametrize(("is_beside", "expected"), [(True, [2]), (False, [1])])
+def test_what_another_program_has_changed_is_pulled_again(is_beside, expected):
+    first, second = StepProgram(), StepProgram()
+    sending = update_mode()
+    for program in (first, second):
+        program.open.set()
+    first.beside = [second] if is_beside else []
+    steps(sending, first, [1])
+    first.changes.append((1, 0))  # made by the second one, which shares the variables
+    steps(sending, second, [1])
+    assert steps(sending, first, [1]) == expected
+
+
+def test_what_was_pulled_is_not_gone_on_with_where_there_are_newer_values():
+    program = StepProgram()
+    program.open.set()
+    sending = update_mode()
+    assert steps(sending, program, [1]) == [None]
+    sending.forget_pulled()
+    assert steps(sending, program, [1, 1]) == [None, 2]
 
 
 ONE_BY_ONE = [(1, 1), (1, 2), (1, 3), (1, 4), (1, 5), (1, 6)]

@@ -39,7 +39,7 @@ class Async:
         self._pull_every = pull_every
         self._queue: queue.Queue[tuple[StepProgram, Push]] = queue.Queue()
         self._free = threading.Semaphore(send_queue_size)
-        self._newest: dict[StepProgram, list[np.ndarray]] = {}
+        self._newest: dict[StepProgram, list[np.ndarray] | None] = {}
         self._steps_since_pull: dict[StepProgram, int] = {}
         self._error: BaseException | None = None
         self._lock = threading.Lock()
@@ -55,12 +55,23 @@ class Async:
         self._raise()
         self._queue.put((program, push))
         with self._lock:
-            return self._newest.pop(program, None)
+            is_pulled = program in self._newest
+            newest = self._newest.pop(program, None)
+        return self._pulled(program) if is_pulled and newest is None else newest
 
     def drain(self) -> None:
         """Waits until all steps have been sent."""
         self._queue.join()
         self._raise()
+
+    def forget_pulled(self) -> None:
+        """Drops values that were pulled and not gone on with yet, for there are newer ones."""
+        with self._lock:
+            self._newest.clear()
+
+    def _pulled(self, program: StepProgram) -> list[np.ndarray]:
+        pulled = self._spans.measure_call("pull", lambda: self._servers.each(program.pull))
+        return [vector for vectors in pulled for vector in vectors]
 
     def _raise(self) -> None:
         if self._error is not None:
@@ -105,4 +116,8 @@ class Async:
         )
         self._steps_since_pull[program] = 0
         with self._lock:
+            for other in self._newest:
+                if other is not program and other.shares_variables(program):
+                    # Older than what this program goes on with; pulled again when it is asked for.
+                    self._newest[other] = None
             self._newest[program] = [vector for vectors in changed for vector in vectors]
