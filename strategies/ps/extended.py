@@ -264,10 +264,12 @@ class ServerExtended(ReplicatedExtended):
             return var.update_copy(fn, value, **kwargs)
         if not self._is_updated_on_servers(var):
             return var.update_copy(self._where_rows(fn), value, **kwargs)
-        if not self._use_merge_call():
+        if self._use_merge_call():
+            check_aggregation(var)
+        elif var.aggregation == tf.VariableAggregation.NONE:
             self._record(var, fn, ((value,), {}))
             return var
-        check_aggregation(var)
+        # TensorFlow aggregates the replicas' values, and comes back with one to update by.
         return var.update_copy(fn, value, **kwargs)
 
     def _has_rows(self) -> tf.Tensor | None:

@@ -142,5 +142,20 @@ def check_the_servers_present_values_are_evaluated():
     np.testing.assert_allclose(found, np.mean((x @ kernel + bias - y) ** 2), rtol=1e-4, atol=1e-9)
 
 
+def check_an_assignment_is_aggregated():
+    aggregations = tf.VariableAggregation.SUM, tf.VariableAggregation.MEAN
+    replicas = options.get("num_replicas", 1)
+    for aggregation in aggregations:
+        weight = zeros(aggregation)
+        stepping(lambda w=weight: w.assign(tf.fill([3], rank + 1.0)))()
+        stepping(lambda w=weight: w.assign_add(tf.fill([3], rank + 1.0)))()
+        if mode != "sync":
+            continue
+        total = size * (size + 1) / 2
+        is_sum = aggregation == tf.VariableAggregation.SUM
+        expected = total * replicas if is_sum else total / size
+        np.testing.assert_allclose(on_servers(weight), 2 * expected)
+
+
 if __name__ == "__main__":
     run_checks(globals())
