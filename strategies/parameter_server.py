@@ -26,7 +26,7 @@ from strategies.mirrored import MirroredReduction, local_devices
 from strategies.multi_worker import gpus_of, start_timeout_seconds
 from strategies.ps.client import Server, ServerLost, Servers, close, connect_servers, state_of
 from strategies.ps.collectives import ServerCollectives
-from strategies.ps.extended import ServerExtended, UpdateMode
+from strategies.ps.extended import ServerExtended
 from strategies.ps.membership import AWAITED, LEFT, PRESENT, SAME_SCRIPT, Membership
 from strategies.ps.modes.async_ import Async
 from strategies.ps.modes.geo import Geo
@@ -35,6 +35,7 @@ from strategies.ps.modes.sync import Sync
 from strategies.ps.options import ParameterServerOptions
 from strategies.ps.placement import Placement
 from strategies.ps.registry import VariableRegistry
+from strategies.ps.update_mode import UpdateMode
 from strategies.ps.watching import watch_by_servers
 from strategies.reduction import ReductionOptions
 from tf_config import ClusterConfigError, Task, TFConfig

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from strategies._keras import path_of
+from strategies._keras import innermost, is_optimizer, path_of
 from strategies._tensorflow import (
     ResourceVariable,
     UninitializedVariable,
@@ -29,10 +29,10 @@ from strategies.ps.creation import (
 )
 from strategies.ps.input import ServerDataset
 from strategies.ps.ordered_caller import OrderedCaller
-from strategies.ps.push import Push
 from strategies.ps.registry import RemoteVariable, VariableRegistry
 from strategies.ps.sparse import RemoteRowVariable, update_call
 from strategies.ps.step_program import NewValues, StepProgram
+from strategies.ps.update_mode import LocalTraining, UpdateMode
 from strategies.ps.updates import VariableUpdate
 from strategies.ps.variables import (
     CounterVariable,
@@ -47,32 +47,6 @@ from strategies.reduction import ReductionOptions
 from strategies.variables.sparse_variable import table_asked_for
 
 _CPU = "/device:CPU:0"
-
-
-class UpdateMode(Protocol):
-    """An update mode: when a worker's updates are sent, and which values it goes on with."""
-
-    def step(self, program: StepProgram, push: Push) -> list[np.ndarray] | None:
-        """Takes a step's updates; returns the values to go on with, None for the present ones."""
-
-    def drain(self) -> None:
-        """Waits until all updates have been sent."""
-
-    def forget_pulled(self) -> None:
-        """Drops values to go on with that no step has taken yet, for there are newer ones."""
-
-
-class LocalTraining(Protocol):
-    """Exchange of progress between workers that have optimizers of their own."""
-
-    def step(
-        self,
-        variables: Sequence[SharedVariable],
-        push_and_pull: Callable[
-            [Sequence[VariableUpdate]], Iterable[tuple[SharedVariable, tf.Tensor]]
-        ],
-    ) -> None:
-        """Counts a step that has updated variables, and exchanges them when it is due."""
 
 
 class ServerExtended(ReplicatedExtended):
@@ -264,6 +238,9 @@ class ServerExtended(ReplicatedExtended):
             return var.update_copy(fn, value, **kwargs)
         if not self._is_updated_on_servers(var):
             return var.update_copy(self._where_rows(fn), value, **kwargs)
+        if is_assignment(fn) and not self._is_recorded(var) and innermost(is_optimizer) is not None:
+            # Decay of weights, as Muon's, made of a copy that may lack changes of other workers.
+            return self._add(var, tf.cast(value, var.dtype) - local_copy(var))
         if self._use_merge_call():
             check_aggregation(var)
         elif var.aggregation == tf.VariableAggregation.NONE:
@@ -271,6 +248,14 @@ class ServerExtended(ReplicatedExtended):
             return var
         # TensorFlow aggregates the replicas' values, and comes back with one to update by.
         return var.update_copy(fn, value, **kwargs)
+
+    def _add(self, var: SharedVariable, delta: Any) -> SharedVariable:
+        """Adds to a variable on the servers what all replicas say alike."""
+        if self._use_merge_call() and not tf.distribute.in_cross_replica_context():
+            context = tf.distribute.get_replica_context()
+            return context.merge_call(lambda _, value: self._add(var, value), args=(delta,))
+        self._record(var, add, ((select_replica(0, delta),), {}))
+        return var
 
     def _has_rows(self) -> tf.Tensor | None:
         """Returns whether this worker's part of a step has rows; None where that is certain.
@@ -319,7 +304,7 @@ class ServerExtended(ReplicatedExtended):
         return False
 
     def _record(self, var: Any, fn: Callable[..., Any], args: Any) -> None:
-        if any(update.variable is var for update in self._updates) and is_assignment(fn):
+        if self._is_recorded(var) and is_assignment(fn):
             raise ValueError(
                 "A variable that the servers have been told to change is known here when the step "
                 f"is complete. Received: a new value for {var.remote.path!r} in the same step, as "
@@ -328,6 +313,9 @@ class ServerExtended(ReplicatedExtended):
             )
         self._enter_graph()
         self._updates.append(update_call(var, fn, args))
+
+    def _is_recorded(self, var: Any) -> bool:
+        return any(update.variable is var for update in self._updates)
 
     def count_up(self, counter: CounterVariable, delta: Any) -> Any:
         """Adds to a counter; an optimizer does so last, so the recorded updates are sent, too."""

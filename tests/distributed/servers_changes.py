@@ -157,5 +157,19 @@ def check_an_assignment_is_aggregated():
         np.testing.assert_allclose(on_servers(weight), 2 * expected)
 
 
+def check_muon_decays_what_the_servers_have():
+    if not hasattr(optimizers, "Muon") or mode in ("geo", "sync"):
+        return
+    with strategy.scope():
+        kernel = keras.Variable(np.ones([2, 2], np.float32), name="kernel")
+        optimizer = optimizers.Muon(0.5, weight_decay=0.5)
+        optimizer.build([kernel])
+    if rank == 0:
+        # As another worker has it changed, since this one pulled.
+        extended.registry.write(kernel.value.remote, np.full([2, 2], 11.0, np.float32))
+        stepping(lambda: optimizer.apply([tf.zeros([2, 2])], [kernel]))()
+    np.testing.assert_allclose(on_servers(kernel), 11 - 0.25)
+
+
 if __name__ == "__main__":
     run_checks(globals())
