@@ -22,6 +22,7 @@ from strategies.data.distributed_dataset import ReplicaDataset, check_options
 from strategies.data.sharding import equal_steps, shard_dataset
 from strategies.ps.client import Servers
 from strategies.ps.creation import (
+    as_state,
     check_aggregation,
     initial_value,
     is_assignment,
@@ -123,6 +124,7 @@ class ServerExtended(ReplicatedExtended):
     # Variables.
 
     def _create_variable(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
+        kwargs = kwargs if self.in_step else as_state(kwargs)
         beside = kwargs.get("colocate_with")
         is_own = kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ
         is_of_rows = isinstance(beside, RemoteRowVariable) or table_asked_for(kwargs) is not None

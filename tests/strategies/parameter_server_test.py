@@ -145,6 +145,8 @@ def test_no_change_is_lost_and_staleness_is_bounded(
         pytest.param("keras", "async", 1, {}, marks=slow),
         pytest.param("keras", "half_async", 2, {"num_replicas": 2}, marks=slow),
         pytest.param("keras", "geo", 2, {}, marks=slow),
+        pytest.param("tf_keras", "half_async", 2, {}, marks=slow),
+        pytest.param("tf_keras", "geo", 2, {"num_replicas": 2}, marks=slow),
         ("keras", "sync", 2, {}),
         pytest.param("keras", "sync", 2, {"num_replicas": 2}, marks=slow),
     ],
