@@ -171,5 +171,20 @@ def check_muon_decays_what_the_servers_have():
     np.testing.assert_allclose(on_servers(kernel), 11 - 0.25)
 
 
+def check_layers_that_are_excluded_do_not_decay():
+    def optimizer():
+        made = optimizers.SGD(1.0, weight_decay=0.5)
+        made.exclude_from_weight_decay(var_names=["last"])
+        return made
+
+    ones = {"use_bias": False, "kernel_initializer": "ones"}
+    model = made(lambda: [layers.Dense(2, **ones), layers.Dense(1, name="last", **ones)], optimizer)
+    x, y = np.zeros([size, 2], np.float32), np.zeros([size, 1], np.float32)
+    model.fit(x, y, batch_size=size, epochs=2, verbose=0)
+    first, last = (on_servers(weight) for weight in model.trainable_variables)
+    assert np.all(first < 1.0), first
+    np.testing.assert_array_equal(last, 1.0)
+
+
 if __name__ == "__main__":
     run_checks(globals())
