@@ -157,8 +157,9 @@ def replica_specs(spec: Any) -> list[Any]:
 
 
 def set_container(variable: Any, container: Any) -> None:
-    """Makes a variable known as a component of a distributed one, `container`."""
+    """Makes a variable known as a component of a distributed one, `container`, and by its name."""
     variable.handle._distributed_container = lambda: container
+    variable._handle_name = container.name
 
 
 def unique_id(variable: Any) -> str:

@@ -26,7 +26,7 @@ from strategies.mirrored import MirroredReduction, local_devices
 from strategies.multi_worker import gpus_of, start_timeout_seconds
 from strategies.ps.client import Server, ServerLost, Servers, close, connect_servers, state_of
 from strategies.ps.collectives import ServerCollectives
-from strategies.ps.extended import ServerExtended, UpdateMode
+from strategies.ps.extended import ServerExtended
 from strategies.ps.membership import AWAITED, LEFT, PRESENT, SAME_SCRIPT, Membership
 from strategies.ps.modes.async_ import Async
 from strategies.ps.modes.geo import Geo
@@ -35,6 +35,7 @@ from strategies.ps.modes.sync import Sync
 from strategies.ps.options import ParameterServerOptions
 from strategies.ps.placement import Placement
 from strategies.ps.registry import VariableRegistry
+from strategies.ps.update_mode import UpdateMode
 from strategies.ps.watching import watch_by_servers
 from strategies.reduction import ReductionOptions
 from tf_config import ClusterConfigError, Task, TFConfig
@@ -71,7 +72,9 @@ class ParameterServerStrategy(MirroredReduction, tf.distribute.MultiWorkerMirror
     In "sync", `num_replicas_in_sync`, logs, `reduce` and `gather` are those of all workers, as
     under `MultiWorkerMirroredStrategy`. In the other modes a worker takes no account of the
     others: its logs are its own, of its own part of the data, and so is its number of steps.
-    Everywhere each global batch that trains is cut by rows.
+    Everywhere each global batch that trains is cut by rows. Outside of "sync", a step of which a
+    worker has no rows leaves its variables as they are, but for what optimizers do in "geo"; it
+    sends nothing, and counts in no `iterations` on the servers.
 
     Keras's `evaluate`, `predict` and validation in `fit` are of all rows, on every worker. In
     "sync" the workers share them out. In the other modes each worker takes all of them, with the

@@ -220,6 +220,11 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         finally:
             self._row_weights = {}
 
+    @property
+    def _may_lack_rows(self) -> bool:
+        """Whether a replica may have no rows in a step, for there are others."""
+        return self._num_replicas_in_sync > 1
+
     def row_weight(self) -> tf.Tensor | None:
         """Returns the weight of the calling replica's inputs: 0 without rows; None if unknown."""
         return self._row_weights.get(self.local_replica())
@@ -334,7 +339,7 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
             if variable is not None:
                 return variable
         made = super()._create_variable(next_creator, **kwargs)
-        if isinstance(made, SyncOnReadVariable) and self._num_replicas_in_sync > 1:
+        if isinstance(made, SyncOnReadVariable) and self._may_lack_rows:
             return OnReadVariable(made.distribute_strategy, made.values, made.aggregation)
         return made
 

@@ -26,6 +26,23 @@ def initial_value(kwargs: dict[str, Any]) -> np.ndarray:
         return value.numpy() if value.dtype != tf.string else np.array(value.numpy(), object)
 
 
+def as_state(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Returns the arguments of tf_keras's moving statistics as Keras 3 gives them.
+
+    tf_keras has each replica keep its own, of which the mean is read. All others stay as they are.
+    """
+    is_kept_apart = kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ
+    if not is_kept_apart or kwargs.get("aggregation") != tf.VariableAggregation.MEAN:
+        return kwargs
+    state = {
+        **kwargs,
+        "synchronization": tf.VariableSynchronization.AUTO,
+        "aggregation": tf.VariableAggregation.NONE,
+        "trainable": False,
+    }
+    return state if is_unsynchronized_state(state) and initial_value(state).shape else kwargs
+
+
 def variable_kind(kwargs: dict[str, Any], is_geo: bool, in_step: bool) -> str:
     """Returns the kind of a new variable: "weight", "counter", "state" or "local".
 

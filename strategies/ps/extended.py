@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from strategies._keras import path_of
+from strategies._keras import is_optimizer, path_of
 from strategies._tensorflow import (
     ResourceVariable,
     UninitializedVariable,
@@ -21,8 +21,10 @@ from strategies.core.extended import ReplicatedExtended
 from strategies.data.distributed_dataset import ReplicaDataset, check_options
 from strategies.data.generators import read_equally_far
 from strategies.data.sharding import equal_steps, shard_dataset
+from strategies.frames import innermost
 from strategies.ps.client import Servers
 from strategies.ps.creation import (
+    as_state,
     check_aggregation,
     initial_value,
     is_assignment,
@@ -30,10 +32,10 @@ from strategies.ps.creation import (
 )
 from strategies.ps.input import ServerDataset
 from strategies.ps.ordered_caller import OrderedCaller
-from strategies.ps.push import Push
 from strategies.ps.registry import RemoteVariable, VariableRegistry
 from strategies.ps.sparse import RemoteRowVariable, update_call
 from strategies.ps.step_program import NewValues, StepProgram
+from strategies.ps.update_mode import LocalTraining, UpdateMode
 from strategies.ps.updates import VariableUpdate
 from strategies.ps.variables import (
     CounterVariable,
@@ -48,29 +50,6 @@ from strategies.reduction import ReductionOptions
 from strategies.variables.sparse_variable import table_asked_for
 
 _CPU = "/device:CPU:0"
-
-
-class UpdateMode(Protocol):
-    """An update mode: when a worker's updates are sent, and which values it goes on with."""
-
-    def step(self, program: StepProgram, push: Push) -> list[np.ndarray] | None:
-        """Takes a step's updates; returns the values to go on with, None for the present ones."""
-
-    def drain(self) -> None:
-        """Waits until all updates have been sent."""
-
-
-class LocalTraining(Protocol):
-    """Exchange of progress between workers that have optimizers of their own."""
-
-    def step(
-        self,
-        variables: Sequence[SharedVariable],
-        push_and_pull: Callable[
-            [Sequence[VariableUpdate]], Iterable[tuple[SharedVariable, tf.Tensor]]
-        ],
-    ) -> None:
-        """Counts a step that has updated variables, and exchanges them when it is due."""
 
 
 class ServerExtended(ReplicatedExtended):
@@ -144,9 +123,14 @@ class ServerExtended(ReplicatedExtended):
             return [tf.constant(1.0) for _ in self._devices]
         return weights
 
+    @property
+    def _may_lack_rows(self) -> bool:
+        return self.workers.size * len(self._devices) > 1
+
     # Variables.
 
     def _create_variable(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
+        kwargs = kwargs if self.in_step else as_state(kwargs)
         beside = kwargs.get("colocate_with")
         is_own = kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ
         is_of_rows = isinstance(beside, RemoteRowVariable) or table_asked_for(kwargs) is not None
@@ -214,9 +198,10 @@ class ServerExtended(ReplicatedExtended):
             return super()._call_for_each_replica(fn, args, kwargs)
         self._running += 1
         try:
-            result = super()._call_for_each_replica(fn, args, kwargs)
-            if self._running == 1 or len(self._devices) == 1:
-                self._flush()
+            with self._row_weights_scope(args, kwargs):
+                result = super()._call_for_each_replica(fn, args, kwargs)
+                if self._running == 1 or len(self._devices) == 1:
+                    self._flush()
             return result
         except BaseException:
             self._updates, self._counts, self._touched = [], [], {}
@@ -257,12 +242,55 @@ class ServerExtended(ReplicatedExtended):
     ) -> Any:
         """Assigns to a variable outside of an optimizer's update."""
         in_replica = self.is_stepping() and not tf.distribute.in_cross_replica_context()
-        if in_replica and self._is_updated_on_servers(var):
-            if not self._use_merge_call():
-                self._record(var, fn, ((value,), {}))
-                return var
+        if not in_replica:
+            return var.update_copy(fn, value, **kwargs)
+        if not self._is_updated_on_servers(var):
+            return var.update_copy(self._where_rows(fn), value, **kwargs)
+        if is_assignment(fn) and not self._is_recorded(var) and innermost(is_optimizer) is not None:
+            # Decay of weights, as Muon's, made of a copy that may lack changes of other workers.
+            return self._add(var, tf.cast(value, var.dtype) - local_copy(var))
+        if self._use_merge_call():
             check_aggregation(var)
+        elif var.aggregation == tf.VariableAggregation.NONE:
+            self._record(var, fn, ((value,), {}))
+            return var
+        # TensorFlow aggregates the replicas' values, and comes back with one to update by.
         return var.update_copy(fn, value, **kwargs)
+
+    def _add(self, var: SharedVariable, delta: Any) -> SharedVariable:
+        """Adds to a variable on the servers what all replicas say alike."""
+        if self._use_merge_call() and not tf.distribute.in_cross_replica_context():
+            context = tf.distribute.get_replica_context()
+            return context.merge_call(lambda _, value: self._add(var, value), args=(delta,))
+        self._record(var, add, ((select_replica(0, delta),), {}))
+        return var
+
+    def _has_rows(self) -> tf.Tensor | None:
+        """Returns whether this worker's part of a step has rows; None where that is certain.
+
+        In "sync" it is certain, for the step is that of all workers.
+        """
+        weights = None if self.in_step else self._weights_of_replicas()
+        if weights is None or any(tf.get_static_value(weight) for weight in weights):
+            return None
+        return tf.add_n(weights) > 0
+
+    def _where_rows(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns a function that updates a copy as `fn` does, where the step has rows."""
+        has_rows = self._has_rows()
+        if has_rows is None:
+            return fn
+
+        def update(copy: Any, *args: Any, **kwargs: Any) -> Any:
+            # What was computed from no rows is no value: a mean over nothing.
+            def call() -> tf.Tensor:
+                fn(copy, *args, **kwargs)
+                return tf.constant(True)
+
+            tf.cond(has_rows, call, lambda: tf.constant(False))
+            return copy
+
+        return update
 
     def _is_updated_on_servers(self, var: Any) -> bool:
         """Returns whether the servers update a variable; if not, they follow the worker."""
@@ -284,7 +312,7 @@ class ServerExtended(ReplicatedExtended):
         return False
 
     def _record(self, var: Any, fn: Callable[..., Any], args: Any) -> None:
-        if any(update.variable is var for update in self._updates) and is_assignment(fn):
+        if self._is_recorded(var) and is_assignment(fn):
             raise ValueError(
                 "A variable that the servers have been told to change is known here when the step "
                 f"is complete. Received: a new value for {var.remote.path!r} in the same step, as "
@@ -293,6 +321,9 @@ class ServerExtended(ReplicatedExtended):
             )
         self._enter_graph()
         self._updates.append(update_call(var, fn, args))
+
+    def _is_recorded(self, var: Any) -> bool:
+        return any(update.variable is var for update in self._updates)
 
     def count_up(self, counter: CounterVariable, delta: Any) -> Any:
         """Adds to a counter; an optimizer does so last, so the recorded updates are sent, too."""
@@ -331,11 +362,30 @@ class ServerExtended(ReplicatedExtended):
             if touched:
                 self._geo.step(touched, lambda updates: self._send(updates, [])[1])
             return
-        for state in touched:
+
+        def send() -> tf.Tensor:
+            self._exchange(updates, counts, touched)
+            return tf.constant(True)
+
+        has_rows = self._has_rows()
+        if has_rows is None:
+            send()
+        else:
+            tf.cond(has_rows, send, lambda: tf.constant(False))
+
+    def _exchange(
+        self,
+        updates: Sequence[VariableUpdate],
+        counts: Sequence[tuple[CounterVariable, tf.Tensor]],
+        states: Sequence[SharedVariable],
+    ) -> None:
+        """Sends a step's updates and changes of states, and assigns new values to the copies."""
+        changes = []
+        for state in states:
             now = local_copy(state)
-            updates.append(VariableUpdate(state, add, ((now - state.base,), {})))
+            changes.append(VariableUpdate(state, add, ((now - state.base,), {})))
             state.base.assign(now, read_value=False)
-        fresh, new_values = self._send(updates, counts)
+        fresh, new_values = self._send([*updates, *changes], counts)
 
         def assign_copies() -> tf.Tensor:
             for variable, value in new_values:
@@ -383,6 +433,7 @@ class ServerExtended(ReplicatedExtended):
         variables = [
             v for v in (reference() for reference in self._shared_variables) if v is not None
         ]
+        self.update_mode.forget_pulled()
         present = self.registry.read([variable.remote for variable in variables])
         for variable, value in zip(variables, present, strict=True):
             value = tf.constant(value, variable.dtype)
@@ -395,6 +446,7 @@ class ServerExtended(ReplicatedExtended):
         if not tf.executing_eagerly():
             return
         self.update_mode.drain()
+        self.update_mode.forget_pulled()
         value = local_copy(var)
         self.registry.write(var.remote, value.numpy())
         if var.base is not None:

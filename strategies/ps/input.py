@@ -17,7 +17,8 @@ class ServerDataset(ReplicaDataset):
     """A worker's shard of a dataset; in Keras's `evaluate` and `predict`, all rows.
 
     Workers that go step by step share the rows out among those that are there, and put together
-    what came of them. Others cannot wait for one another, so each takes all rows.
+    what came of them. Others cannot wait for one another, so each takes all rows, with the values
+    that the servers have then.
 
     Args:
       part: this worker's.
@@ -38,7 +39,11 @@ class ServerDataset(ReplicaDataset):
 
     def __iter__(self) -> Iterator[Any]:
         method = running_method() if tf.executing_eagerly() else None
-        if method not in ("evaluate", "predict") or self._extended.workers.size == 1:
+        if method not in ("evaluate", "predict"):
+            return iter(self._part)
+        if not self._extended.in_step:
+            self._extended.refresh()
+        if self._extended.workers.size == 1:
             return iter(self._part)
         whole = self._evaluation_batches(method)
         if whole is None:
@@ -58,8 +63,6 @@ class ServerDataset(ReplicaDataset):
             if len(present) == workers.size:
                 return None
             _check_all_present(method, present, workers.size)
-        else:
-            self._extended.refresh()
         whole = None if self._whole is None else unsharded(self._whole)
         if whole is None:
             self._warn_of_own_rows(method)

@@ -32,10 +32,12 @@ class ParameterServerOptions:
       min_slice_size: a variable of n elements has up to n // min_slice_size slices, at most one
         a server. None cuts none, for optimizers that need all of a variable at once.
       max_merge: in "async", how many steps may be merged into one update, their sum; 1 by default.
+        Steps that have no sum, such as those that assign values, are sent one by one.
       send_queue_size: in "async", how many steps may wait to be sent or be on their way; by
         default 1, or twice `max_merge`. 1 is enough to send while the next step is computed.
       pull_every: in "async", steps sent between two pulls of the servers' values; 1 by default.
-      geo_steps: in "geo", steps between two exchanges; 100 by default.
+      geo_steps: in "geo", steps between two exchanges of the variables that they train; 100 by
+        default.
       compression: "fp16" sends gradients to the servers as float16; None as they are.
 
     Raises:

@@ -15,7 +15,7 @@ class Push:
     Attributes:
       packs: for each server and dtype one vector.
       sparse: for each server the values and row numbers of each sparse argument's part.
-      wholes: what each server gets, such as the learning rate.
+      wholes: what each server gets and the newest counts of, such as the learning rate.
       counts: what is added to each counter.
       steps: how many steps it is of.
     """

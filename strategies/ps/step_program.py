@@ -79,6 +79,16 @@ class StepProgram:
         # In order, for what one server needs of the worker's own variables all get.
         self._server_programs = [self._build(server) for server in servers.servers]
 
+    @property
+    def is_mergeable(self) -> bool:
+        """Whether several steps may be sent as one, the sum of what they bring."""
+        return all(update.is_mergeable for update in self._updates)
+
+    def shares_variables(self, other: StepProgram) -> bool:
+        """Returns whether another program pulls some of the variables that this one pulls."""
+        mine = {id(variable) for variable in (*self.variables, *self._counters)}
+        return any(id(variable) in mine for variable in (*other.variables, *other._counters))
+
     # What a worker sends.
 
     def packed(

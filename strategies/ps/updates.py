@@ -9,17 +9,23 @@ from typing import Any
 import tensorflow as tf
 
 from strategies._keras import optimizer_of
+from strategies.ps.creation import is_assignment
 from strategies.ps.variables import SharedVariable
 from strategies.variables.elementwise import ELEMENTWISE, is_elementwise
 
 # Its update reads what it writes for all variables together.
 _NOT_PER_VARIABLE = "Nadam"
 _SUPPORTED = [name for name in ELEMENTWISE if name != _NOT_PER_VARIABLE]
+# How arguments are sent of which the newest counts.
+_NOT_SUMMED = "whole", "fixed"
 
 
 @dataclass(eq=False)
 class VariableUpdate:
     """One call of a function that updates a variable.
+
+    Its first argument is what the step brings: a gradient, or what is added or assigned. Arguments
+    of no shape behind it are settings, such as a learning rate.
 
     Attributes:
       variable: the variable.
@@ -49,8 +55,16 @@ class VariableUpdate:
             return "sparse"
         if not isinstance(leaf, tf.Tensor):
             return "fixed"
-        remote = self.variable.remote
-        return "rows" if remote.shape and leaf.shape == remote.shape else "whole"
+        shape = self.variable.remote.shape
+        is_of_rows = leaf.shape == shape and (bool(shape) or leaf is self.leaves[0])
+        return "rows" if is_of_rows else "whole"
+
+    @property
+    def is_mergeable(self) -> bool:
+        """Whether what several steps bring may be summed; if not, each step is sent by itself."""
+        if not self.leaves:
+            return True
+        return self.transfer(self.leaves[0]) not in _NOT_SUMMED and not is_assignment(self.fn)
 
 
 def _as_tensor(leaf: Any) -> Any:

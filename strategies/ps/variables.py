@@ -188,6 +188,8 @@ class SlotVariable(_RemoteMirroredVariable):
         self, update_fn: Callable[..., Any], value: Any, kwargs: dict[str, Any]
     ) -> Any:
         kwargs.pop("read_value", None)
+        # Steps on their way would change what is read here, or is written.
+        self.distribute_strategy.extended.update_mode.drain()
         copy = ResourceVariable(self._read_outside(), trainable=False)
         update_fn(copy, value, **kwargs)
         self.registry.write(self.remote, copy.numpy())

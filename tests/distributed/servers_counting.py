@@ -2,8 +2,8 @@
 
 servers_counting.py async|half_async|geo STEPS [other options of ParameterServerStrategy as JSON]
 
-Each step of worker w takes 1 from element w of a vector, 1 from all elements of a table, and 1/3
-from all of what tells how it travels.
+Each step of worker w takes 1 from element w of a vector, 1 from all elements of a table, 1 from a
+single number, and 1/3 from all of what tells how it travels.
 """
 
 import functools
@@ -27,6 +27,7 @@ with strategy.scope():
     mean = tf.VariableAggregation.MEAN  # of a worker's replicas, which say the same
     mine = tf.Variable(tf.zeros([size]), name="mine", aggregation=mean)
     table = tf.Variable(tf.zeros([6, 2]), name="table", aggregation=mean)
+    number = tf.Variable(0.0, name="number", aggregation=mean)
     thirds = tf.Variable(tf.zeros([3]), name="thirds", aggregation=mean)
     given = tf.Variable(tf.zeros([6, 2]), name="given", aggregation=mean)
     moving = tf.Variable(tf.zeros([3]), trainable=False, name="moving")
@@ -43,6 +44,7 @@ def step():
         moving.assign_add(tf.ones([3]))
         mine.assign_sub(tf.one_hot(rank, size))
         table.assign_sub(tf.ones([6, 2]))
+        number.assign_sub(tf.constant(1.0))
         thirds.assign_sub(tf.fill([3], 1 / 3))
         iteration.assign_add(1)
 
@@ -61,15 +63,15 @@ def trained():
     the values on the servers after the steps of all.
     """
     lag, held = 0, []
-    for number in range(1, steps + 1):
+    for made in range(1, steps + 1):
         step()
         now = int(mine.numpy()[rank])
-        lag = max(lag, number + now)
-        if number > steps - 12:
+        lag = max(lag, made + now)
+        if made > steps - 12:
             extended.update_mode.drain()
             held.append(now)
     strategies.barrier(strategy)
-    names = {"mine": mine, "table": table, "thirds": thirds, "moving": moving}
+    names = {"mine": mine, "table": table, "number": number, "thirds": thirds, "moving": moving}
     values = {name: on_servers(variable) for name, variable in names.items()}
     if mode != "geo":
         values["iteration"] = on_servers(iteration)
@@ -99,6 +101,7 @@ def check_no_change_is_lost():
     total = steps * size
     np.testing.assert_array_equal(found["mine"], np.full([size], -steps))
     np.testing.assert_array_equal(found["table"], np.full([6, 2], -total))
+    assert found["number"] == -total, found["number"]
     np.testing.assert_array_equal(found["moving"], np.full([3], total))
     wire = np.float16 if options.get("compression") else np.float32
     # So many additions in float32, one after the other, are off by 6.4e-5 in one process, too.
@@ -117,6 +120,7 @@ def check_geo_has_all_but_what_is_left_of_each_workers_progress():
     left = sum(every * (1 - 1 / size) ** (n + 1) for n in range(steps // every))
     np.testing.assert_allclose(found["mine"], -(sent - left), rtol=1e-5)
     np.testing.assert_allclose(found["table"], -(sent - left) * size, rtol=1e-5)
+    np.testing.assert_allclose(found["number"], -(sent - left) * size, rtol=1e-5)
     np.testing.assert_allclose(found["moving"], (sent - left) * size, rtol=1e-5)
     assert int(iteration.numpy()) == steps
 

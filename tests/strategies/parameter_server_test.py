@@ -139,6 +139,24 @@ def test_no_change_is_lost_and_staleness_is_bounded(
 
 
 @pytest.mark.parametrize(
+    ("keras", "mode", "workers", "options"),
+    [
+        ("keras", "async", 2, {}),
+        pytest.param("keras", "async", 1, {}, marks=slow),
+        pytest.param("keras", "half_async", 2, {"num_replicas": 2}, marks=slow),
+        pytest.param("keras", "geo", 2, {}, marks=slow),
+        pytest.param("tf_keras", "half_async", 2, {}, marks=slow),
+        pytest.param("tf_keras", "geo", 2, {"num_replicas": 2}, marks=slow),
+        ("keras", "sync", 2, {}),
+        pytest.param("keras", "sync", 2, {"num_replicas": 2}, marks=slow),
+    ],
+)
+@pytest.mark.parametrize("check", checks_of("servers_changes.py"))
+def test_what_changes_a_variable_and_what_does_not(run_check, check, keras, mode, workers, options):
+    run_check(check, keras, mode, json.dumps(options), workers=workers, ps=2, timeout=400)
+
+
+@pytest.mark.parametrize(
     ("keras", "mode", "replicas", "ps"),
     [
         ("keras", "async", 1, 2),

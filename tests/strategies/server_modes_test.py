@@ -3,6 +3,7 @@
 import re
 import threading
 import time
+import types
 
 import numpy as np
 import pytest
@@ -11,16 +12,20 @@ from strategies.collectives.health.operations import OperationTracker
 from strategies.parameter_server import update_mode_of
 from strategies.ps.options import ParameterServerOptions
 from strategies.ps.push import Push
+from strategies.ps.updates import VariableUpdate
+from strategies.ps.variables import add
 
 
 class StepProgram:
     """Notes what comes to a server, which is closed for as long as a test wants."""
 
-    def __init__(self):
+    def __init__(self, is_mergeable=True):
+        self.is_mergeable = is_mergeable
         self.open = threading.Event()
         self.began = threading.Event()
         self.changes = []  # steps of each change, and the sum of what they bring
         self.pulls = []  # after how many steps
+        self.beside = []  # programs of the same variables
 
     def push(self, push, server):
         self.began.set()
@@ -29,8 +34,14 @@ class StepProgram:
 
     def push_and_pull(self, push, server):
         self.push(push, server)
+        return self.pull(server)
+
+    def pull(self, server):
         self.pulls.append(self.steps)
         return [np.array([self.steps])]
+
+    def shares_variables(self, other):
+        return other in self.beside
 
     @property
     def steps(self):
@@ -76,16 +87,42 @@ def test_values_come_back_every_so_many_steps(settings, expected, pulls):
     assert program.pulls == pulls
 
 
+@pytest.mark.parametrize(("is_beside", "expected"), [(True, [2]), (False, [1])])
+def test_what_another_program_has_changed_is_pulled_again(is_beside, expected):
+    first, second = StepProgram(), StepProgram()
+    sending = update_mode()
+    for program in (first, second):
+        program.open.set()
+    first.beside = [second] if is_beside else []
+    steps(sending, first, [1])
+    first.changes.append((1, 0))  # made by the second one, which shares the variables
+    steps(sending, second, [1])
+    assert steps(sending, first, [1]) == expected
+
+
+def test_what_was_pulled_is_not_gone_on_with_where_there_are_newer_values():
+    program = StepProgram()
+    program.open.set()
+    sending = update_mode()
+    assert steps(sending, program, [1]) == [None]
+    sending.forget_pulled()
+    assert steps(sending, program, [1, 1]) == [None, 2]
+
+
+ONE_BY_ONE = [(1, 1), (1, 2), (1, 3), (1, 4), (1, 5), (1, 6)]
+
+
 @pytest.mark.parametrize(
-    ("settings", "changes"),
+    ("settings", "is_mergeable", "changes"),
     [
-        ({"send_queue_size": 6}, [(1, 1), (1, 2), (1, 3), (1, 4), (1, 5), (1, 6)]),
-        ({"max_merge": 3, "send_queue_size": 6}, [(1, 1), (3, 9), (2, 11)]),
-        ({"max_merge": 9, "send_queue_size": 6}, [(1, 1), (5, 20)]),
+        ({"send_queue_size": 6}, True, ONE_BY_ONE),
+        ({"max_merge": 3, "send_queue_size": 6}, True, [(1, 1), (3, 9), (2, 11)]),
+        ({"max_merge": 9, "send_queue_size": 6}, True, [(1, 1), (5, 20)]),
+        ({"max_merge": 9, "send_queue_size": 6}, False, ONE_BY_ONE),
     ],
 )
-def test_steps_that_wait_make_one_change_of_their_sum(settings, changes):
-    program = StepProgram()
+def test_steps_that_wait_make_one_change_of_their_sum(settings, is_mergeable, changes):
+    program = StepProgram(is_mergeable)
     sending = update_mode(**settings)
     sending.step(program, push(1))
     assert program.began.wait(30)
@@ -94,6 +131,35 @@ def test_steps_that_wait_make_one_change_of_their_sum(settings, changes):
     program.open.set()
     sending.drain()
     assert program.changes == changes
+
+
+def assign(variable, value):
+    variable.assign(value)
+
+
+def apply(variable, gradient, learning_rate):
+    variable.assign_sub(gradient * learning_rate)
+
+
+@pytest.mark.parametrize(
+    ("shape", "fn", "args", "transfers", "is_mergeable"),
+    [
+        ([3], add, [np.ones([3])], ["rows"], True),
+        ([3], apply, [np.ones([3]), np.ones([])], ["rows", "whole"], True),
+        ([], apply, [np.ones([]), np.ones([])], ["rows", "whole"], True),
+        ([], apply, [np.ones([]), 0.1], ["rows", "fixed"], True),
+        ([], add, [1.0], ["fixed"], False),
+        ([3], apply, [np.ones([]), np.ones([])], ["whole", "whole"], False),
+        ([3], assign, [np.ones([3])], ["rows"], False),
+        ([], assign, [np.ones([])], ["rows"], False),
+        ([3], lambda variable: variable.assign_sub(variable * 0.1), [], [], True),
+    ],
+)
+def test_what_steps_bring_is_summed_where_it_can_be(shape, fn, args, transfers, is_mergeable):
+    variable = types.SimpleNamespace(remote=types.SimpleNamespace(shape=tuple(shape)))
+    update = VariableUpdate(variable, fn, (tuple(args), {}))
+    assert [update.transfer(leaf) for leaf in update.leaves] == transfers
+    assert update.is_mergeable == is_mergeable
 
 
 @pytest.mark.parametrize(

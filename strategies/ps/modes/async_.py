@@ -17,9 +17,10 @@ class Async:
     """Sends a worker's updates from a background thread, while the worker computes on.
 
     Steps wait in a queue; where the servers fall behind, it fills up and the worker waits. The
-    thread takes up to `max_merge` steps at once from it and sends their sum as one update. After
-    every `pull_every` steps sent it pulls the variables' present values, which the worker goes on
-    with from its next step.
+    thread takes up to `max_merge` steps at once from it and sends their sum as one update; steps
+    that have no sum, such as those that assign values, it sends one by one. After every
+    `pull_every` steps sent it pulls the variables' present values, which the worker goes on with
+    from its next step.
 
     Staleness: what a worker computes with lacks at most `send_queue_size` of its own steps that
     wait or are on their way, and `pull_every - 1` that were sent after the last pull. How many of
@@ -38,7 +39,7 @@ class Async:
         self._pull_every = pull_every
         self._queue: queue.Queue[tuple[StepProgram, Push]] = queue.Queue()
         self._free = threading.Semaphore(send_queue_size)
-        self._newest: dict[StepProgram, list[np.ndarray]] = {}
+        self._newest: dict[StepProgram, list[np.ndarray] | None] = {}
         self._steps_since_pull: dict[StepProgram, int] = {}
         self._error: BaseException | None = None
         self._lock = threading.Lock()
@@ -54,12 +55,23 @@ class Async:
         self._raise()
         self._queue.put((program, push))
         with self._lock:
-            return self._newest.pop(program, None)
+            is_pulled = program in self._newest
+            newest = self._newest.pop(program, None)
+        return self._pulled(program) if is_pulled and newest is None else newest
 
     def drain(self) -> None:
         """Waits until all steps have been sent."""
         self._queue.join()
         self._raise()
+
+    def forget_pulled(self) -> None:
+        """Drops values that were pulled and not gone on with yet, for there are newer ones."""
+        with self._lock:
+            self._newest.clear()
+
+    def _pulled(self, program: StepProgram) -> list[np.ndarray]:
+        pulled = self._spans.measure_call("pull", lambda: self._servers.each(program.pull))
+        return [vector for vectors in pulled for vector in vectors]
 
     def _raise(self) -> None:
         if self._error is not None:
@@ -70,7 +82,7 @@ class Async:
         while True:
             program, push = leftover or self._queue.get()
             leftover, pushes = None, [push]
-            while len(pushes) < self._max_merge:
+            while len(pushes) < self._max_merge and program.is_mergeable:
                 try:
                     other, push = self._queue.get_nowait()
                 except queue.Empty:
@@ -104,4 +116,8 @@ class Async:
         )
         self._steps_since_pull[program] = 0
         with self._lock:
+            for other in self._newest:
+                if other is not program and other.shares_variables(program):
+                    # Older than what this program goes on with; pulled again when it is asked for.
+                    self._newest[other] = None
             self._newest[program] = [vector for vectors in changed for vector in vectors]

@@ -21,20 +21,22 @@ class Geo:
     and of one worker W equals V after each exchange. The algorithm is that of PaddlePaddle's
     GeoCommunicator.
 
+    Steps are counted for each set of variables by itself, for models that are trained in turn make
+    steps of different ones.
+
     Staleness: what a worker computes with lacks none of its own steps; of another worker's it
     lacks those of up to `every` steps that are not sent yet, and those sent since the last
     exchange of its own.
 
     Args:
       size: how many workers there are.
-      every: steps between two exchanges.
+      every: steps between two exchanges of the same variables.
     """
 
     def __init__(self, size: int, every: int):
         self._size = size
         self._every = every
-        with tf.init_scope(), tf.device("/device:CPU:0"):
-            self._steps = ResourceVariable(0, trainable=False, dtype=tf.int64)
+        self._steps: dict[frozenset[str], ResourceVariable] = {}
 
     def step(
         self,
@@ -63,5 +65,13 @@ class Geo:
                 variable.base.assign(value, read_value=False)
             return tf.constant(True)
 
-        steps = self._steps.assign_add(1)
+        steps = self._steps_of(variables).assign_add(1)
         tf.cond(steps % self._every == 0, exchange_deltas, lambda: tf.constant(False))
+
+    def _steps_of(self, variables: Sequence[SharedVariable]) -> ResourceVariable:
+        """Returns the number of steps that have changed just these variables."""
+        names = frozenset(variable.remote.name for variable in variables)
+        if names not in self._steps:
+            with tf.init_scope(), tf.device("/device:CPU:0"):
+                self._steps[names] = ResourceVariable(0, trainable=False, dtype=tf.int64)
+        return self._steps[names]

@@ -29,3 +29,6 @@ class HalfAsync:
 
     def drain(self) -> None:
         """Does nothing: no updates are pending."""
+
+    def forget_pulled(self) -> None:
+        """Does nothing: a step goes on with what it pulled."""

@@ -39,6 +39,9 @@ class Sync:
     def drain(self) -> None:
         """Does nothing: no updates are pending."""
 
+    def forget_pulled(self) -> None:
+        """Does nothing: a step goes on with what it pulled."""
+
     def _update(self, server: Server, program: StepProgram, push: Push) -> list[np.ndarray]:
         changed = None
         while True:

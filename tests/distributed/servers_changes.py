@@ -1,0 +1,190 @@
+"""What changes a variable on the servers, and what does not.
+
+servers_changes.py keras|tf_keras MODE [other options of ParameterServerStrategy as JSON]
+"""
+
+import importlib
+import json
+import sys
+
+import numpy as np
+import tensorflow as tf
+
+import strategies
+from tests.support.checks import run_checks
+
+keras, mode = importlib.import_module(sys.argv[1]), sys.argv[2]
+options = json.loads(sys.argv[3] if len(sys.argv) > 3 else "{}")
+if mode == "geo":
+    options["geo_steps"] = 2
+strategy = strategies.from_tf_config(mode=mode, **options)
+extended = strategy.extended
+rank, size = extended.workers.rank, extended.workers.size
+layers, optimizers = keras.layers, keras.optimizers
+
+
+def on_servers(variable):
+    """Returns a variable's value when the steps of all workers are there."""
+    strategies.barrier(strategy)
+    value = extended.registry.read([shared(variable).remote])[0]
+    strategies.barrier(strategy)
+    return value
+
+
+def shared(variable):
+    """Returns the variable inside of Keras 3's."""
+    return variable.value if hasattr(variable, "path") else variable
+
+
+def made(all_layers, optimizer):
+    """Returns a model of two inputs, from what makes its layers and its optimizer."""
+    with strategy.scope():
+        model = keras.Sequential([layers.InputLayer([2]), *all_layers()])
+        model.compile(optimizer(), "mse")
+    return model
+
+
+def zeros(aggregation=tf.VariableAggregation.MEAN):
+    """Returns a weight, of which all replicas of a worker say the same by default."""
+    with strategy.scope():
+        return tf.Variable(tf.zeros([3]), name="weight", aggregation=aggregation)
+
+
+def stepping(change):
+    """Returns a training step that makes a change."""
+
+    @tf.function
+    def step(*inputs):
+        strategy.run(change, inputs)
+
+    return step
+
+
+def check_moving_statistics_are_shared_and_kept_by_a_batch_without_rows():
+    """The one row of each batch is the first worker's."""
+    if mode == "sync":
+        return
+    model = made(
+        lambda: [layers.BatchNormalization(momentum=0.5), layers.Dense(1)],
+        lambda: optimizers.Adam(0.0),
+    )
+    normalization = model.layers[0]
+    x, y = np.array([[3.0, 5.0]], np.float32), np.zeros([1, 1], np.float32)
+    for _ in range(2):
+        model.fit(x, y, batch_size=1, verbose=0)
+    mean, variance = normalization.moving_mean, normalization.moving_variance
+    shared_out = size if mode == "geo" else 1
+    np.testing.assert_allclose(on_servers(mean), x[0] * 0.75 / shared_out, rtol=1e-6)
+    np.testing.assert_allclose(on_servers(variance), 1 - 0.75 / shared_out, rtol=1e-6)
+
+
+def check_a_step_without_rows_sends_nothing():
+    if mode in ("geo", "sync"):
+        return
+    weight = zeros()
+    step = stepping(lambda rows: weight.assign_add(tf.ones([3])))
+    for rows in (rank, 1):
+        step(tf.zeros([rows, 2]))
+    np.testing.assert_array_equal(on_servers(weight), np.full([3], 2 * size - 1))
+
+
+def check_models_in_turn_are_all_exchanged():
+    if mode != "geo":
+        return
+    weights = zeros(), zeros()
+    steps = [stepping(lambda w=weight: w.assign_add(tf.ones([3]))) for weight in weights]
+    for _ in range(2):
+        for step in steps:
+            step()
+    for weight in weights:
+        np.testing.assert_allclose(on_servers(weight), 2.0)
+
+
+def check_a_value_that_is_given_stays():
+    weight = zeros()
+    step = stepping(lambda: weight.assign_add(tf.zeros([3])))
+    step()
+    extended.update_mode.drain()
+    weight.assign([7.0, 8.0, 9.0])
+    step()
+    np.testing.assert_array_equal(weight.numpy(), [7, 8, 9])
+    np.testing.assert_array_equal(on_servers(weight), [7, 8, 9])
+
+
+def check_what_another_step_brought_stays():
+    weight, own = zeros(), zeros()
+
+    def change_both():
+        weight.assign_add(tf.ones([3]))
+        own.assign_add(tf.ones([3]))
+
+    first, second = stepping(change_both), stepping(lambda: weight.assign_add(tf.ones([3])))
+    first()
+    extended.update_mode.drain()
+    for _ in range(5):
+        second()
+        extended.update_mode.drain()
+    before = weight.numpy()
+    first()
+    assert np.all(weight.numpy() >= before), (weight.numpy(), before)
+    strategies.barrier(strategy)
+
+
+def check_the_servers_present_values_are_evaluated():
+    """Of several workers, the others may change them meanwhile."""
+    if mode in ("geo", "sync") or size > 1:
+        return
+    model = made(lambda: [layers.Dense(1)], lambda: optimizers.SGD(0.1))
+    x, y = np.ones([4, 2], np.float32), np.ones([4, 1], np.float32)
+    model.fit(x, y, batch_size=4, epochs=3, verbose=0)
+    found = model.evaluate(x, y, verbose=0)
+    kernel, bias = (on_servers(weight) for weight in model.trainable_variables)
+    np.testing.assert_allclose(found, np.mean((x @ kernel + bias - y) ** 2), rtol=1e-4, atol=1e-9)
+
+
+def check_an_assignment_is_aggregated():
+    aggregations = tf.VariableAggregation.SUM, tf.VariableAggregation.MEAN
+    replicas = options.get("num_replicas", 1)
+    for aggregation in aggregations:
+        weight = zeros(aggregation)
+        stepping(lambda w=weight: w.assign(tf.fill([3], rank + 1.0)))()
+        stepping(lambda w=weight: w.assign_add(tf.fill([3], rank + 1.0)))()
+        if mode != "sync":
+            continue
+        total = size * (size + 1) / 2
+        is_sum = aggregation == tf.VariableAggregation.SUM
+        expected = total * replicas if is_sum else total / size
+        np.testing.assert_allclose(on_servers(weight), 2 * expected)
+
+
+def check_muon_decays_what_the_servers_have():
+    if not hasattr(optimizers, "Muon") or mode in ("geo", "sync"):
+        return
+    with strategy.scope():
+        kernel = keras.Variable(np.ones([2, 2], np.float32), name="kernel")
+        optimizer = optimizers.Muon(0.5, weight_decay=0.5)
+        optimizer.build([kernel])
+    if rank == 0:
+        # As another worker has it changed, since this one pulled.
+        extended.registry.write(kernel.value.remote, np.full([2, 2], 11.0, np.float32))
+        stepping(lambda: optimizer.apply([tf.zeros([2, 2])], [kernel]))()
+    np.testing.assert_allclose(on_servers(kernel), 11 - 0.25)
+
+
+def check_layers_that_are_excluded_do_not_decay():
+    def optimizer():
+        made = optimizers.SGD(1.0, weight_decay=0.5)
+        made.exclude_from_weight_decay(var_names=["last"])
+        return made
+
+    ones = {"use_bias": False, "kernel_initializer": "ones"}
+    model = made(lambda: [layers.Dense(2, **ones), layers.Dense(1, name="last", **ones)], optimizer)
+    x, y = np.zeros([size, 2], np.float32), np.zeros([size, 1], np.float32)
+    model.fit(x, y, batch_size=size, epochs=2, verbose=0)
+    first, last = (on_servers(weight) for weight in model.trainable_variables)
+    assert np.all(first < 1.0), first
+    np.testing.assert_array_equal(last, 1.0)
+
+
+if __name__ == "__main__":
+    run_checks(globals())
