@@ -207,7 +207,7 @@ class TensorFlowCollectives(AllToAllViaAllGather):
                 timeout_seconds=self._options.timeout_seconds or 0.0,
                 **attributes,
             )
-        return result if sent is vector else result[: tf.size(vector) * tf.size(result) // instance]
+        return result if sent is vector else result[: tf.size(result) * tf.sign(tf.size(vector))]
 
     def _placement(self, kind: str, dtype: tf.DType) -> tuple[str, str]:
         """Returns the device that an operation runs on, and TensorFlow's communication hint."""

@@ -106,6 +106,7 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         # Tells tf_keras that a batch may be empty.
         self.experimental_enable_get_next_as_optional = True
         self._row_weights: dict[int, tf.Tensor] = {}
+        self._dataset_streams: dict[str | None, Collectives] = {}
         self.loss_scale = LossScale()
         self._lifted: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         self._is_used = resolver is None
@@ -399,7 +400,9 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         source = dataset if unsharded(dataset) is dataset else None
         if source is not None and self._is_compared(dataset):
             dataset = compare_first_batch(dataset, self._first_batches)
-        shared = shard_dataset(dataset, self.collectives, len(self._devices))
+        shared = shard_dataset(
+            dataset, self.collectives, len(self._devices), stream=self._dataset_stream
+        )
         return ReplicaDataset(shared, self._container_strategy(), options, source)
 
     def _is_compared(self, dataset: tf.data.Dataset) -> bool:
@@ -412,6 +415,20 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         policy = dataset.options().experimental_distribute.auto_shard_policy
         is_cut = self.collectives.size > 1 and policy == policies.AUTO
         return is_cut and running_method() is not None
+
+    def _dataset_stream(self) -> Collectives:
+        """Returns what workers ask one another by whether they have rows.
+
+        It is the same for all datasets of a method of Keras, which iterates over one at a time: a
+        new one for each would take memory that is never given back.
+        """
+        method = running_method()
+        if method not in self._dataset_streams:
+            stream = self.collectives.new_stream()
+            if method is None:
+                return stream
+            self._dataset_streams[method] = stream
+        return self._dataset_streams[method]
 
     @functools.cached_property
     def _first_batches(self) -> Collectives:

@@ -152,7 +152,11 @@ def _unwrapped(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def shard_dataset(
-    dataset: tf.data.Dataset, collectives: Collectives, replicas: int = 1, in_step: bool = True
+    dataset: tf.data.Dataset,
+    collectives: Collectives,
+    replicas: int = 1,
+    in_step: bool = True,
+    stream: Callable[[], Collectives] | None = None,
 ) -> tf.data.Dataset | Epochs:
     """Returns this worker's shard of a dataset of global batches.
 
@@ -177,6 +181,7 @@ def shard_dataset(
       collectives: the workers.
       replicas: how many each worker has.
       in_step: whether all workers take as many steps; if not, nobody asks the others.
+      stream: makes the collectives by which they ask; a new one of `collectives` by default.
 
     Raises:
       ValueError: if the dataset is not batched.
@@ -204,8 +209,8 @@ def shard_dataset(
                 dataset, collectives.size, collectives.rank, collectives.size
             )
         mine = _split_batches(dataset, collectives.size * replicas)
-        return equal_steps(mine, others, replicas)
-    return equal_steps(mine, others)
+        return equal_steps(mine, others, replicas, stream)
+    return equal_steps(mine, others, stream=stream)
 
 
 def _is_per_replica(spec: Any) -> bool:
@@ -214,7 +219,10 @@ def _is_per_replica(spec: Any) -> bool:
 
 
 def equal_steps(
-    dataset: tf.data.Dataset, collectives: Collectives, replicas: int = 1
+    dataset: tf.data.Dataset,
+    collectives: Collectives,
+    replicas: int = 1,
+    stream: Callable[[], Collectives] | None = None,
 ) -> tf.data.Dataset:
     """Pads a worker's own batches with empty ones, up to the steps of the longest worker.
 
@@ -242,7 +250,7 @@ def equal_steps(
     empty = tf.data.Dataset.from_tensors(empty_element(dataset.element_spec)).repeat()
     if min(counts) >= 0:
         return dataset.concatenate(empty.take(max(counts) - mine))
-    return _until_all_are_done(dataset, empty, collectives)
+    return _until_all_are_done(dataset, empty, (stream or collectives.new_stream)())
 
 
 def shard_batches(dataset: tf.data.Dataset, rank: int, size: int, replicas: int) -> tf.data.Dataset:
@@ -388,12 +396,11 @@ def _check_batched(spec: Any) -> None:
 
 
 def _until_all_are_done(
-    dataset: tf.data.Dataset, empty: tf.data.Dataset, collectives: Collectives
+    dataset: tf.data.Dataset, empty: tf.data.Dataset, stream: Collectives
 ) -> tf.data.Dataset:
     """Pads with empty batches until no worker has rows; asks the others before each step."""
     flagged = dataset.map(_as_written(lambda *batch: (1, element_of(dataset, batch))))
     padding = empty.map(_as_written(lambda *batch: (0, element_of(empty, batch))))
-    stream = collectives.new_stream()
     steps = flagged.concatenate(padding).take_while(
         _as_written(lambda has, _: stream.all_reduce([has])[0] > 0)
     )

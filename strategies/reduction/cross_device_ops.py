@@ -109,7 +109,7 @@ class ReplicaCrossDeviceOps(tf.distribute.CrossDeviceOps):
         for column, local, summed in zip(columns, local_sums, sums, strict=True):
             if local is None:
                 results.append(
-                    self._rows(sparse.concatenated(column), summed, size if mean else None)
+                    self._rows(sparse.concatenated(column), summed, total if mean else None, size)
                 )
             elif mean:
                 results.append(_divided(summed[0], total, size))
@@ -150,7 +150,11 @@ class ReplicaCrossDeviceOps(tf.distribute.CrossDeviceOps):
         return sparse.densified(joined) if self._options.sum_rows and is_small else []
 
     def _rows(
-        self, mine: tf.IndexedSlices, summed: Sequence[tf.Tensor], divisor: int | None
+        self,
+        mine: tf.IndexedSlices,
+        summed: Sequence[tf.Tensor],
+        total: int | tf.Tensor | None,
+        size: int,
     ) -> tf.IndexedSlices:
         """Returns the rows that any worker touched, from a reduced table or gathered."""
         if summed:
@@ -160,9 +164,10 @@ class ReplicaCrossDeviceOps(tf.distribute.CrossDeviceOps):
             mine = sparse.unique(mine) if self._options.sum_rows else mine
             result = sparse.all_gather(mine, self._collectives)
             result = sparse.unique(result) if self._options.sum_rows else result
-        if divisor is None:
+        if total is None:
             return result
-        return tf.IndexedSlices(result.values / divisor, result.indices, result.dense_shape)
+        values = _divided(result.values, total, size)
+        return tf.IndexedSlices(values, result.indices, result.dense_shape)
 
     def _all_reduce_buckets(self, values: Sequence[tf.Tensor], exactly: bool) -> list[tf.Tensor]:
         """Returns the sums over all workers, reduced in buckets."""

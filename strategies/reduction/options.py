@@ -25,7 +25,9 @@ class ReductionOptions:
         while the rest is computed (PyTorch's DistributedDataParallel, arXiv 2006.15704). 0 is
         one bucket.
       compression: "fp16" sends float32 gradients (sums) as float16: half of the bytes, a
-        relative error of 5e-4, and infinity above 65504. None sends them as they are.
+        relative error of 5e-4, infinity above 65504, and 0 below 3e-8: where gradients are as
+        small as that, as those of a mean over a large batch may be, layers stop learning. None
+        sends them as they are.
       sum_rows: gradients of rows (`IndexedSlices`) are gathered from all workers. False sends
         every row that a batch looks up, as often as it does: so an optimizer sees what it sees in
         one process. True sends each row's sum once, which is less where rows repeat, and gives

@@ -54,6 +54,14 @@ def test_a_worker_without_rows_counts_for_nothing_in_a_mean():
     assert ops.all_reduce(MEAN, [[tf.constant(4.0)]], [tf.constant(1.0)])[0] == 5
 
 
+def test_a_worker_without_rows_counts_for_nothing_in_a_mean_of_rows():
+    ops = ReplicaCrossDeviceOps(Twins(others=[1.0]))
+    slices = tf.IndexedSlices(tf.constant([[2.0]]), tf.constant([3]), tf.constant([5, 1]))
+    nothing = tf.constant(0.0)
+    (joined,) = ops.all_reduce(MEAN, [[slices]], [nothing])
+    np.testing.assert_allclose(tf.convert_to_tensor(joined)[3], [4.0])  # two rows of one replica
+
+
 def test_in_a_sum_only_what_is_no_number_is_left_out():
     ops = ReplicaCrossDeviceOps(Twins(others=[tf.constant([6.0, 6.0])]))
     value = tf.constant([float("nan"), 1.0])

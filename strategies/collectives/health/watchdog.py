@@ -185,6 +185,7 @@ class Watchdog:
         self._warned = 0.0
         self._beat = 0
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+        self._process = os.getpid()
 
     def start(self) -> None:
         """Starts the thread."""
@@ -194,8 +195,10 @@ class Watchdog:
         """Announces that this worker has ended, and waits until the others have seen it.
 
         Returns at once where all others have ended, nobody misses one that has, or this one ends
-        with an error.
+        with an error; and in a child that this process was forked into, which is no worker.
         """
+        if os.getpid() != self._process:
+            return
         self._stopped.set()
         self._thread.join(_LEAVING_SECONDS)
         is_reached = self._publish(State(ended=True))

@@ -70,10 +70,10 @@ class Host:
           exchange: with all of them; they call this together.
           is_wanted: whether this worker may share memory.
         """
-        hosts = exchange(host_identity() if is_wanted and is_supported() else b"")
-        if b"" in hosts:
+        own = OwnMemory.create() if is_wanted and is_supported() else None
+        hosts = exchange(b"" if own is None else host_identity())
+        if own is None or b"" in hosts:
             return None
-        own = OwnMemory()
         places = exchange(f"{os.getpid()} {own.number}".encode())
         here = [other for other, host in enumerate(hosts) if host == hosts[rank]]
         peers: dict[int, PeerMemory] = {}

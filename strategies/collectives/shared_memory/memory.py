@@ -14,6 +14,8 @@ import select
 import sys
 from pathlib import Path
 
+from absl import logging
+
 _VIRTUAL_BYTES = 1 << 46
 # Stores become visible to other cores in their order; elsewhere that takes fences, which Python
 # does not have.
@@ -45,7 +47,20 @@ class OwnMemory:
 
     def __init__(self) -> None:
         self.number = os.memfd_create("keras_strategies", os.MFD_CLOEXEC)
-        os.ftruncate(self.number, _VIRTUAL_BYTES)
+        try:
+            os.ftruncate(self.number, _VIRTUAL_BYTES)
+        except OSError:
+            os.close(self.number)
+            raise
+
+    @classmethod
+    def create(cls) -> OwnMemory | None:
+        """Returns a block; None where this process may have none, as under `ulimit -f`."""
+        try:
+            return cls()
+        except OSError as error:
+            logging.warning("Workers share no memory: %s.", error)
+            return None
 
     def map(self, start: int, length: int) -> mmap.mmap:
         """Returns a part of the block; `start` is a multiple of a page."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import os
 import sys
 import time
 
@@ -54,7 +55,7 @@ def join(cluster: ClusterSpec, task: Task, timeout: float) -> None:
     _joined = (cluster, task)
     watch = LivenessWatch({device_of(other): str(other) for other in cluster.training_tasks})
     watch.start()
-    atexit.register(_leave, len(cluster.training_tasks), watch)
+    atexit.register(_leave, len(cluster.training_tasks), watch, os.getpid())
 
 
 def device_of(task: Task) -> str:
@@ -66,11 +67,14 @@ def device_of(task: Task) -> str:
     return f"/job:{task.type}/replica:0/task:{task.index}"
 
 
-def _leave(size: int, watch: LivenessWatch) -> None:
+def _leave(size: int, watch: LivenessWatch, process: int) -> None:
     """Waits briefly for the other workers before the process ends.
 
-    What this worker sent last may still be on its way out of the process.
+    What this worker sent last may still be on its way out of the process. A child that it was
+    forked into does nothing.
     """
+    if os.getpid() != process:
+        return
     watch.stop()
     if hasattr(sys, "last_value"):  # an error ends this process: nobody else is about to leave
         return

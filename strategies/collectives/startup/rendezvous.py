@@ -134,7 +134,8 @@ def wait_for_all(
 
     def all_arrived() -> bool:
         nonlocal has_arrived
-        has_arrived = has_arrived or not others or store.put(task, mine)
+        # Each time: a first worker that was started again knows of nobody.
+        has_arrived = not others or store.put(task, mine)
         # One question at a time: with all at once, N workers would ask N * N.
         while has_arrived and others and _has_arrived(store, others[0], mine):
             others.pop(0)
