@@ -20,8 +20,9 @@ from strategies.embedding.shard.row_store import RowStore
 from strategies.embedding.shard.shard import Group, TableShard, TableSpecs
 from strategies.ps.client import Server
 from strategies.ps.extended import ServerExtended
+from strategies.variables.active_rows import ActiveRows
 from strategies.variables.growable_array import GrowableArray
-from strategies.variables.sparse_variable import ActiveRows, SparseVariable
+from strategies.variables.sparse_variable import SparseVariable
 
 # Not a part of any other variable's name.
 _NAME = "rows_of_this_server"
