@@ -300,7 +300,8 @@ class EmbeddingLayer:
 
         Args:
           directory: a directory that all workers see.
-          delta: whether to add what changed since, and leave what is there.
+          delta: whether to add what was trained on since, and leave what is there. All rows are
+            saved if some were set or restored meanwhile, or others saved to the directory.
 
         Raises:
           ValueError: if there is nothing that a delta could build on.

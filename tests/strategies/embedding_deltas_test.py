@@ -1,0 +1,113 @@
+"""What is loaded from deltas is what was there, however rows came to change."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from strategies import DistributedEmbedding
+from tests.support.worker_threads import on_workers
+
+pytestmark = pytest.mark.training
+
+IDS = np.array([1, 2, 3, 4], np.int64)
+
+
+class Trained:
+    """A layer with an optimizer, of one of several workers."""
+
+    def __init__(self, collectives):
+        self.layer = DistributedEmbedding(2, name="table", embeddings_initializer="zeros")
+        self.layer._collectives = collectives
+        self.layer.build()
+        self.optimizer = keras.optimizers.Adagrad(1.0)
+        self.optimizer.build(self.layer.trainable_variables)
+
+    def train(self, ids, steps=1):
+        for _ in range(steps):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(self.layer(tf.constant(ids, tf.int64), training=True))
+            gradients = tape.gradient(loss, self.layer.trainable_variables)
+            self.optimizer.apply(gradients, self.layer.trainable_variables)
+
+
+def set_some(trained, path):
+    trained.layer.set_rows(IDS[:2], np.full([2, 2], 7.0))
+
+
+def import_some(trained, path):
+    other = Trained(trained.layer._collectives)
+    other.layer.set_rows(IDS[1:], np.full([3, 2], 8.0))
+    other.layer.export_rows(str(path / "plain"))
+    trained.layer.import_rows(str(path / "plain"))
+
+
+def restore_an_older_one(trained, path):
+    other = Trained(trained.layer._collectives)
+    other.train([2, 3, 9])
+    trained.layer.restore_rows(other.layer.snapshot_rows())
+
+
+def load_another_one(trained, path):
+    other = Trained(trained.layer._collectives)
+    other.train([2, 3, 9], steps=2)
+    other.layer.save_rows(str(path / "other"))
+    trained.layer.load_rows(str(path / "other"))
+
+
+def set_weights(trained, path):
+    before = trained.layer.get_weights()
+    trained.train(IDS)
+    trained.layer.save_rows(str(path / "rows"), delta=True)
+    trained.layer.set_weights(before)
+
+
+def begin_anew(trained, path):
+    trained.__init__(trained.layer._collectives)
+
+
+CHANGES = [set_some, import_some, restore_an_older_one, load_another_one, set_weights, begin_anew]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("change", CHANGES)
+def test_rows_that_change_otherwise_than_by_training_are_saved(tmp_path, change, workers):
+    def save(collectives):
+        trained = Trained(collectives)
+        trained.train(IDS, steps=3)
+        trained.layer.save_rows(str(tmp_path / "rows"))
+        change(trained, tmp_path)
+        trained.train([3])
+        trained.layer.save_rows(str(tmp_path / "rows"), delta=True)
+        return trained.layer.snapshot_rows()
+
+    def load(collectives):
+        trained = Trained(collectives)
+        trained.layer.load_rows(str(tmp_path / "rows"))
+        return trained.layer.snapshot_rows()
+
+    def by_id(arrays):
+        order = np.argsort(arrays["0/ids"])
+        return {key: each[order].tolist() for key, each in arrays.items() if each.ndim}
+
+    saved = on_workers(workers, save)[0]
+    assert by_id(on_workers(1, load)[0]) == by_id(saved)
+
+
+def test_a_delta_has_what_was_trained_on_since_it_was_saved_or_loaded(tmp_path):
+    def save(collectives):
+        trained = Trained(collectives)
+        trained.train(IDS)
+        trained.layer.save_rows(str(tmp_path))
+        trained.train([3])
+        return trained.layer.save_rows(str(tmp_path), delta=True)
+
+    def go_on(collectives):
+        trained = Trained(collectives)
+        trained.layer.load_rows(str(tmp_path))
+        trained.train([4])
+        return trained.layer.save_rows(str(tmp_path), delta=True)
+
+    for function, ids in ((save, [3]), (go_on, [4])):
+        (folder,) = on_workers(1, function)
+        assert np.load(f"{folder}/table0-worker0-ids.npy").tolist() == ids
