@@ -133,8 +133,8 @@ class Tables:
         """Returns each feature's output."""
         if in_save_context():
             return {
-                name: bags[name].combined(
-                    tf.cast(self.serving.rows(feature.table.name, bags[name].ids), dtype)
+                name: _combined(
+                    bags[name], self.serving.rows(feature.table.name, bags[name].ids), dtype
                 )
                 for name, feature in self._specs.features.items()
             }
@@ -144,7 +144,7 @@ class Tables:
             for config, rows in zip(self._specs.groups[group], values, strict=True):
                 names = self._specs.features_of(config.name)
                 for name, part in zip(names, _split(rows, [bags[n] for n in names]), strict=True):
-                    outputs[name] = bags[name].combined(tf.cast(part, dtype))
+                    outputs[name] = _combined(bags[name], part, dtype)
         return {name: outputs[name] for name in self._specs.features}
 
     def evict(self) -> dict[str, int]:
@@ -325,6 +325,11 @@ class Tables:
                 f"A table is one of {', '.join(map(repr, tables))}. Received: {name!r}."
             )
         return tables[name]
+
+
+def _combined(bags: Bags, rows: tf.Tensor, dtype: str) -> Any:
+    """Returns a feature's output of its rows, which are summed before they lose precision."""
+    return tf.cast(bags.combined(rows), dtype)
 
 
 def _split(rows: tf.Tensor, bags: Sequence[Bags]) -> list[tf.Tensor]:
