@@ -163,7 +163,7 @@ class EmbeddingLayer:
         self.tables = tables
         self.built = True
         if self._restored is not None:
-            tables.restore(self._restored)
+            self.restore_rows(self._restored)
             self._restored = None
 
     def _weight_of(self, variable: SparseVariable, trainable: bool) -> Any:
@@ -364,7 +364,8 @@ class EmbeddingLayer:
         if self.tables is None:
             self._restored = arrays
         else:
-            self.tables.restore(arrays)
+            with tf.init_scope():  # a layer may be built where a function is traced
+                self.tables.restore(arrays)
 
     def save_own_variables(self, store: Any) -> None:
         """Adds the rows to the store that Keras saves."""
