@@ -247,21 +247,25 @@ def _load_table(
     for shard in shards:
         if any(array_specs.PRESENT in part for part in parts):
             snapshot.retain(shard, name, _present_ids(shard, name, parts))
+    extra = snapshot.joined(
+        [
+            {
+                key: npy_stream.load(file)
+                for key, file in part.items()
+                if array_specs.is_extra_array(key)
+            }
+            for part in parts
+        ]
+    )
+    for shard in shards:
+        snapshot.expect_slots(shard, name, extra)
     for part in parts:
         rows = {key: part[key] for key in part if array_specs.is_row_array(key)}
         for chunk in read_chunks(rows):
             for shard in shards:
                 snapshot.restore_rows(shard, name, chunk)
-    extra = [
-        {
-            key: npy_stream.load(file)
-            for key, file in part.items()
-            if array_specs.is_extra_array(key)
-        }
-        for part in parts
-    ]
     for shard in shards:
-        snapshot.restore_extra(shard, name, snapshot.joined(extra))
+        snapshot.restore_extra(shard, name, extra)
 
 
 def _present_ids(shard: TableShard, name: str, parts: Sequence[Mapping[str, Path]]) -> np.ndarray:
