@@ -78,6 +78,9 @@ class RemoteRowVariable(SparseVariable):
         """Returns the rows in view; outside of updates, the row that stands for the table."""
         return self.token() if current_server() is None else super().value(no_copy)
 
+    def _remove_slots_of_former_optimizers(self) -> None:
+        """Does nothing: on the servers they are other workers' as well."""
+
     def _new_slot(self, name: str, key: str, row: np.ndarray) -> SparseVariable:
         parts = () if self._make_slot is None else self._make_slot(key, row)
         return RemoteRowVariable(parts, row, False, name, self._distribute_strategy)

@@ -20,6 +20,7 @@ Keras asks in no such words; a variable creator then knows them by the table's n
 from __future__ import annotations
 
 import contextlib
+import gc
 import inspect
 import itertools
 import threading
@@ -97,6 +98,8 @@ class SparseVariable(ResourceVariable):
             rows.fill = np.array(row)
         self._array = rows
         self.slots: dict[str, SparseVariable] = {}
+        # By the names of the slot variables.
+        self._optimizers: dict[str, weakref.ref[Any]] = {}
         self._on_slot: Callable[[str, SparseVariable], None] = lambda name, slot: None
         self._resized_for: object = None
         # Of a table's variable, not of slot variables.
@@ -154,9 +157,27 @@ class SparseVariable(ResourceVariable):
         # Keras 3 puts it behind the variable's name, tf_keras before it.
         before, _, behind = name.partition(self.table_name)
         key = behind.strip("_:") or before.split("/")[0]
+        if optimizer is not None and all(
+            each() is not optimizer for each in self._optimizers.values()
+        ):
+            self._remove_slots_of_former_optimizers()
         while key in self.slots:  # another optimizer's
             key += "_"
+        if optimizer is not None:
+            self._optimizers[key] = weakref.ref(optimizer)
         return self.add_slot(key, self._new_slot(name, key, value[0]))
+
+    def _remove_slots_of_former_optimizers(self) -> None:
+        """Removes the slot variables of optimizers that are gone, as by another `compile`.
+
+        What is saved would have both, and what is restored would give the next optimizer the first
+        one's.
+        """
+        if self._optimizers:
+            gc.collect()  # a model and its optimizer refer to each other
+        for key, optimizer in list(self._optimizers.items()):
+            if optimizer() is None:
+                del self._optimizers[key], self.slots[key]
 
     def add_slot(self, key: str, slot: SparseVariable) -> SparseVariable:
         """Registers a slot variable by a name; returns it."""

@@ -1,15 +1,22 @@
-"""What is loaded from deltas is what was there, however rows came to change."""
+"""What is loaded is what was there, however rows and optimizers came to change."""
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+import tf_keras
 
 from strategies import DistributedEmbedding
+from strategies.embedding.tf_keras_layer import DistributedEmbedding as TfKerasEmbedding
 from tests.support.worker_threads import on_workers
 
 pytestmark = pytest.mark.training
 
+APIS = pytest.mark.parametrize(
+    ("api", "embedding"),
+    [(keras, DistributedEmbedding), (tf_keras, TfKerasEmbedding)],
+    ids=["keras", "tf_keras"],
+)
 IDS = np.array([1, 2, 3, 4], np.int64)
 
 
@@ -154,3 +161,38 @@ def test_the_first_save_of_a_delta_may_be_older_than_the_optimizer(tmp_path):
 
     ((before, after),) = on_workers(1, train)
     np.testing.assert_array_equal(before[1], after[1])
+
+
+@APIS
+def test_slot_variables_go_with_their_optimizer(tmp_path, api, embedding):
+    def model():
+        made = api.Sequential([api.Input([2], dtype="int64"), embedding(2, combiner="sum")])
+        made.compile(api.optimizers.Adam(0.1), "mse")
+        return made
+
+    def loss(of):
+        return of.fit(IDS.reshape([2, 2]), np.ones([2, 2]), verbose=0).history["loss"]
+
+    first, second = model(), model()
+    (layer,) = first.layers[-1:]
+    loss(first)
+    first.compile(api.optimizers.Adam(0.1), "mse")
+    loss(first)
+    assert sorted(name for name in layer.snapshot_rows() if "0/slot" in name) == sorted(
+        f"0/slot/{name}" for name in (("momentum", "velocity") if api is keras else ("m", "v"))
+    )
+    first.save_weights(tmp_path / "x.weights.h5")
+    second.optimizer.build(second.trainable_variables)
+    second.load_weights(tmp_path / "x.weights.h5")
+    arrays = [each.layers[-1].snapshot_rows() for each in (first, second)]
+    for name in arrays[0]:
+        np.testing.assert_array_equal(arrays[0][name], arrays[1][name])
+
+
+def test_two_optimizers_of_one_table_have_a_state_each():
+    layer = DistributedEmbedding(2)
+    layer.build()
+    optimizers = [keras.optimizers.Adam(), keras.optimizers.Adam()]
+    for each in optimizers:
+        each.build(layer.trainable_variables)
+    assert len([name for name in layer.snapshot_rows() if name.startswith("0/slot")]) == 4
