@@ -119,13 +119,13 @@ def path_of(name: str) -> str:
         return path.rstrip("/")
 
 
-def is_updating() -> bool:
-    """Returns whether an optimizer's `update_step` runs.
+def gradient_in_update() -> Any:
+    """Returns the gradient with which an optimizer's `update_step` runs; None if none runs.
 
-    >>> is_updating()
-    False
+    >>> gradient_in_update()
     """
-    return any(frame.f_code.co_name == "update_step" for frame in frames())
+    frame = next((frame for frame in frames() if frame.f_code.co_name == "update_step"), None)
+    return frame and frame.f_locals[frame.f_code.co_varnames[1]]
 
 
 def is_writing_h5() -> bool:

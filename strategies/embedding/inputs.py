@@ -124,7 +124,7 @@ class Bags:
         self.ids = ids
 
     def combined(self, rows: tf.Tensor) -> Any:
-        """Combines one row for each of `ids`, [n, width], to the feature's output."""
+        """Combines one row for each of `ids`, float32 [n, width], to the feature's output."""
         width = rows.shape[-1]
         if self._combiner is None:
             if isinstance(self._inputs, tf.RaggedTensor):

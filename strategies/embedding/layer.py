@@ -163,7 +163,7 @@ class EmbeddingLayer:
         self.tables = tables
         self.built = True
         if self._restored is not None:
-            tables.restore(self._restored)
+            self.restore_rows(self._restored)
             self._restored = None
 
     def _weight_of(self, variable: SparseVariable, trainable: bool) -> Any:
@@ -300,7 +300,8 @@ class EmbeddingLayer:
 
         Args:
           directory: a directory that all workers see.
-          delta: whether to add what changed since, and leave what is there.
+          delta: whether to add what was trained on since, and leave what is there. All rows are
+            saved if some were set or restored meanwhile, or others saved to the directory.
 
         Raises:
           ValueError: if there is nothing that a delta could build on.
@@ -363,7 +364,8 @@ class EmbeddingLayer:
         if self.tables is None:
             self._restored = arrays
         else:
-            self.tables.restore(arrays)
+            with tf.init_scope():  # a layer may be built where a function is traced
+                self.tables.restore(arrays)
 
     def save_own_variables(self, store: Any) -> None:
         """Adds the rows to the store that Keras saves."""

@@ -24,7 +24,8 @@ from strategies.embedding.shard.remote import RemoteTableShard
 from strategies.embedding.shard.shard import Group, TableShard, TableSpecs
 from strategies.embedding.tables import Tables
 from strategies.ps.sparse import RemoteRowVariable
-from strategies.variables.sparse_variable import ActiveRows, SparseVariable, new_name
+from strategies.variables.active_rows import ActiveRows
+from strategies.variables.sparse_variable import SparseVariable, new_name
 
 
 def place_on_workers(

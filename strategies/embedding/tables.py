@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -67,6 +68,7 @@ class Tables:
             group: Lookup(variables[group], routers[group], fused_optimizers.get(group))
             for group in specs.groups
         }
+        self._delta_bases = checkpoint.DeltaBases()
         self.serving = Serving(shards, collectives, specs.unseen)
         for group, configs in specs.groups.items():
             variables[group].snapshots = self._snapshots(group, configs)
@@ -80,6 +82,7 @@ class Tables:
         return Snapshots(self._shards, names, part, is_of_workers, self._finish_restore)
 
     def _finish_restore(self) -> None:
+        self._delta_bases.clear()
         self._clear_prefetched()
         self._rebalance()
 
@@ -105,6 +108,7 @@ class Tables:
     def _setting_rows(self) -> Iterator[None]:
         """Keeps all workers from training in the block, which sets rows, and rebalances then."""
         with self._changing():
+            self._delta_bases.clear()
             yield
             self._rebalance()
 
@@ -129,8 +133,8 @@ class Tables:
         """Returns each feature's output."""
         if in_save_context():
             return {
-                name: bags[name].combined(
-                    tf.cast(self.serving.rows(feature.table.name, bags[name].ids), dtype)
+                name: _combined(
+                    bags[name], self.serving.rows(feature.table.name, bags[name].ids), dtype
                 )
                 for name, feature in self._specs.features.items()
             }
@@ -140,7 +144,7 @@ class Tables:
             for config, rows in zip(self._specs.groups[group], values, strict=True):
                 names = self._specs.features_of(config.name)
                 for name, part in zip(names, _split(rows, [bags[n] for n in names]), strict=True):
-                    outputs[name] = bags[name].combined(tf.cast(part, dtype))
+                    outputs[name] = _combined(bags[name], part, dtype)
         return {name: outputs[name] for name in self._specs.features}
 
     def evict(self) -> dict[str, int]:
@@ -290,13 +294,17 @@ class Tables:
 
     def save(self, directory: str, delta: bool) -> str:
         """Saves the rows to a directory; see `checkpoint`."""
-        with self._paused():
-            return checkpoint.save(self._shards, directory, self.collectives, delta)
+        # What was prefetched is trained on later, and counts as touched before.
+        with self._changing():
+            return checkpoint.save(
+                self._shards, directory, self.collectives, delta, self._delta_bases
+            )
 
     def load(self, directory: str) -> None:
         """Sets the rows from a directory; see `checkpoint`."""
         with self._setting_rows():
             checkpoint.load(self._shards, directory, self.collectives)
+            self._delta_bases.add(Path(directory))
 
     def rows(self, name: str | None) -> tuple[np.ndarray, np.ndarray]:
         """Returns this worker's ids of a table in rising order, and their rows."""
@@ -317,6 +325,11 @@ class Tables:
                 f"A table is one of {', '.join(map(repr, tables))}. Received: {name!r}."
             )
         return tables[name]
+
+
+def _combined(bags: Bags, rows: tf.Tensor, dtype: str) -> Any:
+    """Returns a feature's output of its rows, which are summed before they lose precision."""
+    return tf.cast(bags.combined(rows), dtype)
 
 
 def _split(rows: tf.Tensor, bags: Sequence[Bags]) -> list[tf.Tensor]:

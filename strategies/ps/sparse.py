@@ -17,8 +17,9 @@ from strategies.ps.registry import RemoteVariable
 from strategies.ps.updates import VariableUpdate
 from strategies.ps.variables import ServerView, active_view, current_server
 from strategies.reduction.sparse import is_marked_reduced, sum_by_index
+from strategies.variables.active_rows import ActiveRows
 from strategies.variables.growable_array import GrowableArray
-from strategies.variables.sparse_variable import ActiveRows, SparseVariable
+from strategies.variables.sparse_variable import SparseVariable
 
 SlotMaker = Callable[[str, np.ndarray], Sequence[SparseVariable]]
 
@@ -77,6 +78,9 @@ class RemoteRowVariable(SparseVariable):
         """Returns the rows in view; outside of updates, the row that stands for the table."""
         return self.token() if current_server() is None else super().value(no_copy)
 
+    def _remove_slots_of_former_optimizers(self) -> None:
+        """Does nothing: on the servers they are other workers' as well."""
+
     def _new_slot(self, name: str, key: str, row: np.ndarray) -> SparseVariable:
         parts = () if self._make_slot is None else self._make_slot(key, row)
         return RemoteRowVariable(parts, row, False, name, self._distribute_strategy)
@@ -89,11 +93,16 @@ class RowUpdate(VariableUpdate):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        global_rows = self.variable.view.rows()
+        view = self.variable.view
+        in_view = [leaf for leaf in self.leaves if self.transfer(leaf) == "view"]
+        given = in_view[0] if in_view else None
+        (global_rows,) = view.in_view(view.rows(gradient=given))
+        if self.variable.trainable:
+            view.mark_applied()
         self._owners = global_rows % self.variable.servers
         self._rows = global_rows // self.variable.servers
         # One of no width, where no argument has a part for each row: the rows are to be known.
-        self._in_view = [_dense(leaf) for leaf in self.leaves if self.transfer(leaf) == "view"] or [
+        self._in_view = [self._dense(leaf) for leaf in in_view] or [
             tf.zeros([tf.size(global_rows), 0])
         ]
 
@@ -104,6 +113,12 @@ class RowUpdate(VariableUpdate):
         if not isinstance(leaf, tf.Tensor):
             return "fixed"
         return "view" if leaf.shape.rank == 2 else "whole"
+
+    def _dense(self, leaf: Any) -> tf.Tensor:
+        """Returns an argument as a dense tensor, in the order of the rows in view."""
+        if is_marked_reduced(leaf):
+            return leaf.values
+        return self.variable.view.in_view(tf.convert_to_tensor(leaf))[0]
 
     @property
     def arguments(self) -> int:
@@ -155,13 +170,6 @@ def update_call(variable: Any, fn: Callable[..., Any], args: Any) -> VariableUpd
     """Returns the update of a variable that a call of a function makes."""
     cls = RowUpdate if isinstance(variable, RemoteRowVariable) else VariableUpdate
     return cls(variable, fn, args)
-
-
-def _dense(leaf: Any) -> tf.Tensor:
-    """Returns an argument as a dense tensor, in the order of the rows in view."""
-    if isinstance(leaf, tf.IndexedSlices):
-        return leaf.values if is_marked_reduced(leaf) else tf.convert_to_tensor(leaf)
-    return leaf
 
 
 def _sparse(value: tf.Tensor) -> tf.IndexedSlices:

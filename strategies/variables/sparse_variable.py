@@ -7,7 +7,7 @@ what writes them scatters. `update_step` of any optimizer that works element by 
 that unchanged, Keras 3's and tf_keras's, and rows that are not touched stay as they are.
 
 Which rows are in view is known when the gradient is: it leaves the backward pass as
-`tf.IndexedSlices` with each row once, its indices 0, 1, 2, ... the positions in the view. In
+`tf.IndexedSlices` with each row once, its indices the positions in the view (`active_rows`). In
 these terms it is a gradient as any other: it can be clipped, scaled, scattered or made dense.
 The rows themselves stand in a variable, for the update may be another function than the backward
 pass. Nothing hooks into the update, so it works without a strategy as well.
@@ -20,6 +20,7 @@ Keras asks in no such words; a variable creator then knows them by the table's n
 from __future__ import annotations
 
 import contextlib
+import gc
 import inspect
 import itertools
 import threading
@@ -31,13 +32,14 @@ import numpy as np
 import tensorflow as tf
 
 from strategies._keras import (
+    gradient_in_update,
     is_legacy,
     is_optimizer,
-    is_updating,
     is_writing_h5,
 )
 from strategies._tensorflow import ResourceVariable
 from strategies.frames import innermost
+from strategies.variables.active_rows import ActiveRows
 from strategies.variables.elementwise import ELEMENTWISE, check_trains_rows
 from strategies.variables.growable_array import HOST, GrowableArray
 
@@ -54,36 +56,6 @@ class Snapshots(Protocol):
 
     def restore(self, value: np.ndarray) -> None:
         """Restores the rows from the snapshot for which `take` returned a value."""
-
-
-class ActiveRows:
-    """The rows that an optimizer sees, of a table's variable and all its slot variables.
-
-    Args:
-      expected: expected number of rows in all; None if unknown.
-    """
-
-    def __init__(self, expected: int | None = None):
-        self.expected = expected
-        with tf.init_scope(), tf.device(HOST):
-            self._rows = ResourceVariable(tf.zeros([0], tf.int64), trainable=False, shape=[None])
-            # Number of rows, in use or not.
-            self.length = ResourceVariable(tf.constant(0, tf.int64), trainable=False)
-        # Changes whenever rows are put in view.
-        self.version = object()
-
-    def show(self, rows: tf.Tensor) -> None:
-        """Puts rows in view."""
-        with tf.device(HOST):
-            self._rows.assign(rows)
-        self.version = object()
-
-    def rows(self, positions: tf.Tensor | None = None) -> tf.Tensor:
-        """Returns the numbers of the rows in view, all or those at some positions."""
-        with tf.device(HOST):
-            return (
-                self._rows.read_value() if positions is None else self._rows.sparse_read(positions)
-            )
 
 
 class SparseVariable(ResourceVariable):
@@ -125,6 +97,8 @@ class SparseVariable(ResourceVariable):
             rows.fill = np.array(row)
         self._array = rows
         self.slots: dict[str, SparseVariable] = {}
+        # By the names of the slot variables.
+        self._optimizers: dict[str, weakref.ref[Any]] = {}
         self._on_slot: Callable[[str, SparseVariable], None] = lambda name, slot: None
         self._resized_for: object = None
         # Of a table's variable, not of slot variables.
@@ -182,9 +156,27 @@ class SparseVariable(ResourceVariable):
         # Keras 3 puts it behind the variable's name, tf_keras before it.
         before, _, behind = name.partition(self.table_name)
         key = behind.strip("_:") or before.split("/")[0]
+        if optimizer is not None and all(
+            each() is not optimizer for each in self._optimizers.values()
+        ):
+            self._remove_slots_of_former_optimizers()
         while key in self.slots:  # another optimizer's
             key += "_"
+        if optimizer is not None:
+            self._optimizers[key] = weakref.ref(optimizer)
         return self.add_slot(key, self._new_slot(name, key, value[0]))
+
+    def _remove_slots_of_former_optimizers(self) -> None:
+        """Removes the slot variables of optimizers that are gone, as by another `compile`.
+
+        What is saved would have both, and what is restored would give the next optimizer the first
+        one's.
+        """
+        if self._optimizers:
+            gc.collect()  # a model and its optimizer refer to each other
+        for key, optimizer in list(self._optimizers.items()):
+            if optimizer() is None:
+                del self._optimizers[key], self.slots[key]
 
     def add_slot(self, key: str, slot: SparseVariable) -> SparseVariable:
         """Registers a slot variable by a name; returns it."""
@@ -203,11 +195,26 @@ class SparseVariable(ResourceVariable):
             self.table.resize(self.view.length.read_value())
         self._resized_for = version
 
+    def _active(self, positions: tf.Tensor | None = None) -> tf.Tensor:
+        """Returns the numbers of the rows in view, for the gradient that is applied now."""
+        self._ensure_rows()
+        return self.view.rows(positions, gradient_in_update())
+
+    def _write(
+        self, write: Callable[..., None], values: Any, positions: tf.Tensor | None = None
+    ) -> None:
+        """Writes to the rows in view, all or those at some positions."""
+        rows, values = self._active(positions), tf.convert_to_tensor(values)
+        if positions is None:
+            rows, values = self.view.in_view(rows, values)
+        write(rows, values)
+        if self.trainable:
+            self.view.mark_applied()
+
     def value(self, no_copy: bool = False) -> tf.Tensor:
         """Returns the rows in view."""
         del no_copy
-        self._ensure_rows()
-        return self.table.gather(self.view.rows())
+        return self.table.gather(self._active())
 
     def read_value(self) -> tf.Tensor:
         """Returns the rows in view."""
@@ -216,13 +223,12 @@ class SparseVariable(ResourceVariable):
     def sparse_read(self, indices: tf.Tensor, name: Any = None) -> tf.Tensor:
         """Returns rows by their positions in the view; `tf.gather` calls it."""
         del name
-        self._ensure_rows()
-        return self.table.gather(self.view.rows(indices))
+        return self.table.gather(self._active(indices))
 
     @property
     def _handle(self) -> Any:
         # Eager operations on variables read them by this attribute, from C++, not by `value`.
-        if tf.executing_eagerly() and is_updating():
+        if tf.executing_eagerly() and gradient_in_update() is not None:
             self._in_view_now = ResourceVariable(self.value(), trainable=False)
             return self._in_view_now.handle
         return self._own_handle
@@ -282,10 +288,13 @@ class SparseVariable(ResourceVariable):
     ) -> Any:
         """Sets the rows in view."""
         del use_locking, name, read_value
-        if tf.executing_eagerly() and not is_updating() and self._restore_snapshot(value):
+        if (
+            tf.executing_eagerly()
+            and gradient_in_update() is None
+            and self._restore_snapshot(value)
+        ):
             return self
-        self._ensure_rows()
-        self.table.update(self.view.rows(), tf.convert_to_tensor(value))
+        self._write(self.table.update, value)
         return self
 
     def _restore_snapshot(self, value: Any) -> bool:
@@ -311,8 +320,7 @@ class SparseVariable(ResourceVariable):
     ) -> Any:
         """Adds to the rows in view."""
         del use_locking, name, read_value
-        self._ensure_rows()
-        self.table.add(self.view.rows(), tf.convert_to_tensor(delta))
+        self._write(self.table.add, delta)
         return self
 
     def assign_sub(
@@ -326,9 +334,7 @@ class SparseVariable(ResourceVariable):
     ) -> Any:
         """Adds to rows, named by their positions in the view."""
         del use_locking, name
-        self._ensure_rows()
-        rows = self.view.rows(sparse_delta.indices)
-        self.table.add(rows, sparse_delta.values)
+        self._write(self.table.add, sparse_delta.values, sparse_delta.indices)
         return self
 
     def scatter_sub(
@@ -342,8 +348,7 @@ class SparseVariable(ResourceVariable):
     ) -> Any:
         """Sets rows, named by their positions in the view."""
         del use_locking, name
-        self._ensure_rows()
-        self.table.update(self.view.rows(sparse_delta.indices), sparse_delta.values)
+        self._write(self.table.update, sparse_delta.values, sparse_delta.indices)
         return self
 
 

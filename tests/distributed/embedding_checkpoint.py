@@ -62,7 +62,8 @@ def rows_of(layer):
                 for name in arrays:
                     is_refused = "refused" in name
                     of_table = name.startswith(f"{position}/") and is_refused == bool(prefix)
-                    if of_table and not name.endswith(("step", "sketch")):
+                    is_one = name.endswith(("step", "sketch")) or "initial" in name
+                    if of_table and not is_one:
                         arrays[name] = arrays[name][order]
     return arrays
 

@@ -13,6 +13,7 @@ import tensorflow as tf
 import strategies
 from tests.support.assertions import raises
 from tests.support.checks import run_checks
+from tests.support.workers import shared_directory
 
 mode = sys.argv[1]
 options = json.loads(sys.argv[2] if len(sys.argv) > 2 else "{}")
@@ -108,6 +109,24 @@ def check_what_was_asked_for_before_rows_went_is_not_used():
     seen = loop.train(loop.dataset)
     np.testing.assert_array_equal(seen[:, :, 2], 0)
     np.testing.assert_array_equal(loop.layer(np.array([1003])).numpy()[:, 0], -1)
+
+
+def check_what_was_asked_for_before_a_save_is_in_the_next_delta():
+    loop = Loop()
+    loop.layer.set_rows(np.array([COMMON]), np.zeros([1, 3]))
+    directory = str(shared_directory(strategy))
+    batches = iter(strategy.experimental_distribute_dataset(loop.dataset))
+    loop.step(next(batches))
+    loop.layer.save_rows(directory)
+    loop.step(next(batches))
+    loop.layer.save_rows(directory, delta=True)
+    before = loop.layer.snapshot_rows()
+    loop.layer.load_rows(directory)
+    after = loop.layer.snapshot_rows()
+    for arrays in (before, after):
+        order = np.argsort(arrays["0/ids"])
+        arrays["0/rows"] = arrays["0/rows"][order]
+    np.testing.assert_array_equal(before["0/rows"], after["0/rows"])
 
 
 def check_other_ids_than_were_asked_for_are_refused():

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 import strategies
 from strategies import Admission, DistributedEmbedding, Eviction, FeatureConfig, TableConfig
 from strategies.embedding.inputs import Bags
+from strategies.embedding.tf_keras_layer import DistributedEmbedding as TfKerasEmbedding
 
 pytestmark = pytest.mark.training
 
@@ -219,3 +220,31 @@ def test_fit_builds_a_model_of_several_replicas(form, strategy):
         model.compile("sgd", "mse")
     model.fit(data, shuffle=False, verbose=0)
     np.testing.assert_array_equal(model.embedding.rows()[0], np.unique(ids))
+
+
+@pytest.mark.parametrize("embedding", [DistributedEmbedding, TfKerasEmbedding])
+@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
+@pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
+def test_rows_are_combined_in_float32(embedding, policy, combiner):
+    ragged = tf.ragged.constant([[1, 2, 0], [], [3]], tf.int64)
+    some = tf.ragged.constant([[0.5, 3.0, 1.0], [], [2.0]])
+    dense, all_of_them = tf.constant([[1, 0], [2, 3]], tf.int64), tf.constant([[0.5, 1.0]] * 2)
+    cases = [(ragged, None), (ragged, some), (ragged.to_sparse(), None)]
+    cases += [(ragged.to_sparse(), some.to_sparse()), (dense, None), (dense, all_of_them)]
+    for mask_zero in (False, True):
+        lower, full = (
+            embedding(
+                3, name="table", combiner=combiner, mask_zero=mask_zero, dtype=dtype,
+                embeddings_initializer="normal",
+            )
+            for dtype in (policy, "float32")
+        )  # fmt: skip
+        for ids, weights in cases:
+            with tf.GradientTape() as tape:
+                found = lower(ids, weights=weights, training=True)
+                loss = tf.reduce_sum(tf.cast(found, tf.float32))
+            expected = full(ids, weights=weights)
+            assert found.dtype == lower.compute_dtype
+            np.testing.assert_array_equal(found, tf.cast(expected, found.dtype))
+            (gradient,) = tape.gradient(loss, lower.trainable_variables)
+            assert gradient.dtype == tf.float32

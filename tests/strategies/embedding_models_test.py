@@ -373,3 +373,27 @@ WITHOUT_TRAINING = "a_subclassed_model_without_training_has_rows_in_fit_and_none
 @pytest.mark.parametrize("check", checks_of("embedding_models.py", only=[WITHOUT_TRAINING]))
 def test_rows_are_made_in_fit_alone_where_nobody_waits(run_check, check, name):
     run_check(check, name, "cluster", "async", ps=1, timeout=900)
+
+
+@pytest.mark.parametrize("name", ["keras", "tf_keras"])
+@pytest.mark.parametrize("around", [tf.function, lambda function: function])
+def test_a_checkpoint_may_be_restored_before_the_layer_is_built(tmp_path, name, around):
+    layers = [api_of(name)[1](2, embeddings_initializer="normal", seed=seed) for seed in range(2)]
+    expected = layers[0](IDS, training=True)
+    path = tf.train.Checkpoint(layer=layers[0]).save(tmp_path / "checkpoint")
+    tf.train.Checkpoint(layer=layers[1]).restore(path)
+    np.testing.assert_array_equal(around(lambda: layers[1](IDS, training=False))(), expected)
+
+
+def test_a_checkpoint_may_be_restored_before_fit_builds_the_model(tmp_path):
+    def model():
+        made = plain(keras, DistributedEmbedding(1, combiner="sum"))
+        made.compile(keras.optimizers.SGD(0.1), "mse")
+        return made
+
+    first, second = model(), model()
+    first.fit(IDS, LABELS, verbose=0)
+    path = tf.train.Checkpoint(embedding=first.embedding).save(tmp_path / "checkpoint")
+    tf.train.Checkpoint(embedding=second.embedding).restore(path)
+    losses = [each.fit(IDS, LABELS, verbose=0).history["loss"] for each in (first, second)]
+    np.testing.assert_allclose(*losses, rtol=1e-5)

@@ -20,7 +20,7 @@ class Data:
         lambda: innermost(lambda found: found is not None),
         _keras.running_method,
         _keras.running_call,
-        _keras.is_updating,
+        _keras.gradient_in_update,
         _keras.is_writing_h5,
         _keras.is_dividing_loss,
         _keras.restart_threads,

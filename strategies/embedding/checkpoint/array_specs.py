@@ -1,7 +1,8 @@
 """The arrays of a table by their names: which there are, and of which dtypes and shapes.
 
 By name: `ids`; `rows`, `slot/<name>` for each slot variable, `times` (the last step of each row)
-and `touches` (its frequency), all in the order of `ids`; `refused_ids` and `refused_counts`, or
+and `touches` (its frequency), all in the order of `ids`; `initial_slot_<name>`, what new rows of a
+slot variable are set to, [1, width]; `refused_ids` and `refused_counts`, or
 `sketch`, of ids without a row. Of the rows that ids share, one a worker: `overflow_rows`,
 `overflow_slot_<name>` and so on. Files have these names: those of earlier versions are read.
 """
@@ -18,6 +19,7 @@ from strategies.embedding.shard.table import Table
 # Prefixes and names of arrays.
 SLOT = "slot/"
 OVERFLOW = "overflow_"
+INITIAL = "initial_"
 PRESENT = "present_ids"
 
 
@@ -93,7 +95,7 @@ def specs(table: Table, names: Iterable[str]) -> dict[str, tuple[type, tuple[int
         raise ValueError(missing_overflow(table))
     found = {}
     for name in names - {"step", "sketch"}:
-        plain = name.removeprefix(OVERFLOW).replace("slot_", SLOT, 1)
+        plain = name.removeprefix(OVERFLOW).removeprefix(INITIAL).replace("slot_", SLOT, 1)
         if plain.startswith(SLOT):
             found[name] = expected["rows"]
         elif plain not in expected:

@@ -38,8 +38,37 @@ _LATEST = "latest"
 _MANIFEST = "worker{}.json"
 
 
+class DeltaBases:
+    """The directories whose rows are those of now but for what was trained on since.
+
+    A row tells when it was trained on, and not that it was set or restored. So a delta builds on
+    what these tables saved to a directory or loaded from it, unless rows changed in other ways
+    since, or somebody else saved to it.
+    """
+
+    def __init__(self) -> None:
+        self._latest: dict[Path, Any] = {}
+
+    def clear(self) -> None:
+        """Forgets all directories, for rows that change in other ways than by training."""
+        self._latest.clear()
+
+    def add(self, path: Path) -> None:
+        """Adds a directory that the rows were saved to or loaded from just now."""
+        self._latest[path.resolve()] = _read(path)
+
+    def has(self, path: Path, latest: Any, collectives: Collectives) -> bool:
+        """Returns whether a delta can build on a directory; all workers call it."""
+        is_known = latest is not None and self._latest.get(path.resolve()) == latest
+        return bool(collectives.all_gather(tf.constant([is_known], tf.int32)).numpy().all())
+
+
 def save(
-    shards: Sequence[TableShard], directory: str, collectives: Collectives, delta: bool
+    shards: Sequence[TableShard],
+    directory: str,
+    collectives: Collectives,
+    delta: bool,
+    bases: DeltaBases,
 ) -> str:
     """Saves the rows of all workers, which all call it; returns the name of the new folder.
 
@@ -47,7 +76,9 @@ def save(
       shards: shards of the tables.
       directory: a directory that all workers see.
       collectives: the workers.
-      delta: whether to write only rows that were trained on since the directory was saved to.
+      delta: whether to write only rows that were trained on since the directory was saved to, as
+        far as `bases` has it.
+      bases: the directories that a delta can build on; this one is added.
 
     Raises:
       ValueError: if there is nothing that a delta could build on.
@@ -61,6 +92,7 @@ def save(
             "A delta holds what changed since rows were saved. Received: a directory without "
             f"any, {directory!r}. Save all rows there first."
         )
+    delta = delta and bases.has(path, before, collectives)
     chain = [] if before is None else before["folders"]
     number = 1 + max((int(name) for name in before["seen"]), default=0) if before else 1
     number = int(collectives.broadcast(tf.constant(number)))
@@ -91,6 +123,7 @@ def save(
             write_json(path / _LATEST, latest)
             for name in set(chain) - set(folders):
                 remove(path / name)
+    bases.add(path)
     return str(folder)
 
 
@@ -214,21 +247,25 @@ def _load_table(
     for shard in shards:
         if any(array_specs.PRESENT in part for part in parts):
             snapshot.retain(shard, name, _present_ids(shard, name, parts))
+    extra = snapshot.joined(
+        [
+            {
+                key: npy_stream.load(file)
+                for key, file in part.items()
+                if array_specs.is_extra_array(key)
+            }
+            for part in parts
+        ]
+    )
+    for shard in shards:
+        snapshot.expect_slots(shard, name, extra)
     for part in parts:
         rows = {key: part[key] for key in part if array_specs.is_row_array(key)}
         for chunk in read_chunks(rows):
             for shard in shards:
                 snapshot.restore_rows(shard, name, chunk)
-    extra = [
-        {
-            key: npy_stream.load(file)
-            for key, file in part.items()
-            if array_specs.is_extra_array(key)
-        }
-        for part in parts
-    ]
     for shard in shards:
-        snapshot.restore_extra(shard, name, snapshot.joined(extra))
+        snapshot.restore_extra(shard, name, extra)
 
 
 def _present_ids(shard: TableShard, name: str, parts: Sequence[Mapping[str, Path]]) -> np.ndarray:

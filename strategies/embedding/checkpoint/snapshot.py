@@ -12,6 +12,7 @@ import tensorflow as tf
 from strategies.collectives import Collectives
 from strategies.collectives.single_worker import in_single_worker_scope
 from strategies.embedding.checkpoint.array_specs import (
+    INITIAL,
     OVERFLOW,
     PRESENT,
     SLOT,
@@ -109,7 +110,10 @@ def _gather_columns(
 
 
 def extra_arrays(shards: Sequence[TableShard], name: str) -> Arrays:
-    """Returns the arrays of a table that are not of its ids' rows: counts, and shared rows."""
+    """Returns the arrays of a table that are not of its ids' rows.
+
+    Counts, shared rows and the initial values of slot variables.
+    """
     return joined([_extra(shard, shard.tables[name]) for shard in shards])
 
 
@@ -125,9 +129,12 @@ def _extra(shard: TableShard, table: Table) -> Arrays:
         refused = zip(("ids", "counts"), counter.map.all(), strict=True)
         return {f"refused_{key}": tf.repeat(each, times) for key, each in refused}
 
-    extra = {}
+    extra = {
+        f"{INITIAL}slot_{slot}": np.array(array.fill, np.float32)[np.newaxis]
+        for slot, array in table.store.slots().items()
+    }
     if counter is not None:
-        extra = shard.call(("counts of", name), counts, np.bool_(shard.is_local_owner))
+        extra |= shard.call(("counts of", name), counts, np.bool_(shard.is_local_owner))
     if overflow is not None:
         row = shard.call(("shared", name), overflow.row)
         shared = _gather_columns(shard, table, row)
@@ -142,12 +149,15 @@ def _chunks(count: int, table: Table) -> list[slice]:
 
 
 def joined(parts: Sequence[Mapping[str, np.ndarray]]) -> Arrays:
-    """Concatenates the arrays of several shards; sketches are summed."""
+    """Concatenates the arrays of several shards; sketches are summed, initial values are alike."""
     result = {}
     for name in {name for part in parts for name in part}:
         arrays = [part[name] for part in parts if name in part]
         # Each shard counts other ids: the sum is what one shard would have counted.
-        result[name] = sum(arrays[1:], arrays[0]) if name == "sketch" else np.concatenate(arrays)
+        if name == "sketch":
+            result[name] = sum(arrays[1:], arrays[0])
+        else:
+            result[name] = arrays[0] if name.startswith(INITIAL) else np.concatenate(arrays)
     return result
 
 
@@ -169,7 +179,8 @@ def gather_all(arrays: Mapping[str, np.ndarray], collectives: Collectives) -> Ar
         if name == "sketch":
             result[name] = collectives.all_reduce([local])[0].numpy()
         else:
-            result[name] = collectives.all_gather(local).numpy()
+            gathered = collectives.all_gather(local).numpy()
+            result[name] = gathered[:1] if name.startswith(INITIAL) else gathered
     return result
 
 
@@ -215,6 +226,7 @@ def restore(shards: Sequence[TableShard], arrays: Mapping[str, np.ndarray]) -> N
     for name, own in zip(tables, of_tables, strict=True):
         set_step(shards, name, int(own.pop("step")))
         for shard in shards:
+            expect_slots(shard, name, own)
             restore_rows(shard, name, own)
             restore_extra(shard, name, own)
 
@@ -253,6 +265,19 @@ def check_shapes(table: Table, arrays: Mapping[str, np.ndarray]) -> None:
             f"The table {table.config.name!r} has rows of {width} numbers, one for each id. "
             f"Received: rows of shape {arrays['rows'].shape} for {len(arrays['ids'])} ids."
         )
+
+
+def expect_slots(shard: TableShard, name: str, arrays: Mapping[str, np.ndarray]) -> None:
+    """Makes slot variables that the optimizer has not made yet, with their initial values.
+
+    Rows that are set before it makes them, and have no values of their own, have these then.
+    Arrays of 0.1.0 have no initial values.
+    """
+    prefix = f"{INITIAL}slot_"
+    for key in arrays:
+        if key.startswith(prefix):
+            slot, store = key.removeprefix(prefix), shard.tables[name].store
+            shard.expect_slot(store, slot, arrays[key][0])
 
 
 def restore_rows(shard: TableShard, name: str, arrays: Mapping[str, np.ndarray]) -> None:

@@ -14,7 +14,8 @@ from strategies.core.extended import ReplicatedExtended
 from strategies.embedding.lookup.fused_optimizer import FusedOptimizer
 from strategies.embedding.lookup.router import LookupResult, LookupRouter
 from strategies.reduction import sparse as row_gradients
-from strategies.variables.sparse_variable import ActiveRows, SparseVariable
+from strategies.variables.active_rows import ActiveRows
+from strategies.variables.sparse_variable import SparseVariable
 
 # One trace of a function serves calls under a tape and calls without one.
 _OUTSIDE = (
@@ -134,7 +135,8 @@ class Lookup:
                         "layer outside of it."
                     )
                 summed = self.router.reduce(self._unique(upstream))
-                rows = show(self._variable.view, summed.values, summed.indices)
+                put = show if _is_only_replica() else _mark
+                rows = put(self._variable.view, summed.values, summed.indices)
                 return rows if fused is None else fused.train_rows(rows)
 
             return tf.identity(token), gradient
@@ -192,6 +194,13 @@ def _is_first_replica() -> bool:
     return not isinstance(extended, ReplicatedExtended) or extended.local_replica() == 0
 
 
+def _is_only_replica() -> bool:
+    """Returns whether this worker has no other replica, with which gradients are summed."""
+    context = tf.distribute.get_replica_context()
+    extended = None if context is None else context.strategy.extended
+    return not isinstance(extended, ReplicatedExtended) or len(extended.worker_devices) == 1
+
+
 def _function() -> tf.Graph | None:
     """Returns the graph of the tf.function that is being traced, None where there is none.
 
@@ -216,7 +225,17 @@ def _is_accessible(token: tf.Tensor) -> bool:
 
 def show(view: ActiveRows, values: tf.Tensor, rows: tf.Tensor) -> tf.IndexedSlices:
     """Puts rows in view; returns their gradient with positions in the view for indices."""
-    view.show(rows)
-    positions = tf.range(tf.size(rows))
+    positions, end = view.show_gradient(rows)
+    _mark_reduced(view, positions, rows)
+    return tf.IndexedSlices(values, positions, tf.stack([end, tf.shape(values, tf.int64)[1]]))
+
+
+def _mark(view: ActiveRows, values: tf.Tensor, rows: tf.Tensor) -> tf.IndexedSlices:
+    """Returns one replica's gradient of rows, which are put in view once replicas are summed."""
+    positions = tf.range(tf.size(rows, tf.int64))
+    _mark_reduced(view, positions, rows)
+    return tf.IndexedSlices(values, positions, tf.shape(values, tf.int64))
+
+
+def _mark_reduced(view: ActiveRows, positions: tf.Tensor, rows: tf.Tensor) -> None:
     row_gradients.mark_reduced(positions, rows, lambda values, rows: show(view, values, rows))
-    return tf.IndexedSlices(values, positions, tf.shape(values))

@@ -20,8 +20,9 @@ from strategies.embedding.shard.row_store import RowStore
 from strategies.embedding.shard.shard import Group, TableShard, TableSpecs
 from strategies.ps.client import Server
 from strategies.ps.extended import ServerExtended
+from strategies.variables.active_rows import ActiveRows
 from strategies.variables.growable_array import GrowableArray
-from strategies.variables.sparse_variable import ActiveRows, SparseVariable
+from strategies.variables.sparse_variable import SparseVariable
 
 # Not a part of any other variable's name.
 _NAME = "rows_of_this_server"
@@ -107,7 +108,7 @@ class RemoteTableShard(TableShard):
     def new_slot(self, group: Group, name: str, row: np.ndarray) -> SparseVariable:
         """Makes a slot variable of a group; returns it as changes of the model reach it."""
         variable, again, width = self._variables[group], self.variables[group], group.width
-        rows = self._slot_array(width, name)
+        rows = self._slot_array(width, name, row)
         with self._building(f"{width}/{name}"):
             slot = SparseVariable(variable.view, row, False, _NAME, None, rows)
         variable.add_slot(name, slot)
@@ -116,16 +117,17 @@ class RemoteTableShard(TableShard):
         with self._again(f"{width}/{name}"):
             return SparseVariable(again.view, row, False, _NAME, None, rows)
 
-    def expect_slot(self, store: RowStore, name: str) -> None:
+    def expect_slot(self, store: RowStore, name: str, initial: Any = 0.0) -> None:
         """Makes the rows of a slot variable, before the optimizer makes the variable."""
-        store.expect_slot(name, lambda: self._slot_array(store.width, name))
+        store.expect_slot(name, lambda: self._slot_array(store.width, name, initial))
 
-    def _slot_array(self, width: int, slot: str) -> GrowableArray:
+    def _slot_array(self, width: int, slot: str, initial: Any) -> GrowableArray:
         """Returns the rows of a slot variable, the same for all workers; makes them at first."""
         if (width, slot) not in self._slots:
             with self._building(f"{width}/{slot}/rows"):
                 expected = self._variables[Group(width)].view.expected
                 self._slots[width, slot] = GrowableArray((width,), tf.float32, 0.0, expected)
+        self._slots[width, slot].fill = np.broadcast_to(initial, (width,))
         return self._slots[width, slot]
 
     def drain(self) -> None:

@@ -168,10 +168,16 @@ class TableShard:
             result = function(*(tf.constant(array) for array in arrays))
         return None if result is None else tf.nest.map_structure(np.asarray, result)
 
-    def expect_slot(self, store: RowStore, name: str) -> None:
-        """Makes the rows of a slot variable, before the optimizer makes the variable."""
+    def expect_slot(self, store: RowStore, name: str, initial: Any = 0.0) -> None:
+        """Makes the rows of a slot variable, before the optimizer makes the variable.
+
+        Args:
+          store: holds the rows.
+          name: name of the slot variable.
+          initial: what new rows are set to.
+        """
         store.expect_slot(
-            name, lambda: GrowableArray((store.width,), tf.float32, 0.0, store.view.expected)
+            name, lambda: GrowableArray((store.width,), tf.float32, initial, store.view.expected)
         )
 
     def drain(self) -> None:
