@@ -114,9 +114,10 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
             report(MADE)
             tell_progress()
             if collectives.size > 1 and not is_reported():
-                atexit.register(self._warn_if_unused)
+                # The name, for at the end there may be nobody left who has the strategy.
+                atexit.register(self._warn_if_unused, type(self._container_strategy()).__name__)
 
-    def _warn_if_unused(self) -> None:
+    def _warn_if_unused(self, name: str) -> None:
         """Logs a warning at the end of a program whose strategy was made, and trained nothing.
 
         Under `tf-config` the launcher says so.
@@ -126,7 +127,7 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
                 "A strategy trains what is created in its scope. Received: %s, whose scope was "
                 "never entered: what was trained here was trained apart from the other workers. "
                 "Create and compile the model inside `with strategy.scope():`.",
-                type(self._container_strategy()).__name__,
+                name,
             )
 
     def between_workers(self) -> Collectives:
