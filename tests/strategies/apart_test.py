@@ -66,10 +66,13 @@ def test_a_strategy_without_its_scope_is_training_apart(job):
 
 
 @pytest.mark.slow
-def test_so_it_is_said_where_nobody_launched_the_workers(job):
-    text = TRAINING.format(
-        keras="keras", legacy=False, strategy="strategies.from_tf_config()", scope=NO_SCOPE
-    )
+@pytest.mark.parametrize(
+    "strategy",
+    ["strategies.from_tf_config()", "strategies.from_tf_config() and None"],
+    ids=["kept", "gone"],
+)
+def test_so_it_is_said_where_nobody_launched_the_workers(job, strategy):
+    text = TRAINING.format(keras="keras", legacy=False, strategy=strategy, scope=NO_SCOPE)
     script, cluster = job.script(text), {"worker": [f"127.0.0.1:{port}" for port in free_ports(2)]}
     processes = []
     for index in range(2):
@@ -80,6 +83,7 @@ def test_so_it_is_said_where_nobody_launched_the_workers(job):
         code, output = job.finish(process, 150)
         assert code == 0 and "trained\n" in output, output
         assert "whose scope was never entered: what was trained here was trained apart" in output
+        assert "Traceback" not in output
 
 
 @pytest.mark.slow

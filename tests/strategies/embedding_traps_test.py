@@ -704,5 +704,6 @@ def in_order_of_ids(packed):
     found = {}
     for key, array in packed.items():
         ids = packed[key.partition("/")[0] + "/ids"]
-        found[key] = array[np.argsort(ids)] if len(np.shape(array)) else array
+        is_of_rows = len(np.shape(array)) and "/initial_slot_" not in key
+        found[key] = array[np.argsort(ids)] if is_of_rows else array
     return found
