@@ -124,8 +124,11 @@ def gradient_in_update() -> Any:
 
     >>> gradient_in_update()
     """
-    frame = next((frame for frame in frames() if frame.f_code.co_name == "update_step"), None)
-    return frame and frame.f_locals[frame.f_code.co_varnames[1]]
+    for frame in frames():
+        is_named_so = frame.f_code.co_name == "update_step"
+        if is_named_so and is_optimizer(frame.f_locals.get("self")):
+            return frame.f_locals[frame.f_code.co_varnames[1]]
+    return None
 
 
 def is_writing_h5() -> bool:
@@ -272,7 +275,8 @@ def is_optimizer(value: Any) -> bool:
     >>> is_optimizer(keras.optimizers.SGD()), is_optimizer(keras.layers.Dense(1))
     (True, False)
     """
-    return hasattr(type(value), "update_step") or is_legacy(value)
+    methods = ("update_step", "apply_gradients")
+    return all(hasattr(type(value), name) for name in methods) or is_legacy(value)
 
 
 def is_legacy(optimizer: Any) -> bool:
@@ -310,7 +314,8 @@ def optimizers_of(model: Any) -> list[Any]:
     """
     found = [getattr(model, "optimizer", None)]
     for owner in (model, *layers_of(model)) if hasattr(model, "_flatten_layers") else ():
-        for value in vars(owner).values():
+        # Nobody trains a part with the optimizer that it was compiled with.
+        for value in (each for name, each in vars(owner).items() if name != "optimizer"):
             several = value.values() if isinstance(value, dict) else value
             found += several if isinstance(value, list | tuple | dict) else [value]
     return list({id(each): each for each in found if is_optimizer(each)}.values())

@@ -24,6 +24,7 @@ from strategies._keras import (
 from strategies._tensorflow import (
     CheckpointInitialValue,
     CollectiveAllReduceExtended,
+    CondBranchFuncGraph,
     SyncOnReadVariable,
     WhileBodyFuncGraph,
     autograph_artifact,
@@ -229,7 +230,8 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
 
     def row_weight(self) -> tf.Tensor | None:
         """Returns the weight of the calling replica's inputs: 0 without rows; None if unknown."""
-        return self._row_weights.get(self.local_replica())
+        weight = self._row_weights.get(self.local_replica())
+        return weight if weight is None or _is_of_this_graph(weight) else None
 
     def local_replica(self) -> int:
         """Returns the number of the calling replica among those of this worker."""
@@ -397,7 +399,8 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
     ) -> ReplicaDataset:
         check_options(options, per_replica=False)
         agree(self.collectives, "distribution of a dataset")
-        dataset = read_equally_far(dataset)
+        if self.collectives.size > 1:
+            dataset = read_equally_far(dataset)
         source = dataset if unsharded(dataset) is dataset else None
         if source is not None and self._is_compared(dataset):
             dataset = compare_first_batch(dataset, self._first_batches)
@@ -450,6 +453,22 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
     @property
     def _num_replicas_in_sync(self) -> int:
         return len(self._devices) * self._num_workers
+
+
+def _is_of_this_graph(value: tf.Tensor) -> bool:
+    """Returns whether a tensor may be used here, in a function that is traced for all callers.
+
+    One of the caller's graph would be kept by a `tf.function` that others call, too.
+    """
+    if tf.executing_eagerly():
+        return True
+    graph = tf.compat.v1.get_default_graph()
+    own = getattr(value, "graph", None) if not hasattr(value, "numpy") else None
+    while graph is not own:
+        if not isinstance(graph, CondBranchFuncGraph | WhileBodyFuncGraph):
+            return False
+        graph = graph.outer_graph
+    return True
 
 
 def _row_weight(inputs: Any) -> tf.Tensor:

@@ -41,6 +41,8 @@ class OnReadVariable(SyncOnReadVariable):
 
     def _has_rows(self) -> tf.Tensor | None:
         """Returns whether the calling replica has rows; None if it has, or that is not known."""
+        if not self.dtype.is_floating or not self.shape.is_fully_defined():
+            return None  # of no means
         strategy = self.distribute_strategy
         context = tf.distribute.get_replica_context()
         if context is None or context.strategy is not strategy:

@@ -292,6 +292,28 @@ def check_a_worker_without_rows_leaves_no_trace_in_metrics():
     np.testing.assert_allclose(model.latest.result(), 3.0)
 
 
+def check_metrics_are_updated_in_a_function_of_its_own():
+    """It is traced once, in the graph of a step or of an evaluation, and called in both."""
+
+    class Noting(MeansOfRows):
+        @tf.function
+        def note(self, features):
+            self.seen.update_state(tf.reduce_mean(features))
+
+        def train_step(self, data):
+            self.note(data[0])
+            return {"seen": self.seen.result()}
+
+        test_step = train_step
+
+    with strategy.scope():
+        model = Noting()
+        model.compile("sgd")
+    rows = np.full([4 * strategy.num_replicas_in_sync, 5], 3.0, "float32")
+    model.fit(rows, rows, batch_size=8, validation_data=(rows, rows), verbose=0)
+    np.testing.assert_allclose(model.seen.result(), 3.0)
+
+
 def check_saved_weights_are_loaded():
     model = compiled()
     model.fit(x, y, batch_size=16, verbose=0)
