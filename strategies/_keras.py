@@ -313,7 +313,7 @@ def optimizers_of(model: Any) -> list[Any]:
     Those are attributes, or in lists and dictionaries that are: a GAN has two, for instance.
     """
     found = [getattr(model, "optimizer", None)]
-    for owner in (model, *layers_of(model)) if hasattr(model, "_flatten_layers") else ():
+    for owner in layers_of(model):
         # Nobody trains a part with the optimizer that it was compiled with.
         for value in (each for name, each in vars(owner).items() if name != "optimizer"):
             several = value.values() if isinstance(value, dict) else value

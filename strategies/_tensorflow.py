@@ -67,7 +67,6 @@ __all__ = [
     "CheckpointInitialValue",
     "CollectiveAllReduceExtended",
     "CommunicationOptions",
-    "CondBranchFuncGraph",
     "DistributedDataset",
     "DistributedDatasetSpec",
     "DistributedIterator",
@@ -95,6 +94,7 @@ __all__ = [
     "dataset_tensors",
     "distributed_spec",
     "empty_batch",
+    "function_graph",
     "function_of",
     "get_distributed_datasets_from_function",
     "global_seed",
@@ -122,6 +122,13 @@ class Session(tf.compat.v1.Session):
 
     def _do_call(self, fn: Callable[..., Any], *args: Any) -> Any:
         return fn(*args)
+
+
+def function_graph(graph: Any) -> Any:
+    """Returns the graph of the function that a graph is of: a branch or loop is its function's."""
+    while isinstance(graph, CondBranchFuncGraph | WhileBodyFuncGraph):
+        graph = graph.outer_graph
+    return graph
 
 
 def dataset_inputs(dataset: Any) -> list[Any]:

@@ -7,6 +7,7 @@ import contextlib
 import os
 import re
 import shutil
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -112,6 +113,12 @@ class _Output:
             operation()
         except OSError as error:
             self.error = error
+            if not isinstance(error, BrokenPipeError):  # nobody is there to read it
+                with contextlib.suppress(OSError):
+                    print(
+                        f"tf-config: warning: the output ends here ({error.strerror}); the job "
+                        "goes on", file=sys.stderr, flush=True
+                    )  # fmt: skip
             # What is left in its buffer would be the next error, at the latest when Python ends.
             with contextlib.suppress(OSError, ValueError):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())

@@ -24,11 +24,11 @@ from strategies._keras import (
 from strategies._tensorflow import (
     CheckpointInitialValue,
     CollectiveAllReduceExtended,
-    CondBranchFuncGraph,
     SyncOnReadVariable,
     WhileBodyFuncGraph,
     autograph_artifact,
     canonicalize,
+    function_graph,
     function_of,
     select_replica,
 )
@@ -107,7 +107,7 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         # Tells tf_keras that a batch may be empty.
         self.experimental_enable_get_next_as_optional = True
         self._row_weights: dict[int, tf.Tensor] = {}
-        self._dataset_streams: dict[str | None, Collectives] = {}
+        self._dataset_streams: dict[str, Collectives] = {}
         self.loss_scale = LossScale()
         self._lifted: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         self._is_used = resolver is None
@@ -231,7 +231,7 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
     def row_weight(self) -> tf.Tensor | None:
         """Returns the weight of the calling replica's inputs: 0 without rows; None if unknown."""
         weight = self._row_weights.get(self.local_replica())
-        return weight if weight is None or _is_of_this_graph(weight) else None
+        return weight if weight is None or _is_of_this_function(weight) else None
 
     def local_replica(self) -> int:
         """Returns the number of the calling replica among those of this worker."""
@@ -427,11 +427,10 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         new one for each would take memory that is never given back.
         """
         method = running_method()
+        if method is None:
+            return self.collectives.new_stream()
         if method not in self._dataset_streams:
-            stream = self.collectives.new_stream()
-            if method is None:
-                return stream
-            self._dataset_streams[method] = stream
+            self._dataset_streams[method] = self.collectives.new_stream()
         return self._dataset_streams[method]
 
     @functools.cached_property
@@ -455,20 +454,15 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         return len(self._devices) * self._num_workers
 
 
-def _is_of_this_graph(value: tf.Tensor) -> bool:
-    """Returns whether a tensor may be used here, in a function that is traced for all callers.
+def _is_of_this_function(value: tf.Tensor) -> bool:
+    """Returns whether a tensor was made in the function that is being traced, or both are eager.
 
-    One of the caller's graph would be kept by a `tf.function` that others call, too.
+    One of its caller's would be kept by a `tf.function` that others call, too.
     """
     if tf.executing_eagerly():
         return True
     graph = tf.compat.v1.get_default_graph()
-    own = getattr(value, "graph", None) if not hasattr(value, "numpy") else None
-    while graph is not own:
-        if not isinstance(graph, CondBranchFuncGraph | WhileBodyFuncGraph):
-            return False
-        graph = graph.outer_graph
-    return True
+    return tf.is_symbolic_tensor(value) and function_graph(graph) is function_graph(value.graph)
 
 
 def _row_weight(inputs: Any) -> tf.Tensor:

@@ -27,14 +27,12 @@ class UpdateMode(Protocol):
         """Drops values to go on with that no step has taken yet, for there are newer ones."""
 
 
+# Applies updates on the servers, and returns the new values of the variables.
+PushAndPull = Callable[[Sequence[VariableUpdate]], Iterable[tuple[SharedVariable, tf.Tensor]]]
+
+
 class LocalTraining(Protocol):
     """Exchange of progress between workers that have optimizers of their own."""
 
-    def step(
-        self,
-        variables: Sequence[SharedVariable],
-        push_and_pull: Callable[
-            [Sequence[VariableUpdate]], Iterable[tuple[SharedVariable, tf.Tensor]]
-        ],
-    ) -> None:
+    def step(self, variables: Sequence[SharedVariable], push_and_pull: PushAndPull) -> None:
         """Counts a step that has updated variables, and exchanges them when it is due."""

@@ -258,6 +258,20 @@ def check_a_generator_gives_all_workers_the_same_batches():
         np.testing.assert_allclose(model.get_weights()[0][:, 0], kernel, rtol=1e-3, atol=1e-3)
 
 
+def check_datasets_of_unknown_length_take_nothing_for_good():
+    if workers == 1:
+        return
+    model, unknown = compiled(), dataset.filter(lambda *_: True)
+
+    def streams_of_a_round():
+        model.fit(unknown, validation_data=unknown, verbose=0)
+        model.evaluate(unknown, verbose=0)
+        model.predict(unknown, verbose=0)
+        return len(strategy.extended.collectives._child_streams)
+
+    assert streams_of_a_round() == streams_of_a_round()
+
+
 class MeansOfRows(keras.Model):
     """Keeps its loss, as Keras's examples do, and resets it where it is asked to."""
 

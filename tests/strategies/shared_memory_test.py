@@ -1,5 +1,6 @@
 """Sums and exchanges through shared memory, among workers that are threads of this process."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -144,6 +145,14 @@ def test_a_worker_that_has_ended_is_named():
     channel = Host(0, names, [0], OwnMemory(), {1: peer}, True).new_channel()
     with pytest.raises(WorkerEndedError, match="worker 1 has ended, and worker 0 waits for it"):
         transfers.sum_vectors(channel, [np.ones(3)], transfers.BufferPool())
+
+
+def test_where_one_may_have_no_memory_none_shares_any(monkeypatch):
+    refuse = OSError(errno.EFBIG, "File too large")
+    monkeypatch.setattr(os, "ftruncate", lambda *args: (_ for _ in ()).throw(refuse))
+    told = []
+    assert Host.meet(0, ["worker 0"], lambda mine: told.append(mine) or [mine]) is None
+    assert told == [b""]
 
 
 def test_nothing_has_a_name_that_could_be_left_behind():

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from strategies.collectives import horovod as horovod_collectives
-from strategies.collectives.startup.rendezvous import wait_for_all
+from strategies.collectives.startup.rendezvous import Store, wait_for_all
 from tf_config import Address, ClusterConfigError, ClusterSpec, Task, TFConfig, local_cluster
 from tf_config.builder import free_ports
 
@@ -156,6 +156,33 @@ def test_all_go_on_when_the_last_has_come(meeting):
     for thread in threads:
         thread.join(20)
     assert sorted(map(str, done)) == ["worker 0", "worker 1"]
+
+
+def test_a_first_worker_that_is_started_again_finds_those_that_wait():
+    cluster = local_cluster(workers=3)
+    first, second, third = cluster.training_tasks
+
+    def served():
+        return horovod_collectives._serve(cluster.addresses[first], first)
+
+    def waiting(task):
+        thread = threading.Thread(target=wait_for_all, args=[cluster, task, 20.0], daemon=True)
+        thread.start()
+        return thread
+
+    before, threads = served(), [waiting(second)]
+    store = Store(cluster.addresses[first])
+    while store.get(second) is None:
+        time.sleep(0.05)
+    before.shutdown()
+    before.server_close()
+    server = served()
+    threads += [waiting(first), waiting(third)]
+    for thread in threads:
+        thread.join(10)
+    assert not any(thread.is_alive() for thread in threads)
+    server.shutdown()
+    server.server_close()
 
 
 def test_a_worker_of_another_cluster_is_refused(meeting):

@@ -1,6 +1,7 @@
 """Workers that are in different operations: found, named, and ended only where that is sure."""
 
 import dataclasses
+import os
 import socket
 import threading
 import time
@@ -109,6 +110,14 @@ def test_who_ends_waits_until_the_others_have(store):
     second.leave()
     leaving.join(timeout=10)
     assert not leaving.is_alive()
+
+
+def test_a_forked_child_that_ends_is_no_worker_that_has_ended(store, monkeypatch):
+    one = watchdog(store, 0, [])
+    parent = os.getpid()
+    monkeypatch.setattr(os, "getpid", lambda: parent + 1)
+    one.leave()
+    assert store.get(TASKS[0]) is None
 
 
 def test_operations_are_seen_while_they_run():

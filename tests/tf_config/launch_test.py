@@ -423,6 +423,8 @@ def test_a_full_disk_under_the_output_ends_no_job(job):
     process = job.popen(["bash", "-c", shlex.join(command) + " > /dev/full"])
     output, _ = process.communicate(timeout=20)
     assert process.returncode == 0, output
+    warning = "tf-config: warning: the output ends here (No space left on device); the job goes on"
+    assert output.count(warning) == 1
     assert (job.directory / "done-0").exists()
     assert (job.directory / "done-1").exists()
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from strategies._tensorflow import CondBranchFuncGraph, WhileBodyFuncGraph, is_recorded
+from strategies._tensorflow import function_graph, is_recorded
 from strategies.core.extended import ReplicatedExtended
 from strategies.embedding.lookup.fused_optimizer import FusedOptimizer
 from strategies.embedding.lookup.router import LookupResult, LookupRouter
@@ -189,29 +189,26 @@ def keys_of(ids: Sequence[tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
 
 def _is_first_replica() -> bool:
     """Returns whether this is the first replica of this worker."""
-    context = tf.distribute.get_replica_context()
-    extended = None if context is None else context.strategy.extended
-    return not isinstance(extended, ReplicatedExtended) or extended.local_replica() == 0
+    extended = _extended()
+    return extended is None or extended.local_replica() == 0
 
 
 def _is_only_replica() -> bool:
     """Returns whether this worker has no other replica, with which gradients are summed."""
+    extended = _extended()
+    return extended is None or len(extended.worker_devices) == 1
+
+
+def _extended() -> ReplicatedExtended | None:
+    """Returns the inside of the strategy that the calling replica is of; None without one."""
     context = tf.distribute.get_replica_context()
     extended = None if context is None else context.strategy.extended
-    return not isinstance(extended, ReplicatedExtended) or len(extended.worker_devices) == 1
+    return extended if isinstance(extended, ReplicatedExtended) else None
 
 
 def _function() -> tf.Graph | None:
-    """Returns the graph of the tf.function that is being traced, None where there is none.
-
-    The graph of a branch or loop belongs to its function's.
-    """
-    if tf.executing_eagerly():
-        return None
-    graph = tf.compat.v1.get_default_graph()
-    while isinstance(graph, (CondBranchFuncGraph, WhileBodyFuncGraph)):
-        graph = graph.outer_graph
-    return graph
+    """Returns the graph of the tf.function that is being traced, None where there is none."""
+    return None if tf.executing_eagerly() else function_graph(tf.compat.v1.get_default_graph())
 
 
 def _is_accessible(token: tf.Tensor) -> bool:

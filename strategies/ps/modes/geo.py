@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 
 import tensorflow as tf
 
 from strategies._tensorflow import ResourceVariable
+from strategies.ps.update_mode import PushAndPull
 from strategies.ps.updates import VariableUpdate
 from strategies.ps.variables import SharedVariable, add, assign_copy, local_copy
 
@@ -38,13 +39,7 @@ class Geo:
         self._every = every
         self._steps: dict[frozenset[str], ResourceVariable] = {}
 
-    def step(
-        self,
-        variables: Sequence[SharedVariable],
-        push_and_pull: Callable[
-            [Sequence[VariableUpdate]], Iterable[tuple[SharedVariable, tf.Tensor]]
-        ],
-    ) -> None:
+    def step(self, variables: Sequence[SharedVariable], push_and_pull: PushAndPull) -> None:
         """Counts a step, and exchanges the variables when it is due.
 
         Args:
