@@ -259,7 +259,7 @@ def _initial_dtype(kwargs: Mapping[str, Any]) -> tf.DType:
     if kwargs.get("dtype") is not None:
         return tf.as_dtype(kwargs["dtype"])
     value = kwargs["initial_value"]
-    # What is only known once made is taken for an integer, which nothing averages.
+    # Nothing averages integers, and what a function returns is not known yet.
     return tf.int64 if callable(value) else tf.convert_to_tensor(value).dtype
 
 
@@ -375,10 +375,21 @@ def watched_gradients(model: Any, watch: Callable[[list[Any], list[Any]], None])
       model: Keras 3's or tf_keras's, compiled.
       watch: is given the gradients and their variables, in a step's graph.
     """
-    optimizer = inner_optimizer(model.optimizer)
-    is_keras_3 = not type(optimizer).__module__.startswith("tf_keras.") and hasattr(
-        optimizer, "apply"
-    )
+    optimizers = {id(one): one for one in map(inner_optimizer, optimizers_of(model))}
+    model.train_function = None
+    with contextlib.ExitStack() as stack:
+        stack.callback(setattr, model, "train_function", None)
+        for optimizer in optimizers.values():
+            name, method = _watched(optimizer, watch)
+            object.__setattr__(optimizer, name, method)
+            stack.callback(object.__delattr__, optimizer, name)
+        yield
+
+
+def _watched(optimizer: Any, watch: Callable[..., None]) -> tuple[str, Callable[..., Any]]:
+    """Returns the name of the method that applies gradients, and one that has them seen first."""
+    is_of_tf_keras = type(optimizer).__module__.startswith("tf_keras.")
+    is_keras_3 = hasattr(optimizer, "apply") and not is_of_tf_keras
     name = "apply" if is_keras_3 else "apply_gradients"
     apply = getattr(optimizer, name)
 
@@ -392,13 +403,7 @@ def watched_gradients(model: Any, watch: Callable[[list[Any], list[Any]], None])
             watch(*map(list, zip(*gradients, strict=True)))
         return apply(gradients, *args, **kwargs)
 
-    object.__setattr__(optimizer, name, apply_watched)
-    model.train_function = None
-    try:
-        yield
-    finally:
-        object.__delattr__(optimizer, name)
-        model.train_function = None
+    return name, apply_watched
 
 
 def dtype_policy_of(layer: Any) -> Any:
@@ -475,10 +480,8 @@ def check_overflow_can_be_agreed() -> None:
 
 
 def _loss_scale_optimizer() -> Any:
-    # A script for tf_keras does not bring Keras 3.
-    return getattr(
-        getattr(sys.modules.get("keras"), "optimizers", None), "LossScaleOptimizer", None
-    )
+    optimizers = getattr(sys.modules.get("keras"), "optimizers", None)
+    return getattr(optimizers, "LossScaleOptimizer", None)
 
 
 def _agreeing(check_finite: Callable[..., Any]) -> Callable[..., Any]:

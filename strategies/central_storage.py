@@ -72,7 +72,7 @@ class CentralStorageStrategy(MirroredReduction, tf.distribute.MirroredStrategy):
             )
         if compute_devices is None:
             gpus = len(tf.config.list_physical_devices("GPU"))
-            compute_devices = local_devices(num_replicas or gpus or 1, range(gpus))
+            compute_devices = local_devices(num_replicas, range(gpus))
         else:
             compute_devices = checked_devices(compute_devices)
         holder = _HOST if parameter_device is None else checked_devices([parameter_device])[0]

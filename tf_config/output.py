@@ -96,6 +96,9 @@ class _Output:
 
     def __init__(self, stream: TextIO):
         self._stream = stream
+        # A program that reads without waiting may have left the pipe so for this side as well.
+        with contextlib.suppress(OSError):  # no file
+            os.set_blocking(stream.fileno(), True)
         self.error: OSError | None = None
 
     def write(self, text: str) -> None:

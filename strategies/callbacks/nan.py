@@ -38,8 +38,7 @@ class TerminateOnNaN(Callback):
 
     def __init__(self) -> None:
         self._watch = contextlib.ExitStack()
-        self._found: ResourceVariable | None = None
-        self._names: list[str] = []
+        self._counts: dict[tuple[int, ...], _Counts] = {}
 
     def set_model(self, model: Any) -> None:
         """Begins to look at the gradients, before Keras traces the step."""
@@ -50,7 +49,7 @@ class TerminateOnNaN(Callback):
                 "whose workers are not in step. Use keras.callbacks.TerminateOnNaN."
             )
         self._watch.close()
-        self._found = None
+        self._counts.clear()
         self._watch.enter_context(watched_gradients(model, self._look))
 
     def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
@@ -63,8 +62,9 @@ class TerminateOnNaN(Callback):
         by_worker = collectives.all_gather(tf.constant(mine[np.newaxis])).numpy()
         if not by_worker.any():
             return
+        names = [_name(each) for each in self.model.trainable_variables] + ["other variables"]
         whose = "; ".join(
-            f"worker {rank} in {self._named(row[:-1])}"
+            f"worker {rank} in {_listed(names, row[:-1])}"
             for rank, row in enumerate(by_worker)
             if row[:-1].any()
         )
@@ -80,33 +80,63 @@ class TerminateOnNaN(Callback):
         self._watch.close()
 
     def _look(self, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
-        """Adds to the counts, in a step's graph, how many replicas' gradients are no numbers."""
-        if self._found is None:
-            self._names = [getattr(each, "path", None) or each.name for each in variables]
-            with tf.init_scope(), tf.device("/device:CPU:0"):
-                zeros = tf.zeros([len(variables)], tf.int64)
-                self._found = ResourceVariable(zeros, trainable=False)
+        """Adds to the counts, in a step's graph, how many replicas' gradients are no numbers.
+
+        A step may apply several gradients, as a GAN's does, and each to other variables.
+        """
+        key = tuple(map(id, variables))
+        if key not in self._counts:
+            self._counts[key] = _Counts(variables)
         wrong = tf.stack([_is_wrong(gradient) for gradient in gradients])
         weight = _row_weight()
         if weight is not None:  # a mean over no rows is no number, and counts for nothing
             wrong = tf.logical_and(wrong, weight > 0)
+        self._counts[key].add(wrong)
+
+    def _take(self) -> np.ndarray:
+        """Returns the counts of the model's trainable variables, and of any others."""
+        # All workers exchange as many numbers, those without a gradient so far too.
+        positions = {id(each): n for n, each in enumerate(self.model.trainable_variables)}
+        found = np.zeros([len(positions) + 1], np.int64)
+        for counts in self._counts.values():
+            where = [positions.get(id(each), len(positions)) for each in counts.variables]
+            np.add.at(found, where, counts.take())
+        return found
+
+
+class _Counts:
+    """Counts of the steps in which gradients were no numbers.
+
+    Args:
+      variables: the variables that the gradients are of.
+    """
+
+    def __init__(self, variables: Sequence[Any]):
+        self.variables = list(variables)  # kept, so that no other one gets the identity of one
+        with tf.init_scope(), tf.device("/device:CPU:0"):
+            self._found = ResourceVariable(tf.zeros([len(variables)], tf.int64), trainable=False)
+
+    def add(self, wrong: tf.Tensor) -> None:
+        """Adds one to the count of each gradient that is wrong."""
         with tf.device("/device:CPU:0"):
             self._found.assign_add(tf.cast(wrong, tf.int64), read_value=False)
 
-    def _take(self) -> np.ndarray:
-        # All workers exchange as many numbers, those without a gradient so far too.
-        count = len(self.model.trainable_variables)
-        if self._found is None:
-            return np.zeros([count], np.int64)
+    def take(self) -> np.ndarray:
+        """Returns the counts, and begins to count anew."""
         found = self._found.numpy()
         if found.any():
             self._found.assign(np.zeros_like(found))
         return found
 
-    def _named(self, row: np.ndarray) -> str:
-        names = [name for name, wrong in zip(self._names, row, strict=False) if wrong]
-        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-        return ", ".join(names[:_NAMED]) + more
+
+def _name(variable: Any) -> str:
+    return getattr(variable, "path", None) or variable.name
+
+
+def _listed(names: Sequence[str], row: np.ndarray) -> str:
+    wrong = [name for name, count in zip(names, row, strict=True) if count]
+    more = f" and {len(wrong) - _NAMED} more" if len(wrong) > _NAMED else ""
+    return ", ".join(wrong[:_NAMED]) + more
 
 
 def _is_wrong(gradient: Any) -> tf.Tensor:

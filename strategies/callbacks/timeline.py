@@ -74,13 +74,18 @@ class StepTimeline(Callback):
       max_steps: how many steps are kept, the last ones.
 
     Raises:
-      ValueError: if `max_steps` is no number above 0.
+      ValueError: if `max_steps` is no number above 0, or the path is not in a file system.
       OSError: when training ends, if the file cannot be written; on all workers.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, max_steps: int = 1000):
         check_whole_number("max_steps", max_steps, 1)
         self._path = os.fspath(path)
+        if "://" in self._path:
+            raise ValueError(
+                "A timeline is written to a file of this machine. Received: "
+                f"{self._path!r}. Give a path, and copy the file."
+            )
         self._steps: collections.deque[Span] = collections.deque(maxlen=max_steps)
         self._epoch = 0
         self._start = self._begin = 0.0

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from strategies._keras import inner_optimizer
+from strategies._keras import inner_optimizer, optimizers_of
 from strategies.callbacks.base import Callback
 
 
@@ -19,17 +20,19 @@ class LearningRateWarmup(Callback):
     has the rate `learning_rate * (1 + (scale - 1) * t / steps)`; from step `steps` on the rate is
     `learning_rate * scale`, and other callbacks may change it.
 
-    Compile the model with one replica's learning rate, a plain number:
+    Compile the model with one replica's learning rate, a plain number. A model of several
+    optimizers, such as a GAN, has all of them warmed up, each from its own rate by its own steps.
 
         model.compile(keras.optimizers.SGD(0.1), ...)
         model.fit(..., callbacks=[strategies.callbacks.LearningRateWarmup(epochs=5)])
 
     Args:
-      steps: how many steps of the optimizer it takes.
+      steps: how many steps of the optimizer it takes; with `gradient_accumulation_steps` these are
+        its updates.
       epochs: in place of `steps`; Keras has to know the number of steps in an epoch.
       scale: by what the rate is multiplied. None is the number of replicas in sync.
-      learning_rate: one replica's. None is the optimizer's when training begins; training that
-        goes on inside of the warm-up (from a backup) has to be told.
+      learning_rate: one replica's, of every optimizer. None is the optimizer's when training
+        begins; training that goes on inside of the warm-up (from a backup) has to be told.
 
     Raises:
       ValueError: if not one of `steps` and `epochs` is given, or a number is not above 0.
@@ -53,70 +56,114 @@ class LearningRateWarmup(Callback):
             if value is not None and not value > 0:
                 raise ValueError(f"{name} is above 0. Received: {value!r}.")
         self._epochs = epochs
-        self._steps = float(steps or 0)
-        self._scale = scale or 0.0
-        self._base = learning_rate or 0.0
-        self._over: bool | None = None
+        self._steps = steps
+        self._scale = scale
+        self._base = learning_rate
+        self._ramps: list[_Ramp] = []
 
     def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
         """Determines the initial learning rate and the number of warm-up steps.
 
         Raises:
-          ValueError: if the optimizer's learning rate is no plain number, the number of steps is
+          ValueError: if an optimizer's learning rate is no plain number, the number of steps is
             not known, or training goes on and the first learning rate is not known.
         """
-        current = _plain_learning_rate(self._optimizer)
-        done = self._iterations()
-        self._steps = self._steps or self._steps_of_epochs()
-        self._scale = self._scale or self.model.distribute_strategy.num_replicas_in_sync
-        if not self._base:
-            if 0 < done <= self._steps:
-                raise ValueError(
-                    "A warm-up begins at one replica's learning rate. Received: an optimizer "
-                    f"after {done} of {self._steps:g} steps, whose rate is another one. "
-                    "Give it as the argument learning_rate."
-                )
-            self._base = current
-        self._over = None
+        former = {id(ramp.optimizer): ramp for ramp in self._ramps}
+        optimizers = {id(one): one for one in map(inner_optimizer, optimizers_of(self.model))}
+        self._ramps = [former.get(id(one)) or self._ramp_of(one) for one in optimizers.values()]
+        for ramp in self._ramps:
+            ramp.is_over = None
 
     def on_train_batch_begin(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
         """Sets the learning rate of this step."""
-        if self._over:
-            return
-        done = self._iterations()
-        if self._over is None:
-            # Training that goes on after the warm-up has the rate that it had. A backup may be
-            # from just after the last steps inside, whose rate was still theirs.
-            together = _number(getattr(self.model, "steps_per_execution", None) or 1)
-            self._over = done >= self._steps + together
-        if not self._over:
-            self._optimizer.learning_rate = self.rate(done)
-            self._over = done >= self._steps
+        for ramp in self._ramps:
+            ramp.set_rate()
 
     def rate(self, step: int) -> float:
         """Returns the learning rate of a step, counted from 0.
+
+        It is that of the optimizer of `compile`, and known when training has begun, or if the
+        arguments say all of it.
+
+        Raises:
+          ValueError: if it is not known.
 
         >>> warmup = LearningRateWarmup(4, scale=3, learning_rate=0.1)
         >>> [round(warmup.rate(step), 3) for step in range(6)]
         [0.1, 0.15, 0.2, 0.25, 0.3, 0.3]
         """
-        return self._base * (1 + (self._scale - 1) * min(step / self._steps, 1.0))
+        ramp = self._ramps[0] if self._ramps else None
+        base, scale, steps = (
+            (ramp.base, ramp.scale, ramp.steps) if ramp else (self._base, self._scale, self._steps)
+        )
+        if base is None or scale is None or steps is None:
+            raise ValueError(
+                "The rates of a warm-up are known when training begins. Received: a question "
+                "before that. Give steps, scale and learning_rate."
+            )
+        return _rate(base, scale, steps, step)
 
-    def _iterations(self) -> int:
-        return _number(self._optimizer.iterations)
+    def _ramp_of(self, optimizer: Any) -> _Ramp:
+        current = _plain_learning_rate(optimizer)
+        scale = self._scale or self.model.distribute_strategy.num_replicas_in_sync
+        steps = self._steps or self._steps_of_epochs(optimizer)
+        # So many steps come between two settings of the rate.
+        together = _number(getattr(self.model, "steps_per_execution", None) or 1)
+        if self._base is None and 0 < _number(optimizer.iterations) < steps + together:
+            raise ValueError(
+                "A warm-up begins at one replica's learning rate. Received: an optimizer "
+                f"after {_number(optimizer.iterations)} of {steps:g} steps, whose rate is another "
+                "one. Give it as the argument learning_rate."
+            )
+        return _Ramp(optimizer, self._base or current, scale, steps, together)
 
-    def _steps_of_epochs(self) -> float:
+    def _steps_of_epochs(self, optimizer: Any) -> float:
         steps = (self.params or {}).get("steps")
         if steps is None:
             raise ValueError(
                 "A warm-up of epochs needs the number of steps in an epoch. Received: a dataset "
                 "whose length is not known. Give the warm-up steps, or fit steps_per_epoch."
             )
-        return max(1, round((self._epochs or 0) * steps))
+        updates = steps / (getattr(optimizer, "gradient_accumulation_steps", None) or 1)
+        return max(1, round((self._epochs or 0) * updates))
 
-    @property
-    def _optimizer(self) -> Any:
-        return inner_optimizer(self.model.optimizer)
+
+@dataclasses.dataclass
+class _Ramp:
+    """The warm-up of one optimizer.
+
+    Attributes:
+      optimizer: the optimizer.
+      base: its first learning rate.
+      scale: by what that is multiplied in the end.
+      steps: how many steps it takes.
+      together: how many steps are made with one rate.
+      is_over: whether it has ended; None until the first step is seen.
+    """
+
+    optimizer: Any
+    base: float
+    scale: float
+    steps: float
+    together: int
+    is_over: bool | None = None
+
+    def set_rate(self) -> None:
+        """Sets the learning rate of this step."""
+        if self.is_over:
+            return
+        done = _number(self.optimizer.iterations)
+        if self.is_over is None:
+            # Training that goes on after the warm-up has the rate that it had. A backup may be
+            # from just after the last steps inside, whose rate was still theirs.
+            self.is_over = done >= self.steps + self.together
+        if not self.is_over:
+            self.optimizer.learning_rate = _rate(self.base, self.scale, self.steps, done)
+            self.is_over = done >= self.steps
+
+
+def _rate(base: float, scale: float, steps: float, done: int) -> float:
+    return base * (1 + (scale - 1) * min(done / steps, 1.0))
 
 
 def _plain_learning_rate(optimizer: Any) -> float:

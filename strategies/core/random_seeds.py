@@ -12,9 +12,8 @@ from absl import logging
 
 from strategies._tensorflow import ResourceVariable, global_seed
 
-# Above all counts of draws there will ever be; the bits from here on say which replica draws.
-_REPLICA_BIT = 40
-_APART = 1000003  # a prime: the seeds of several workers are far from those that users choose
+# A prime: the seeds of several replicas are far apart, and from those that users choose.
+_APART = 1000003
 _ARGUMENTS = (
     "initial_value",
     "trainable",
@@ -32,8 +31,8 @@ class SeedState(ResourceVariable):
     """One replica's copy of the state of Keras 3's `SeedGenerator`.
 
     The copies are the same, so that a file has one state for all replicas and any number of them.
-    While a replica's function runs, reading adds the replica's number above the count, and writing
-    takes it away: else all replicas would drop the same units of their rows.
+    While a replica's function runs, reading adds a number of the replica's own to the seed, and
+    writing takes it away: else all replicas would drop the same units of their rows.
 
     Args:
       replica: its number among all replicas.
@@ -41,20 +40,21 @@ class SeedState(ResourceVariable):
     """
 
     def __init__(self, *, replica: int, **kwargs: Any):
-        self._offset = replica << _REPLICA_BIT
+        self._offset = replica * _APART
         super().__init__(**{name: kwargs[name] for name in _ARGUMENTS if name in kwargs})
 
     def _read_variable_op(self, no_copy: bool = False) -> tf.Tensor:
         value = super()._read_variable_op(no_copy)
-        return value + tf.constant([0, self._offset], value.dtype) if _in_replica() else value
+        return value + self._own_seed() if _in_replica() else value
 
     def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
         """Assigns a state, without the replica's number."""
         if _in_replica():
-            value = tf.convert_to_tensor(value, self.dtype)
-            mask = tf.constant([-1, (1 << _REPLICA_BIT) - 1], self.dtype)
-            value = tf.bitwise.bitwise_and(value, mask)
+            value = tf.convert_to_tensor(value, self.dtype) - self._own_seed()
         return super().assign(value, *args, **kwargs)
+
+    def _own_seed(self) -> tf.Tensor:
+        return tf.constant([self._offset, 0], self.dtype)
 
 
 def seed_state_creator(first: int) -> Callable[..., SeedState]:

@@ -76,7 +76,7 @@ def read_files(
         alone; "rows" lets every worker read all files and keep each N-th row; "auto" is "files",
         or "rows" with a warning where there are fewer files than workers.
       uneven: "empty", "resample" or "cut".
-      steps: how many an epoch has. None is as many as there are rows for.
+      steps: how many an epoch has. None is as many as there are rows for, which "cut" counts.
 
     Raises:
       ValueError: if there are no such files, others on another worker, fewer than workers for
@@ -240,3 +240,9 @@ def _check(
             raise ValueError(
                 f"{name} is one of {', '.join(map(repr, known))}. Received: {chosen!r}."
             )
+    if uneven == "cut" and steps is not None:
+        raise ValueError(
+            "uneven='cut' counts the rows, to stop where the first worker has no more. Received: "
+            f"steps={steps} with it. Leave out steps; or uneven, if every worker has rows for so "
+            "many."
+        )

@@ -72,6 +72,8 @@ class Tables:
         self.serving = Serving(shards, collectives, specs.unseen)
         for group, configs in specs.groups.items():
             variables[group].snapshots = self._snapshots(group, configs)
+            # A delta would bring back what the rows of its base have of the former optimizer.
+            variables[group].on_slots_removed = self._delta_bases.clear
 
     def _snapshots(self, group: Group, configs: Sequence[TableConfig]) -> Snapshots:
         shard = self._shards[0]

@@ -462,12 +462,12 @@ class ServerExtended(ReplicatedExtended):
     def _experimental_distribute_dataset(
         self, dataset: tf.data.Dataset, options: Any
     ) -> ReplicaDataset:
+        if self.workers.size > 1:
+            dataset = read_equally_far(dataset)
         if self.in_step:
             part = super()._experimental_distribute_dataset(dataset, options)
         else:
             check_options(options, per_replica=False)
-            if self.workers.size > 1:
-                dataset = read_equally_far(dataset)
             shared = shard_dataset(dataset, self.workers, len(self._devices), in_step=False)
             part = ReplicaDataset(shared, self._container_strategy(), options)
         return ServerDataset(part, self._container_strategy(), source=dataset)

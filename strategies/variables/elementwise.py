@@ -40,6 +40,15 @@ def is_elementwise(optimizer: Any) -> bool:
     return is_of_keras(cls) and cls.__name__ in ELEMENTWISE
 
 
+def update_without_xla(optimizer: Any) -> None:
+    """Has an optimizer of tf_keras not compile its updates by XLA, which it does on GPUs.
+
+    What reads and writes a part of a variable alone is more than XLA can compile.
+    """
+    if getattr(optimizer, "jit_compile", False):
+        optimizer.jit_compile = False
+
+
 def check_trains_rows(optimizer: Any) -> None:
     """Checks that an optimizer can train the touched rows of an embedding alone.
 

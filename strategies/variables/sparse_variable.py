@@ -40,7 +40,7 @@ from strategies._keras import (
 from strategies._tensorflow import ResourceVariable
 from strategies.frames import innermost
 from strategies.variables.active_rows import ActiveRows
-from strategies.variables.elementwise import ELEMENTWISE, check_trains_rows
+from strategies.variables.elementwise import ELEMENTWISE, check_trains_rows, update_without_xla
 from strategies.variables.growable_array import HOST, GrowableArray
 
 _numbers = itertools.count()
@@ -103,6 +103,7 @@ class SparseVariable(ResourceVariable):
         self._resized_for: object = None
         # Of a table's variable, not of slot variables.
         self.snapshots: Snapshots | None = None
+        self.on_slots_removed: Callable[[], None] = lambda: None
         if trainable:
             _named[name] = self
 
@@ -144,6 +145,7 @@ class SparseVariable(ResourceVariable):
         optimizer = innermost(is_optimizer)
         if optimizer is not None:
             check_trains_rows(optimizer)
+            update_without_xla(optimizer)
         with tf.init_scope(), tf.device(HOST):
             value = initial_value() if callable(initial_value) else initial_value
             value = np.array(tf.cast(value, dtype or value.dtype))
@@ -174,9 +176,11 @@ class SparseVariable(ResourceVariable):
         """
         if self._optimizers:
             gc.collect()  # a model and its optimizer refer to each other
-        for key, optimizer in list(self._optimizers.items()):
-            if optimizer() is None:
-                del self._optimizers[key], self.slots[key]
+        removed = [key for key, optimizer in self._optimizers.items() if optimizer() is None]
+        for key in removed:
+            del self._optimizers[key], self.slots[key]
+        if removed:
+            self.on_slots_removed()
 
     def add_slot(self, key: str, slot: SparseVariable) -> SparseVariable:
         """Registers a slot variable by a name; returns it."""

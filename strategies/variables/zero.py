@@ -14,11 +14,17 @@ from typing import Any
 
 import tensorflow as tf
 
-from strategies._keras import is_written_outside_updates, optimizer_of
+from strategies._keras import (
+    is_legacy,
+    is_optimizer,
+    is_written_outside_updates,
+    optimizer_of,
+)
 from strategies._tensorflow import UpdateContext, select_replica, unique_id
 from strategies.collectives import Collectives
 from strategies.collectives.single_worker import in_single_worker_scope
-from strategies.variables.elementwise import is_elementwise
+from strategies.frames import innermost
+from strategies.variables.elementwise import is_elementwise, update_without_xla
 from strategies.variables.partition import Partition, PartitionedVariable, PartitionSpec, PartView
 
 
@@ -53,6 +59,9 @@ class ShardedOptimizerState:
           next_creator: makes a variable on the device in scope.
           first_value: makes an initial value the same on all workers.
           kwargs: of the variable that Keras asks for.
+
+        Raises:
+          ValueError: if one of tf_keras's legacy optimizers asks for it.
         """
         beside = kwargs.get("colocate_with")
         if not self._is_sharded(beside) or is_written_outside_updates(kwargs["name"]):
@@ -61,6 +70,7 @@ class ShardedOptimizerState:
             value = first_value(kwargs["initial_value"], kwargs.get("dtype"))
         if value.shape != kwargs["colocate_with"].shape:
             return None
+        _prepare(innermost(is_optimizer))
         partition = self._partition_of(beside)
         options = {k: v for k, v in kwargs.items() if k not in ("colocate_with", "aggregation")}
         parts = []
@@ -202,6 +212,18 @@ class ShardedOptimizerState:
         if len(self._devices) == 1 or context is None or not tf.distribute.has_strategy():
             return self._numbers
         return [int(tf.get_static_value(context.replica_id_in_sync_group))]
+
+
+def _prepare(optimizer: Any) -> None:
+    """Prepares an optimizer, if one is known, to update parts of variables."""
+    if is_legacy(optimizer):
+        name = type(optimizer).__name__
+        raise ValueError(
+            "With mode='reduce' an optimizer's update_step sees a part of each variable. Received: "
+            f"tf_keras.optimizers.legacy.{name}, which writes to a variable's memory. Take "
+            f"tf_keras.optimizers.{name}, or mode='all_reduce'."
+        )
+    update_without_xla(optimizer)
 
 
 def _part_of(value: Any, spec: PartitionSpec, number: int) -> Any:

@@ -154,10 +154,87 @@ def test_a_warm_up_that_was_interrupted_goes_on(done, together, expected):
     optimizer.build([keras.Variable(0.0)])
     optimizer.iterations.assign(done)
     warmup = LearningRateWarmup(6, scale=4, learning_rate=0.1)
-    warmup.set_model(types.SimpleNamespace(optimizer=optimizer, steps_per_execution=together))
+    warmup.set_model(model_in_training(optimizer, together))
     warmup.on_train_begin()
     warmup.on_train_batch_begin(0)
     assert np.isclose(float(optimizer.learning_rate.numpy()), expected)
+
+
+def model_in_training(optimizer, together=1):
+    return types.SimpleNamespace(
+        optimizer=optimizer, steps_per_execution=together, _flatten_layers=list
+    )
+
+
+def test_just_behind_a_warm_up_its_rate_is_not_multiplied_again():
+    optimizer = keras.optimizers.SGD(0.35)
+    optimizer.build([keras.Variable(0.0)])
+    optimizer.iterations.assign(8)
+    warmup = LearningRateWarmup(6, scale=4)
+    warmup.set_model(model_in_training(optimizer, together=4))
+    with pytest.raises(ValueError, match="an optimizer after 8 of 6 steps"):
+        warmup.on_train_begin()
+
+
+@KERAS
+def test_another_optimizer_has_a_warm_up_of_its_own(api):
+    warmup = LearningRateWarmup(epochs=1, scale=4)
+    for rate in (0.1, 0.01):
+        model = model_of(api, api.optimizers.SGD(rate))
+        fit(model, warmup)
+        assert np.isclose(warmup.rate(0), rate)
+        assert np.isclose(float(model.optimizer.learning_rate.numpy()), rate * 3.25)
+
+
+def test_epochs_have_fewer_updates_where_gradients_are_accumulated():
+    model = model_of(keras, keras.optimizers.SGD(0.1, gradient_accumulation_steps=2))
+    warmup = LearningRateWarmup(epochs=1, scale=3)
+    fit(model, warmup, epochs=2)
+    assert [round(warmup.rate(step), 6) for step in range(3)] == [0.1, 0.2, 0.3]
+    assert np.isclose(float(model.optimizer.learning_rate.numpy()), 0.3)
+
+
+def test_the_rates_are_not_known_before_training():
+    with pytest.raises(ValueError, match="known when training begins"):
+        LearningRateWarmup(3).rate(1)
+
+
+@KERAS
+def test_all_optimizers_of_a_model_are_warmed_up(api):
+    model = TwoOptimizers.of(api)
+    model.compile("sgd")
+    model.fit(np.ones([8, 2]), batch_size=2, callbacks=[LearningRateWarmup(2, scale=3)], verbose=0)
+    rates = [float(each.learning_rate.numpy()) for each in (model.first, model.second)]
+    np.testing.assert_allclose(rates, [0.3, 0.03], rtol=1e-6)
+
+
+class TwoOptimizers:
+    """Makes models that train two layers by an optimizer each, as a GAN does."""
+
+    @staticmethod
+    def of(api):
+        class Model(api.Model):
+            def __init__(self):
+                super().__init__()
+                self.layer = api.layers.Dense(1, name="layer")
+                self.other = api.layers.Dense(1, name="other")
+                self.first, self.second = api.optimizers.SGD(0.1), api.optimizers.SGD(0.01)
+
+            def call(self, x):
+                return self.layer(x) + self.other(x)
+
+            def train_step(self, x):
+                for optimizer, layer in ((self.first, self.layer), (self.second, self.other)):
+                    with tf.GradientTape() as tape:
+                        loss = tf.reduce_mean(layer(x))
+                    variables = layer.trainable_variables
+                    gradients = tape.gradient(loss, variables)
+                    optimizer.apply_gradients(zip(gradients, variables, strict=True))
+                return {"loss": loss}
+
+        model = Model()
+        model(np.ones([2, 2], "float32"))
+        return model
 
 
 def test_a_warm_up_that_goes_on_has_to_be_told_where_it_began():

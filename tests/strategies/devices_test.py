@@ -28,3 +28,9 @@ def test_devices_by_any_of_their_names(names):
         assert strategy.num_replicas_in_sync == len(names)
         for device, name in zip(strategy.extended.worker_devices, names, strict=True):
             assert device.endswith(f"/task:0/device:CPU:{name[-1]}")
+
+
+@pytest.mark.parametrize("strategy", [MIRRORED, CENTRAL])
+def test_there_is_a_replica_or_more(strategy):
+    with pytest.raises(ValueError, match="A worker has a replica or more. Received: 0"):
+        strategy(num_replicas=0)

@@ -115,6 +115,18 @@ def test_legacy_optimizers_are_refused(name):
         train(layer, optimizer, np.zeros([1, IDS, WIDTH], np.float32))
 
 
+@pytest.mark.parametrize("name", ["SGD", "Adam"])
+def test_updates_of_rows_are_not_compiled_by_xla(name):
+    """Where there is a GPU, optimizers of tf_keras compile theirs."""
+
+    def compiling():
+        optimizer = getattr(tf_keras.optimizers, name)(0.01)
+        optimizer.jit_compile = True
+        return optimizer
+
+    compare("tf_keras", compiling)
+
+
 def test_all_optimizers_are_known():
     """A new version of Keras may have more."""
     for api, (module, _) in APIS.items():

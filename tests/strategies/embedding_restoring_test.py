@@ -74,7 +74,21 @@ def begin_anew(trained, path):
     trained.__init__(trained.layer._collectives)
 
 
-CHANGES = [set_some, import_some, restore_an_older_one, load_another_one, set_weights, begin_anew]
+def compile_anew(trained, path):
+    trained.optimizer = None
+    trained.optimizer = keras.optimizers.Adagrad(1.0)
+    trained.optimizer.build(trained.layer.trainable_variables)
+
+
+CHANGES = [
+    set_some,
+    import_some,
+    restore_an_older_one,
+    load_another_one,
+    set_weights,
+    begin_anew,
+    compile_anew,
+]
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -120,6 +134,20 @@ def test_a_delta_has_what_was_trained_on_since_it_was_saved_or_loaded(tmp_path):
     for function, ids in ((save, [3]), (go_on, [4])):
         (folder,) = on_workers(1, function)
         assert np.load(f"{folder}/table0-worker0-ids.npy").tolist() == ids
+
+
+@pytest.mark.parametrize("is_checkpoint", [False, True])
+def test_workers_whose_optimizers_have_other_states_say_so(tmp_path, is_checkpoint):
+    def save(collectives):
+        trained = Trained(collectives, is_built=collectives.rank == 0)
+        found = r"worker 0: .*optimizer state .'table': .'accumulator'.*; worker 1: .*'table': \[\]"
+        with pytest.raises(ValueError, match=found):
+            if is_checkpoint:
+                trained.layer.snapshot_rows()
+            else:
+                trained.layer.save_rows(str(tmp_path))
+
+    on_workers(2, save)
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -49,6 +49,61 @@ def test_it_ends_in_the_step_and_names_the_variable(api, caplog):
     assert "first" not in message
 
 
+class Gan:
+    """Makes models whose steps apply gradients to two layers, by one optimizer or two."""
+
+    @staticmethod
+    def of(api, optimizers):
+        class Model(api.Model):
+            def __init__(self):
+                super().__init__()
+                self.one = api.layers.Dense(1, name="one")
+                self.two = api.layers.Dense(1, name="two", use_bias=False)
+                self.both = [api.optimizers.SGD(0.1) for _ in range(optimizers)]
+
+            def call(self, x):
+                return self.one(x) + self.two(x)
+
+            def train_step(self, x):
+                for optimizer, layer in zip(
+                    self.both * (3 - len(self.both)), (self.one, self.two), strict=True
+                ):
+                    with tf.GradientTape() as tape:
+                        loss = tf.reduce_mean(layer(x))
+                        if layer is self.two:
+                            loss /= tf.reduce_min(x)
+                    variables = layer.trainable_variables
+                    gradients = tape.gradient(loss, variables)
+                    optimizer.apply_gradients(zip(gradients, variables, strict=True))
+                return {"one": tf.constant(0.0)}
+
+        model = Model()
+        model(X[:2])
+        for optimizer in model.both:
+            optimizer.build(model.trainable_variables)
+        model.compile("sgd")
+        return model
+
+
+@KERAS
+@pytest.mark.parametrize("optimizers", [1, 2])
+def test_every_optimizer_of_a_model_is_looked_at(api, optimizers, caplog):
+    batches = []
+    counter = api.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: batches.append(batch)
+    )
+    x = X.copy()
+    x[3] = 0.0  # the second batch
+    Gan.of(api, optimizers).fit(
+        x, batch_size=2, shuffle=False, verbose=0, callbacks=[TerminateOnNaN(), counter]
+    )
+    assert batches == [0, 1]
+    (message,) = said(caplog)
+    assert "on worker 0 in" in message
+    assert "two/kernel" in message
+    assert "one" not in message
+
+
 def said(caplog):
     """Returns this package's messages: TensorFlow warns of functions that it traces again."""
     return [record.getMessage() for record in caplog.records if record.name != "tensorflow"]
@@ -80,7 +135,7 @@ def test_it_is_used_again_and_leaves_the_optimizer_as_it_was(api):
 
 def test_another_workers_gradient_ends_training_here(monkeypatch, caplog):
     def others(rank, mine):
-        return [[0, 2, 0]] if rank == 1 else mine
+        return [[0, 2, 0, 0]] if rank == 1 else mine
 
     worker = FakeWorker(0, 3, others)
     monkeypatch.setattr(nan, "collectives_of", lambda strategy: worker)
@@ -110,8 +165,8 @@ def test_a_replica_without_rows_counts_for_nothing(caplog):
         strategy.extended._row_weights.clear()
         return callback._take().tolist()
 
-    assert look(0.0) == [0, 0]
-    assert look(1.0) == [1, 1]
+    assert look(0.0) == [0, 0, 0]
+    assert look(1.0) == [1, 1, 0]
     callback.on_train_end()
 
 

@@ -1,8 +1,10 @@
 """Random numbers of replicas, and long training; the checks stand in tests/distributed."""
 
+import keras
 import pytest
 import tensorflow as tf
 
+import strategies
 from strategies.core import random_seeds as randomness
 from tests.support.check_jobs import checks_of
 
@@ -45,6 +47,22 @@ def test_outside_of_replicas_a_seed_is_as_it_was_written():
     assert state.numpy().tolist() == [7, 0]
     state.assign([8, 1])
     assert state.numpy().tolist() == [8, 1]
+
+
+def test_no_replica_draws_what_another_one_has_drawn():
+    strategy = strategies.MirroredStrategy(num_replicas=2)
+    with strategy.scope():
+        generator = keras.random.SeedGenerator(7)
+
+    def draw():
+        return keras.random.uniform([], seed=generator)
+
+    drawn = []
+    for count in range(0, 4096, 64):
+        generator.state.assign([7, count])
+        drawn += [float(each) for each in strategy.experimental_local_results(strategy.run(draw))]
+    assert len(set(drawn)) == len(drawn)
+    assert generator.state.numpy().tolist() == [7, count + 1]
 
 
 @pytest.mark.parametrize(("rank", "is_own"), [(0, False), (1, True)])

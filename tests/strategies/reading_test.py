@@ -231,6 +231,7 @@ def test_names_and_patterns(tmp_path):
         ({"steps": 0}, "steps is a whole number from 1. Received: 0"),
         ({"shard": "file"}, "shard is one of 'auto', 'files', 'rows'. Received: 'file'"),
         ({"uneven": "drop"}, "uneven is one of 'empty', 'resample', 'cut'. Received: 'drop'"),
+        ({"uneven": "cut", "steps": 2}, "uneven='cut' counts the rows, .* Received: steps=2"),
     ],
 )
 def test_wrong_arguments(tmp_path, arguments, message):

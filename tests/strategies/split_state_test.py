@@ -4,9 +4,11 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+import tf_keras
 from hypothesis import given
 from hypothesis import strategies as some
 
+from strategies import MirroredStrategy, ReductionOptions
 from strategies._keras import optimizer_of
 from strategies.variables.elementwise import is_elementwise
 from strategies.variables.partition import Partition, PartitionedVariable, PartitionSpec
@@ -43,6 +45,36 @@ def test_each_replica_holds_a_part_and_nothing_else_changes(
     run_check, check, api, workers, replicas
 ):
     run_check(check, api, replicas, workers=workers)
+
+
+def under_reduce(optimizer, mode="reduce"):
+    options = ReductionOptions(mode=mode, split_above=4)
+    with MirroredStrategy(num_replicas=2, options=options).scope():
+        model = tf_keras.Sequential([tf_keras.layers.Dense(4, "tanh", input_shape=[3])])
+        model.compile(optimizer, "mse")
+    model.set_weights([np.full([3, 4], 0.5), np.zeros([4])])
+    x = np.arange(24.0).reshape([8, 3])
+    model.fit(x, np.ones([8, 4]), batch_size=4, shuffle=False, verbose=0)
+    return model.get_weights()
+
+
+@pytest.mark.training
+@pytest.mark.parametrize("name", ["SGD", "Adam", "Adagrad"])
+def test_legacy_optimizers_are_refused(name):
+    options = {"momentum": 0.5} if name == "SGD" else {}
+    optimizer = getattr(tf_keras.optimizers.legacy, name)(0.1, **options)
+    with pytest.raises(ValueError, match=f"Received: tf_keras.optimizers.legacy.{name}, which"):
+        under_reduce(optimizer)
+
+
+@pytest.mark.training
+def test_updates_of_parts_are_not_compiled_by_xla():
+    """Where there is a GPU, optimizers of tf_keras compile theirs."""
+    optimizer = tf_keras.optimizers.Adam(0.1)
+    optimizer.jit_compile = True
+    expected = under_reduce(tf_keras.optimizers.Adam(0.1), "all_reduce")
+    for ours, theirs in zip(under_reduce(optimizer), expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-6)
 
 
 shapes = some.lists(some.integers(0, 5), max_size=3).map(tuple)

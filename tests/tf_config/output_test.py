@@ -1,4 +1,6 @@
 import io
+import os
+import threading
 
 import pytest
 from hypothesis import given
@@ -47,6 +49,23 @@ def test_each_line_carries_its_task():
     console.line(SECOND, Line("\x1b[1mb\x1b[0m", False))
     console.note("c")
     assert stream.getvalue() == "[worker 0] a\n[worker 1] b\ntf-config: c\n"
+
+
+def test_a_pipe_that_takes_no_more_for_now_is_waited_for():
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    with os.fdopen(writing, "w") as stream, os.fdopen(reading) as reader:
+        console = Console(stream, FIRST)
+        read = []
+        thread = threading.Thread(target=lambda: read.extend(reader))
+        timer = threading.Timer(0.2, thread.start)
+        timer.start()
+        for number in range(4000):
+            console.line(FIRST, Line(f"{number:060}", False))
+        stream.close()
+        timer.join()
+        thread.join()
+    assert [int(line.split()[-1]) for line in read] == list(range(4000))
 
 
 def test_only_the_first_tasks_progress_is_shown():

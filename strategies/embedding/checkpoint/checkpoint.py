@@ -81,10 +81,12 @@ def save(
       bases: the directories that a delta can build on; this one is added.
 
     Raises:
-      ValueError: if there is nothing that a delta could build on.
+      ValueError: if there is nothing that a delta could build on, or workers have optimizer state
+        of other names.
       OSError: if a file cannot be written. What was saved before stays as it was.
       RuntimeError: if that happened to another worker.
     """
+    snapshot.check_same_slots(shards, collectives)
     path = Path(directory)
     before = _read(path)
     if delta and before is None:

@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from strategies.collectives import Collectives
+from strategies.collectives.health.agreement import agree
 from strategies.collectives.single_worker import in_single_worker_scope
 from strategies.embedding.checkpoint.array_specs import (
     INITIAL,
@@ -197,8 +198,26 @@ def set_step(shards: Sequence[TableShard], name: str, step: int) -> None:
         shard.call(("set step", store.width), store.set_step, np.int64(step))
 
 
+def check_same_slots(shards: Sequence[TableShard], collectives: Collectives) -> None:
+    """Checks that all workers have the same optimizer state for the tables; waits for all.
+
+    Each forgets that of an optimizer that is gone when it finds that it is.
+
+    Raises:
+      ValueError: if one has another; on all workers.
+    """
+    slots = {name: sorted(table.store.slots()) for name, table in shards[0].tables.items()}
+    agree(collectives, "saving rows", f"optimizer state {slots}")
+
+
 def take(shards: Sequence[TableShard], collectives: Collectives) -> Arrays:
-    """Takes a snapshot of all tables, of all workers, which all call it."""
+    """Takes a snapshot of all tables, of all workers, which all call it.
+
+    Raises:
+      ValueError: if their optimizer state differs.
+    """
+    if not in_single_worker_scope():
+        check_same_slots(shards, collectives)
     arrays: Arrays = {}
     for position, name in enumerate(shards[0].tables):
         whole = gather_all(table_arrays(shards, name), collectives)
