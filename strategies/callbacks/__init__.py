@@ -1,4 +1,7 @@
-"""Callbacks for training on several workers, with Keras 3 and tf_keras alike."""
+"""Callbacks for training on several workers, for Keras 3 and tf_keras.
+
+`Checkpoint` is for Keras 3 only.
+"""
 
 from strategies.callbacks.checkpoint import Checkpoint
 from strategies.callbacks.first_worker import on_first_worker

@@ -1,4 +1,4 @@
-"""A callback that works with Keras 3 and tf_keras alike."""
+"""Base class of callbacks that work with both Keras 3 and tf_keras."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from strategies._keras import default_hook, is_default_hook
 
 
 class Callback:
-    """Base class of callbacks for both versions of Keras; its hooks do nothing.
+    """Base class of callbacks for Keras 3 and tf_keras; its hooks do nothing.
 
-    Neither version's own class is one of the other's.
+    Neither library accepts the other's `Callback` class as its own.
     """
 
     params: Mapping[str, Any] | None = None
     model: Any = None
 
     def set_params(self, params: Mapping[str, Any]) -> None:
-        """Stores the parameters of this run: `epochs`, `steps` and `verbose`."""
+        """Stores the parameters of the run: `epochs`, `steps` and `verbose`."""
         self.params = params
 
     def set_model(self, model: Any) -> None:

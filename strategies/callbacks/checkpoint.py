@@ -1,4 +1,4 @@
-"""Checkpoints every so many steps, from which training goes on to the bit."""
+"""Periodic checkpoints from which training resumes bit for bit."""
 
 from __future__ import annotations
 
@@ -33,45 +33,48 @@ _LATEST, _STATE, _ROWS = "latest.json", "state.npz", "rows{}"
 
 
 class Checkpoint(Callback):
-    """Saves the whole state of training every so many steps, and goes on from it.
+    """Saves the whole training state every `every_steps` steps, and resumes training from it.
 
-    When training begins and the directory has a checkpoint, `fit` goes on behind its step: with
-    the weights, the optimizer's variables, the states of random numbers and the rows of embeddings,
-    and at the same place of the data. Together with
+    If the directory has a checkpoint when training begins, `fit` resumes after the checkpoint's
+    step. It restores the weights, the variables of the optimizers, the random-number states and
+    the embedding rows, and continues at the same position in the data. Together with
 
         $ tf-config run --workers 2 --max-restarts 3 train.py
 
-    a job that was killed ends with the bits of one that was not, where the script itself is the
-    same each time: set the seeds (`keras.utils.set_random_seed`), or the data are shuffled anew.
+    a job that was killed ends with the same bits as one that was not, provided that the script
+    does the same on each run. Set the seeds (`keras.utils.set_random_seed`); otherwise the data
+    are shuffled differently.
 
         keras.utils.set_random_seed(1)
         ...
         model.fit(dataset, epochs=3, callbacks=[
             strategies.callbacks.Checkpoint("checkpoints", every_steps=100)])
 
-    The data before the step are read again, without training on them; metrics of that epoch are of
-    the steps after it. A checkpoint is whole or
-    not there: the one before stays until the next one is on the disk. It is kept when training
-    has ended; a further `fit` with the directory has nothing left to do, unless it has more
-    epochs. Give each `fit` a directory of its own. Other callbacks begin anew. For Keras 3.
+    The data before that step are read again without training on them; the metrics of that epoch
+    cover only the steps after it. A checkpoint is either complete or absent: the previous one is
+    kept until the next one is on disk. The last one is kept when training has ended, so another
+    `fit` with the same directory has nothing left to do unless it has more epochs. Give each
+    `fit` its own directory. The state of other callbacks is not restored. Requires Keras 3.
 
-    With parameter servers in "async", "half_async" and "geo" workers are not in step. They meet at
-    the end of an epoch to save, and training goes on behind that epoch; in "geo" with the first
-    worker's copy of the variables. One that has fewer epochs, or stops early, waits at the end of
-    `fit` until the others have trained. A worker that is started again alone would wait for the
-    others in `fit`: start all tasks again.
+    With parameter servers in the modes "async", "half_async" and "geo", workers are not in step.
+    They meet at the end of an epoch to save, and training resumes after that epoch; in "geo" with
+    the first worker's copy of the variables. A worker that has fewer epochs, or stops early, waits
+    at the end of `fit` until the others have finished training. A worker that is restarted alone
+    would wait for the others in `fit`: restart all tasks.
 
     Args:
-      directory: that all workers see.
-      every_steps: how many steps after the one before it is saved; with `steps_per_execution` at
-        the next end of an execution; where Keras does not know the number of steps in an epoch,
-        and where workers are not in step, at the next end of an epoch.
+      directory: a directory that all workers can access.
+      every_steps: the number of steps from one checkpoint to the next. With
+        `steps_per_execution`, a checkpoint is saved at the next end of an execution. If Keras does
+        not know the number of steps in an epoch, or workers are not in step, it is saved at the
+        next end of an epoch.
 
     Raises:
-      ValueError: if `every_steps` is no number above 0; when training begins, if the checkpoint is
-        damaged or of another model, or if an optimizer beside the one of `compile`, such as a GAN's
-        second one, is not built. Then no variable has changed.
-      OSError: while training, if a file cannot be written.
+      ValueError: if `every_steps` is not a positive integer; when training begins, if the
+        checkpoint is damaged or belongs to another model, if the model is one of tf_keras, or if
+        an optimizer other than that of `compile`, such as the second one of a GAN, is not built.
+        No variable has been changed then.
+      OSError: during training, if a file cannot be written.
     """
 
     def __init__(self, directory: str | os.PathLike[str], *, every_steps: int):
@@ -84,7 +87,7 @@ class Checkpoint(Callback):
         self._in_step = True
 
     def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
-        """Restores the checkpoint, if there is one, and reads the data up to its place."""
+        """Restores the checkpoint, if there is one, and skips the data before its step."""
         if type(self.model.optimizer).__module__.startswith("tf_keras."):
             raise ValueError(
                 "This callback knows where Keras 3's fit is. Received: a model of tf_keras. Use "
@@ -118,16 +121,16 @@ class Checkpoint(Callback):
         if found is not None:
             self._restore(*found)
         if not self._in_step:
-            barrier(strategy)  # nobody trains before all have set the same values
+            barrier(strategy)  # no worker trains before all have restored the same values
 
     def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
-        """Starts to count the batches of an epoch."""
-        begin_at(self.model, 0)  # of this `fit`, and of no further one
+        """Starts counting the batches of an epoch."""
+        begin_at(self.model, 0)  # the restored epoch is for this `fit` only
         self._epoch, self._batch = epoch, 0
 
     def on_train_batch_begin(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
-        """Saves a checkpoint if it is time to, and sure that the epoch goes on."""
-        # Before a step and not behind one: what other callbacks did behind it is saved as well.
+        """Saves a checkpoint if one is due and the epoch is known to continue."""
+        # Before a step, so that what other callbacks changed after the previous one is saved, too.
         if self._in_step and self._is_due() and (self.params or {}).get("steps"):
             self._save(self._epoch, batch)
 
@@ -141,13 +144,13 @@ class Checkpoint(Callback):
             self._step += steps
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
-        """Saves a checkpoint if it is time to."""
+        """Saves a checkpoint if one is due."""
         is_due, _ = self._any_and_all(self._is_due(), has_ended=False)
         if is_due:
             self._save(epoch + 1, 0)
 
     def on_train_end(self, logs: Mapping[str, Any] | None = None) -> None:
-        """Saves the state at the end; workers that are not in step wait until all have trained."""
+        """Saves the final state; workers that are not in step wait until all have finished."""
         begin_at(self.model, 0)
         have_all_ended = False
         while not have_all_ended:
@@ -159,7 +162,7 @@ class Checkpoint(Callback):
     def _any_and_all(self, is_due: bool, has_ended: bool) -> tuple[bool, bool]:
         """Returns whether a checkpoint is due on any worker, and whether all have ended training.
 
-        Those that are not in step exchange it here; one may have fewer epochs than others.
+        Workers that are not in step exchange this; one may have fewer epochs than the others.
         """
         if self._in_step:
             return is_due, has_ended
@@ -174,7 +177,7 @@ class Checkpoint(Callback):
         collectives = collectives_of(self.model.distribute_strategy)
         if not self._in_step:
             refresh(self.model.distribute_strategy)
-            # Workers may have made different numbers of steps, and all write to one folder.
+            # Workers may have taken different numbers of steps, but all write to one folder.
             steps = collectives.all_gather(tf.constant([self._step], tf.int64))
             self._step = int(tf.reduce_max(steps))
         folder = self._path / f"step-{self._step:09d}"
@@ -182,7 +185,7 @@ class Checkpoint(Callback):
         arrays = list(map(_value, self._variables()))
         with all_writing(collectives, "Checkpoints", str(self._path), folder):
             if first:
-                remove(folder)  # of a job that was killed while it saved
+                remove(folder)  # left by a job that was killed while saving
                 folder.mkdir(parents=True)
         for number, layer in enumerate(_embeddings(self.model)):
             layer.save_rows(str(folder / _ROWS.format(number)))
@@ -201,7 +204,7 @@ class Checkpoint(Callback):
                         remove(other)
 
     def _read(self) -> tuple[dict[str, Any], list[np.ndarray]] | None:
-        """Returns the checkpoint, checked against this model; None if there is none."""
+        """Returns the checkpoint after checking it against the model; None if there is none."""
         if not (self._path / _LATEST).exists():
             return None
         latest = read_json(self._path / _LATEST)
@@ -221,7 +224,7 @@ class Checkpoint(Callback):
         return latest, arrays
 
     def _restore(self, latest: Mapping[str, Any], arrays: list[np.ndarray]) -> None:
-        # Rows first: they are checked before one is set, and all else is checked by now.
+        # Rows first: all of them are checked before any is set, and the rest is checked already.
         for number, layer in enumerate(_embeddings(self.model)):
             layer.load_rows(str(self._path / latest["folder"] / _ROWS.format(number)))
         _assign(self._variables(), arrays)
@@ -241,7 +244,7 @@ class Checkpoint(Callback):
             next(iterator)
 
     def _skipping(self, train: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """Returns what reads the steps that were made before, and makes the others."""
+        """Returns a train function that skips the batches of earlier steps and runs the others."""
 
         def train_or_skip(iterator: Any) -> Any:
             if self._to_skip:
@@ -253,7 +256,7 @@ class Checkpoint(Callback):
         return train_or_skip
 
     def _variables(self) -> list[Any]:
-        """Returns the variables of the model and its optimizers, without rows of embeddings."""
+        """Returns the variables of the model and its optimizers, except embedding rows."""
         every = [*self.model.variables, *optimizer_variables(self.model)]
         unique = {id(each): each for each in every}
         return [
@@ -268,7 +271,7 @@ def _embeddings(model: Any) -> list[EmbeddingLayer]:
 
 
 def _name(variable: Any) -> str:
-    """Returns a variable's path without the numbers that Keras counts models of a process by."""
+    """Returns a variable's path without the numbers that Keras adds to make names unique."""
     return re.sub(r"_\d+", "", getattr(variable, "path", variable.name))
 
 
@@ -279,7 +282,7 @@ def _value(variable: Any) -> np.ndarray:
 def _assign(variables: list[Any], arrays: list[np.ndarray]) -> None:
     for variable, array in zip(variables, arrays, strict=True):
         inner = tensorflow_variable(variable)
-        if array.dtype.kind == "V":  # as NumPy has bfloat16, which it does not know
+        if array.dtype.kind == "V":  # bfloat16, which NumPy does not know
             array = array.view(inner.dtype.as_numpy_dtype)
         inner.assign(tf.constant(array))
 
@@ -293,12 +296,12 @@ def _read_arrays(path: Path) -> list[np.ndarray]:
     try:
         with path.open("rb") as stream, np.load(stream) as file:
             return [file[str(number)] for number in range(len(file.files))]
-    except Exception as error:  # of zip files, which have checksums, or of NumPy's headers
+    except Exception as error:  # from the zip file's checksums or from NumPy's headers
         raise ValueError(f"the file {path.name!r} ({error})") from None
 
 
 def _write_arrays(path: Path, arrays: list[np.ndarray]) -> None:
-    """Writes a .npz file, whose parts have checksums, and sends it to the disk."""
+    """Writes a .npz file, whose members have checksums, and flushes it to disk."""
     with path.open("wb") as file:
         np.savez(
             file, allow_pickle=False, **{str(number): array for number, array in enumerate(arrays)}

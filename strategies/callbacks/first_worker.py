@@ -21,7 +21,7 @@ from strategies.collectives.workers import barrier, collectives_of
 from strategies.equality import verify_equal
 from strategies.variables.partition import PartitionedVariable
 
-# These change training from the logs, which are the same on all workers.
+# These run on all workers. Most change training based on the logs, which are the same everywhere.
 _IN_STEP_BY_THEMSELVES = (
     "EarlyStopping",
     "LearningRateScheduler",
@@ -32,15 +32,15 @@ _IN_STEP_BY_THEMSELVES = (
     "TerminateOnNaN",
     "Throughput",
 )
-# tf_keras's ask the strategy themselves who writes, and read variables of which each worker has a
-# part: they need all workers.
+# tf_keras's own ask the strategy which worker writes, and read variables that are split over the
+# workers, so they run on all workers.
 _TF_KERAS_ON_ALL = ("BackupAndRestore", "ModelCheckpoint", "TensorBoard")
-# What each worker does for itself.
+# Hooks that run on all workers.
 _ON_ALL = {"BackupAndRestore": ("on_train_begin",)}
 
 
 def on_first_worker(callback: Any, strategy: tf.distribute.Strategy) -> Any:
-    """Restricts a callback that writes files to the first worker.
+    """Returns a callback that runs `callback`, which writes files, on the first worker only.
 
         callbacks = [
             keras.callbacks.EarlyStopping("val_loss"),
@@ -49,23 +49,24 @@ def on_first_worker(callback: Any, strategy: tf.distribute.Strategy) -> Any:
             ),
         ]
 
-    The others' hooks do nothing, save what keeps them in step: `BackupAndRestore` restores on all
-    workers, which have to see the same `backup_dir`, and no worker begins or leaves `fit` before
-    the first one has read or written its files. tf_keras's `ModelCheckpoint`, `BackupAndRestore`
-    and `TensorBoard` know workers that are in step themselves, and are waited for alike.
+    On the other workers the hooks do nothing, except what keeps the workers in step:
+    `BackupAndRestore` restores on all workers, which must see the same `backup_dir`, and no worker
+    begins or leaves `fit` before the first one has read or written its files. tf_keras's
+    `ModelCheckpoint`, `BackupAndRestore` and `TensorBoard` handle workers that are in step
+    themselves; they run on all workers, which wait for each other in the same way.
 
-    Callbacks that change training from the logs (`EarlyStopping`, `ReduceLROnPlateau`, ...) do the
-    same on all workers, for the logs are the same; they are passed to `fit` as they are. A
-    callback that calls `evaluate` or `predict`, which all workers take part in, is as well.
+    Callbacks that change training based on the logs (`EarlyStopping`, `ReduceLROnPlateau`, ...)
+    act alike on all workers, because the logs are the same; pass them to `fit` as they are. Do
+    the same with a callback that calls `evaluate` or `predict`, in which all workers take part.
 
     Args:
-      callback: one of Keras 3's or tf_keras's, or your own.
-      strategy: of the workers.
+      callback: a callback of Keras 3 or tf_keras, or your own.
+      strategy: the strategy of the workers.
 
     Raises:
-      ValueError: if the callback is one that has to act on all workers; while training, if it
-        stops training or sets the learning rate on the first worker alone, or if the workers do
-        not see the same backup.
+      ValueError: if the callback has to act on all workers; during training, if it stops training
+        or sets the learning rate on the first worker alone, or if the workers do not see the same
+        backup.
     """
     for name in _names(callback):
         if name in _IN_STEP_BY_THEMSELVES:
@@ -78,7 +79,7 @@ def on_first_worker(callback: Any, strategy: tf.distribute.Strategy) -> Any:
 
 
 class _OnFirstWorker:
-    """A callback whose hooks run on the first worker; its other attributes are the callback's."""
+    """Runs a callback's hooks on the first worker; other attributes are the callback's own."""
 
     def __init__(self, callback: Any, strategy: tf.distribute.Strategy):
         self._callback = callback
@@ -87,7 +88,7 @@ class _OnFirstWorker:
         self._model: Any = None
         names = _names(callback)
         in_tf_keras = any(cls.__module__.startswith("tf_keras.") for cls in type(callback).__mro__)
-        # Where workers are not in step, tf_keras takes each for the only one.
+        # Where workers are not in step, tf_keras takes each of them for the only worker.
         in_step = getattr(strategy.extended, "in_step", True)
         self._runs_on_all_workers = in_tf_keras and in_step and bool(names & set(_TF_KERAS_ON_ALL))
         self._on_all = {hook for name in names for hook in _ON_ALL.get(name, ())}
@@ -95,7 +96,7 @@ class _OnFirstWorker:
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._callback, name)
         if name == "set_model":
-            # TensorBoard's writes files.
+            # TensorBoard's set_model writes files.
             needed = self._runs_on_all_workers or self._on_all or self._collectives.rank == 0
             return functools.partial(self._set_model, found if needed else _nothing)
         if not name.startswith("on_"):
@@ -111,7 +112,7 @@ class _OnFirstWorker:
         hook(model)
 
     def _takes_part(self, name: str) -> bool:
-        # State in parts is gathered from all workers before the first one saves it.
+        # Partitioned state is gathered from all workers before the first one saves it.
         return self._collectives.rank == 0 or (name == "on_epoch_end" and bool(self._state()))
 
     def _state(self) -> list[PartitionedVariable]:
@@ -156,7 +157,7 @@ class _OnFirstWorker:
     def _training_state(self, name: str) -> tuple[Any, ...]:
         model = self._callback.model
         stop = bool(getattr(model, "stop_training", False))
-        if "batch" in name:  # a learning rate may be on a GPU, and is not read in every step
+        if "batch" in name:  # the learning rate may be on a GPU, so it is not read in every step
             return (stop,)
         rate: Any = getattr(getattr(model, "optimizer", None), "learning_rate", None)
         return stop, float(rate.numpy()) if hasattr(rate, "numpy") else rate
@@ -174,7 +175,7 @@ class _OnFirstWorker:
 
 @default_hook  # Keras need not wait for it
 def _nothing(*args: Any, **kwargs: Any) -> None:
-    """Stands for a hook on the other workers."""
+    """Replaces a hook on the other workers."""
 
 
 def _names(callback: Any) -> set[str]:

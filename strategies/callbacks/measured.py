@@ -1,4 +1,4 @@
-"""Train functions whose input and exchanges are measured."""
+"""Measurement of the input and the exchanges of training steps."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _models: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def measure_steps(model: Any) -> None:
-    """Has a model's steps record their spans; a step that was traced without is traced anew.
+    """Makes a model's training steps record spans; a step traced without them is traced again.
 
     Args:
-      model: Keras 3's or tf_keras's, before `fit` makes its train function.
+      model: a model of Keras 3 or tf_keras, before `fit` makes its train function.
     """
-    record_spans()  # for good: what is traced from now on is measured
+    record_spans()  # never turned off: all steps traced from now on are measured
     if model not in _models:
         _models.add(model)
         model.train_function = None

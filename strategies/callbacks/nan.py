@@ -1,4 +1,4 @@
-"""The end of training at the first gradient that is no number, with the worker that made it."""
+"""Termination of training at the first NaN or infinite gradient, with the worker that has it."""
 
 from __future__ import annotations
 
@@ -20,17 +20,19 @@ _NAMED = 3  # variables in a message
 
 
 class TerminateOnNaN(Callback):
-    """Ends training on all workers in the step in which one has a gradient that is NaN or infinite.
+    """Ends training on all workers when a gradient on any of them is NaN or infinite.
 
-    Keras's callback of that name sees the loss, which is all workers' together. This one sees each
-    worker's own gradients before they are summed, and logs whose they are and of which variables:
+    Keras's callback of the same name checks the loss, which is that of all workers together. This
+    one checks each worker's own gradients before they are summed, and logs the workers and the
+    variables in question:
 
         model.fit(dataset, callbacks=[strategies.callbacks.TerminateOnNaN()])
 
-    The weights have that step's update by then: restore a checkpoint from before it. A loss that
-    is no number ends training as well. Under mixed_float16 gradients that overflow are no error:
-    the optimizer skips such a step. It reads all gradients once more, and the workers exchange a
-    few bytes in each step; with `steps_per_execution` it says the last step of several.
+    The weights already include that step's update: restore a checkpoint from before it. A loss
+    that is not finite ends training, too. Under `mixed_float16`, gradients that overflow are not
+    an error: the optimizer skips such a step. The callback reads all gradients once more, and the
+    workers exchange a few bytes in each step. With `steps_per_execution` it reports the last step
+    of the execution.
 
     Raises:
       ValueError: when training begins, with parameter servers whose workers are not in step.
@@ -41,7 +43,7 @@ class TerminateOnNaN(Callback):
         self._counts: dict[tuple[int, ...], _Counts] = {}
 
     def set_model(self, model: Any) -> None:
-        """Begins to look at the gradients, before Keras traces the step."""
+        """Starts watching the gradients, before Keras traces the step."""
         super().set_model(model)
         if getattr(model.distribute_strategy.extended, "in_step", True) is False:
             raise ValueError(
@@ -53,7 +55,7 @@ class TerminateOnNaN(Callback):
         self._watch.enter_context(watched_gradients(model, self._look))
 
     def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
-        """Asks all workers for what they found; ends training if it is anything."""
+        """Gathers the findings of all workers; ends training if there are any."""
         loss = (logs or {}).get("loss", 0.0)
         collectives = collectives_of(self.model.distribute_strategy)
         found = self._take()
@@ -76,26 +78,26 @@ class TerminateOnNaN(Callback):
         self.model.stop_training = True
 
     def on_train_end(self, logs: Mapping[str, Any] | None = None) -> None:
-        """Looks at the gradients no longer."""
+        """Stops watching the gradients."""
         self._watch.close()
 
     def _look(self, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
-        """Adds to the counts, in a step's graph, how many replicas' gradients are no numbers.
+        """Counts, in a step's graph, the replicas' gradients that are NaN or infinite.
 
-        A step may apply several gradients, as a GAN's does, and each to other variables.
+        A step may apply gradients several times, each time to other variables, as a GAN's does.
         """
         key = tuple(map(id, variables))
         if key not in self._counts:
             self._counts[key] = _Counts(variables)
         wrong = tf.stack([_is_wrong(gradient) for gradient in gradients])
         weight = _row_weight()
-        if weight is not None:  # a mean over no rows is no number, and counts for nothing
+        if weight is not None:  # a mean over no rows is NaN, and is ignored
             wrong = tf.logical_and(wrong, weight > 0)
         self._counts[key].add(wrong)
 
     def _take(self) -> np.ndarray:
-        """Returns the counts of the model's trainable variables, and of any others."""
-        # All workers exchange as many numbers, those without a gradient so far too.
+        """Returns and resets the counts: of each trainable variable, and of all others together."""
+        # All workers exchange the same number of values, also those without a gradient so far.
         positions = {id(each): n for n, each in enumerate(self.model.trainable_variables)}
         found = np.zeros([len(positions) + 1], np.int64)
         for counts in self._counts.values():
@@ -105,24 +107,24 @@ class TerminateOnNaN(Callback):
 
 
 class _Counts:
-    """Counts of the steps in which gradients were no numbers.
+    """Counts of NaN or infinite gradients, one for each variable.
 
     Args:
-      variables: the variables that the gradients are of.
+      variables: the variables that the gradients belong to.
     """
 
     def __init__(self, variables: Sequence[Any]):
-        self.variables = list(variables)  # kept, so that no other one gets the identity of one
+        self.variables = list(variables)  # kept alive, so that no other variable gets one's id
         with tf.init_scope(), tf.device("/device:CPU:0"):
             self._found = ResourceVariable(tf.zeros([len(variables)], tf.int64), trainable=False)
 
     def add(self, wrong: tf.Tensor) -> None:
-        """Adds one to the count of each gradient that is wrong."""
+        """Adds one to the count of each gradient that is not finite."""
         with tf.device("/device:CPU:0"):
             self._found.assign_add(tf.cast(wrong, tf.int64), read_value=False)
 
     def take(self) -> np.ndarray:
-        """Returns the counts, and begins to count anew."""
+        """Returns the counts and resets them."""
         found = self._found.numpy()
         if found.any():
             self._found.assign(np.zeros_like(found))

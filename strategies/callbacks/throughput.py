@@ -1,4 +1,4 @@
-"""Training speed, and the share of communication in it."""
+"""Training speed, and the share of time spent on communication."""
 
 from __future__ import annotations
 
@@ -18,21 +18,23 @@ _LOOK_SECONDS = 1.0
 
 
 class Throughput(Callback):
-    """Measures training speed, and how much of the time is communication; without validation.
+    """Measures training speed and the share of time spent on communication, without validation.
 
-    The logs of each epoch have two numbers, the first worker's on all workers:
+    Each epoch's logs have two numbers, which are the first worker's on all workers:
 
-    * "samples_per_second", of all workers together. The first epoch includes the time to build
-      the graph.
-    * "communication_share", from 0 to 1: the part of the time in which an exchange with other
-      workers or with parameter servers was on its way, waiting for a slower worker included.
-      Computation may go on meanwhile, so a share of 0.3 does not say that training would be 1.4
-      times as fast without. One worker alone exchanges nothing, and its share is 0; sums over the
-      replicas of one process are computation. On GPUs it is the time to hand the work over.
+    * "samples_per_second": the speed of all workers together. The first epoch includes the time
+      to trace the graph.
+    * "communication_share": the share of the time, from 0 to 1, in which an exchange with other
+      workers or with parameter servers was in progress, including waiting for a slower worker.
+      Computation may overlap with it, so a share of 0.3 does not mean that training would be 1.4
+      times as fast without communication. The share of a single worker without parameter servers
+      is 0; sums over the replicas of one process count as computation. On GPUs the share is that
+      of handing work to the device.
 
-    Keras's progress bar shows both at the end of an epoch, that of Keras 3 live as well where the
-    number of steps is known. Callbacks behind this one get them: `keras.callbacks.TensorBoard`
-    writes them as scalars. The step is traced with clocks in it, anew if it was traced before.
+    Keras's progress bar shows both at the end of an epoch; that of Keras 3 also shows them live if
+    the number of steps is known. Callbacks after this one see them in the logs:
+    `keras.callbacks.TensorBoard` writes them as scalars. The step is traced with clocks in it,
+    again if it was traced before.
 
         callbacks = [
             strategies.callbacks.Throughput(len(x)),
@@ -40,11 +42,11 @@ class Throughput(Callback):
         ]
 
     Args:
-      samples: how many an epoch has, those of all workers together.
-      clock: returns seconds.
+      samples: the number of samples in an epoch, over all workers.
+      clock: a function that returns the time in seconds.
     """
 
-    # Keras need not wait for it after each step: it only looks at the clock.
+    # Keras need not wait for this callback after each step: it only reads the clock.
     async_safe = True
 
     def __init__(self, samples: int, clock: Callable[[], float] = time.perf_counter):
@@ -58,7 +60,7 @@ class Throughput(Callback):
         self._looked = 0.0
 
     def set_model(self, model: Any) -> None:
-        """Has the steps measured, before Keras traces them."""
+        """Turns on the measurement of steps, before Keras traces them."""
         super().set_model(model)
         measure_steps(model)
 
@@ -79,10 +81,10 @@ class Throughput(Callback):
         self._restart()
 
     def _implements_train_batch_hooks(self) -> bool:
-        return False  # tf_keras's progress bar would average what is a mean already
+        return False  # tf_keras's progress bar would average values that are means already
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Adds the speed and the share so far to what Keras 3's bar shows, anew each second."""
+        """Shows the speed and the share so far in Keras 3's progress bar, updated each second."""
         params = self.params or {}
         has_bar = params.get("verbose") in (1, "auto")
         if logs is None or not has_bar or not params.get("steps"):
@@ -108,7 +110,7 @@ class Throughput(Callback):
         self._period_begin = time.time()
 
     def _share(self) -> float:
-        """Returns the share of communication in the time of training since the epoch began."""
+        """Returns the share of communication in the training time since the epoch began."""
         periods = [*self._periods, (self._period_begin, time.time())]
         streams, complete = recorded(periods[0][0])
         periods = common(periods, [(complete, time.time())])

@@ -1,4 +1,4 @@
-"""A picture of where the time of each step goes, on every worker."""
+"""A trace of how every worker spends the time of each training step."""
 
 from __future__ import annotations
 
@@ -37,44 +37,45 @@ _ON_GPU = (
 
 
 class StepTimeline(Callback):
-    """Writes a trace of each training step on each worker, to look at in a browser.
+    """Writes a trace of the training steps of all workers, to view in a browser.
 
-    A row of each worker says when it waited for input, computed, exchanged values, and waited for
-    another worker to come to the exchange:
+    The rows of a worker show when it waited for input, computed, exchanged values, and waited for
+    another worker to join an exchange:
 
         model.fit(dataset, callbacks=[strategies.callbacks.StepTimeline("steps.json.gz")])
 
     Open the file at https://ui.perfetto.dev, or in Chrome at chrome://tracing; it is in the Chrome
-    trace-event format. All workers pass the callback, and the first one writes the file when
+    trace-event format. Pass the callback on all workers; the first worker writes the file when
     training ends.
 
-    What the rows say:
+    Each worker has these rows:
 
-    * "steps": each call of the train function; with `steps_per_execution` it has several steps.
+    * "steps": the calls of the train function. With `steps_per_execution`, a call has several
+      steps.
     * "input": waiting for the next batch.
-    * "communication": an exchange among the workers, or with the parameter servers, from the
-      moment when its values are there until its result is. That is the same for shared memory,
-      Horovod and TensorFlow's collectives; what they do inside of it is not known here.
-      Exchanges at the same time have rows of their own.
-    * "waiting": the part of an exchange until the last worker came to it, with its name.
-      It is derived from all workers' clocks, which on one host are the same; between hosts they
-      are taken to agree (chrony or NTP keep them within milliseconds). Exchanges with parameter
-      servers in modes other than "sync" wait for nobody.
-    * "compute": the rest of a step. Computation that goes on during an exchange is not told
-      apart from it, nor are sums over the replicas of one process.
-    * "in the background": what goes to and from parameter servers while the worker computes.
+    * "communication": an exchange among the workers or with the parameter servers, from the time
+      when its values are ready until its result is. It is measured alike for shared memory,
+      Horovod and TensorFlow's collectives; what they do inside an exchange is not measured.
+      Concurrent exchanges have separate rows.
+    * "waiting": the part of an exchange before the last worker joined it, with the name of that
+      worker. It is derived from the clocks of all workers, which are the same on one host and
+      assumed to agree between hosts (chrony or NTP keep them within milliseconds). Exchanges with
+      parameter servers in modes other than "sync" do not wait for other workers.
+    * "compute": the rest of a step. Computation that overlaps with an exchange counts as
+      communication; sums over the replicas of one process count as computation.
+    * "in the background": transfers to and from parameter servers while the worker computes.
 
-    `otherData` of the file has the sums in seconds, and notes on what was not observed. On GPUs
-    these times are those of handing work to the device: use TensorFlow's profiler there. The
-    step is traced with clocks in it, once; each exchange costs a few small operations more, in
-    later runs of the same model, too.
+    `otherData` in the file has the totals in seconds, and notes on what was not observed. On GPUs
+    the times are those of handing work to the device: use TensorFlow's profiler there. The step is
+    traced once with clocks in it; from then on, each exchange runs a few more small operations,
+    also in later runs of the same model.
 
     Args:
-      path: of the file; one that ends in ".gz" is compressed.
-      max_steps: how many steps are kept, the last ones.
+      path: the path of the file; compressed if it ends in ".gz".
+      max_steps: the number of calls of the train function to keep; only the last ones are kept.
 
     Raises:
-      ValueError: if `max_steps` is no number above 0, or the path is not in a file system.
+      ValueError: if `max_steps` is not a positive integer, or the path is not in a file system.
       OSError: when training ends, if the file cannot be written; on all workers.
     """
 
@@ -92,32 +93,32 @@ class StepTimeline(Callback):
         self._first = 0
 
     def set_model(self, model: Any) -> None:
-        """Has the steps measured, before Keras traces them."""
+        """Turns on the measurement of steps, before Keras traces them."""
         super().set_model(model)
         measure_steps(model)
 
     def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
-        """Waits for all workers, so that what comes after it is the same on all of them."""
+        """Waits for all workers, so that all of them record the same exchanges from here on."""
         self._steps.clear()
         agree(self._collectives, "StepTimeline")
         self._start = time.time()
 
     def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
-        """Remembers the epoch."""
+        """Stores the epoch."""
         self._epoch = epoch
 
     def on_train_batch_begin(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
-        """Begins a step."""
+        """Records the start of a step."""
         self._first, self._begin = batch, time.time()
 
     def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
-        """Ends a step, or several of one execution."""
+        """Records a step, or the several steps of one execution."""
         steps = f"step {batch}" if batch == self._first else f"steps {self._first}-{batch}"
         name = f"epoch {self._epoch + 1}, {steps}"
         self._steps.append(Span(name, self._begin, time.time()))
 
     def on_train_end(self, logs: Mapping[str, Any] | None = None) -> None:
-        """Gathers what all workers recorded; the first one writes the file."""
+        """Gathers the records of all workers; the first worker writes the file."""
         mine = self._recorded()
         collectives = self._collectives
         workers = [trace.WorkerSteps.from_json(text) for text in _gathered(mine, collectives)]
@@ -130,8 +131,8 @@ class StepTimeline(Callback):
         return collectives_of(self.model.distribute_strategy)
 
     def _recorded(self) -> bytes:
-        # All workers wait for each other in the same exchanges since the start; before the first
-        # step that is kept they are of no use any more.
+        # Exchanges among all workers are matched by their number since the start, so all are kept.
+        # Other spans from before the first step that is kept are of no use.
         streams, complete = recorded(self._start)
         kept = [step for step in self._steps if step.begin >= complete or complete == self._start]
         steps_begin = kept[0].begin if kept else self._start

@@ -1,4 +1,4 @@
-"""The steps of all workers in the Chrome trace-event format, one row of processes a worker."""
+"""The steps of all workers in the Chrome trace-event format, one process per worker."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from strategies.collectives.health.spans import (
 
 @dataclass
 class WorkerSteps:
-    """What one worker recorded.
+    """The record of one worker.
 
     Attributes:
-      rank: of the worker.
-      name: of the worker and its host.
-      steps: one for each call of Keras's train function.
-      streams: what was recorded in the streams of this worker, those of all workers first.
+      rank: the rank of the worker.
+      name: the names of the worker and its host.
+      steps: one span for each call of Keras's train function.
+      streams: the spans of each stream of the worker, in the order in which streams were created.
     """
 
     rank: int
@@ -40,12 +40,12 @@ class WorkerSteps:
     streams: list[Recorded] = field(default_factory=list)
 
     def to_json(self) -> bytes:
-        """Returns the content as text."""
+        """Returns the record as JSON."""
         return json.dumps(asdict(self)).encode()
 
     @classmethod
     def from_json(cls, text: bytes) -> WorkerSteps:
-        """Returns what `to_json` made a text of."""
+        """Returns the record that `to_json` wrote as JSON."""
         values = json.loads(text)
         values["steps"] = [Span(*span) for span in values["steps"]]
         values["streams"] = [
@@ -55,7 +55,7 @@ class WorkerSteps:
         return cls(**values)
 
     def spans(self, kind: str) -> list[Span]:
-        """Returns the spans of one kind, by their begin."""
+        """Returns the spans of one kind, sorted by their start."""
         found = (span for stream in self.streams if stream.kind == kind for span in stream.spans)
         return sorted(found, key=lambda span: span.begin)
 
@@ -64,8 +64,8 @@ def trace(workers: Sequence[WorkerSteps], notes: Sequence[str]) -> dict[str, Any
     """Returns the trace of all workers, for `json.dump`.
 
     Args:
-      workers: by rank.
-      notes: what a reader has to know of it.
+      workers: the records of all workers, by rank.
+      notes: remarks for the reader of the trace.
     """
     zero = min((step.begin for worker in workers for step in worker.steps), default=0.0)
     waits = waits_of(workers)
@@ -82,7 +82,7 @@ def trace(workers: Sequence[WorkerSteps], notes: Sequence[str]) -> dict[str, Any
 
 
 def write(path: str | os.PathLike[str], content: Mapping[str, Any]) -> None:
-    """Writes a trace, whole from the first moment on; one whose name ends in .gz is compressed."""
+    """Writes a trace atomically; compresses it if the file name ends in .gz."""
     target = Path(path)
     data = json.dumps(content).encode()
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -92,10 +92,10 @@ def write(path: str | os.PathLike[str], content: Mapping[str, Any]) -> None:
 
 
 def waits_of(workers: Sequence[WorkerSteps]) -> dict[int, list[Span]]:
-    """Returns, by rank, the begin of each exchange of all workers until the last one came to it.
+    """Returns, by rank, the spans in which a worker waited for the last one to join an exchange.
 
-    An exchange is the n-th of its name in its stream, on every worker. Where workers have not
-    recorded as many of a name, nothing is known.
+    The n-th span of a name in a stream is the same exchange on every worker. Exchanges of a name
+    of which workers have recorded different numbers are left out.
 
     >>> early, late = ([Span("sum", begin, 5.0)] for begin in (1.0, 4.0))
     >>> both = [WorkerSteps(rank, str(rank), [], [Recorded(EXCHANGE, True, spans)])
@@ -132,7 +132,7 @@ def _paired(spans: Sequence[Sequence[Span]]) -> Iterator[tuple[Span, ...]]:
 
 
 def seconds_of(worker: WorkerSteps, waits: Sequence[Span]) -> dict[str, float]:
-    """Returns how many seconds of a worker's steps went into what.
+    """Returns the seconds that a worker's steps spent on each activity.
 
     >>> worker = WorkerSteps(0, "0", [Span("step 0", 0.0, 10.0)],
     ...     [Recorded(INPUT, False, [Span("next batch", 0.0, 1.0)]),
@@ -153,7 +153,7 @@ def seconds_of(worker: WorkerSteps, waits: Sequence[Span]) -> dict[str, float]:
 
 
 def compute_of(worker: WorkerSteps) -> list[Span]:
-    """Returns the parts of the steps in which nothing is waited for and nothing exchanged."""
+    """Returns the parts of the steps without waiting for input and without exchanges."""
     taken = union([*worker.spans(INPUT), *worker.spans(EXCHANGE)])
     edges = [float("-inf"), *(edge for part in taken for edge in part), float("inf")]
     free = list(zip(edges[::2], edges[1::2], strict=True))
@@ -170,7 +170,7 @@ def _events(worker: WorkerSteps, waits: Sequence[Span], zero: float) -> Iterator
         *_rows("waiting", waits),
         *_rows("in the background", worker.spans(BACKGROUND)),
     ]
-    # From 1: viewers take process 0 and thread 0 for the idle ones.
+    # Numbers start at 1: viewers take process 0 and thread 0 for the idle ones.
     process = {"ph": "M", "pid": 1 + worker.rank}
     yield {**process, "name": "process_name", "args": {"name": worker.name}}
     yield {**process, "name": "process_sort_index", "args": {"sort_index": worker.rank}}
@@ -184,7 +184,7 @@ def _events(worker: WorkerSteps, waits: Sequence[Span], zero: float) -> Iterator
 
 
 def _rows(name: str, spans: Sequence[Span]) -> list[tuple[str, list[Span]]]:
-    """Returns spans in rows of a name, of which none has two at once.
+    """Returns the spans in numbered rows, so that no two spans of a row overlap.
 
     >>> _rows("sums", [Span("a", 0, 2), Span("b", 1, 3), Span("c", 2, 4)])[1]
     ('sums 2', [Span(name='b', begin=1, end=3)])

@@ -1,4 +1,4 @@
-"""Gradual warm-up of the learning rate to that of all replicas."""
+"""Gradual warm-up of the learning rate for training with several replicas."""
 
 from __future__ import annotations
 
@@ -15,27 +15,30 @@ from strategies.callbacks.base import Callback
 class LearningRateWarmup(Callback):
     """Warms up the learning rate, from one replica's to that of all replicas.
 
-    N replicas make batches N times as large, and fewer steps; N times the learning rate makes up
-    for it, if it is not there from the first step (Goyal et al. 2017, arXiv 1706.02677). Step t
-    has the rate `learning_rate * (1 + (scale - 1) * t / steps)`; from step `steps` on the rate is
-    `learning_rate * scale`, and other callbacks may change it.
+    N replicas train on batches N times as large, in fewer steps. A learning rate N times as large
+    makes up for this, unless it is applied from the first step (Goyal et al. 2017, arXiv
+    1706.02677). Step t uses the rate `learning_rate * (1 + (scale - 1) * t / steps)`; from step
+    `steps` on the rate is `learning_rate * scale`, and other callbacks may change it.
 
-    Compile the model with one replica's learning rate, a plain number. A model of several
-    optimizers, such as a GAN, has all of them warmed up, each from its own rate by its own steps.
+    Compile the model with the learning rate of one replica, a plain number. If a model has several
+    optimizers, as a GAN does, each is warmed up from its own rate over its own steps.
 
         model.compile(keras.optimizers.SGD(0.1), ...)
         model.fit(..., callbacks=[strategies.callbacks.LearningRateWarmup(epochs=5)])
 
     Args:
-      steps: how many steps of the optimizer it takes; with `gradient_accumulation_steps` these are
-        its updates.
-      epochs: in place of `steps`; Keras has to know the number of steps in an epoch.
-      scale: by what the rate is multiplied. None is the number of replicas in sync.
-      learning_rate: one replica's, of every optimizer. None is the optimizer's when training
-        begins; training that goes on inside of the warm-up (from a backup) has to be told.
+      steps: the length of the warm-up in steps of the optimizer; with
+        `gradient_accumulation_steps`, in its updates.
+      epochs: the length of the warm-up in epochs, in place of `steps`. Keras has to know the
+        number of steps in an epoch.
+      scale: the factor by which the rate is multiplied. None means the number of replicas in sync.
+      learning_rate: the learning rate of one replica, for every optimizer. None means each
+        optimizer's own rate when training begins; required where training resumes within the
+        warm-up (from a backup).
 
     Raises:
-      ValueError: if not one of `steps` and `epochs` is given, or a number is not above 0.
+      ValueError: unless exactly one of `steps` and `epochs` is given, or if a number is not above
+        0.
     """
 
     def __init__(
@@ -65,8 +68,8 @@ class LearningRateWarmup(Callback):
         """Determines the initial learning rate and the number of warm-up steps.
 
         Raises:
-          ValueError: if an optimizer's learning rate is no plain number, the number of steps is
-            not known, or training goes on and the first learning rate is not known.
+          ValueError: if an optimizer's learning rate is not a plain number, the number of steps
+            is not known, or training resumes and the initial learning rate is not known.
         """
         former = {id(ramp.optimizer): ramp for ramp in self._ramps}
         optimizers = {id(one): one for one in map(inner_optimizer, optimizers_of(self.model))}
@@ -82,11 +85,11 @@ class LearningRateWarmup(Callback):
     def rate(self, step: int) -> float:
         """Returns the learning rate of a step, counted from 0.
 
-        It is that of the optimizer of `compile`, and known when training has begun, or if the
-        arguments say all of it.
+        The rate is that of the optimizer given to `compile`. It is known once training has begun,
+        or if `steps`, `scale` and `learning_rate` are given.
 
         Raises:
-          ValueError: if it is not known.
+          ValueError: if the rate is not known.
 
         >>> warmup = LearningRateWarmup(4, scale=3, learning_rate=0.1)
         >>> [round(warmup.rate(step), 3) for step in range(6)]
@@ -107,7 +110,7 @@ class LearningRateWarmup(Callback):
         current = _plain_learning_rate(optimizer)
         scale = self._scale or self.model.distribute_strategy.num_replicas_in_sync
         steps = self._steps or self._steps_of_epochs(optimizer)
-        # So many steps come between two settings of the rate.
+        # The number of steps from one setting of the rate to the next.
         together = _number(getattr(self.model, "steps_per_execution", None) or 1)
         if self._base is None and 0 < _number(optimizer.iterations) < steps + together:
             raise ValueError(
@@ -134,11 +137,11 @@ class _Ramp:
 
     Attributes:
       optimizer: the optimizer.
-      base: its first learning rate.
-      scale: by what that is multiplied in the end.
-      steps: how many steps it takes.
-      together: how many steps are made with one rate.
-      is_over: whether it has ended; None until the first step is seen.
+      base: the initial learning rate.
+      scale: the factor by which the rate is multiplied in the end.
+      steps: the number of steps of the warm-up.
+      together: the number of steps that share one setting of the rate.
+      is_over: whether the warm-up has ended; None until the first step is seen.
     """
 
     optimizer: Any
@@ -154,8 +157,8 @@ class _Ramp:
             return
         done = _number(self.optimizer.iterations)
         if self.is_over is None:
-            # Training that goes on after the warm-up has the rate that it had. A backup may be
-            # from just after the last steps inside, whose rate was still theirs.
+            # Training that resumes after the warm-up keeps its rate. A backup from right after
+            # the last steps of the warm-up still has the rate of those steps.
             self.is_over = done >= self.steps + self.together
         if not self.is_over:
             self.optimizer.learning_rate = _rate(self.base, self.scale, self.steps, done)
@@ -167,7 +170,7 @@ def _rate(base: float, scale: float, steps: float, done: int) -> float:
 
 
 def _plain_learning_rate(optimizer: Any) -> float:
-    # What a schedule gives now looks like a number; the settings tell.
+    # The current value of a schedule looks like a number; the configuration shows the difference.
     configured = optimizer.get_config().get("learning_rate")
     if not isinstance(configured, (int, float, np.number)):
         raise ValueError(
