@@ -1,6 +1,6 @@
 """Strategies that train Keras models on several devices and workers.
 
-Importing it registers what Keras 3 loads models with, and tf_keras once that is imported.
+Importing it lets Keras 3 load saved models with its layer, and tf_keras once that is imported.
 """
 
 from strategies import callbacks

@@ -1,9 +1,9 @@
-"""The only door to the internals of Keras: each assumption about them stands here.
+"""The only module that relies on Keras's internals; every assumption about them is made here.
 
-Keras tells a strategy neither which of a model's methods is running nor which layer a variable is
-of. Both are seen on Python's stack, where its methods and the objects they belong to are. Which
-optimizer a variable belongs to, and what for, is told from its name. Checked on Keras 3.15.1 and
-tf_keras 2.21.0; where a comment names one of the two, the other has no such thing.
+Keras does not tell a strategy which method of a model is running, or which layer a variable belongs
+to. Both are found on Python's stack, which has the methods and their objects. The name of a
+variable says which optimizer it belongs to, and its purpose. Checked with Keras 3.15.1 and tf_keras
+2.21.0; where a comment names one of the two, the other has no equivalent.
 """
 
 from __future__ import annotations
@@ -24,39 +24,39 @@ from strategies._tensorflow import unwrap_decorators
 from strategies.frames import frames, innermost
 
 # Names of variables.
-# Keras 3's SeedGenerator: a seed, and how often it was drawn from.
+# The state of Keras 3's SeedGenerator: a seed, and the number of draws.
 SEED_STATE = "seed_generator_state"
-# Keras 3's LossScaleOptimizer: the scale.
+# The scale of Keras 3's LossScaleOptimizer.
 LOSS_SCALE = "dynamic_scale"
-# An optimizer's count of steps.
+# The step counter of an optimizer.
 _ITERATIONS = "iteration"
-# What an optimizer writes outside of its updates: Keras 3's sum of each replica's own gradients and
-# moving average of a variable; tf_keras's moving average.
+# Slot variables that are written outside of updates: in Keras 3 the accumulator of each replica's
+# own gradients, and the moving average of a variable; in tf_keras the moving average.
 _WRITTEN_OUTSIDE = ("_gradient_accumulator", "_average")
 _WRITTEN_OUTSIDE_PREFIX = "average/"
 
 TRAIN_STEP, _TEST_STEP = "train_step", "test_step"
 _STEPS = (TRAIN_STEP, _TEST_STEP, "predict_step")
 _LOSS = "compute_loss"
-# What divides a loss by the number of replicas in Keras, tf_keras and TensorFlow themselves.
+# The functions of Keras, tf_keras and TensorFlow that divide a loss by the number of replicas.
 _DIVIDE_LOSS = ("scale_loss_for_distribution", "compute_average_loss", "scale_regularization_loss")
 _LIBRARIES = ("keras", "tf_keras", "tensorflow")
 _CHECK = "check_finite"
 _METHODS = ("fit", "evaluate", "predict")
-# Their arguments that say how many steps there are.
+# The arguments of these methods that determine the number of steps.
 _NUMBERS = ("epochs", "initial_epoch", "batch_size", "steps_per_epoch", "steps")
 
-# The strategies that run a step at this moment, and the method that is overridden for them.
+# The strategies that are running a step, and the method that is overridden meanwhile.
 _running: list[tf.distribute.Strategy] = []
 _overridden: Callable[..., Any] | None = None
 _lock = threading.Lock()
 
 
 def running_method() -> str | None:
-    """Returns the name of the innermost method of a model that is running; None for none.
+    """Returns the name of the innermost running method of a model; None if none is running.
 
-    It is "fit", "evaluate" or "predict", of Keras 3's or tf_keras's `Model`; validation in `fit`
-    is "evaluate".
+    The name is "fit", "evaluate" or "predict", of the `Model` of Keras 3 or tf_keras. Validation
+    in `fit` is "evaluate".
 
     >>> running_method() is None
     True
@@ -66,9 +66,9 @@ def running_method() -> str | None:
 
 
 def running_call() -> tuple[str, Any, str]:
-    """Returns the innermost method of a model that runs in this thread, the model, and a text.
+    """Returns the innermost running method of a model in this thread, the model, and a text.
 
-    The text has its arguments that determine the number of steps. All are empty if there is none.
+    The text has the arguments that determine the number of steps. All are empty if none runs.
 
     >>> running_call()
     ('', None, '')
@@ -86,8 +86,8 @@ def running_call() -> tuple[str, Any, str]:
 
 
 def methods() -> dict[CodeType, str]:
-    """Returns the names of the methods of models that make steps, by their code."""
-    # A script for one of the two Keras does not bring the other.
+    """Returns the names of the `Model` methods that run steps, keyed by their code objects."""
+    # A script loads Keras 3, tf_keras, or both.
     models = [getattr(sys.modules.get(name), "Model", None) for name in ("keras", "tf_keras")]
     pairs = itertools.product(filter(None, models), _METHODS)
     return {inspect.unwrap(getattr(model, name)).__code__: name for model, name in pairs}
@@ -101,15 +101,15 @@ def _innermost_method() -> tuple[str, FrameType] | None:
 def path_of(name: str) -> str:
     """Returns the path of the variable being created: the names of its layers and its own.
 
-    Of Keras 3 that is `keras.Variable.path`. For anything else the names are those of the
-    `tf.name_scope`s around it, which tf_keras opens for each layer.
+    For Keras 3 this is `keras.Variable.path`. Otherwise the names are those of the enclosing
+    `tf.name_scope`s, which tf_keras opens for each layer.
 
     >>> with tf.name_scope("dense"):
     ...     path_of("kernel")
     'dense/kernel'
 
     Args:
-      name: the variable's own.
+      name: the name of the variable itself.
     """
     made = getattr(sys.modules.get("keras"), "Variable", None)
     owner = innermost(lambda found: isinstance(found, made)) if made else None
@@ -120,7 +120,7 @@ def path_of(name: str) -> str:
 
 
 def gradient_in_update() -> Any:
-    """Returns the gradient with which an optimizer's `update_step` runs; None if none runs.
+    """Returns the gradient given to the running `update_step` of an optimizer; None if none runs.
 
     >>> gradient_in_update()
     """
@@ -132,16 +132,16 @@ def gradient_in_update() -> Any:
 
 
 def is_writing_h5() -> bool:
-    """Returns whether a file of the old HDF5 format is being written, by either version.
+    """Returns whether Keras 3 or tf_keras is writing a file of the legacy HDF5 format.
 
-    `.weights.h5` files are of another format, whose layers write what they have.
+    `.weights.h5` files have another format, in which each layer writes its own state.
     """
     name = "save_subset_weights_to_hdf5_group"
     return any(frame.f_code.co_name == name for frame in frames())
 
 
 def keras_backend() -> str | None:
-    """Returns what Keras 3 computes with, such as "tensorflow"; None where it is not loaded."""
+    """Returns the backend of Keras 3, such as "tensorflow"; None if Keras 3 is not loaded."""
     configuration = getattr(sys.modules.get("keras"), "config", None)
     return configuration and configuration.backend()
 
@@ -149,8 +149,8 @@ def keras_backend() -> str | None:
 def step_of(fn: Callable[..., Any]) -> tuple[Any, str]:
     """Returns the model that a step function belongs to, or None, and the name of its method.
 
-    Keras 3 gives `strategy.run` the model's bound method, `model.train_step`; tf_keras a function
-    `run_step` that calls that of `model`, a variable around it.
+    Keras 3 passes the bound method `model.train_step` to `strategy.run`. tf_keras passes a function
+    `run_step` that calls the method of `model`, a variable of its closure.
     """
     fn = inspect.unwrap(fn)
     model = getattr(fn, "__self__", None)
@@ -165,10 +165,10 @@ def step_of(fn: Callable[..., Any]) -> tuple[Any, str]:
 
 
 def own_loss_method(fn: Callable[..., Any]) -> tuple[Any, str]:
-    """Returns the model that a step function belongs to, and its own method that makes the loss.
+    """Returns the model of a step function, and the name of its own method that computes the loss.
 
-    The name of the method is empty where Keras makes the loss, and where nothing depends on it: an
-    evaluation whose logs have the loss as it is.
+    The name is empty if Keras computes the loss, or if nothing depends on how it is computed: in
+    an evaluation whose logs have the loss as it is.
     """
     model, step = step_of(fn)
     if model is None or step not in (TRAIN_STEP, _TEST_STEP):
@@ -181,16 +181,16 @@ def own_loss_method(fn: Callable[..., Any]) -> tuple[Any, str]:
 
 
 def is_dividing_loss() -> bool:
-    """Returns whether the number of replicas is asked for by what may divide a loss by it.
+    """Returns whether the code that reads the number of replicas may divide a loss by it.
 
-    That is anything but TensorFlow and Keras, of which only some functions are there for this.
+    This is any code outside of TensorFlow and Keras, and those of their functions that do so.
 
     >>> is_dividing_loss()
     True
     """
     for frame in itertools.islice(frames(), 1, None):
         module, name = frame.f_globals.get("__name__", ""), frame.f_code.co_name
-        if name != "num_replicas_in_sync":  # of tf.distribute.ReplicaContext: who asks for that?
+        if name != "num_replicas_in_sync":  # ReplicaContext's property: its caller decides
             return name in _DIVIDE_LOSS or module.split(".")[0] not in _LIBRARIES
     return False
 
@@ -199,40 +199,40 @@ def trained_variables(model: Any) -> list[Any]:
     """Returns the trainable variables of a model; an empty list if it is not built yet."""
     try:
         return list(model.trainable_variables)
-    except ValueError:  # tf_keras's, of a model without variables so far
+    except ValueError:  # raised by tf_keras for a model without variables so far
         return []
 
 
 def metrics_of(model: Any) -> list[Any]:
-    """Returns the metrics of a model; with tf_keras those given to `compile` before it is built."""
+    """Returns the metrics of a model; for tf_keras, also those of `compile` before it is built."""
     given = getattr(getattr(model, "compiled_metrics", None), "_user_metrics", None)
     objects = [metric for metric in tf.nest.flatten(given) if hasattr(metric, "variables")]
     return [*model.metrics, *objects]
 
 
 def tensorflow_variable(variable: Any) -> Any:
-    """Returns the TensorFlow variable inside of Keras 3's, or of tf_keras's that casts."""
+    """Returns the TensorFlow variable in a variable of Keras 3 or an autocast one of tf_keras."""
     for wrapper in ("_value", "_variable"):
-        # Not its property: that of a metric's variable in TensorFlow sums over all workers.
+        # Not through a property: that of a TensorFlow metric variable sums over all workers.
         inner = getattr(variable, "__dict__", {}).get(wrapper)
         variable = inner if isinstance(inner, tf.Variable) else variable
     return variable
 
 
 def is_iterations(kwargs: Mapping[str, Any]) -> bool:
-    """Returns whether a variable is an optimizer's count of steps.
+    """Returns whether a variable is an optimizer's step counter.
 
-    tf_keras says no more of it than a name, and gives none to the counters of a model.
+    In tf_keras only its having a name shows this: the counters of a model have none.
 
     Args:
-      kwargs: what the variable is made with.
+      kwargs: the arguments that the variable is created with.
     """
     first = kwargs.get("aggregation") == tf.VariableAggregation.ONLY_FIRST_REPLICA
     return kwargs.get("name") == _ITERATIONS or kwargs.get("name") is not None and first
 
 
 def is_written_outside_updates(name: str) -> bool:
-    """Returns whether an optimizer writes a slot variable outside of its updates, whole.
+    """Returns whether an optimizer writes a slot variable as a whole, outside of its updates.
 
     >>> is_written_outside_updates("dense_kernel_average")
     True
@@ -241,9 +241,9 @@ def is_written_outside_updates(name: str) -> bool:
 
 
 def is_unsynchronized_state(kwargs: Mapping[str, Any]) -> bool:
-    """Returns whether a variable is a layer's state that nothing else keeps alike on all workers.
+    """Returns whether a variable is a layer's state that nothing else keeps equal on all workers.
 
-    Slot variables are not: they are made beside a variable, and updated from reduced gradients.
+    Slot variables are not: they are colocated with a variable and updated from reduced gradients.
     """
     return (
         kwargs.get("aggregation") in (None, tf.VariableAggregation.NONE)
@@ -259,17 +259,17 @@ def _initial_dtype(kwargs: Mapping[str, Any]) -> tf.DType:
     if kwargs.get("dtype") is not None:
         return tf.as_dtype(kwargs["dtype"])
     value = kwargs["initial_value"]
-    # Nothing averages integers, and what a function returns is not known yet.
+    # What a function returns is not known yet; integers are never averaged.
     return tf.int64 if callable(value) else tf.convert_to_tensor(value).dtype
 
 
 def is_of_keras(made: Any) -> bool:
-    """Returns whether a class or function is one of Keras's or tf_keras's."""
+    """Returns whether a class or function is defined in Keras or tf_keras."""
     return made.__module__.split(".")[0] in ("keras", "tf_keras")
 
 
 def is_optimizer(value: Any) -> bool:
-    """Returns whether a value is an optimizer: Keras's, tf_keras's or its legacy ones.
+    """Returns whether a value is an optimizer of Keras 3 or tf_keras, including legacy ones.
 
     >>> import keras
     >>> is_optimizer(keras.optimizers.SGD()), is_optimizer(keras.layers.Dense(1))
@@ -287,7 +287,7 @@ def is_legacy(optimizer: Any) -> bool:
 def optimizer_of(update: Callable[..., Any]) -> Any | None:
     """Returns the optimizer that an update function belongs to; None for any other function.
 
-    Keras's optimizers pass a function of their own to `extended.update`, which knows them.
+    Keras's optimizers pass `extended.update` a function that has the optimizer in its closure.
     """
     function = inspect.unwrap(unwrap_decorators(update)[1])
     if not inspect.isfunction(function):
@@ -297,24 +297,24 @@ def optimizer_of(update: Callable[..., Any]) -> Any | None:
 
 
 def inner_optimizer(optimizer: Any) -> Any:
-    """Returns the optimizer that a LossScaleOptimizer wraps; any other as it is."""
+    """Returns the optimizer that a LossScaleOptimizer wraps; any other optimizer unchanged."""
     return getattr(optimizer, "inner_optimizer", optimizer)
 
 
 def optimizer_variables(model: Any) -> list[Any]:
-    """Returns the variables of all optimizers of a model; none without one."""
+    """Returns the variables of all optimizers of a model; an empty list if it has none."""
     found = [getattr(optimizer, "variables", ()) for optimizer in optimizers_of(model)]
     return [each for one in found for each in (one() if callable(one) else one)]
 
 
 def optimizers_of(model: Any) -> list[Any]:
-    """Returns the optimizers of a model, the compiled one first, and others that it or a layer has.
+    """Returns the optimizers of a model: that of `compile`, then attributes of it and its layers.
 
-    Those are attributes, or in lists and dictionaries that are: a GAN has two, for instance.
+    An attribute may also be a list or dictionary of optimizers. A GAN has two, for instance.
     """
     found = [getattr(model, "optimizer", None)]
     for owner in layers_of(model):
-        # Nobody trains a part with the optimizer that it was compiled with.
+        # Nothing trains a submodel with the optimizer that it was compiled with.
         for value in (each for name, each in vars(owner).items() if name != "optimizer"):
             several = value.values() if isinstance(value, dict) else value
             found += several if isinstance(value, list | tuple | dict) else [value]
@@ -322,26 +322,26 @@ def optimizers_of(model: Any) -> list[Any]:
 
 
 def running_fit() -> tuple[Any, int]:
-    """Returns the epoch iterator of Keras 3's `fit` that runs, and the epoch it begins with."""
+    """Returns the epoch iterator of the running `fit` of Keras 3, and its initial epoch."""
     values = next(f.f_locals for f in frames() if "epoch_iterator" in f.f_locals)
     return values["epoch_iterator"], values["initial_epoch"]
 
 
 def restart_threads() -> None:
-    """Has the threads behind a `PyDataset` of Keras 3 begin anew, before an iterator over it does.
+    """Restarts the threads behind a `PyDataset` of Keras 3, before an iterator over it starts.
 
-    Under a strategy `fit` reads a batch to build the model, and begins again. What threads had read
-    by then would come first, and another number of last batches be missing on each worker.
+    Under a strategy, `fit` reads a batch to build the model, then starts over. What the threads had
+    read by then would come first, and each worker would miss a different number of last batches.
     """
     adapter = _running_adapter()
     enqueuer = getattr(adapter, "enqueuer", None)
     if enqueuer is not None and adapter.num_batches is not None:
-        enqueuer.stop()  # the first batch that is asked for starts it
+        enqueuer.stop()  # the first request of a batch starts it again
         enqueuer.ready_queue.queue.clear()
 
 
 def replace_generator(wrap: Callable[[Iterator[Any]], Iterator[Any]]) -> bool:
-    """Has Keras 3 read a generator through another one; returns whether it was passed any."""
+    """Makes Keras 3 read its generator through another one; returns whether it has a generator."""
     adapter = _running_adapter()
     if type(adapter).__name__ != "GeneratorDataAdapter":
         return False
@@ -356,24 +356,24 @@ def _running_adapter() -> Any:
 
 
 def begin_at(model: Any, epoch: int) -> None:
-    """Has the running `fit` of Keras 3 begin with another epoch."""
+    """Makes the running `fit` of Keras 3 begin with another epoch."""
     model._initial_epoch = epoch
 
 
 def layers_of(model: Any) -> list[Any]:
-    """Returns all layers of a model, and those in them."""
+    """Returns a model and all of its layers, including nested ones."""
     return list(model._flatten_layers())
 
 
 @contextlib.contextmanager
 def watched_gradients(model: Any, watch: Callable[[list[Any], list[Any]], None]) -> Iterator[None]:
-    """Has a function see each replica's own gradients in the block, before they are summed.
+    """Passes each replica's own gradients to a function in the block, before they are summed.
 
-    With a LossScaleOptimizer it sees those that are applied. The model's steps are traced anew.
+    Under a LossScaleOptimizer these are the gradients that it applies. Steps are traced again.
 
     Args:
-      model: Keras 3's or tf_keras's, compiled.
-      watch: is given the gradients and their variables, in a step's graph.
+      model: a compiled model of Keras 3 or tf_keras.
+      watch: a function of the gradients and their variables, called in a step's graph.
     """
     optimizers = {id(one): one for one in map(inner_optimizer, optimizers_of(model))}
     model.train_function = None
@@ -387,7 +387,7 @@ def watched_gradients(model: Any, watch: Callable[[list[Any], list[Any]], None])
 
 
 def _watched(optimizer: Any, watch: Callable[..., None]) -> tuple[str, Callable[..., Any]]:
-    """Returns the name of the method that applies gradients, and one that has them seen first."""
+    """Returns the name of the method that applies gradients, and one that watches them first."""
     is_of_tf_keras = type(optimizer).__module__.startswith("tf_keras.")
     is_keras_3 = hasattr(optimizer, "apply") and not is_of_tf_keras
     name = "apply" if is_keras_3 else "apply_gradients"
@@ -412,7 +412,7 @@ def dtype_policy_of(layer: Any) -> Any:
 
 
 def default_hook(hook: Callable[..., Any]) -> Callable[..., Any]:
-    """Marks a callback's hook that does nothing, which Keras need not wait for."""
+    """Marks a callback's hook as doing nothing, so that Keras need not wait for it."""
     hook._is_default = True  # type: ignore[attr-defined]
     return hook
 
@@ -423,7 +423,7 @@ def is_default_hook(hook: Callable[..., Any]) -> bool:
 
 
 def initial_epoch(model: Any) -> int:
-    """Returns the epoch that `BackupAndRestore` of Keras 3 has set to go on from; 0 for none."""
+    """Returns the epoch from which Keras 3's `BackupAndRestore` resumes training; 0 for none."""
     return getattr(model, "_initial_epoch", None) or 0
 
 
@@ -434,14 +434,14 @@ def _if_model(value: Any) -> Any:
 
 @contextlib.contextmanager
 def overflow_agreed(strategy: tf.distribute.Strategy) -> Iterator[None]:
-    """Makes the replicas of a strategy skip a step together, under Keras 3's `mixed_float16`.
+    """Makes all replicas of a strategy skip a step together, under Keras 3's `mixed_float16`.
 
     `compile` wraps the optimizer in `keras.optimizers.LossScaleOptimizer`, which skips a step
-    whose gradients have overflown. It looks at a replica's own gradients, before they are summed:
-    with several workers one would skip what the others wait in, with several replicas the first
-    one's gradients decide. Keras has no setting for that, so its method `check_finite` is
-    overridden while a step runs under this strategy, by one that asks all replicas. Everywhere
-    else it is Keras's, and so it is again when the last step has ended.
+    whose gradients overflow. It checks a replica's own gradients, before they are summed: with
+    several workers, one would skip a step in which the others wait; with several replicas, the
+    first one's gradients would decide. Keras has no setting for this, so its method `check_finite`
+    is overridden while a step runs under this strategy, by one that asks all replicas. It is
+    unchanged for other strategies, and is restored when the last step has ended.
     """
     global _overridden
     cls = _loss_scale_optimizer()
@@ -466,7 +466,7 @@ def check_overflow_can_be_agreed() -> None:
     """Checks that Keras 3's LossScaleOptimizer has the method that `overflow_agreed` overrides.
 
     Raises:
-      ValueError: if it has not.
+      ValueError: if it does not.
     """
     cls = _loss_scale_optimizer()
     if cls is None or hasattr(cls, _CHECK):
@@ -493,7 +493,7 @@ def _agreeing(check_finite: Callable[..., Any]) -> Callable[..., Any]:
         context = tf.distribute.get_replica_context()
         if context is None or not any(context.strategy is one for one in _running):
             return finite
-        # A sum leaves out what is not a number where a replica has no rows.
+        # Summed, because a sum leaves out the NaN of a replica without rows.
         verdict = tf.where(finite, 0.0, float("nan"))
         return tf.math.is_finite(context.all_reduce(tf.distribute.ReduceOp.SUM, verdict))
 

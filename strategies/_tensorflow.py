@@ -1,9 +1,9 @@
-"""The only door to TensorFlow's private modules and attributes; each private name appears once.
+"""The only module that uses TensorFlow's private modules and attributes; each name appears once.
 
-Checked on TensorFlow 2.18.1 and 2.21.0; `CommunicationOptions`, `CondBranchFuncGraph`,
+Checked with TensorFlow 2.18.1 and 2.21.0; `CommunicationOptions`, `CondBranchFuncGraph`,
 `DistributedDatasetSpec`, `FunctionCallOptions`, `OptionsDataset`, `PrefetchDataset`,
 `ResourceVariable`, `Session`, `context`, `in_save_context`, `is_recorded`, `unwrap_decorators` and
-the functions below on 2.21.0 alone.
+the functions below with 2.21.0 only.
 """
 
 from __future__ import annotations
@@ -114,10 +114,10 @@ __all__ = [
 
 
 class Session(tf.compat.v1.Session):
-    """A session whose errors have the runtime's own words.
+    """A session that leaves the runtime's error messages as they are.
 
-    TensorFlow looks for names of operations in the words of an error, with Python's lock held. In
-    a text of tens of kilobytes without any that takes minutes, in which no thread does anything.
+    TensorFlow searches error messages for names of operations while it holds Python's global lock.
+    In a message of tens of kilobytes without any, this takes minutes and blocks all threads.
     """
 
     def _do_call(self, fn: Callable[..., Any], *args: Any) -> Any:
@@ -125,7 +125,7 @@ class Session(tf.compat.v1.Session):
 
 
 def function_graph(graph: Any) -> Any:
-    """Returns the graph of the function that a graph is of: a branch or loop is its function's."""
+    """Returns the graph of the function that a graph belongs to; a branch or loop is part of it."""
     while isinstance(graph, CondBranchFuncGraph | WhileBodyFuncGraph):
         graph = graph.outer_graph
     return graph
@@ -137,12 +137,12 @@ def dataset_inputs(dataset: Any) -> list[Any]:
 
 
 def dataset_tensors(dataset: Any) -> list[Any]:
-    """Returns the tensors of `from_tensors` and `from_tensor_slices`; none of other datasets."""
+    """Returns the tensors of `from_tensors` and `from_tensor_slices`; none for other datasets."""
     return [each for each in getattr(dataset, "_tensors", ()) if hasattr(each, "numpy")]
 
 
 def shard_index(dataset: Any) -> int | None:
-    """Returns the index of `Dataset.shard`; None of other datasets, or if it is not known yet."""
+    """Returns the index of `Dataset.shard`; None for other datasets, or if it is not known yet."""
     if not hasattr(dataset, "_num_shards") or not hasattr(dataset._index, "numpy"):
         return None
     return int(dataset._index.numpy())
@@ -154,21 +154,21 @@ def function_of(function: Any, python_function: Callable[..., Any]) -> Any:
 
 
 def has_several_workers(strategy: Any) -> bool:
-    """Returns whether a strategy, of whatever package, has several workers."""
+    """Returns whether a strategy of any package has several workers."""
     return strategy.extended._in_multi_worker_mode()
 
 
 def replica_specs(spec: Any) -> list[Any]:
-    """Returns the spec of each replica's value; a spec that is no `PerReplicaSpec` as it is."""
+    """Returns the specs of the replicas' values; any spec but a `PerReplicaSpec` unchanged."""
     return list(spec._value_specs) if isinstance(spec, PerReplicaSpec) else [spec]
 
 
 def set_container(variable: Any, container: Any) -> None:
-    """Makes a variable known as a component of a distributed one, `container`, and by its name."""
+    """Marks a variable as a component of the distributed variable `container`, with its name."""
     variable.handle._distributed_container = lambda: container
     variable._handle_name = container.name
 
 
 def unique_id(variable: Any) -> str:
-    """Returns the key by which tf_keras's optimizers know a variable; "" if it has none."""
+    """Returns the key by which tf_keras's optimizers identify a variable; "" if it has none."""
     return getattr(variable, "_unique_id", "")

@@ -1,4 +1,4 @@
-"""Conditions that a step's values have to meet."""
+"""Assertions about the values of a step."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import tensorflow as tf
 
 
 def assert_in_step(condition: tf.Tensor, data: Sequence[Any]) -> tf.Operation | None:
-    """Returns an operation that ends the step unless a condition holds; eagerly, ends it at once.
+    """Returns an operation that ends the step unless a condition holds; eagerly, raises at once.
 
-    For a message of numbers other than int32. `tf.debugging.Assert` takes these for tensors on a
-    GPU, and inside of functions puts the check in a `tf.cond`, whose two branches are functions to
-    trace and to call. Here they are on the host.
+    Use it if the message has numbers other than int32, on the host. `tf.debugging.Assert` assumes
+    that such tensors are on a GPU, and in functions puts the check in a `tf.cond`, which has two
+    more functions to trace and to call.
 
     >>> assert_in_step(tf.constant(True), ["never seen"])
     >>> try:
@@ -24,7 +24,7 @@ def assert_in_step(condition: tf.Tensor, data: Sequence[Any]) -> tf.Operation | 
 
     Args:
       condition: a scalar.
-      data: text and tensors for the message; of each tensor three values are shown.
+      data: text and tensors for the message, which shows three values of each tensor.
 
     Raises:
       tf.errors.InvalidArgumentError: if the condition is false.

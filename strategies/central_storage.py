@@ -25,15 +25,14 @@ _HOST = "/device:CPU:0"
 
 
 class CentralStorageStrategy(MirroredReduction, tf.distribute.MirroredStrategy):
-    """Trains one model on all devices of this process, with its variables on one device.
+    """Synchronous training on all devices of this process, with the variables on one device.
 
-    Each compute device has a replica, which reads the variables from where they are and computes
-    on its rows of the batch. Gradients are summed on the device that holds the variables, and it
-    makes one update a step. So a model need fit into the memory of the host alone, and the
-    optimizer's state takes none on the compute devices.
+    Each compute device runs a replica, which reads the variables from the device that holds them
+    and computes on its rows of the batch. Gradients are summed on the device that holds the
+    variables, which makes one update per step. So only the host's memory has to hold the whole
+    model, and the optimizer's slot variables take no memory on the compute devices.
 
-    It is used as `tf.distribute.experimental.CentralStorageStrategy` is, with Keras 3 and
-    tf_keras:
+    Use it like `tf.distribute.experimental.CentralStorageStrategy`, with Keras 3 or tf_keras:
 
     >>> strategy = CentralStorageStrategy()
     >>> with strategy.scope():
@@ -41,21 +40,21 @@ class CentralStorageStrategy(MirroredReduction, tf.distribute.MirroredStrategy):
     >>> variable.device
     '/job:localhost/replica:0/task:0/device:CPU:0'
 
-    What each replica has a part of, such as the sums of a metric, is on its own device. A
-    variable that names no aggregation and is written by the replicas, such as an optimizer's
-    moving averages, takes the first replica's value: once a step, as on one device.
+    A variable of which each replica holds a part, such as the sum of a metric, is on the replicas'
+    own devices. A variable without an aggregation that the replicas write, such as a moving
+    average of an optimizer, takes the first replica's value: once per step, as on one device.
 
     Args:
-      compute_devices: the replicas' devices, such as `["GPU:0", "GPU:1"]`. None is all GPUs, or
-        the CPU.
-      parameter_device: the device that holds the variables. None is the host's memory.
-      num_replicas: how many replicas there are, in place of `compute_devices`: each takes a GPU,
-        or a logical CPU where there are no GPUs. Logical CPUs are made before TensorFlow starts
-        up, so make the strategy first.
+      compute_devices: the devices of the replicas, such as `["GPU:0", "GPU:1"]`. None means all
+        GPUs, or the CPU.
+      parameter_device: the device that holds the variables. None means the host's memory.
+      num_replicas: the number of replicas, in place of `compute_devices`. Each replica uses a GPU,
+        or a logical CPU if there are no GPUs. Logical CPUs can only be created before TensorFlow
+        is initialized, so create the strategy first.
 
     Raises:
-      ValueError: if there are not so many devices, one is named twice or is not there, or
-        compute_devices and num_replicas are given.
+      ValueError: if there are not enough devices, if a device is named twice or does not exist, or
+        if both `compute_devices` and `num_replicas` are given.
     """
 
     def __init__(
@@ -76,13 +75,14 @@ class CentralStorageStrategy(MirroredReduction, tf.distribute.MirroredStrategy):
         else:
             compute_devices = checked_devices(compute_devices)
         holder = _HOST if parameter_device is None else checked_devices([parameter_device])[0]
-        # The class is a mirrored one, for tf_keras asks for that where gradients are scaled.
+        # A subclass of stock's mirrored strategy, which tf_keras checks for where it scales
+        # gradients.
         extended = CentralExtended(self, compute_devices, canonicalize(holder))
         tf.distribute.Strategy.__init__(self, extended)
 
 
 class CentralVariable(MirroredVariable):
-    """A variable that all replicas share and update together."""
+    """A variable that all replicas share and update once."""
 
     def _update_replica(self, update_fn: Callable[..., Any], value: Any, **kwargs: Any) -> Any:
         if self.aggregation != tf.VariableAggregation.NONE:
@@ -93,22 +93,22 @@ class CentralVariable(MirroredVariable):
 
 
 class CentralExtended(ReplicatedExtended):
-    """Implementation of `CentralStorageStrategy`: a mirrored one with one copy of each variable.
+    """Implementation of `CentralStorageStrategy`: mirrored, with one copy of each variable.
 
     Args:
-      strategy: the strategy that this is the inside of.
-      devices: the replicas'.
+      strategy: the strategy that this object implements.
+      devices: the devices of the replicas.
       holder: the device that holds the variables.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy, devices: Sequence[str], holder: str):
-        # Sums are wanted on one device, which NCCL's are not.
+        # Sums are needed on one device only; NCCL leaves them on all devices.
         local = tf.distribute.ReductionToOneDevice(reduce_to_device=holder)
         super().__init__(strategy, LocalCollectives(), devices, ReductionOptions(), local=local)
         self._holder = holder
 
     def _use_merge_call(self) -> bool:
-        # Replicas that are not merged would each make the update of the one variable.
+        # Without a merge call, each replica would update the one variable.
         return len(self._devices) > 1
 
     def _create_variable(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
@@ -156,7 +156,7 @@ class CentralExtended(ReplicatedExtended):
 
 
 def _is_one_for_all(kwargs: dict[str, Any]) -> bool:
-    """Returns whether all replicas share a variable; if not, each keeps a copy of its own."""
+    """Returns whether all replicas share a variable; if not, each has its own copy."""
     if kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ:
         return False
     is_written_apart = (

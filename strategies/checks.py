@@ -1,4 +1,4 @@
-"""Checks of arguments that many constructors take, with one message for all of them."""
+"""Checks of arguments that many constructors take, with the same error message for all."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def check_whole_number(name: str, value: Any, least: int | None = None, advice: str = "") -> None:
-    """Checks that an argument is an integer; True and False are none.
+    """Checks that an argument is an integer; True and False are not.
 
     >>> check_whole_number("steps", 1, least=1)
     >>> check_whole_number("steps", 0, least=1, advice="Leave it out for the default.")
@@ -14,13 +14,13 @@ def check_whole_number(name: str, value: Any, least: int | None = None, advice: 
     ValueError: steps is a whole number from 1. Received: 0. Leave it out for the default.
 
     Args:
-      name: the argument's.
-      value: what was given.
+      name: the name of the argument.
+      value: the value of the argument.
       least: the smallest allowed value; None for no bound.
-      advice: what else may be given, for the message.
+      advice: what the user can do, for the error message.
 
     Raises:
-      ValueError: if it is no integer, or too small.
+      ValueError: if the value is not an integer, or is too small.
     """
     is_integer = isinstance(value, int) and not isinstance(value, bool)
     if is_integer and (least is None or value >= least):

@@ -1,4 +1,4 @@
-"""A drawing of where the variables and tables of a job are."""
+"""A drawing of the placement of a job's variables and embedding tables."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ from tf_config.drawing import Box, draw, draw_cluster
 def draw_placement(
     path: str | os.PathLike[str], strategy: tf.distribute.Strategy, model: Any = None
 ) -> None:
-    """Draws hosts, tasks and what each task holds into an SVG file.
+    """Writes an SVG drawing of the hosts, the tasks, and what each task holds.
 
-    With parameter servers that is every variable, or its rows, on its server; without them the
-    copies of the variables that each worker has. Tables of `DistributedEmbedding` have their rows
-    with the workers or servers that own them. All workers call it together, for example when
-    training has ended, and the first one writes the file.
+    With parameter servers, the drawing shows each variable, or its slices, on its server; without
+    them, the size of each worker's copies of the variables. The rows of `DistributedEmbedding`
+    tables are shown at the workers or servers that own them. Call it on all workers, for example
+    after training; the first worker writes the file.
 
         model.fit(dataset)
         strategies.draw_placement("placement.svg", strategy, model)
 
     Args:
-      path: of the file.
-      strategy: of the workers.
-      model: whose variables and tables are drawn; needed but for the variables on servers.
+      path: the path of the file.
+      strategy: the strategy of the workers.
+      model: the model whose variables and tables are drawn. None draws variables on servers only.
 
     Raises:
-      ValueError: if the model is not built, or the strategy is a stock one of several workers.
-      OSError: if the file cannot be written; on all workers.
+      ValueError: if the model is not built, or if the strategy is a stock one with several workers.
+      OSError: if the file cannot be written; a `RuntimeError` on the other workers.
     """
     collectives = collectives_of(strategy)
     resolver = strategy.cluster_resolver
@@ -65,7 +65,7 @@ def _drawn(cluster: ClusterSpec | None, held: Mapping[Task, Sequence[str]]) -> s
 def _held(
     strategy: tf.distribute.Strategy, model: Any, tasks: Sequence[Task]
 ) -> dict[Task, list[str]]:
-    """Returns what each task holds, in lines; `tasks` are the workers by rank."""
+    """Returns lines of text on what each task holds; `tasks` are the workers by rank."""
     lines: dict[Task, list[str]] = defaultdict(list, {task: [] for task in tasks})
     registry = getattr(strategy.extended, "registry", None)
     on_servers = {} if registry is None else registry.held()
@@ -93,10 +93,10 @@ def _has_tables(layer: Any) -> bool:
 
 
 def _bytes(variables: Sequence[Any]) -> int:
-    """Returns the bytes of variables in this process, of the parts that it has."""
+    """Returns the bytes that variables take in this process; of partitioned ones, its parts."""
     size = 0
     for variable in map(tensorflow_variable, variables):
-        if isinstance(variable, SparseVariable):  # a table, drawn with its rows
+        if isinstance(variable, SparseVariable):  # a table, drawn by its number of rows
             continue
         parts = variable.parts if isinstance(variable, PartitionedVariable) else [variable]
         size += sum(part.shape.num_elements() * part.dtype.size for part in parts)

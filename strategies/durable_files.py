@@ -1,6 +1,6 @@
-"""Files that are whole or not there: a crash or a full disk leaves those from before.
+"""Files that are either complete or absent: a crash or a full disk leaves the previous ones.
 
-What is written goes to a new place, is sent to the disk, and takes its name last.
+New data are written under another name, flushed to disk, and renamed last.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def remove(folder: Path) -> None:
-    """Removes a directory with all that is in it, if there is one."""
+    """Removes a directory and its contents, if it exists."""
     if folder.exists():
         shutil.rmtree(folder)
 
@@ -32,13 +32,17 @@ def remove(folder: Path) -> None:
 def all_writing(
     collectives: Collectives, what: str, directory: str, folder: Path | None = None
 ) -> Iterator[None]:
-    """Waits for all workers behind the block; if one cannot write, raises on all of them.
+    """Waits for all workers after the block; if one of them cannot write, raises on all.
 
     Args:
       collectives: the workers.
-      what: is written, for the message: "Rows".
-      directory: for the message.
-      folder: what is removed then, to make room.
+      what: what is written, for the message, such as "Rows".
+      directory: the directory, for the message.
+      folder: a directory to remove in that case, to make room.
+
+    Raises:
+      OSError: on a worker that cannot write.
+      RuntimeError: on the other workers.
     """
     error = None
     try:
@@ -62,19 +66,19 @@ def all_writing(
 
 
 def sync_directory(path: Path) -> None:
-    """Has the names of a directory's files survive a loss of power."""
+    """Flushes a directory to disk, so that its files' names survive a loss of power."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # file systems that know no such thing
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # not supported by the file system
             raise
     finally:
         os.close(descriptor)
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
-    """Writes a file that is whole from the first moment it can be seen, with its checksum."""
+    """Writes a JSON file atomically, with a checksum."""
     new = path.with_name(f".{path.name}")
     with new.open("w") as file:
         json.dump({**values, _CHECKSUM: _checksum_of(values)}, file, indent=1)
@@ -85,16 +89,16 @@ def write_json(path: Path, values: Mapping[str, Any]) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Returns what `write_json` wrote, or 0.1.0, which wrote no checksum.
+    """Returns the values that `write_json` wrote, or version 0.1.0, which wrote no checksum.
 
     Raises:
-      ValueError: if it is something else.
+      ValueError: if the file is damaged.
     """
     try:
         values = json.loads(path.read_text())
         if not isinstance(values, dict):
             raise ValueError("no mapping")
-        # 0.1.0 wrote none of these; a byte that changed in one of them leaves the others.
+        # Version 0.1.0 wrote none of these keys. If a damaged byte changes one, the others remain.
         if {"checked", "files", _CHECKSUM} & set(values):
             checksum = values.pop(_CHECKSUM, None)
             if checksum != _checksum_of(values):

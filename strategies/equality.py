@@ -1,4 +1,4 @@
-"""Verification that all replicas hold the same values, to the bit."""
+"""Verification that all replicas hold the same values, bit for bit."""
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ from strategies.variables.sparse_variable import SparseVariable
 
 
 def verify_equal(strategy: tf.distribute.Strategy, variables: Iterable[Any]) -> str:
-    """Verifies that all workers hold the same values; returns the SHA-256 of their bytes.
+    """Verifies that all replicas of all workers hold the same values; returns their SHA-256.
 
-    All workers call it together.
+    Call it on all workers.
 
     >>> strategy = tf.distribute.get_strategy()
     >>> verify_equal(strategy, [tf.Variable([1.0, 2.0])])[:8]
     'fd4d85d3'
 
     Args:
-      strategy: the strategy that the variables were made under.
-      variables: Keras or TensorFlow variables, `model.variables` for example.
+      strategy: the strategy that the variables were created under.
+      variables: Keras or TensorFlow variables, such as `model.variables`.
 
     Raises:
-      RuntimeError: if a worker's values differ from the first worker's; it names the variables.
+      RuntimeError: if values differ from the first worker's. The message has the ranks of the
+        workers, and the number of the first such variable.
     """
     digests = [[_digest(value) for value in _copies(variable)] for variable in variables]
     copies = max(map(len, digests), default=1)
@@ -51,11 +52,11 @@ def verify_equal(strategy: tf.distribute.Strategy, variables: Iterable[Any]) -> 
 def _copies(variable: Any) -> list[Any]:
     """Returns this worker's values of a variable, one for each replica.
 
-    What each replica has a part of, and is added up when it is read, is one value.
+    A variable whose parts on the replicas are aggregated on read has one value.
     """
     value: Any = variable if hasattr(variable, "values") else getattr(variable, "value", None)
     if isinstance(value, SparseVariable):
-        return [value.token().numpy()]  # its rows are each worker's own
+        return [value.token().numpy()]  # its rows differ between workers
     on_read = tf.VariableSynchronization.ON_READ
     if hasattr(value, "values") and value.synchronization != on_read:
         return [one.numpy() for one in value.values]

@@ -34,13 +34,13 @@ def from_tf_config(
 ) -> tf.distribute.Strategy:
     """Creates the strategy that TF_CONFIG asks for: with parameter servers, or mirrored.
 
-    Without TF_CONFIG that is one worker, so one script serves a laptop and a cluster.
+    Without TF_CONFIG the strategy has one worker, so one script runs on a laptop and on a cluster.
 
     >>> from_tf_config().num_replicas_in_sync
     1
 
-    A script says what each of the strategies needs: `ParameterServerStrategy` where there is a ps
-    task, `MultiWorkerMirroredStrategy` where there is none.
+    A script can give the options of both strategies. `ParameterServerStrategy` is used if there is
+    a ps task, `MultiWorkerMirroredStrategy` if there is none:
 
         strategy = strategies.from_tf_config(
             options=[
@@ -49,23 +49,22 @@ def from_tf_config(
             ]
         )
 
-    All of it is checked wherever the script runs, and a warning names what is not used there.
+    All options are checked wherever the script runs, and a warning names those that are not used.
 
     Args:
-      cluster_resolver: says what the cluster is and which task this process is, in place of
-        TF_CONFIG.
+      cluster_resolver: the cluster and the task of this process, in place of TF_CONFIG.
       options: `ReductionOptions` for workers without servers, `ParameterServerOptions` for
         workers with servers, or both in a list.
-      num_replicas: how many replicas each worker has.
+      num_replicas: the number of replicas of each worker.
       start_timeout: seconds to wait at the start.
       **settings: further arguments of either strategy: `communication` and
         `communication_options`; `mode` and the other attributes of `ParameterServerOptions`, in
-        its place.
+        place of such an object.
 
     Raises:
       ClusterConfigError: if TF_CONFIG is wrong.
-      TypeError: if neither strategy takes an argument.
-      ValueError: if a value has no meaning.
+      TypeError: if an argument is not one of either strategy.
+      ValueError: if a value is not valid.
     """
     _check_known(settings)
     reduction, servers = _split_options(options)
@@ -73,7 +72,7 @@ def from_tf_config(
     of_workers = {name: settings[name] for name in settings if name in _OF_WORKERS}
     given_servers = {**({} if servers is None else {"options": servers}), **of_servers}
     given_workers = {**({} if reduction is None else {"options": reduction}), **of_workers}
-    # What is not used here is used elsewhere, and is wrong there if it is here.
+    # Options that are not used here are used elsewhere, and would be wrong there.
     options_of(servers, of_servers)
     chosen(of_workers.get("communication"))
     checked(of_workers.get("communication_options"))

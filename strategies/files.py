@@ -1,4 +1,4 @@
-"""Writing of files by all workers: the first worker's are kept, atomically."""
+"""Writing of files by all workers: only the first worker's are kept, atomically."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from strategies.collectives.workers import collectives_of, refresh
 def writing(path: str | os.PathLike[str], strategy: tf.distribute.Strategy) -> Iterator[str]:
     """Yields a path to write to on every worker; the first worker's file is moved to `path`.
 
-    All workers run the block, because saving may read variables that all have a part of (the
-    metrics that tf_keras saves). The others' files are thrown away. When the block is left, the
-    file is there on all workers that see the first one's file system, and it is whole: it is
-    written beside its place, and moved. What was there before stays until then.
+    All workers run the block, because saving may read variables of which each worker holds a part
+    (the metrics that tf_keras saves). The other workers' files are deleted. After the block, all
+    workers that share the first worker's file system see the file, and it is complete: it is
+    written next to its target and then moved. A previous file stays until then.
 
         with strategies.writing("model.keras", strategy) as path:
             model.save(path)
 
-    It is the same for `save_weights`, `export`, `tf.saved_model.save` (a directory) and
-    `tf.train.Checkpoint.write` (several files that begin with the path).
+    Use it in the same way with `save_weights`, `export`, `tf.saved_model.save` (a directory) and
+    `tf.train.Checkpoint.write` (several files whose names begin with the path).
 
     >>> strategy = tf.distribute.get_strategy()
     >>> with tempfile.TemporaryDirectory() as directory:
@@ -40,13 +40,16 @@ def writing(path: str | os.PathLike[str], strategy: tf.distribute.Strategy) -> I
     ['note.txt']
 
     Args:
-      path: where the first worker's file goes; directories are made.
-      strategy: of the workers.
+      path: the target of the first worker's file; missing directories are created.
+      strategy: the strategy of the workers.
+
+    Yields:
+      the path to write to; another one on each worker.
 
     Raises:
       ValueError: if the first worker wrote nothing.
-      RuntimeError: if another worker could not make or move its files. What is raised inside the
-        block is raised on its worker alone; let it end the script, for the others wait.
+      RuntimeError: if another worker could not create or move its files. An error inside the block
+        is raised on its worker alone; let it end the script, because the other workers wait.
     """
     target = os.path.abspath(path) if "://" not in os.fspath(path) else os.fspath(path)
     parent, base = os.path.split(target.rstrip("/"))
@@ -56,7 +59,7 @@ def writing(path: str | os.PathLike[str], strategy: tf.distribute.Strategy) -> I
     own = os.path.join(above, f".{base}.{uuid.uuid4().hex}")
     try:
         _run_on_all(collectives, lambda: tf.io.gfile.makedirs(own))
-        # All workers are here, and what they sent to parameter servers has arrived.
+        # All workers have come here, so their updates have arrived at the parameter servers.
         refresh(strategy)
         yield os.path.join(own, base)
         _run_on_all(collectives, lambda: _move(own, parent, path) if first else None)
@@ -68,7 +71,7 @@ def writing(path: str | os.PathLike[str], strategy: tf.distribute.Strategy) -> I
 def own_path(path: str | os.PathLike[str], strategy: tf.distribute.Strategy) -> str:
     """Returns `path` on the first worker, and a temporary path on the others.
 
-    For what writes all the time, and takes its path when it is made:
+    Use it for objects that write repeatedly and take their path when they are created:
 
         manager = tf.train.CheckpointManager(
             checkpoint, strategies.own_path("checkpoints", strategy), max_to_keep=3
@@ -81,8 +84,8 @@ def own_path(path: str | os.PathLike[str], strategy: tf.distribute.Strategy) -> 
     'checkpoints'
 
     Args:
-      path: of a file or directory.
-      strategy: of the workers.
+      path: the path of a file or directory.
+      strategy: the strategy of the workers.
     """
     if collectives_of(strategy).rank == 0:
         return os.fspath(path)
@@ -92,7 +95,7 @@ def own_path(path: str | os.PathLike[str], strategy: tf.distribute.Strategy) -> 
 
 
 def _run_on_all(collectives: Collectives, action: Callable[[], None]) -> None:
-    """Runs an action on all workers; raises on all of them if it fails on one."""
+    """Runs an action on all workers; if it fails on one of them, raises on all."""
     error = None
     try:
         action()
@@ -110,9 +113,9 @@ def _run_on_all(collectives: Collectives, action: Callable[[], None]) -> None:
 
 
 def _move(source: str, target: str, path: str | os.PathLike[str]) -> None:
-    """Moves the contents of a directory to another one; replaces what is there."""
-    # A checkpoint's index is found by its readers, and so is the file that names the newest one:
-    # these come last.
+    """Moves the contents of a directory to another one; replaces existing files."""
+    # Readers look for a checkpoint's index, and for the file that names the newest one, so these
+    # are moved last.
     names = sorted(tf.io.gfile.listdir(source), key=lambda name: (name == "checkpoint", name))
     if not names:
         raise ValueError(
@@ -122,6 +125,6 @@ def _move(source: str, target: str, path: str | os.PathLike[str]) -> None:
     for name in (name.rstrip("/") for name in names):
         place = os.path.join(target, name)
         if tf.io.gfile.isdir(place):
-            # Out of the way at once; to remove it takes time, in which the job may be killed.
+            # Renamed, because removing it takes time, in which the job may be killed.
             tf.io.gfile.rename(place, os.path.join(source, f".{name}.before"))
         tf.io.gfile.rename(os.path.join(source, name), place, overwrite=True)

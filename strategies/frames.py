@@ -1,4 +1,4 @@
-"""The calls that this thread is in, as Python objects."""
+"""The call stack of this thread, as Python objects."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-# Whoever looks at frames is not one of them.
+# The modules that inspect frames; their own frames are skipped.
 _LOOKING = [str(Path(__file__).with_name(name)) for name in ("frames.py", "_keras.py")]
 
 
 def frames() -> Iterator[FrameType]:
-    """Yields the frames of this thread, the innermost first, but for those that look at them.
+    """Yields the frames of this thread, innermost first, except those that inspect frames.
 
-    One whose local variables are looked at while it holds itself would live on with all that
-    called it, `fit` and its data, until the garbage collector comes.
+    Reading the local variables of a frame that refers to itself makes a reference cycle. It would
+    keep its callers alive, such as `fit` and its data, until the next garbage collection.
     """
     frame = inspect.currentframe()
     while frame is not None:
@@ -26,7 +26,7 @@ def frames() -> Iterator[FrameType]:
 
 
 def innermost(is_wanted: Callable[[Any], bool]) -> Any:
-    """Returns the innermost object on the stack that satisfies a predicate; None without one.
+    """Returns the innermost object whose method is running and that satisfies a predicate, or None.
 
     >>> class Loop:
     ...     def run(self):

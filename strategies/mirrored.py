@@ -16,27 +16,30 @@ from strategies.reduction import ReductionOptions
 
 
 class MirroredReduction(tf.distribute.Strategy):
-    """Reduction and printing, as both mirrored strategies do them."""
+    """Base class of all strategies, with their reduction and printing."""
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """The number of replicas whose gradients are summed: on all devices of all workers."""
+        """The number of replicas whose gradients are summed, of all workers that train in step."""
         self.extended.loss_scale.note()
         return super().num_replicas_in_sync
 
     def reduce(self, reduce_op: Any, value: Any, axis: int | None = None) -> Any:
         """Returns the sum or mean of `value` over all replicas, and along `axis` if it is given.
 
-        As in stock tf.distribute, with what Keras 3 asks for beyond it: structures are reduced
-        leaf by leaf; where each replica's value is a scalar, `axis` is of no meaning and passed
-        over (its logs); and values that have no mean, for they differ in shape or are no numbers,
-        are the first replica's (a batch, of which it wants to know the shapes). So are whole
-        numbers with rows in a structure: ids and labels of a batch, which stay whole.
+        This is the method of stock tf.distribute with what Keras 3 needs in addition:
+
+        * Structures are reduced leaf by leaf.
+        * If each replica's value is a scalar, as in logs, `axis` is ignored.
+        * If values have no mean, because their shapes differ or they are not numbers, MEAN returns
+          the first replica's. Keras 3 reduces a batch in this way to learn its shapes.
+        * For integers with rows in a structure, MEAN also returns the first replica's value, so
+          that the ids and labels of a batch stay integers.
 
         Args:
           reduce_op: `tf.distribute.ReduceOp.SUM` or `MEAN`, or their names.
-          value: what `run` returned, or a tensor that each worker has, or a structure of them.
-          axis: the dimension to reduce within each replica's value, None for none.
+          value: the result of `run`, a tensor of each worker, or a structure of these.
+          axis: the dimension to reduce within each replica's value; None for none.
         """
         agree(self.extended.collectives, "reduce", f"{reduce_op}, axis={axis}")
         is_batch = tf.nest.is_nested(value)
@@ -66,7 +69,7 @@ class MirroredReduction(tf.distribute.Strategy):
         """Returns whether all replicas' values have one shape; in a graph, only this worker's."""
         if shapes == {()} or not tf.executing_eagerly():
             return len(shapes) == 1
-        # The workers' parts of a batch may differ, and one that reduced alone would wait forever.
+        # The workers' parts of a batch may differ, and a worker that reduces alone waits forever.
         mine = zlib.crc32(repr(sorted(shapes)).encode())
         all_shapes = self.extended.collectives.all_gather(tf.constant([mine], tf.int64))
         return len(shapes) == 1 and len(set(all_shapes.numpy().tolist())) == 1
@@ -80,25 +83,26 @@ class MirroredReduction(tf.distribute.Strategy):
 class MirroredStrategy(MirroredReduction, tf.distribute.MirroredStrategy):
     """Synchronous training on all devices of this process, with mirrored variables.
 
-    It is used as `tf.distribute.MirroredStrategy` is, with Keras 3 and tf_keras. Without GPUs its
-    replicas are logical CPUs, as many as are asked for (Fluid's CPU_NUM):
+    Use it like `tf.distribute.MirroredStrategy`, with Keras 3 or tf_keras. Without GPUs the
+    replicas are on logical CPUs, as many as `num_replicas` (Fluid's CPU_NUM):
 
     >>> strategy = MirroredStrategy(num_replicas=1)
     >>> strategy.num_replicas_in_sync
     1
 
     Args:
-      devices: the replicas' devices, such as `["GPU:0", "GPU:1"]`. None is all GPUs, or the CPU.
-      cross_device_ops: what sums gradients over the replicas. None is NCCL between GPUs, and on
-        the CPU a sum on the first replica's device.
-      num_replicas: how many replicas there are, in place of `devices`: each takes a GPU, or a
-        logical CPU where there are no GPUs. Logical CPUs are made before TensorFlow starts up,
-        so make the strategy first.
+      devices: the devices of the replicas, such as `["GPU:0", "GPU:1"]`. None means all GPUs, or
+        the CPU.
+      cross_device_ops: the operations that sum gradients over the replicas. None means NCCL
+        between GPUs, and on the CPU a sum on the first replica's device.
+      num_replicas: the number of replicas, in place of `devices`. Each replica uses a GPU, or a
+        logical CPU if there are no GPUs. Logical CPUs can only be created before TensorFlow is
+        initialized, so create the strategy first.
       options: how gradients are reduced.
 
     Raises:
-      ValueError: if there are not so many devices, one is named twice or is not there, or both
-        arguments are given.
+      ValueError: if there are not enough devices, if a device is named twice or does not exist, or
+        if both `devices` and `num_replicas` are given.
     """
 
     def __init__(
@@ -127,14 +131,14 @@ class MirroredStrategy(MirroredReduction, tf.distribute.MirroredStrategy):
 
 
 def local_devices(count: int | None, gpus: range) -> list[str]:
-    """Returns the devices of the replicas of this process: GPUs, or logical CPUs.
+    """Returns the devices of this process's replicas: GPUs, or logical CPUs.
 
     Args:
-      count: how many; None is all of the GPUs, or one CPU.
-      gpus: the numbers of the GPUs to choose from; logical CPUs are made if there are none.
+      count: the number of devices; None means all of the GPUs, or one CPU.
+      gpus: the numbers of the GPUs to choose from; logical CPUs are created if there are none.
 
     Raises:
-      ValueError: if there are not so many.
+      ValueError: if there are not enough devices.
     """
     count = (len(gpus) or 1) if count is None else count
     if count < 1:
@@ -154,15 +158,15 @@ def checked_devices(devices: Sequence[str]) -> list[str]:
     """Returns the full names of devices that a user named.
 
     Raises:
-      ValueError: if there are none, one is named twice, or TensorFlow has not got it.
+      ValueError: if there are none, or if a device is named twice or unknown to TensorFlow.
     """
     known = [canonicalize(device.name) for device in tf.config.list_logical_devices()]
     try:
         found = [canonicalize(device) for device in devices]
     except ValueError:
         found = []
-    # A tf.function that replicas call is traced once for each device, and so would be the first
-    # replica's for all that share its device.
+    # A tf.function that replicas call is traced once for each device, so replicas that share a
+    # device would all run the first one's trace.
     if not found or len(set(found)) < len(found) or not set(found) <= set(known):
         raise ValueError(
             "Replicas are on devices that TensorFlow has, one on each. Received: "

@@ -20,20 +20,20 @@ from strategies.reduction.options import packed
 from tf_config import TFConfig
 from tf_config.settings import OWN_GPUS_VARIABLE, START_TIMEOUT_SECONDS, START_TIMEOUT_VARIABLE
 
-# With all variables of a group, a process sees no other task's GPUs: tf-config's
-# --gpus-per-worker, and Slurm's --gpus-per-task in what srun started.
+# If all variables of a group are set, the process sees no other task's GPUs: under tf-config's
+# --gpus-per-worker, and under Slurm's --gpus-per-task if srun started it.
 _OWN_GPUS = ((OWN_GPUS_VARIABLE,), ("SLURM_GPUS_PER_TASK", "SLURM_STEP_ID"))
 
 
 class MultiWorkerMirroredStrategy(MirroredReduction, tf.distribute.MultiWorkerMirroredStrategy):
     """Synchronous training on all workers of TF_CONFIG, with mirrored variables.
 
-    Each worker computes on its rows of the batch; the gradients are summed over the workers and
-    every worker makes the same update. The variables are the same bits on all workers, and N
-    workers at a batch of B rows each follow one process at N*B. Without TF_CONFIG there is one
-    worker.
+    Each worker computes on its rows of the batch; the gradients are summed over the workers, and
+    every worker makes the same update. The variables are bit-identical on all workers, and N
+    workers with batches of B rows each train like one process with batches of N*B rows. Without
+    TF_CONFIG, the strategy has one worker.
 
-    It is used as `tf.distribute.MultiWorkerMirroredStrategy` is, with Keras 3 and tf_keras:
+    Use it like `tf.distribute.MultiWorkerMirroredStrategy`, with Keras 3 or tf_keras:
 
     >>> import keras, numpy as np
     >>> strategy = MultiWorkerMirroredStrategy()
@@ -44,39 +44,40 @@ class MultiWorkerMirroredStrategy(MirroredReduction, tf.distribute.MultiWorkerMi
     >>> strategy.num_replicas_in_sync
     1
 
-    * The batch size that Keras is given is that of all workers together.
+    * The batch size given to Keras is that of all workers together.
     * Initial values are the first worker's, whatever the seeds of the others.
-    * `fit` and `evaluate` give means over all workers, `predict` all rows, on every worker.
-    * A float variable that is not trainable and names no aggregation, such as the moving mean
-      of Keras 3's BatchNormalization, is averaged over the workers when it is written; a worker
-      without rows in that step counts for nothing.
-    * If no global seed is set, all workers get the same random one, for they must shuffle
-      alike. Make the strategy before the dataset.
+    * `fit` and `evaluate` return means over all workers, and `predict` returns all rows, on every
+      worker.
+    * A float variable that is not trainable and has no aggregation, such as the moving mean of
+      Keras 3's BatchNormalization, is averaged over the workers when it is written; a worker
+      without rows in that step is left out of the mean.
+    * If no global seed is set, all workers get the same random one, because they must shuffle
+      alike. Create the strategy before the dataset.
 
     Args:
-      cluster_resolver: says what the cluster is and which task this process is, in place of
-        TF_CONFIG: any of TensorFlow's, such as `SimpleClusterResolver`.
-      communication_options: `tf.distribute.experimental.CommunicationOptions`. Packs of
-        `bytes_per_pack` are `bucket_bytes` of `options`; `implementation` and
-        `timeout_seconds` are for TensorFlow's own collectives.
-      communication: what the workers exchange values through: "shared_memory" for workers of
-        one Linux host without GPUs, "horovod", "tensorflow" for TensorFlow's own collectives,
-        which need nothing else, or "auto" for the first of these that all workers can use. None
-        is what the environment variable KERAS_STRATEGIES_COMMUNICATION says, or "auto".
-      num_replicas: how many replicas each worker has; as many on all. Each takes a GPU of its
-        own, or a logical CPU where there are no GPUs. None is all GPUs of the worker, of which
-        the workers of a host have equal shares, or one CPU.
-      options: how gradients are reduced, the same on all workers.
-      start_timeout: seconds to wait at the start for the other workers. None is what
-        `tf-config run --start-timeout` says, or 300.
+      cluster_resolver: the cluster and the task of this process, in place of TF_CONFIG: any of
+        TensorFlow's resolvers, such as `SimpleClusterResolver`.
+      communication_options: `tf.distribute.experimental.CommunicationOptions`. `bytes_per_pack`
+        sets `bucket_bytes` of `options`; `implementation` and `timeout_seconds` are for
+        TensorFlow's own collectives.
+      communication: how the workers exchange values: "shared_memory" for workers of one Linux host
+        without GPUs, "horovod", "tensorflow" for TensorFlow's own collectives, which need no
+        other software, or "auto" for the first of these that all workers can use. None means the
+        environment variable KERAS_STRATEGIES_COMMUNICATION, or "auto".
+      num_replicas: the number of replicas of each worker, the same on all workers. Each replica
+        uses a GPU of its own, or a logical CPU if there are no GPUs. None means all GPUs of the
+        worker, which are an equal share of its host's, or one CPU.
+      options: how gradients are reduced; the same on all workers.
+      start_timeout: seconds to wait at the start for the other workers. None means the value of
+        `tf-config run --start-timeout`, or 300.
 
     Raises:
-      ClusterConfigError: if TF_CONFIG is wrong or has tasks that this strategy has no use for.
-      ValueError: if there are not so many devices, or not the same number on all workers; or if
-        Horovod cannot do what the communication options say.
-      ImportError: if Horovod is asked for and cannot be imported.
-      RuntimeError: if TensorFlow's own collectives are to start after the first tensor.
-      TimeoutError: if a worker does not come in time; the message names it.
+      ClusterConfigError: if TF_CONFIG is wrong, or has tasks that this strategy does not use.
+      ValueError: if there are not enough devices, or not the same number on all workers, or if
+        Horovod cannot do what the communication options ask for.
+      ImportError: if Horovod is requested and cannot be imported.
+      RuntimeError: if TensorFlow's own collectives would start after the first tensor was created.
+      TimeoutError: if a worker does not connect in time; the message names it.
     """
 
     def __init__(
@@ -101,8 +102,8 @@ class MultiWorkerMirroredStrategy(MirroredReduction, tf.distribute.MultiWorkerMi
             devices[0],
         )
         _check_replicas(collectives, len(devices))
-        # Not stock's constructor, which starts a server of TensorFlow's on the same port. The
-        # class is stock's all the same: Keras asks for it to gather logs and predictions.
+        # Stock's constructor is not called: it starts a TensorFlow server on the same port. Keras
+        # still needs stock's class as a base: it checks for that to gather logs and predictions.
         resolver = resolver_of(config) if cluster_resolver is None else cluster_resolver
         extended = ReplicatedExtended(self, collectives, devices, options, resolver)
         tf.distribute.Strategy.__init__(self, extended)
@@ -114,10 +115,10 @@ class MultiWorkerMirroredStrategy(MirroredReduction, tf.distribute.MultiWorkerMi
 
 
 def start_timeout_seconds(seconds: float | None, environ: Mapping[str, str] = os.environ) -> float:
-    """Returns the timeout of the start, from the argument or the environment.
+    """Returns the timeout of the start in seconds, from the argument or the environment.
 
     Raises:
-      ValueError: if it is no time.
+      ValueError: if it is not a number of seconds above 0.
     """
     given = (
         environ.get(START_TIMEOUT_VARIABLE, START_TIMEOUT_SECONDS) if seconds is None else seconds
@@ -135,7 +136,7 @@ def start_timeout_seconds(seconds: float | None, environ: Mapping[str, str] = os
 
 
 def gpus_of(config: TFConfig | None, environ: Mapping[str, str] = os.environ) -> range:
-    """Returns the numbers of this worker's GPUs; the workers of a host share them evenly."""
+    """Returns the numbers of this worker's GPUs; the workers of a host share its GPUs evenly."""
     gpus = len(tf.config.list_physical_devices("GPU"))
     if config is None or config.task not in config.cluster.training_tasks:
         return range(gpus)
@@ -144,7 +145,7 @@ def gpus_of(config: TFConfig | None, environ: Mapping[str, str] = os.environ) ->
     tasks = config.cluster.training_tasks
     here = config.cluster.addresses[config.task].host
     local = [task for task in tasks if config.cluster.addresses[task].host == here]
-    if gpus < len(local):  # CUDA_VISIBLE_DEVICES may leave each worker its own, all called 0
+    if gpus < len(local):  # CUDA_VISIBLE_DEVICES may give each worker its own, all numbered 0
         return range(gpus)
     each = gpus // len(local)
     return range(local.index(config.task) * each, (local.index(config.task) + 1) * each)

@@ -48,74 +48,80 @@ _created_ranks: list[int] = []  # the rank of this process, once it has a strate
 class ParameterServerStrategy(MirroredReduction, tf.distribute.MultiWorkerMirroredStrategy):
     """Training on all workers of TF_CONFIG, with the variables on parameter servers.
 
-    Every worker runs the same script: `fit`, `evaluate` and `predict` of Keras 3 and tf_keras, or
-    a loop of your own. It computes gradients with a copy of the variables, pushes them to the
-    servers, which update the variables with the optimizer of `compile`, and pulls the new values.
-    `tf-config run --workers 3 --ps 2 train.py` starts servers and workers;
-    `strategies.from_tf_config()` makes this strategy where TF_CONFIG has a ps task.
+    Every worker runs the same script: `fit`, `evaluate` and `predict` of Keras 3 or tf_keras, or
+    a custom training loop. In each step it computes gradients with its copy of the variables,
+    pushes them to the servers, which update the variables with the optimizer of `compile`, and
+    pulls the new values. `tf-config run --workers 3 --ps 2 train.py` starts servers and workers;
+    `strategies.from_tf_config()` creates this strategy if TF_CONFIG has a ps task.
 
-    The mode says what is waited for:
+    The mode determines what a worker waits for, and how stale the variables are that it uses:
 
-    * "sync": all workers take each step together, and the servers make one update of it. N
-      workers follow one process at the same global batch. Nothing is stale. A worker that ends
-      before the others counts as one that has no more rows; one that is killed is waited for.
-    * "async": no worker waits. Updates are queued and sent in the background; a worker lacks at
-      most `send_queue_size` of its own steps that are on their way, and `pull_every - 1` sent since
-      the last pull. How many of the others' it lacks has no bound. Adam over few rows a step
-      bears little of this: on the click logs of examples/ an AUC of 0.768, 0.765 and 0.755 came
-      of queues of 1, 2 and 4 steps, with 0.766 of one process.
-    * "half_async": a worker waits until its own update is made, and goes on with the new values.
-      It lacks none of its own steps, and of the others' those made while it computed.
-    * "geo": each worker has an optimizer of its own, and every `geo_steps` steps adds 1/N of its
-      progress to the servers' values. It lacks the others' last `geo_steps` steps or more.
+    * "sync": all workers take each step together, and the servers make one update from it. N
+      workers train like one process with the same global batch, and nothing is stale. A worker
+      that ends before the others counts as one without rows; a worker that is killed is waited
+      for.
+    * "async": no worker waits. Updates are queued and sent in the background. A worker's copy
+      lacks at most `send_queue_size` of its own steps that are queued or being sent, and
+      `pull_every - 1` steps that were sent since the last pull. The number of other workers' steps
+      that it lacks is not bounded. Adam tolerates little staleness with few rows per step: on the
+      click logs of examples/, queues of 1, 2 and 4 steps gave an AUC of 0.768, 0.765 and 0.755,
+      and one process gave 0.766.
+    * "half_async": a worker waits until its own update has been made, and continues with the new
+      values. Its copy lacks none of its own steps, and those that other workers made while it
+      computed.
+    * "geo": each worker has its own optimizer, and every `geo_steps` steps adds 1/N of its
+      progress to the servers' values. Its copy lacks the last `geo_steps` steps or more of the
+      other workers.
 
-    In "sync", `num_replicas_in_sync`, logs, `reduce` and `gather` are those of all workers, as
-    under `MultiWorkerMirroredStrategy`. In the other modes a worker takes no account of the
-    others: its logs are its own, of its own part of the data, and so is its number of steps.
-    Everywhere each global batch that trains is cut by rows. Outside of "sync", a step of which a
-    worker has no rows leaves its variables as they are, but for what optimizers do in "geo"; it
-    sends nothing, and counts in no `iterations` on the servers.
+    In "sync", `num_replicas_in_sync`, logs, `reduce` and `gather` cover all workers, as under
+    `MultiWorkerMirroredStrategy`. In the other modes each worker is independent: its logs cover
+    its own part of the data, and its number of steps is its own. In every mode, each global batch
+    that trains is sharded by rows. Outside of "sync", a step without rows for a worker leaves its
+    variables unchanged, except for what optimizers do in "geo"; the worker sends nothing, and the
+    step is not counted in `iterations` on the servers.
 
-    Keras's `evaluate`, `predict` and validation in `fit` are of all rows, on every worker. In
-    "sync" the workers share them out. In the other modes each worker takes all of them, with the
-    servers' present values (in "geo" with its own), and waits for nobody. A dataset that is one
-    worker's alone (`distribute_datasets_from_function`, `AutoShardPolicy.OFF`) stays so, with a
-    warning.
+    Keras's `evaluate`, `predict` and validation in `fit` cover all rows, on every worker. In
+    "sync" the workers share the rows. In the other modes each worker processes all of them with
+    the servers' current values (in "geo" with its own), and waits for no other worker. A dataset
+    that belongs to one worker (`distribute_datasets_from_function`, `AutoShardPolicy.OFF`) stays
+    its own, with a warning.
 
-    What is shared:
+    The workers share:
 
-    * trainable variables. Those of `min_slice_size` elements or more for each slice are cut by
-      rows over the servers;
-    * the optimizer's state, beside its variables; in "geo" it is each worker's own;
-    * `optimizer.iterations`, of which no count is lost: it is the number of all workers' steps
-      (in "sync" of the steps that they take together, in "geo" of the worker's own);
+    * the trainable variables. A variable is split by rows over the servers as far as each slice
+      has at least `min_slice_size` elements;
+    * the optimizer's slot variables, next to their variables; in "geo" each worker has its own;
+    * `optimizer.iterations`, of which no count is lost: the number of steps of all workers (in
+      "sync", of the steps that they take together; in "geo", of the worker's own);
     * the moving means of BatchNormalization and other float state that is not trainable: in
-      "sync" the mean over workers, in "async" and "half_async" each worker's changes one after
-      the other, in "geo" as the weights.
+      "sync" the mean over the workers, in "async" and "half_async" the changes of each worker one
+      after the other, in "geo" as for the weights.
 
-    Metrics, random seeds and the learning rate are each worker's own; the learning rate of a
-    change is that of the worker that sends it.
+    Each worker has its own metrics, random seeds and learning rate; an update uses the learning
+    rate of the worker that sends it.
 
     Args:
-      cluster_resolver: says what the cluster is and which task this process is, in place of
-        TF_CONFIG.
+      cluster_resolver: the cluster and the task of this process, in place of TF_CONFIG.
       mode: "sync", "async", "half_async" or "geo"; "async" by default.
-      options: `ParameterServerOptions`: the mode, where variables go, what is waited for.
-      num_replicas: how many replicas each worker has: on GPUs of its own, or logical CPUs. What
-        they compute is summed in the worker, and sent once.
-      start_timeout: seconds to wait at the start for the servers, and for the first worker's
-        initial values. None is what `tf-config run --start-timeout` says, or 300.
-      **settings: single attributes of `ParameterServerOptions`, such as `placement`, in its place.
+      options: `ParameterServerOptions`: the mode, the placement of variables, and what is waited
+        for.
+      num_replicas: the number of replicas of each worker, on GPUs of its own or logical CPUs. What
+        they compute is summed in the worker and sent once.
+      start_timeout: seconds to wait at the start for the servers, in "sync" for the other workers,
+        and for the first worker's initial values. None means the value of
+        `tf-config run --start-timeout`, or 300.
+      **settings: single attributes of `ParameterServerOptions`, such as `placement`, in place of
+        `options`.
 
     Attributes:
-      options: those that it works with.
+      options: the options in effect.
 
     Raises:
       ClusterConfigError: if TF_CONFIG is wrong or names no parameter server.
-      TypeError: if there is no such setting.
-      ValueError: if an argument has no meaning, or none in this mode; if the program has such a
-        strategy already.
-      TimeoutError: if a server, or in "sync" a worker, does not come in time; the message names
+      TypeError: if a setting does not exist.
+      ValueError: if an argument is not valid, or has no meaning in this mode, or if the program
+        already has a `ParameterServerStrategy`.
+      TimeoutError: if a server, or in "sync" a worker, does not start in time; the message names
         it.
     """
 
@@ -147,7 +153,7 @@ class ParameterServerStrategy(MirroredReduction, tf.distribute.MultiWorkerMirror
         operations = OperationTracker()
         update_mode = update_mode_of(options, servers, operations)
         memberships = _register(servers, timeout, options.mode)
-        # The servers hear of a start that fails from here on, too.
+        # From here on, the servers are also told of a start that fails.
         atexit.register(_leave, update_mode, servers, memberships, config.cluster.training_tasks)
         if options.mode == "sync":
             _wait_for_workers(config.cluster.training_tasks, memberships, timeout)
@@ -167,7 +173,7 @@ class ParameterServerStrategy(MirroredReduction, tf.distribute.MultiWorkerMirror
         share_seed(functools.partial(_shared_through, registry))
         if options.mode == "sync" and servers.size > 1:
             watchdog, session = watch_by_servers(servers, config.cluster, config.task, operations)
-            # Before the servers are left, of which it needs one.
+            # Runs before _leave, because the watchdog needs one of the servers.
             atexit.register(_end_watch, watchdog, session)
         where = f"mode '{options.mode}' with variables on TF_CONFIG's ps tasks ({len(servers)})"
         announce(self, workers, devices, where)
@@ -175,7 +181,7 @@ class ParameterServerStrategy(MirroredReduction, tf.distribute.MultiWorkerMirror
 
     @property
     def _cluster_coordinator(self) -> None:
-        # What tf.distribute.coordinator.ClusterCoordinator asks for first.
+        # The attribute that tf.distribute.coordinator.ClusterCoordinator reads first.
         raise RuntimeError(
             "Every worker runs the training loop itself. Received: a ClusterCoordinator, which "
             "schedules steps on workers. Leave it out: call the step in place of "
@@ -188,7 +194,7 @@ class ParameterServerStrategy(MirroredReduction, tf.distribute.MultiWorkerMirror
         return self.options.mode
 
     def placement(self) -> str:
-        """Returns a table of each variable's servers, each server's bytes, and the balance."""
+        """Returns a table with the servers of each variable, the bytes of each, and the balance."""
         return self.extended.registry.report()
 
 
@@ -198,8 +204,8 @@ def options_of(
     """Returns the options, given as one object or as single settings.
 
     Raises:
-      TypeError: if there is no such setting.
-      ValueError: if both are given, or a value has no meaning.
+      TypeError: if a setting does not exist.
+      ValueError: if both are given, or if a value is not valid.
     """
     known = [field.name for field in dataclasses.fields(ParameterServerOptions)]
     for name in settings:
@@ -236,7 +242,7 @@ def _mode_setting(mode: str | None) -> dict[str, str]:
 def update_mode_of(
     options: ParameterServerOptions, servers: Servers, operations: OperationTracker
 ) -> UpdateMode:
-    """Creates the update mode that the options ask for."""
+    """Creates the update mode for the options."""
     if options.mode == "sync":
         return Sync(servers, operations)
     if options.mode == "async":
@@ -332,7 +338,7 @@ def _leave(
     """Sends the remaining updates, and tells all servers that this worker has ended."""
     with contextlib.suppress(ServerLost, tf.errors.OpError):
         update_mode.drain()
-    # One that was stopped still accepts connections, and answers nobody.
+    # A server that is stopped still accepts connections but does not answer.
     gone = [
         server
         for server in servers.servers
@@ -361,6 +367,6 @@ def _announce_end(membership: Membership, server: Server, rank: int, tasks: Sequ
 
 
 def _shared_through(registry: VariableRegistry, number: int) -> int:
-    """Returns the first worker's number, shared through the servers."""
+    """Returns the first worker's number on all workers, shared through the servers."""
     shared = registry.add("seed", (), tf.int64, lambda: np.int64(number), is_counter=True)
     return int(registry.read([shared])[0])

@@ -1,4 +1,4 @@
-"""Even partitions: of rows over replicas, of a variable over servers, of a batch over workers."""
+"""Even partitioning: of rows over replicas, of a variable over servers, of a batch over workers."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ def part_bounds(
     [(0, 2), (2, 4), (4, 5)]
 
     Args:
-      total: how many items there are, an integer or an integer tensor.
-      number: of the part, from 0; an integer, or a tensor of the type of `total`.
-      count: how many parts there are.
-      minimum: of two such numbers; `tf.minimum` for tensors.
+      total: the number of items, an integer or an integer tensor.
+      number: the number of the part, from 0; an integer, or a tensor of the dtype of `total`.
+      count: the number of parts.
+      minimum: a function that returns the smaller of two numbers; `tf.minimum` for tensors.
     """
     each, more = total // count, total % count
     start, stop = (n * each + minimum(n, more) for n in (number, number + 1))

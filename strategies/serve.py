@@ -1,7 +1,7 @@
 """A parameter server: `python -m strategies.serve`, in a process that is a ps task of TF_CONFIG.
 
-It holds the variables that workers make on it until the last worker has ended. `tf-config run`
-and `tf-config exec` start it by themselves for each ps task.
+It holds the variables that workers create on it until the last worker has ended. `tf-config run`
+and `tf-config exec` start it automatically for each ps task.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from strategies.ps.membership import AWAITED, LEFT, PRESENT, SAME_SCRIPT, Member
 from tf_config import ClusterConfigError, Task, TFConfig
 
 _POLL_SECONDS = 0.5
-# In which the last worker hears that it was heard.
+# Time for the last worker to receive the reply to its announcement that it ends.
 _LEAVE_SECONDS = 1.0
 _LOG_EVERY_SECONDS = 30.0
 
@@ -54,7 +54,7 @@ def main() -> int:
         if time.monotonic() - logged > _LOG_EVERY_SECONDS:
             logged = time.monotonic()
             missing = ", ".join(str(workers[rank]) for rank in membership.workers(AWAITED))
-            # Workers that are there say themselves whom they wait for.
+            # Workers that are present report which workers they wait for.
             if missing and not membership.workers(PRESENT):
                 is_over = bool(membership.workers(LEFT))
                 what = f"serves on, for {missing} never came" if is_over else f"waits for {missing}"

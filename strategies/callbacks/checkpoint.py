@@ -74,7 +74,7 @@ class Checkpoint(Callback):
         checkpoint is damaged or belongs to another model, if the model is one of tf_keras, or if
         an optimizer other than that of `compile`, such as the second one of a GAN, is not built.
         No variable has been changed then.
-      OSError: during training, if a file cannot be written.
+      OSError: during training, if the worker cannot write a file; a `RuntimeError` on the others.
     """
 
     def __init__(self, directory: str | os.PathLike[str], *, every_steps: int):

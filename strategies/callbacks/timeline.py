@@ -76,7 +76,8 @@ class StepTimeline(Callback):
 
     Raises:
       ValueError: if `max_steps` is not a positive integer, or the path is not in a file system.
-      OSError: when training ends, if the file cannot be written; on all workers.
+      OSError: when training ends, if the file cannot be written; a `RuntimeError` on the other
+        workers.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, max_steps: int = 1000):
