@@ -1,1 +1,1 @@
-"""The common base of all strategies."""
+"""The common implementation of all strategies."""

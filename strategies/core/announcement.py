@@ -1,4 +1,4 @@
-"""One line at the start of a job that says what was chosen."""
+"""A line at the start of a job that says which strategy and communication it uses."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from strategies.collectives import Collectives
 def announce(
     strategy: tf.distribute.Strategy, workers: Collectives, devices: Sequence[str], choice: str
 ) -> None:
-    """Prints on the first worker which strategy a job has, how many replicas, and what was chosen.
+    """Prints on the first worker a job's strategy, its workers and replicas, and what was chosen.
 
-    It goes to standard error: what a script prints is its own.
+    The line goes to standard error, because standard output belongs to the script.
 
     Args:
-      strategy: that was made.
-      workers: all of them.
-      devices: this worker's.
-      choice: what was chosen, and why.
+      strategy: the strategy that was created.
+      workers: the collectives of all workers.
+      devices: the devices of this worker.
+      choice: what else was chosen, and why.
     """
     if workers.rank:
         return

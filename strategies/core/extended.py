@@ -1,4 +1,4 @@
-"""Implementation of the mirrored strategies: variables, replicas, reduction and input."""
+"""Implementation of mirrored strategies: variables, replicas, reduction and input."""
 
 from __future__ import annotations
 
@@ -53,18 +53,18 @@ from tf_config.sidecar import MADE, USED, is_reported, report
 
 
 class ReplicatedExtended(CollectiveAllReduceExtended):
-    """Extends the stock mirrored strategy by other collectives, input and initial values.
+    """Stock's mirrored strategy with other collectives, input and initial values.
 
-    Each worker is one process with one replica or more, each on a device of its own. Values are
-    summed inside the process first, and then over the workers.
+    Each worker is one process with one or more replicas, each on a device of its own. Values are
+    summed within the process first, and then over the workers.
 
     Args:
-      strategy: the strategy that this is the inside of.
-      collectives: the workers.
-      devices: this worker's, one for each of its replicas; as many on every worker.
+      strategy: the strategy that this object implements.
+      collectives: the collectives of the workers.
+      devices: the devices of this worker, one for each replica; the same number on every worker.
       options: how values are reduced.
-      resolver: what the strategy's property `cluster_resolver` returns.
-      local: what sums over the replicas of one worker.
+      resolver: the value of the strategy's property `cluster_resolver`.
+      local: the operations that sum over the replicas of one worker.
     """
 
     def __init__(
@@ -76,8 +76,8 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         resolver: tf.distribute.cluster_resolver.ClusterResolver | None = None,
         local: tf.distribute.CrossDeviceOps | None = None,
     ):
-        # Not stock's constructor: it starts TensorFlow's own collectives. These are the
-        # attributes that the methods inherited from it read.
+        # Stock's constructor is not called, because it starts TensorFlow's own collectives. These
+        # are the attributes that the inherited methods read.
         tf.compat.v1.distribute.StrategyExtended.__init__(self, strategy)
         self.collectives = collectives
         self._devices = tuple(canonicalize(device) for device in devices)
@@ -115,13 +115,13 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
             report(MADE)
             tell_progress()
             if collectives.size > 1 and not is_reported():
-                # The name, for at the end there may be nobody left who has the strategy.
+                # Only the name: the strategy may have been deleted by the end.
                 atexit.register(self._warn_if_unused, type(self._container_strategy()).__name__)
 
     def _warn_if_unused(self, name: str) -> None:
-        """Logs a warning at the end of a program whose strategy was made, and trained nothing.
+        """Logs a warning at the end of a program that created a strategy and did not use it.
 
-        Under `tf-config` the launcher says so.
+        Under `tf-config` the launcher logs it instead.
         """
         if not self._is_used:
             logging.warning(
@@ -136,10 +136,10 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         return self.collectives
 
     def refresh(self) -> None:
-        """Updates this worker's variables from servers; here there are none."""
+        """Does nothing: only variables on servers have to be updated from there."""
 
     def _scope(self, strategy: tf.distribute.Strategy) -> Any:
-        # The launcher warns of workers that have met, and then trained without the strategy.
+        # The launcher warns of workers that have connected and then train without the strategy.
         if not self._is_used:
             self._is_used = True
             report(USED)
@@ -147,7 +147,7 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         return super()._scope(strategy)
 
     def _configure(self, *args: Any, **kwargs: Any) -> None:
-        # tf_keras calls it for models that it runs in sessions.
+        # tf_keras calls this for models that run in sessions.
         raise NotImplementedError(
             "Strategies train with the eager execution of TensorFlow 2. Received: a model that "
             "runs in a session of TensorFlow 1, as after tf.compat.v1.disable_eager_execution(). "
@@ -155,15 +155,15 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         )
 
     def _use_merge_call(self) -> bool:
-        # One replica a process has nobody to merge with; several are merged, but for functions
-        # in which each of them branches or loops by itself.
+        # A single replica has no other to merge with. Several are merged, except inside a branch,
+        # which each replica enters by itself.
         return len(self._devices) > 1 and not self._is_inside_branch()
 
     def _is_inside_branch(self) -> bool:
-        """Returns whether a replica is in a graph nested in its function's, as of `tf.cond`.
+        """Returns whether a replica is in a graph nested in its function's, such as a `tf.cond`'s.
 
-        In a loop of each replica's own TensorFlow's operations would not find each other: there
-        merge_call says that it cannot be.
+        Loops do not count: in a loop of each replica's own, TensorFlow's operations would not
+        match, and merge_call raises an error.
         """
         own = getattr(threading.current_thread(), "graph", None)
         graph = tf.compat.v1.get_default_graph()
@@ -204,14 +204,14 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
             def call_in_all(*args: Any, **kwargs: Any) -> Any:
                 return self._call_for_each_replica(function, args, kwargs)
 
-            # AutoGraph is to convert what the replicas call, and not what calls them.
+            # AutoGraph has to convert the function that replicas call, not its caller.
             self._lifted[fn] = function_of(fn, autograph_artifact(call_in_all))
         return self._lifted[fn]
 
     @contextlib.contextmanager
     def _row_weights_scope(self, args: Any, kwargs: Any) -> Iterator[None]:
-        """Sets, in the block, the weights of the replicas' inputs."""
-        if self._row_weights:  # a step's part, such as Keras's update of weights
+        """Sets the weights of the replicas' inputs in the block."""
+        if self._row_weights:  # a nested call in a step, such as Keras's update of weights
             yield
             return
         for replica, device in enumerate(self._devices):
@@ -225,16 +225,16 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
 
     @property
     def _may_lack_rows(self) -> bool:
-        """Whether a replica may have no rows in a step, for there are others."""
+        """Whether a replica may have no rows in a step while others have some."""
         return self._num_replicas_in_sync > 1
 
     def row_weight(self) -> tf.Tensor | None:
-        """Returns the weight of the calling replica's inputs: 0 without rows; None if unknown."""
+        """Returns the weight of the calling replica's inputs: 0 or 1; None if it is not known."""
         weight = self._row_weights.get(self.local_replica())
         return weight if weight is None or _is_of_this_function(weight) else None
 
     def local_replica(self) -> int:
-        """Returns the number of the calling replica among those of this worker."""
+        """Returns the number of the calling replica among the replicas of this worker."""
         context = tf.distribute.get_replica_context()
         in_group = tf.get_static_value(context.replica_id_in_sync_group)
         return self._get_local_replica_id(int(in_group))
@@ -295,7 +295,7 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         return super().update(var, fn, args, kwargs, group)
 
     def colocate_vars_with(self, colocate_with_variable: Any) -> Any:
-        """Creates variables beside another one, such as slot variables beside a weight.
+        """Returns a scope that creates variables beside another one, such as slot variables.
 
         Raises:
           ValueError: if the variable was created outside of the strategy's scope.
@@ -310,7 +310,7 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
     def _update_rows(
         self, var: SparseVariable, fn: Callable[..., Any], args: Any, kwargs: Any
     ) -> Any:
-        """Updates a table of this worker, of which its replicas share one copy."""
+        """Updates this worker's rows of a table, which its replicas share."""
         args, kwargs = tf.nest.map_structure(self._first_local, (tuple(args), dict(kwargs or {})))
         with tf.device(self._worker_device):
             return fn(var, *args, **kwargs)
@@ -334,7 +334,7 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         elif is_unsynchronized_state(kwargs):
             kwargs["aggregation"] = tf.VariableAggregation.MEAN
         elif kwargs.get("aggregation") == first and len(self._devices) == 1:
-            # The only replica is the first one; said so, it may write inside tf.cond as well.
+            # The only replica is the first. Without an aggregation it can write in tf.cond, too.
             kwargs["aggregation"] = tf.VariableAggregation.NONE
         if self._sharded_state is not None:
             variable = self._sharded_state.new_state(
@@ -362,7 +362,7 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         return initial_value
 
     def _broadcast_initial_value(self, value: Any, dtype: Any = None) -> tf.Tensor:
-        """Broadcasts the first worker's initial value of a variable."""
+        """Returns the first worker's initial value of a variable, on all workers."""
         value = value() if callable(value) else value
         if isinstance(value, CheckpointInitialValue):
             value = value.wrapped_value
@@ -384,7 +384,7 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         self, var: Any, fn: Callable[..., Any], args: Any, kwargs: Any, group: bool
     ) -> Any:
         if isinstance(var, SparseVariable) and not self._use_merge_call():
-            # Inside a branch each replica comes here; what they have in common is updated once.
+            # Inside a branch each replica comes here, but the rows that they share change once.
             is_first = self.local_replica() == 0
             return self._update_rows(var, fn, args, kwargs) if is_first else None
         by_parts = self._sharded_state is not None and self._sharded_state.can_update(var)
@@ -410,10 +410,10 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         return ReplicaDataset(shared, self._container_strategy(), options, source)
 
     def _is_compared(self, dataset: tf.data.Dataset) -> bool:
-        """Returns whether a dataset's first batches are compared: in Keras's methods.
+        """Returns whether a dataset's first batch is compared: in Keras's methods with policy AUTO.
 
-        They iterate over one dataset at a time, so that the exchanges are in the same order
-        everywhere. The arrays that they are given have been compared as a whole.
+        Keras's methods iterate over one dataset at a time, so all workers compare in the same
+        order. Arrays have another policy, and are compared by `check_same_rows`.
         """
         policies = tf.data.experimental.AutoShardPolicy
         policy = dataset.options().experimental_distribute.auto_shard_policy
@@ -421,10 +421,10 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         return is_cut and running_method() is not None
 
     def _dataset_stream(self) -> Collectives:
-        """Returns what workers ask one another by whether they have rows.
+        """Returns the collectives by which workers ask each other whether they have rows.
 
-        It is the same for all datasets of a method of Keras, which iterates over one at a time: a
-        new one for each would take memory that is never given back.
+        All datasets of a method of Keras, which iterates over one at a time, use the same ones:
+        the memory of new ones for each dataset would never be freed.
         """
         method = running_method()
         if method is None:
@@ -455,9 +455,9 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
 
 
 def _is_of_this_function(value: tf.Tensor) -> bool:
-    """Returns whether a tensor was made in the function that is being traced, or both are eager.
+    """Returns whether a tensor belongs to the function that is being traced, or code runs eagerly.
 
-    One of its caller's would be kept by a `tf.function` that others call, too.
+    A `tf.function` would capture a tensor of one caller, and use it for its other callers, too.
     """
     if tf.executing_eagerly():
         return True

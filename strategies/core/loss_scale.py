@@ -1,4 +1,4 @@
-"""Warns of a model whose own step does not divide its loss by the number of replicas."""
+"""A warning about models whose own step does not divide its loss by the number of replicas."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from strategies._keras import is_dividing_loss, own_loss_method
 
 
 class LossScale:
-    """Knows whether a model's own step divides its loss by the number of replicas.
+    """Detects whether a model's own step divides its loss by the number of replicas.
 
-    Gradients are summed over replicas, so each replica's loss has to be its part of the batch's.
-    Keras's losses see to it (`keras.losses.MeanSquaredError()` and what `compile` gets), and so
-    does `tf.nn.compute_average_loss`; the mean that a `train_step` or `compute_loss` takes by
-    itself is as large on each replica as it is in one process. What divides asks the strategy for
-    the number of replicas first.
+    Gradients are summed over replicas, so each replica's loss has to be its share of the loss of
+    the batch. Keras's losses take care of this (`keras.losses.MeanSquaredError()` and those given
+    to `compile`), and so does `tf.nn.compute_average_loss`. A mean that a `train_step` or
+    `compute_loss` computes itself is as large on each replica as in one process. Code that divides
+    a loss reads the strategy's number of replicas first.
     """
 
     def __init__(self) -> None:
@@ -27,17 +27,17 @@ class LossScale:
         self._warned: set[tuple[type, str]] = set()
 
     def note(self) -> None:
-        """Notes that the number of replicas was asked for, if by what may divide a loss by it."""
+        """Notes that the number of replicas was read, if the caller may divide a loss by it."""
         self._is_asked_for = self._is_asked_for or is_dividing_loss()
 
     @contextlib.contextmanager
     def watch(self, fn: Callable[..., Any], number: int) -> Iterator[None]:
-        """Logs a warning after the block if `fn`, which it ran, left its loss undivided.
+        """Logs a warning after the block, which runs `fn`, if `fn` did not divide its loss.
 
         Args:
-          fn: given to `strategy.run`; one that is no step of a Keras model, or takes its loss
-            from Keras, is passed over.
-          number: of replicas whose gradients are summed.
+          fn: the function given to `strategy.run`; ignored if it is not a step of a Keras model,
+            or if Keras computes its loss.
+          number: the number of replicas whose gradients are summed.
         """
         model, method = own_loss_method(fn) if number > 1 else (None, "")
         called = fn, getattr(model, method, None)

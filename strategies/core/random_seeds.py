@@ -1,4 +1,4 @@
-"""Random seeds: each replica draws its own numbers, from a state that is the same on all."""
+"""Random seeds: each replica draws its own numbers from a state that is the same on all."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from absl import logging
 
 from strategies._tensorflow import ResourceVariable, global_seed
 
-# A prime: the seeds of several replicas are far apart, and from those that users choose.
+# A large prime, so that replicas' seeds are far apart, and far from the seeds that users choose.
 _APART = 1000003
 _ARGUMENTS = (
     "initial_value",
@@ -30,13 +30,13 @@ _ARGUMENTS = (
 class SeedState(ResourceVariable):
     """One replica's copy of the state of Keras 3's `SeedGenerator`.
 
-    The copies are the same, so that a file has one state for all replicas and any number of them.
-    While a replica's function runs, reading adds a number of the replica's own to the seed, and
-    writing takes it away: else all replicas would drop the same units of their rows.
+    All copies are equal, so a checkpoint has one state for any number of replicas. While a
+    replica's function runs, reading adds an offset of the replica to the seed, and writing
+    subtracts it. Otherwise all replicas would drop the same units of their rows.
 
     Args:
-      replica: its number among all replicas.
-      **kwargs: as a variable's creator has them.
+      replica: the number of the replica among all replicas.
+      **kwargs: the arguments of a variable creator.
     """
 
     def __init__(self, *, replica: int, **kwargs: Any):
@@ -48,7 +48,7 @@ class SeedState(ResourceVariable):
         return value + self._own_seed() if _in_replica() else value
 
     def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
-        """Assigns a state, without the replica's number."""
+        """Assigns a state, without the replica's offset."""
         if _in_replica():
             value = tf.convert_to_tensor(value, self.dtype) - self._own_seed()
         return super().assign(value, *args, **kwargs)
@@ -58,10 +58,10 @@ class SeedState(ResourceVariable):
 
 
 def seed_state_creator(first: int) -> Callable[..., SeedState]:
-    """Returns a variable creator that makes one worker's copies, in the order of its replicas.
+    """Returns a variable creator that creates one worker's copies, in the order of its replicas.
 
     Args:
-      first: the number of its first replica.
+      first: the number of the worker's first replica.
     """
     made = 0
 
@@ -76,10 +76,10 @@ def seed_state_creator(first: int) -> Callable[..., SeedState]:
 def share_seed(shared: Callable[[int], int]) -> None:
     """Sets a random global seed that is the same on all workers, unless the user has set one.
 
-    Workers shuffle and cut the same batches, so what is random there has to be alike.
+    All workers shuffle the same data and shard the same batches, so they need the same seed.
 
     Args:
-      shared: returns the first worker's number on all workers, given each worker's own.
+      shared: a function of a worker's own number that returns the first worker's on all workers.
     """
     seed = shared(secrets.randbelow(2**31))
     if global_seed() is None:
@@ -89,10 +89,10 @@ def share_seed(shared: Callable[[int], int]) -> None:
 
 @contextlib.contextmanager
 def worker_seed_scope(rank: int) -> Iterator[None]:
-    """Gives random operations created in a graph, in the block, a seed of this worker's own.
+    """Gives random operations that are created in a graph in the block a seed of this worker's own.
 
-    They are those of tf_keras's layers, and `tf.random.uniform` and its like. All workers have the
-    same global seed, for what is done once for all of them: the order of the data.
+    These are the operations of tf_keras's layers, `tf.random.uniform` and its like. The global seed
+    is the same on all workers, for what has to be the same on all: the order of the data.
     """
     graph, common = tf.compat.v1.get_default_graph(), global_seed()
     if rank == 0 or common is None or tf.executing_eagerly():

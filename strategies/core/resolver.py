@@ -13,22 +13,22 @@ _SimpleResolver = tf.distribute.cluster_resolver.SimpleClusterResolver
 
 
 def config_of(resolver: Any) -> TFConfig | None:
-    """Returns the TFConfig of a cluster resolver, validated; None if it has no cluster.
+    """Returns the validated TFConfig of a cluster resolver; None if it has no cluster.
 
     >>> config_of(_SimpleResolver(tf.train.ClusterSpec({"worker": ["a:1"]}), task_type="worker",
     ...                           task_id=0)).task
     Task(type='worker', index=0)
 
     Raises:
-      ClusterConfigError: if it is no resolver, its cluster breaks a rule, or it does not say
-        which task this is.
+      ClusterConfigError: if it is not a resolver, its cluster is not valid, or it does not say
+        which task this process is.
     """
     if not isinstance(resolver, _Resolver):
         raise ClusterConfigError(
             "cluster_resolver is a tf.distribute.cluster_resolver.ClusterResolver. Received: "
             f"{resolver!r}. Leave it out to use TF_CONFIG."
         )
-    # Some of them know their task only once the cluster was asked for.
+    # Some resolvers know their task only after a call of cluster_spec.
     jobs = resolver.cluster_spec().as_dict()
     if not jobs:
         return None
@@ -47,7 +47,7 @@ def config_of(resolver: Any) -> TFConfig | None:
 
 
 def resolver_of(config: TFConfig | None) -> tf.distribute.cluster_resolver.ClusterResolver:
-    """Returns the cluster resolver of a TFConfig; None is an empty cluster."""
+    """Returns the cluster resolver of a TFConfig; None stands for an empty cluster."""
     if config is None:
         return _SimpleResolver(tf.train.ClusterSpec({}))
     return _SimpleResolver(

@@ -1,4 +1,4 @@
-"""Checks that what trains under a strategy was created in its scope."""
+"""Checks that models, optimizers and metrics were created in the scope of their strategy."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from strategies._keras import (
 from strategies._tensorflow import ResourceVariable
 from strategies.variables.sparse_variable import SparseVariable
 
-# TensorFlow's words for an optimizer of another strategy, or of none.
+# TensorFlow's errors for an optimizer of another strategy, or of none.
 _NESTED_MESSAGES = (
     "Must not nest tf.distribute.Strategy",
     "Mixing different tf.distribute.Strategy",
@@ -30,10 +30,10 @@ _NAMED = 3  # variables in a message
 
 
 def check_backend(strategy: tf.distribute.Strategy) -> None:
-    """Checks that Keras 3, if it is loaded, computes with TensorFlow.
+    """Checks that Keras 3, if it is loaded, has the TensorFlow backend.
 
     Raises:
-      RuntimeError: if it computes with something else, and tf_keras is not loaded either.
+      RuntimeError: if it has another backend, and tf_keras is not loaded.
     """
     backend = keras_backend()
     if backend in (None, "tensorflow") or "tf_keras" in sys.modules:
@@ -58,23 +58,23 @@ def is_outside(variable: Any) -> bool:
 
 
 def check_updated(variable: Any, strategy: tf.distribute.Strategy) -> None:
-    """Checks that a variable that is to be updated under a strategy was created in its scope.
+    """Checks that a variable to be updated under a strategy was created in a scope.
 
     Raises:
-      ValueError: if it was not.
+      ValueError: if it was created outside of every scope.
     """
     if is_outside(variable):
         raise _created_outside([variable], strategy)
 
 
 def check_step(fn: Callable[..., Any], strategy: tf.distribute.Strategy, is_summed: bool) -> None:
-    """Checks that the model of a step was created in the scope: its variables and metrics.
+    """Checks that the variables and metrics of a step's model were created in the scope.
 
     Args:
-      fn: given to `strategy.run`; one that is no step of a Keras model is passed over.
-      strategy: that runs it.
-      is_summed: whether metrics are summed over workers. One that was created outside of the
-        scope would be of this worker's rows alone.
+      fn: the function given to `strategy.run`; ignored if it is not a step of a Keras model.
+      strategy: the strategy that runs it.
+      is_summed: whether metrics are summed over workers. A metric that was created outside of the
+        scope would cover only this worker's rows.
 
     Raises:
       ValueError: if a variable was created outside of the scope.
@@ -82,7 +82,7 @@ def check_step(fn: Callable[..., Any], strategy: tf.distribute.Strategy, is_summ
     model, step = step_of(fn)
     if model is None:
         return
-    # What is built in the step is built in the scope; check_updated sees to layers from before.
+    # Variables built in the step are in the scope; check_updated covers layers built before.
     trained = trained_variables(model) if step == TRAIN_STEP else ()
     measured = [v for metric in metrics_of(model) for v in metric.variables] if is_summed else ()
     outside = [variable for variable in (*trained, *measured) if is_outside(variable)]
@@ -94,7 +94,7 @@ def check_step(fn: Callable[..., Any], strategy: tf.distribute.Strategy, is_summ
 def explain_mixed_strategies(
     fn: Callable[..., Any], strategy: tf.distribute.Strategy
 ) -> Iterator[None]:
-    """Replaces TensorFlow's errors about two strategies in one step by one that explains.
+    """Replaces TensorFlow's errors about two strategies in one step with an explanation.
 
     Raises:
       ValueError: if an optimizer or a model of the step was created outside of the scope.

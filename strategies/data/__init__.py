@@ -1,1 +1,1 @@
-"""Input: each worker's and each replica's shard of a dataset."""
+"""Input pipelines: each worker's and each replica's shard of a dataset."""

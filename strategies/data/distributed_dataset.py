@@ -32,14 +32,14 @@ _waits = SpanStream(INPUT)
 
 
 class ReplicaIterator(DistributedIterator):
-    """Iterator over a `ReplicaDataset`, whose batches are on the devices of their replicas.
+    """Iterator over a `ReplicaDataset`; each replica's batches are on the replica's device.
 
     Args:
-      iterator: of `tf.data`, over tensors or `PerReplica` values.
-      input_workers: says which the devices are.
-      element_spec: of the iterator.
+      iterator: a `tf.data` iterator over tensors or `PerReplica` values.
+      input_workers: the devices.
+      element_spec: the `element_spec` of the iterator.
       strategy: the strategy that distributes the batches.
-      options: as they were asked for.
+      options: the options given by the user.
     """
 
     def __init__(
@@ -62,8 +62,8 @@ class ReplicaIterator(DistributedIterator):
         """Returns the next batches.
 
         Raises:
-          ValueError: in a replica's function.
-          tf.errors.OutOfRangeError: at the end.
+          ValueError: if it is called in a replica's function.
+          tf.errors.OutOfRangeError: at the end of the dataset.
         """
         del name
         if tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context():
@@ -108,7 +108,7 @@ class ReplicaIteratorSpec(DistributedIteratorSpec):
 
     @property
     def value_type(self) -> type:
-        """The class of the iterators."""
+        """The class of iterators with this spec."""
         return ReplicaIterator
 
     @property
@@ -125,17 +125,17 @@ class ReplicaDataset(DistributedDataset):
     """A distributed dataset that yields the replicas' shards of the global batches.
 
     `shard_dataset` and `equal_steps` have given the datasets of all workers the same number of
-    steps; so no iterator asks the others before each step whether they are done, as stock's do.
+    steps. So an iterator need not ask the other workers before each step whether they are done, as
+    stock's iterators do.
 
-    Each replica's batch is on the replica's device. GPUs have the next one of numbers already,
-    unless no step may be made before it is asked for.
+    Each replica's batch is on the replica's device. Batches of dense numbers are prefetched to
+    GPUs, unless the dataset must not be read ahead.
 
     Args:
-      dataset: this worker's batches: tensors, or `PerReplica` values where it has several
-        replicas.
-      strategy: the strategy that distributes them.
-      options: how they come to the devices; `check_options` has seen them.
-      source: the dataset that each worker was passed, if it is to be the same on all.
+      dataset: this worker's batches: tensors, or `PerReplica` values if it has several replicas.
+      strategy: the strategy that distributes the batches.
+      options: how batches are placed on the devices; checked by `check_options`.
+      source: the dataset that was passed on each worker, if it has to be the same on all.
     """
 
     def __init__(
@@ -172,7 +172,7 @@ class ReplicaDataset(DistributedDataset):
         return self._iterator(self._dataset.apply(fetched))
 
     def _check_same_steps(self) -> None:
-        """Checks that all workers start to iterate over data of as many steps."""
+        """Checks that all workers start iterating over the same number of steps."""
         one = self._dataset.one_epoch if isinstance(self._dataset, Epochs) else self._dataset
         steps = int(one.cardinality()) if tf.executing_eagerly() else tf.data.UNKNOWN_CARDINALITY
         texts = {
@@ -191,7 +191,7 @@ class ReplicaDataset(DistributedDataset):
         )
 
     def _round_robin_iterator(self, dataset: tf.data.Dataset) -> DistributedIterator:
-        """Returns TensorFlow's iterator over all replicas' batches, which it assigns in turn."""
+        """Returns TensorFlow's iterator, which assigns the batches to the replicas in turn."""
         one_by_one = dataset.flat_map(
             tf.autograph.experimental.do_not_convert(
                 lambda *batch: _one_by_one(element_of(dataset, batch))
@@ -233,7 +233,7 @@ class ReplicaDatasetSpec(DistributedDatasetSpec):
 
     @property
     def value_type(self) -> type:
-        """The class of the datasets."""
+        """The class of datasets with this spec."""
         return ReplicaDataset
 
     def _from_components(self, components: list[tf.data.Dataset]) -> ReplicaDataset:
@@ -244,12 +244,12 @@ def check_options(options: tf.distribute.InputOptions | None, per_replica: bool)
     """Checks the options of a distributed dataset, as stock tf.distribute does.
 
     Args:
-      options: the options; None is the default ones.
-      per_replica: whether each replica may have a dataset of its own.
+      options: the options; None means the default ones.
+      per_replica: whether each replica may have its own dataset.
 
     Raises:
       ValueError: if options contradict each other.
-      NotImplementedError: if each replica is to have a dataset of its own, and may not.
+      NotImplementedError: if each replica is to have its own dataset, but may not.
     """
     if options is None:
         return
@@ -279,12 +279,12 @@ def per_replica_datasets(
     strategy: tf.distribute.Strategy,
     options: tf.distribute.InputOptions,
 ) -> Any:
-    """Returns a distributed dataset in which each replica of one worker has a dataset of its own.
+    """Returns a distributed dataset in which each replica of one worker has its own dataset.
 
     Args:
-      dataset_fn: makes one for a `tf.distribute.InputContext`.
-      strategy: the strategy that distributes them.
-      options: where the datasets are, and how their batches come to the devices.
+      dataset_fn: a function that creates a dataset for a `tf.distribute.InputContext`.
+      strategy: the strategy that distributes the datasets.
+      options: where the datasets are, and how their batches are placed on the devices.
     """
     devices = strategy.extended.worker_devices
     on_devices = options.experimental_place_dataset_on_device
@@ -316,6 +316,6 @@ def _on_device(value: Any, device: str) -> Any:
 
 
 def _is_dense(spec: Any) -> bool:
-    """Returns whether a component is a dense tensor of numbers, for all replicas."""
+    """Returns whether a component is a dense tensor other than strings, for all replicas."""
     specs = replica_specs(spec)
     return all(isinstance(one, tf.TensorSpec) and one.dtype != tf.string for one in specs)

@@ -1,4 +1,4 @@
-"""Python generators that all workers read equally far."""
+"""Python generators that all workers read to the same position."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from strategies.data.sharding import no_prefetch_options
 
 
 def read_equally_far(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Returns a dataset that reads Keras 3's generator one batch ahead; another one as it is.
+    """Returns a dataset that prefetches one batch of Keras 3's generator; other datasets unchanged.
 
-    Keras begins with a generator anew: behind the batch that it builds a model with, and in the
-    next `fit`. A batch that was read in advance is lost then, and `prefetch(AUTOTUNE)` reads as
-    many as there is time for: on each worker another number, and the parts that they train on
-    would be those of different batches from there on.
+    Keras starts to read a generator anew after the batch that it builds a model with, and in the
+    next `fit`. Prefetched batches are lost then. `prefetch(AUTOTUNE)` reads as many as there is
+    time for, a different number on each worker, so the workers would train on parts of different
+    batches from there on.
 
     Args:
-      dataset: what Keras distributes.
+      dataset: the dataset that Keras distributes.
     """
     if not (isinstance(dataset, PrefetchDataset) and replace_generator(one_ahead)):
         return dataset
@@ -31,9 +31,9 @@ def read_equally_far(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def one_ahead(batches: Iterator[Any]) -> Iterator[Any]:
-    """Yields the same, the next one of which is being made meanwhile in a thread.
+    """Yields the same batches, and prefetches the next one in a thread.
 
-    When it is closed behind n of them, n + 1 have been taken, at any speed.
+    When it is closed after n batches, exactly n + 1 have been taken, whatever the speed.
 
     >>> numbers = iter(range(10))
     >>> ahead = one_ahead(numbers)

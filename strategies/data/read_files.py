@@ -1,4 +1,4 @@
-"""Parallel reading of many files, as shuffled and prefetched batches."""
+"""Parallel reading of many files into shuffled and prefetched batches."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def read_files(
     uneven: str = "empty",
     steps: int | None = None,
 ) -> tf.data.Dataset:
-    """Returns a dataset of this worker's batches, from the rows of many files.
+    """Returns a dataset of this worker's batches of the rows of many files.
 
-    All workers call it alike. Each worker opens several of its files at once, takes rows from them
-    in turn, shuffles them, and makes batches ahead of training:
+    Call it with the same arguments on all workers. Each worker reads several of its files at once,
+    takes rows from them in turn, shuffles the rows, and prefetches batches:
 
         def rows(file):
             return tf.data.TextLineDataset(file).map(parse)
@@ -44,49 +44,51 @@ def read_files(
         dataset = strategies.read_files("data/*.txt", strategy, batch_size=1024, reader=rows)
         model.fit(dataset, epochs=3)
 
-    Every epoch has another order. With a seed, training anew on as many workers has the same
-    orders, as long as `reader` gives the rows of a file in the same order.
+    Every epoch has a different order. With a seed, a new run with the same number of workers has
+    the same orders, provided that `reader` returns the rows of a file in the same order.
 
-    Where some workers have more rows than others, `uneven` says what happens at the end:
+    If some workers have more rows than others, `uneven` determines how an epoch ends:
 
-    * "empty": every row comes once; who is done goes on with empty batches, which count for
-      nothing, until the last worker is done.
-    * "resample": who is done goes on with its rows once more, in another order, until the last
-      worker is done; all batches are full.
-    * "cut": all stop when the first worker has no more rows; the others' last rows are left out.
+    * "empty": every row is read once. A worker that has no more rows continues with empty batches,
+      which do not count, until the last worker is done.
+    * "resample": a worker that has no more rows reads its rows again, in a different order, until
+      the last worker is done. All batches are full.
+    * "cut": all workers stop when the first one has no more rows; the others' last rows are left
+      out.
 
-    So that all know the number of steps, and nobody asks the others in each of them, each worker
-    reads its files once beforehand and counts the rows. `steps` saves that.
+    To determine the number of steps before training, each worker reads its files once and counts
+    the rows, so that workers need not ask each other in each step. Pass `steps` to avoid this.
 
-    Pass the dataset to `fit` or `strategy.experimental_distribute_dataset` as it is. `evaluate`
-    and `predict` are of all rows: where workers wait for nobody (`ParameterServerStrategy`, except
-    in "sync"), each worker then reads all files, in their order.
+    Pass the dataset to `fit` or `strategy.experimental_distribute_dataset` unchanged. `evaluate`
+    and `predict` cover all rows: where workers do not wait for each other
+    (`ParameterServerStrategy`, except in "sync"), each worker reads all files, in their order.
 
     Args:
-      files: names, or patterns such as "data/part-*"; the same files on all workers. They are
-        taken in the order of their names.
-      strategy: of the workers.
-      batch_size: rows a step, those of all workers together.
-      reader: makes a dataset of the rows of a file, from its name: `tf.data.TextLineDataset`,
-        `tf.data.TFRecordDataset`, or a function of your own.
-      readers: how many files each worker reads at once.
-      shuffle: how many rows are kept to choose from; 0 leaves rows and files in their order.
-      seed: of the orders; None is TensorFlow's global one.
-      shard: "files" gives worker r of N the files r, r + N, ..., so that each reads its own
-        alone; "rows" lets every worker read all files and keep each N-th row; "auto" is "files",
-        or "rows" with a warning where there are fewer files than workers.
+      files: file names, or patterns such as "data/part-*"; the same files on all workers. Files
+        are sorted by name.
+      strategy: the strategy of the workers.
+      batch_size: the number of rows per step, of all workers together.
+      reader: a function that creates a dataset of the rows of a file from its name:
+        `tf.data.TextLineDataset`, `tf.data.TFRecordDataset`, or your own.
+      readers: the number of files that each worker reads at once.
+      shuffle: the size of the shuffle buffer in rows; 0 keeps the order of rows and files.
+      seed: the seed of the orders; None means TensorFlow's global seed.
+      shard: "files" gives worker r of N the files r, r + N, ..., so that each worker reads only
+        its own files. With "rows" every worker reads all files and keeps each N-th row. "auto"
+        means "files", or "rows" with a warning if there are fewer files than workers.
       uneven: "empty", "resample" or "cut".
-      steps: how many an epoch has. None is as many as there are rows for, which "cut" counts.
+      steps: the number of steps in an epoch. None means as many as there are rows for; "cut"
+        requires None.
 
     Raises:
-      ValueError: if there are no such files, others on another worker, fewer than workers for
-        `shard="files"`, fewer rows in a batch than workers, a worker without rows for
-        `uneven="cut"`, or an argument has no meaning.
+      ValueError: if a name matches no file, if workers find different files, if there are fewer
+        files than workers for `shard="files"` or fewer rows in a batch than workers, if a worker
+        has no rows for `uneven="cut"`, or if an argument is not valid.
     """
     _check(batch_size, readers, shuffle, shard, uneven, steps)
     names = names_of(files)
     collectives = collectives_of(strategy)
-    # Workers that wait for nobody may be started again alone, and ask nothing if they need not.
+    # Workers that are not in step may be restarted alone, so they ask the others only if they must.
     asked = collectives if steps is None else collectives_in_step(strategy)
     _check_same_names(names, asked)
     shard = shard_unit(names, shard, collectives)
@@ -104,10 +106,10 @@ def read_files(
 
 
 def names_of(files: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> list[str]:
-    """Returns the files that names and patterns match, sorted, each once.
+    """Returns the files that match names and patterns, sorted and without duplicates.
 
     Raises:
-      ValueError: if one stands for no file.
+      ValueError: if a name or pattern matches no file.
     """
     given = [files] if isinstance(files, (str, os.PathLike)) else list(files)
     names: set[str] = set()
@@ -125,10 +127,10 @@ def names_of(files: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -
 
 
 def _check_same_names(names: Sequence[str], collectives: Collectives) -> None:
-    """Checks that all workers found the same files, whatever the directories are called.
+    """Checks that all workers found the same file names, in whatever directories.
 
     Raises:
-      ValueError: if a worker found others than the first one; on all workers.
+      ValueError: if a worker found other files than the first one; on all workers.
     """
     text = "\n".join(name.rpartition("/")[2] for name in names)
     mine = tf.constant([[len(names), zlib.crc32(text.encode())]], tf.int64)
@@ -159,7 +161,7 @@ def rows_of(
         files = files.shard(collectives.size, collectives.rank)
         if shuffle:
             files = files.shuffle(len(names), seed=seed)
-    # In a fixed order of turns it does not matter which file is read quicker.
+    # Deterministic, so that the order does not depend on which file is read faster.
     rows = files.interleave(
         reader, cycle_length=readers, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True
     )
@@ -169,7 +171,7 @@ def rows_of(
 
 
 def batches_of(rows: tf.data.Dataset, size: int, uneven: str, steps: int) -> tf.data.Dataset:
-    """Returns `steps` batches of a worker's rows; the last ones are empty if rows run out.
+    """Returns `steps` batches of a worker's rows; the last ones are empty if it has no more rows.
 
     >>> rows = tf.data.Dataset.range(3)
     >>> [batch.numpy().tolist() for batch in batches_of(rows, 2, "empty", 3)]
@@ -178,14 +180,14 @@ def batches_of(rows: tf.data.Dataset, size: int, uneven: str, steps: int) -> tf.
     [[0, 1], [2, 0], [1, 2]]
     """
     batches = (rows.repeat() if uneven == "resample" else rows).batch(size)
-    # "resample" comes to its end where a worker has no rows at all.
+    # Even "resample" ends if a worker has no rows at all.
     empty = tf.data.Dataset.from_tensors(empty_element(batches.element_spec)).repeat()
     batches = batches.concatenate(empty).take(steps)
     return batches.prefetch(tf.data.AUTOTUNE)
 
 
 def _steps(rows: tf.data.Dataset, size: int, uneven: str, collectives: Collectives) -> int:
-    """Returns the number of steps: of batches of `size` rows on every worker."""
+    """Returns the number of steps, of batches of `size` rows on this worker."""
     count = rows.reduce(tf.constant(0, tf.int64), lambda total, *row: total + 1)
     counts = collectives.all_gather(-(-count[tf.newaxis] // size)).numpy().tolist()
     if uneven == "cut" and not min(counts):
@@ -217,7 +219,7 @@ def shard_unit(names: Sequence[str], shard: str, collectives: Collectives) -> st
 
 
 def _local_batch_size(batch_size: int, collectives: Collectives) -> int:
-    """Returns this worker's batch size; the first workers have one row more than the others."""
+    """Returns this worker's batch size; the first workers may have one row more than the others."""
     if batch_size < collectives.size:
         raise ValueError(
             f"A batch has a row for each of {collectives.size} workers. Received: batch_size="

@@ -1,4 +1,4 @@
-"""Detection of workers that were given different rows for the same dataset."""
+"""Detection of workers that have different rows for the same dataset."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from absl import logging
 from strategies._tensorflow import dataset_inputs, dataset_tensors, shard_index
 from strategies.collectives.base import Collectives
 
-_ROWS, _COLUMNS = 32, 16  # of a component, that are compared
-_NUMBERS = 512  # in all
-# Workers on other processors compute the same numbers but for their last bits.
+_ROWS, _COLUMNS = 32, 16  # compared of each component
+_NUMBERS = 512  # floats compared in all
+# Different processors compute the same numbers except for the last bits.
 _TOLERANCE = 1e-3
 
 
 def check_same_rows(dataset: tf.data.Dataset, collectives: Collectives) -> None:
-    """Checks that all workers made a dataset from the same tensors; waits for all.
+    """Checks that all workers created a dataset from the same tensors; waits for all workers.
 
-    A sample of the rows of `from_tensors` and `from_tensor_slices` is compared, which is what
-    Keras makes of arrays and what lists of files are, and which part a `shard` takes. What a
-    function or a generator yields is not: see `compare_first_batch`.
+    Compares a sample of the rows of `from_tensors` and `from_tensor_slices`, which Keras uses for
+    arrays and which hold lists of files, and the index of each `shard`. The output of functions
+    and generators is not compared: see `compare_first_batch`.
 
     >>> from strategies.collectives.base import LocalCollectives
     >>> check_same_rows(tf.data.Dataset.from_tensor_slices([1, 2]), LocalCollectives())
@@ -34,7 +34,7 @@ def check_same_rows(dataset: tf.data.Dataset, collectives: Collectives) -> None:
       collectives: the workers.
 
     Raises:
-      ValueError: if the rows of a worker differ from the first one's; on all workers.
+      ValueError: if a worker's rows differ from the first worker's; on all workers.
     """
     if collectives.size == 1 or not tf.executing_eagerly():
         return
@@ -48,14 +48,14 @@ def check_same_rows(dataset: tf.data.Dataset, collectives: Collectives) -> None:
 def compare_first_batch(dataset: tf.data.Dataset, stream: Collectives) -> tf.data.Dataset:
     """Returns a dataset that compares the first batch of each iterator with the other workers'.
 
-    So workers are told whose generators are shuffled by Python or NumPy without a common seed. A
-    dataset of nothing but tensors is returned as it is: `check_same_rows` compares these.
-    Whole numbers, texts and truth values that differ end the step on all workers. Where floats
-    alone do, a warning is logged: they may be augmented at random.
+    This detects generators that Python or NumPy shuffles without a common seed. A dataset made
+    only from tensors is returned unchanged: `check_same_rows` compares those. Integers, strings
+    and booleans that differ end the step on all workers. If only floats differ, a warning is
+    logged, because they may be augmented at random.
 
     Args:
       dataset: batches of all workers' rows.
-      stream: of collectives, for one dataset that is iterated over at a time.
+      stream: a stream of collectives, for datasets that are iterated over one at a time.
     """
     if all(list(_own_tensors(root)) for root in _roots(dataset)):
         return dataset
@@ -97,7 +97,7 @@ def _message(rank: int) -> str:
 
 
 def _sample_of_batch(batch: Any) -> tf.Tensor:
-    """Returns what `_sample` does, of a batch in a function."""
+    """Returns a sample of a batch as `_sample` does of a dataset, in a function's graph."""
     checksum = tf.constant(0, tf.int64)
     numbers: list[tf.Tensor] = []
     leaves = tf.nest.flatten(batch, expand_composites=True)
@@ -111,20 +111,20 @@ def _sample_of_batch(batch: Any) -> tf.Tensor:
             checksum = _added(checksum, tf.strings.to_hash_bucket_fast(names, 2**62))
         elif leaf.dtype.is_integer or leaf.dtype.is_bool:
             checksum = _added(checksum, tf.cast(values, tf.int64))
-    # As many bits as a float64 holds.
+    # 52 bits are exact in a float64.
     checksum = tf.cast(tf.math.floormod(checksum, 2**52), tf.float64)
     joined = tf.concat([*numbers, tf.zeros([_NUMBERS], tf.float64)], 0)[:_NUMBERS]
     return tf.concat([checksum[tf.newaxis], joined], 0)
 
 
 def _added(checksum: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
-    """Returns a checksum of another one and of values in their order, which wraps around."""
+    """Returns a checksum updated with values, which depends on their order and wraps around."""
     places = 2 * tf.range(tf.size(values, tf.int64), dtype=tf.int64) + 1
     return checksum * 31 + tf.reduce_sum(values * places)
 
 
 def _some_numbers(values: tf.Tensor, count: int) -> tf.Tensor:
-    """Returns numbers from all over a vector, of which the largest is 1; none of an empty one."""
+    """Returns numbers from all over a vector, the largest scaled to 1; none if it is empty."""
     last = tf.cast(tf.size(values) - 1, tf.float64)
     places = tf.cast(tf.linspace(tf.constant(0.0, tf.float64), last, count), tf.int64)
     found = tf.gather(values, places[: tf.size(values) * count])
@@ -134,7 +134,7 @@ def _some_numbers(values: tf.Tensor, count: int) -> tf.Tensor:
 
 
 def _sample(dataset: tf.data.Dataset) -> np.ndarray:
-    """Returns a checksum of all that is no float, and floats: [1 + _NUMBERS], float64."""
+    """Returns a checksum of all values but floats, then floats: [1 + _NUMBERS], float64."""
     checksum = zlib.crc32(str(list(_shards(dataset))).encode())
     numbers: list[np.ndarray] = []
     for tensor in _tensors(dataset):
@@ -151,24 +151,24 @@ def _sample(dataset: tf.data.Dataset) -> np.ndarray:
 
 
 def _names(texts: np.ndarray) -> bytes:
-    """Returns texts without what may be a directory: each host may have its own for a file."""
+    """Returns strings without a leading directory, which may differ between hosts for a file."""
     return b"\n".join(text.rpartition(b"/")[2] for text in texts.reshape(-1))
 
 
 def _scaled(values: np.ndarray) -> np.ndarray:
-    """Returns numbers of which the largest is 1."""
+    """Returns numbers scaled so that the largest magnitude is 1."""
     largest = np.abs(values[np.isfinite(values)]).max(initial=0.0)
     return values / largest if largest else values
 
 
 def _tensors(dataset: tf.data.Dataset) -> Iterator[tf.Tensor]:
-    """Yields the tensors with rows that a dataset was made from, in a fixed order."""
+    """Yields the tensors with rows that a dataset was created from, in a fixed order."""
     for root in _roots(dataset):
         yield from _own_tensors(root)
 
 
 def _roots(dataset: tf.data.Dataset) -> Iterator[tf.data.Dataset]:
-    """Yields the datasets without an input that a dataset is made of."""
+    """Yields the source datasets of a dataset, which have no inputs."""
     inputs = dataset_inputs(dataset)
     if not inputs:
         yield dataset
@@ -184,7 +184,7 @@ def _own_tensors(dataset: tf.data.Dataset) -> Iterator[tf.Tensor]:
 
 
 def _shards(dataset: tf.data.Dataset) -> Iterator[int]:
-    """Yields the indices of `Dataset.shard` that a dataset was made with, in a fixed order."""
+    """Yields the indices of each `Dataset.shard` in a dataset, in a fixed order."""
     index = shard_index(dataset)
     if index is not None:
         yield index

@@ -1,4 +1,4 @@
-"""Sharding of datasets over workers: even batches, and the same number of steps for all."""
+"""Sharding of datasets over workers: even batches, and the same number of steps on all workers."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from strategies.collectives import Collectives, LocalCollectives
 from strategies.partitioning import part_bounds
 
 _Policy = tf.data.experimental.AutoShardPolicy
-# For functions that tf.data calls: AutoGraph, which they need not, is most of what a `map` costs.
+# For functions that tf.data calls: they do not need AutoGraph, which is most of the cost of `map`.
 _as_written = tf.autograph.experimental.do_not_convert
 _Maker = Callable[[], tf.data.Dataset]
-# Datasets of a worker's own steps, and what makes the dataset that they are parts of.
+# Datasets of a worker's own steps, and functions that create the dataset that they are part of.
 _sharded: weakref.WeakKeyDictionary[tf.data.Dataset, _Maker | None] = weakref.WeakKeyDictionary()
 
 
 class Epochs:
     """A dataset whose iterators, one for each epoch, continue one run of it.
 
-    Keras shuffles arrays inside a function with a fixed seed wherever a global seed is set. Each
-    new run would then go through the rows in the same order; one run that goes on does not. An
-    epoch that was left before its end ends the run: the next one begins a new run, on all
-    workers alike, for nothing here is taken before it is asked for.
+    If a global seed is set, Keras shuffles arrays in a function with a fixed seed. Each new run
+    would then have the rows in the same order; a run that continues does not. An epoch that is
+    left before its end also ends the run, and the next epoch starts a new one. This is the same on
+    all workers, because nothing is read ahead.
 
     Args:
-      one_epoch: the dataset.
+      one_epoch: the dataset of one epoch.
     """
 
     def __init__(self, one_epoch: tf.data.Dataset):
@@ -72,7 +72,7 @@ class Epochs:
         self._inside.assign(False)
 
     def _build(self) -> None:
-        """Makes the first run, and the dataset that goes on with it up to the end of an epoch."""
+        """Creates the first run, and a dataset that continues it up to the end of an epoch."""
         end = tf.data.Dataset.from_tensors((False, empty_element(self.element_spec)))
         goes_on = tf.data.Dataset.from_tensors(True).repeat()
         self._endless = tf.data.Dataset.zip((goes_on, self.one_epoch)).concatenate(end).repeat()
@@ -96,7 +96,7 @@ class Epochs:
         """Returns whether the run is at the start of an epoch."""
         if self._run is None:
             return False
-        # Who knows the number of steps takes the last batch, and not the mark behind it.
+        # A caller that knows the number of steps reads the last batch, but not the mark after it.
         if self._inside.numpy() and not next(self._run)[0].numpy():
             self._inside.assign(False)
         return not self._inside.numpy()
@@ -107,8 +107,8 @@ def may_prefetch(dataset: tf.data.Dataset | Epochs) -> bool:
     if isinstance(dataset, Epochs) or _unwrapped(dataset) in _sharded:
         return False
     options = dataset.options()
-    # Keras turns autotuning off for a PyDataset whose threads are ahead already: what an iterator
-    # that is left took from them in advance, the next one would lack.
+    # Keras turns autotuning off for a PyDataset whose threads read ahead already: batches that an
+    # abandoned iterator has prefetched would be missing from the next one.
     return not (
         options.autotune.enabled is False
         or options.experimental_optimization.inject_prefetch is False
@@ -116,14 +116,15 @@ def may_prefetch(dataset: tf.data.Dataset | Epochs) -> bool:
 
 
 def mark_sharded(dataset: tf.data.Dataset, whole: _Maker | None = None) -> tf.data.Dataset:
-    """Marks a dataset as one of a worker's own steps, as many on all workers, and returns it.
+    """Returns a dataset marked as a worker's own steps, of which all workers have the same number.
 
-    `shard_dataset` leaves it whole. What is made of it, by `map` for example, is any worker's own
-    data to `shard_dataset`: policy OFF.
+    `shard_dataset` does not shard it over workers. A dataset derived from it, by `map` for
+    example, has policy OFF: `shard_dataset` takes it for the worker's own data.
 
     Args:
       dataset: the steps.
-      whole: makes the dataset of all workers' rows and whole batches; None if nobody has it.
+      whole: a function that creates the dataset of all workers' rows, in global batches; None if
+        there is none.
     """
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = _Policy.OFF
@@ -133,7 +134,7 @@ def mark_sharded(dataset: tf.data.Dataset, whole: _Maker | None = None) -> tf.da
 
 
 def unsharded(dataset: tf.data.Dataset) -> tf.data.Dataset | None:
-    """Returns the dataset of all workers' rows; None if only this worker's are known."""
+    """Returns the dataset of all workers' rows; None if only this worker's rows are known."""
     while (dataset := _unwrapped(dataset)) in _sharded:
         whole = _sharded[dataset]
         if whole is None:
@@ -144,7 +145,7 @@ def unsharded(dataset: tf.data.Dataset) -> tf.data.Dataset | None:
 
 
 def _unwrapped(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Returns the sharded dataset behind options, as tf_keras's `predict` sets, or `dataset`."""
+    """Returns the marked dataset inside options, as tf_keras's `predict` sets, or `dataset`."""
     behind = dataset
     while behind not in _sharded and isinstance(behind, OptionsDataset):
         (behind,) = dataset_inputs(behind)
@@ -160,28 +161,32 @@ def shard_dataset(
 ) -> tf.data.Dataset | Epochs:
     """Returns this worker's shard of a dataset of global batches.
 
-    `AutoShardPolicy` AUTO and DATA cut each batch by rows: of n rows the first n mod N of N
-    replicas take one more than the others, the first replicas of all workers before the second
-    ones, in order of rank (which is how Keras puts predictions together again); a batch of fewer
-    rows than replicas leaves some with an empty part. Every worker has to see the same batches in
+    `AutoShardPolicy` AUTO and DATA shard each batch by rows. Of n rows, the first n mod N of N
+    replicas take one more than the others. The order is that in which Keras reassembles
+    predictions: the first replicas of all workers, by rank, then the second ones. If a batch has
+    fewer rows than replicas, some get an empty part. Every worker must have the same batches in
     the same order.
-    FILE and HINT share out files as stock tf.distribute does; with OFF each worker's data are
-    its own. Their batches are made into N of 1/N of the rows.
 
-    Where a worker has several replicas, an element has a batch for each of them.
+    FILE and HINT shard by files as stock tf.distribute does; with OFF each worker has its own
+    data. With these, each batch is split into N batches of 1/N of the rows.
 
-    Workers that run out early go on with empty batches. With DATA none does, for the policy says
-    that the data are the same everywhere (Keras says so of arrays), and nobody asks. If they are
-    shuffled by a function (external state that is to be ignored), the epochs are those of `Epochs`.
-    A dataset of `mark_sharded` is only cut for the replicas of a worker.
+    If a worker has several replicas, an element has a batch for each of them.
+
+    Workers that run out of batches early continue with empty ones. With DATA no worker does, and
+    workers do not ask each other: the policy says that the data are the same everywhere (Keras
+    sets it for arrays). If a function shuffles these data (external state that is to be ignored),
+    the result is an `Epochs`. A dataset of `mark_sharded` is only split for the replicas of a
+    worker.
 
     Args:
       dataset: batches whose components all have the same number of rows: tensors,
         `tf.RaggedTensor` or `tf.sparse.SparseTensor`, in any structure.
-      collectives: the workers.
-      replicas: how many each worker has.
-      in_step: whether all workers take as many steps; if not, nobody asks the others.
-      stream: makes the collectives by which they ask; a new one of `collectives` by default.
+      collectives: the collectives of the workers.
+      replicas: the number of replicas of each worker.
+      in_step: whether all workers take the same number of steps; if not, they do not ask each
+        other.
+      stream: a function that creates the collectives by which workers ask; by default a new stream
+        of `collectives`.
 
     Raises:
       ValueError: if the dataset is not batched.
@@ -199,7 +204,7 @@ def shard_dataset(
     if policy in (_Policy.AUTO, _Policy.DATA):
         mine = shard_batches(dataset, collectives.rank, collectives.size, replicas)
         if policy == _Policy.DATA:
-            # So Keras marks what it shuffles.
+            # Keras sets this for data that it shuffles.
             state = dataset.options().experimental_external_state_policy
             has_state = state == tf.data.experimental.ExternalStatePolicy.IGNORE
             return Epochs(mine) if has_state else mine
@@ -224,9 +229,9 @@ def equal_steps(
     replicas: int = 1,
     stream: Callable[[], Collectives] | None = None,
 ) -> tf.data.Dataset:
-    """Pads a worker's own batches with empty ones, up to the steps of the longest worker.
+    """Pads a worker's own batches with empty ones, up to the steps of the worker with the most.
 
-    Where a worker has several replicas, each takes the next batch in turn.
+    If a worker has several replicas, they take the batches in turn.
 
     Raises:
       ValueError: if some workers' datasets are infinite and others' are not.
@@ -236,7 +241,7 @@ def equal_steps(
     if collectives.size == 1:
         return dataset
     mine = int(dataset.cardinality())
-    # A worker of parameter servers that has ended gives no number: the position is no rank then.
+    # Under parameter servers, a worker that has ended sends no count, so positions are not ranks.
     counts = collectives.all_gather(tf.constant([mine], tf.int64)).numpy().tolist()
     infinite = [rank for rank, count in enumerate(counts) if count == tf.data.INFINITE_CARDINALITY]
     if infinite and len(infinite) < len(counts):
@@ -254,7 +259,7 @@ def equal_steps(
 
 
 def shard_batches(dataset: tf.data.Dataset, rank: int, size: int, replicas: int) -> tf.data.Dataset:
-    """Returns the rows of each batch that one of `size` workers takes, for each of its replicas."""
+    """Returns the rows of each batch for one of `size` workers, for each of its replicas."""
     if size * replicas == 1:
         return dataset
     _check_batched(dataset.element_spec)
@@ -262,7 +267,7 @@ def shard_batches(dataset: tf.data.Dataset, rank: int, size: int, replicas: int)
 
 
 def _shard_batches(dataset: tf.data.Dataset, parts: range, size: int) -> tf.data.Dataset:
-    """Slices each batch to the rows of some of `size` replicas."""
+    """Slices each batch to the rows of some of `size` replicas, whose numbers are `parts`."""
 
     @_as_written
     def mine(*batch: Any) -> Any:
@@ -276,7 +281,7 @@ def _shard_batches(dataset: tf.data.Dataset, parts: range, size: int) -> tf.data
 
 
 def _grouped_by_replica(dataset: tf.data.Dataset, replicas: int) -> tf.data.Dataset:
-    """Groups batches into elements of one for each replica, padded with empty ones at the end."""
+    """Groups batches into elements with one for each replica; pads the last with empty ones."""
     count = dataset.cardinality()
     empty = tf.data.Dataset.from_tensors(empty_element(dataset.element_spec))
     windows = dataset.concatenate(empty.repeat(replicas - 1)).window(replicas, drop_remainder=True)
@@ -294,14 +299,14 @@ def _grouped_by_replica(dataset: tf.data.Dataset, replicas: int) -> tf.data.Data
 
 
 def _per_replica(parts: list[Any]) -> Any:
-    """Returns the `PerReplica` value of several replicas; that of one replica as it is."""
+    """Returns the `PerReplica` value of several replicas, or the value of a single one."""
     if len(parts) == 1:
         return parts[0]
     return tf.nest.map_structure(lambda *values: PerReplica(values), *parts)
 
 
 def _split_batches(dataset: tf.data.Dataset, size: int) -> tf.data.Dataset:
-    """Splits each batch into `size` smaller ones, one after the other."""
+    """Splits each batch into `size` consecutive smaller ones."""
 
     @_as_written
     def parts(*batch: Any) -> tf.data.Dataset:
@@ -319,7 +324,7 @@ def _split_batches(dataset: tf.data.Dataset, size: int) -> tf.data.Dataset:
 
 
 def _rows_of_part(batch: Any, index: int | tf.Tensor, size: int) -> Any:
-    """Returns part `index` of an even partition of a batch's rows into `size` parts."""
+    """Returns the rows of part `index` of a batch that is split evenly into `size` parts."""
     leaves = tf.nest.flatten(batch)
     rows = number_of_rows(leaves[0])
     start, stop = part_bounds(rows, tf.cast(index, tf.int64), size, tf.minimum)
@@ -360,7 +365,7 @@ def empty_element(spec: Any) -> Any:
         if isinstance(one, PerReplicaSpec):
             return PerReplica([empty(part) for part in replica_specs(one)])
         if isinstance(one, tf.TensorSpec | tf.SparseTensorSpec) and one.shape.rank:
-            # TensorFlow's function would keep the rows of batches of one size and any width.
+            # For a fixed number of rows and any width, TensorFlow's function would keep the rows.
             one = type(one)([size or 0 for size in one.shape], one.dtype)
         return empty_batch(one)
 
@@ -368,7 +373,7 @@ def empty_element(spec: Any) -> Any:
 
 
 def element_of(dataset: tf.data.Dataset, batch: tuple[Any, ...]) -> Any:
-    """Returns an element of a dataset, from the arguments that `map` passes to a function.
+    """Returns an element of a dataset from the arguments that `map` passes to a function.
 
     >>> triplets = tf.data.Dataset.from_tensors(((1, 2, 3),))
     >>> triplets.map(lambda *batch: element_of(triplets, batch)).element_spec == (
@@ -376,7 +381,7 @@ def element_of(dataset: tf.data.Dataset, batch: tuple[Any, ...]) -> Any:
     ... )
     True
     """
-    # `map` gives the parts of a tuple one by one, of a tuple of one part too.
+    # `map` passes the components of a tuple as separate arguments, even if there is only one.
     return batch if type(dataset.element_spec) is tuple else batch[0]
 
 
@@ -398,7 +403,7 @@ def _check_batched(spec: Any) -> None:
 def _until_all_are_done(
     dataset: tf.data.Dataset, empty: tf.data.Dataset, stream: Collectives
 ) -> tf.data.Dataset:
-    """Pads with empty batches until no worker has rows; asks the others before each step."""
+    """Pads with empty batches until no worker has rows; asks the other workers before each step."""
     flagged = dataset.map(_as_written(lambda *batch: (1, element_of(dataset, batch))))
     padding = empty.map(_as_written(lambda *batch: (0, element_of(empty, batch))))
     steps = flagged.concatenate(padding).take_while(
