@@ -43,9 +43,6 @@ def writing(path: str | os.PathLike[str], strategy: tf.distribute.Strategy) -> I
       path: the target of the first worker's file; missing directories are created.
       strategy: the strategy of the workers.
 
-    Yields:
-      the path to write to; another one on each worker.
-
     Raises:
       ValueError: if the first worker wrote nothing.
       RuntimeError: if another worker could not create or move its files. An error inside the block

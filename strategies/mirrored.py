@@ -84,7 +84,7 @@ class MirroredStrategy(MirroredReduction, tf.distribute.MirroredStrategy):
     """Synchronous training on all devices of this process, with mirrored variables.
 
     Use it like `tf.distribute.MirroredStrategy`, with Keras 3 or tf_keras. Without GPUs the
-    replicas are on logical CPUs, as many as `num_replicas` (Fluid's CPU_NUM):
+    replicas are on logical CPUs, `num_replicas` of them (Fluid's CPU_NUM):
 
     >>> strategy = MirroredStrategy(num_replicas=1)
     >>> strategy.num_replicas_in_sync

@@ -67,7 +67,7 @@ class ParameterServerStrategy(MirroredReduction, tf.distribute.MultiWorkerMirror
       click logs of examples/, queues of 1, 2 and 4 steps gave an AUC of 0.768, 0.765 and 0.755,
       and one process gave 0.766.
     * "half_async": a worker waits until its own update has been made, and continues with the new
-      values. Its copy lacks none of its own steps, and those that other workers made while it
+      values. Its copy lacks none of its own steps; it lacks those that other workers made while it
       computed.
     * "geo": each worker has its own optimizer, and every `geo_steps` steps adds 1/N of its
       progress to the servers' values. Its copy lacks the last `geo_steps` steps or more of the

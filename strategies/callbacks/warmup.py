@@ -16,7 +16,7 @@ class LearningRateWarmup(Callback):
     """Warms up the learning rate, from one replica's to that of all replicas.
 
     N replicas train on batches N times as large, in fewer steps. A learning rate N times as large
-    makes up for this, unless it is applied from the first step (Goyal et al. 2017, arXiv
+    makes up for this, if it is not applied from the first step (Goyal et al. 2017, arXiv
     1706.02677). Step t uses the rate `learning_rate * (1 + (scale - 1) * t / steps)`; from step
     `steps` on the rate is `learning_rate * scale`, and other callbacks may change it.
 

@@ -1,4 +1,4 @@
-"""A line at the start of a job that says which strategy and communication it uses."""
+"""A line at the start of a job with its strategy and what was chosen."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def read_files(
     the rows, so that workers need not ask each other in each step. Pass `steps` to avoid this.
 
     Pass the dataset to `fit` or `strategy.experimental_distribute_dataset` unchanged. `evaluate`
-    and `predict` cover all rows: where workers do not wait for each other
+    and `predict` cover the rows of all workers: where workers do not wait for each other
     (`ParameterServerStrategy`, except in "sync"), each worker reads all files, in their order.
 
     Args:
