@@ -388,8 +388,7 @@ def watched_gradients(model: Any, watch: Callable[[list[Any], list[Any]], None])
 
 def _watched(optimizer: Any, watch: Callable[..., None]) -> tuple[str, Callable[..., Any]]:
     """Returns the name of the method that applies gradients, and one that watches them first."""
-    is_of_tf_keras = type(optimizer).__module__.startswith("tf_keras.")
-    is_keras_3 = hasattr(optimizer, "apply") and not is_of_tf_keras
+    is_keras_3 = hasattr(optimizer, "apply")
     name = "apply" if is_keras_3 else "apply_gradients"
     apply = getattr(optimizer, name)
 

@@ -14,7 +14,7 @@ import tensorflow as tf
 from strategies._keras import layers_of, optimizer_variables, tensorflow_variable
 from strategies.collectives.workers import collectives_of
 from strategies.core.resolver import config_of
-from strategies.durable_files import all_writing
+from strategies.durable_files import all_writing, write_file
 from strategies.embedding.layer import EmbeddingLayer
 from strategies.variables.partition import PartitionedVariable
 from strategies.variables.sparse_variable import SparseVariable
@@ -42,17 +42,24 @@ def draw_placement(
       model: the model whose variables and tables are drawn. None draws variables on servers only.
 
     Raises:
-      ValueError: if the model is not built, or if the strategy is a stock one with several workers.
+      ValueError: if the model is not built, if the strategy is a stock one with several workers, or
+        if this task is not one of the workers, such as an evaluator.
       OSError: if the file cannot be written; a `RuntimeError` on the other workers.
     """
     collectives = collectives_of(strategy)
     resolver = strategy.cluster_resolver
     config = None if resolver is None else config_of(resolver)
     tasks = [Task("worker", 0)] if config is None else list(config.cluster.training_tasks)
+    if config is not None and config.task not in tasks:
+        raise ValueError(
+            "The workers draw what each of them holds. Received: a call by "
+            f"{config.task}. Call draw_placement on the workers."
+        )
     held = _held(strategy, model, tasks)
     with all_writing(collectives, "Drawings", os.fspath(path)):
         if collectives.rank == 0:
-            Path(path).write_text(_drawn(None if config is None else config.cluster, held))
+            drawn = _drawn(None if config is None else config.cluster, held)
+            write_file(Path(path), drawn.encode())
 
 
 def _drawn(cluster: ClusterSpec | None, held: Mapping[Task, Sequence[str]]) -> str:

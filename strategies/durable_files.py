@@ -77,15 +77,21 @@ def sync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
-def write_json(path: Path, values: Mapping[str, Any]) -> None:
-    """Writes a JSON file atomically, with a checksum."""
+def write_file(path: Path, data: bytes) -> None:
+    """Writes a file atomically."""
     new = path.with_name(f".{path.name}")
-    with new.open("w") as file:
-        json.dump({**values, _CHECKSUM: _checksum_of(values)}, file, indent=1)
+    with new.open("wb") as file:
+        file.write(data)
         file.flush()
         os.fsync(file.fileno())
     new.replace(path)
     sync_directory(path.parent)
+
+
+def write_json(path: Path, values: Mapping[str, Any]) -> None:
+    """Writes a JSON file atomically, with a checksum."""
+    text = json.dumps({**values, _CHECKSUM: _checksum_of(values)}, indent=1)
+    write_file(path, text.encode())
 
 
 def read_json(path: Path) -> dict[str, Any]:

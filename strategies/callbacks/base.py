@@ -8,6 +8,16 @@ from typing import Any
 from strategies._keras import default_hook, is_default_hook
 
 
+def is_of_tf_keras(value: Any) -> bool:
+    """Returns whether an object's class is one of tf_keras's, or derived from one.
+
+    >>> import tf_keras
+    >>> is_of_tf_keras(tf_keras.optimizers.SGD()), is_of_tf_keras(Callback())
+    (True, False)
+    """
+    return any(cls.__module__.startswith("tf_keras.") for cls in type(value).__mro__)
+
+
 class Callback:
     """Base class of callbacks for Keras 3 and tf_keras; its hooks do nothing.
 

@@ -21,7 +21,7 @@ from strategies._keras import (
     running_fit,
     tensorflow_variable,
 )
-from strategies.callbacks.base import Callback
+from strategies.callbacks.base import Callback, is_of_tf_keras
 from strategies.checks import check_whole_number
 from strategies.collectives.health.agreement import agree, succeed_together
 from strategies.collectives.workers import barrier, collectives_of, refresh
@@ -88,7 +88,7 @@ class Checkpoint(Callback):
 
     def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
         """Restores the checkpoint, if there is one, and skips the data before its step."""
-        if type(self.model.optimizer).__module__.startswith("tf_keras."):
+        if is_of_tf_keras(self.model):
             raise ValueError(
                 "This callback knows where Keras 3's fit is. Received: a model of tf_keras. Use "
                 "tf_keras.callbacks.BackupAndRestore."

@@ -16,6 +16,7 @@ from strategies._keras import (
     optimizer_variables,
     tensorflow_variable,
 )
+from strategies.callbacks.base import is_of_tf_keras
 from strategies.collectives.single_worker import single_worker_scope
 from strategies.collectives.workers import barrier, collectives_of
 from strategies.equality import verify_equal
@@ -87,10 +88,11 @@ class _OnFirstWorker:
         self._collectives = collectives_of(strategy)
         self._model: Any = None
         names = _names(callback)
-        in_tf_keras = any(cls.__module__.startswith("tf_keras.") for cls in type(callback).__mro__)
         # Where workers are not in step, tf_keras takes each of them for the only worker.
         in_step = getattr(strategy.extended, "in_step", True)
-        self._runs_on_all_workers = in_tf_keras and in_step and bool(names & set(_TF_KERAS_ON_ALL))
+        self._runs_on_all_workers = (
+            is_of_tf_keras(callback) and in_step and bool(names & set(_TF_KERAS_ON_ALL))
+        )
         self._on_all = {hook for name in names for hook in _ON_ALL.get(name, ())}
 
     def __getattr__(self, name: str) -> Any:

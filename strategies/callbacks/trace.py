@@ -21,6 +21,7 @@ from strategies.collectives.health.spans import (
     covered,
     union,
 )
+from strategies.durable_files import write_file
 
 
 @dataclass
@@ -86,9 +87,7 @@ def write(path: str | os.PathLike[str], content: Mapping[str, Any]) -> None:
     target = Path(path)
     data = json.dumps(content).encode()
     target.parent.mkdir(parents=True, exist_ok=True)
-    new = target.with_name(f".{target.name}")
-    new.write_bytes(gzip.compress(data) if target.suffix == ".gz" else data)
-    new.replace(target)
+    write_file(target, gzip.compress(data) if target.suffix == ".gz" else data)
 
 
 def waits_of(workers: Sequence[WorkerSteps]) -> dict[int, list[Span]]:
