@@ -74,7 +74,7 @@ def _answer(request: dict[str, Any]) -> dict[str, object]:
 
 
 class _Relay:
-    """Carries a program's output to the launcher and the launcher's signals to the program."""
+    """Passes a program's output to the launcher, and the launcher's signals to the program."""
 
     def __init__(
         self,

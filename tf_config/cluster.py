@@ -1,4 +1,4 @@
-"""Tasks, the cluster they form, and TF_CONFIG: one task's view of it."""
+"""Tasks, the cluster that they form, and TF_CONFIG, one task's view of the cluster."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ def _panel(
     place: tuple[float, float, float, float],
     columns: int,
 ) -> float:
-    """Draws a host and its tasks; returns how high it is."""
+    """Draws a host and its tasks; returns the height of the drawing."""
     left, top, width, panel_width = place
     panel = ElementTree.SubElement(parent, "g")
     y = top + _LINE + _PAD

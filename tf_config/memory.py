@@ -73,7 +73,7 @@ def was_killed_by_kernel(pid: int, since: float, log: Path = _KERNEL_LOG) -> boo
                     if int(match[2]) == pid and int(match[1]) / 1e6 >= since - 1:
                         return True
         except BlockingIOError:
-            pass  # that was the last record
+            pass  # after the last record
         finally:
             os.close(descriptor)
     return False

@@ -109,7 +109,7 @@ class Job:
     def _look(self, where: Mapping[Task, Host], is_dry: bool) -> dict[str, remote.Found]:
         """Returns the resources of each host: ports for its tasks, cores and GPUs."""
         counts = Counter(host.name for host in where.values())
-        counts[next(iter(where.values())).name] += 1  # for the rendezvous, beside the first task
+        counts[next(iter(where.values())).name] += 1  # one port for the rendezvous
         hosts = {host.name: host for host in where.values()}
         far = {hosts[name]: count for name, count in counts.items() if not hosts[name].is_here}
         files = [self.program[0]] if is_script(self.program) else []

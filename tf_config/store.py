@@ -72,7 +72,7 @@ class StoreServer(ThreadingHTTPServer):
     """
 
     daemon_threads = True
-    allow_reuse_port = False  # newer Pythons share the port between two servers
+    allow_reuse_port = False  # newer Python versions would let two servers share the port
 
     def __init__(self, address: tuple[str, int], handler: Any = StoreHandler, secret: str = ""):
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET

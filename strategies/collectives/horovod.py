@@ -129,7 +129,7 @@ class HorovodCollectives:
         return all_reduce_by_dtype(tensors, all_reduce)
 
     def all_gather(self, tensor: tf.Tensor) -> tf.Tensor:
-        """Returns the workers' tensors joined along axis 0; see `Collectives`."""
+        """Returns the workers' tensors concatenated along axis 0; see `Collectives`."""
         return self._transport("all_gather", self._horovod.allgather, tensor)
 
     def broadcast(self, tensor: tf.Tensor) -> tf.Tensor:

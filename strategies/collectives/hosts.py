@@ -60,7 +60,7 @@ class HostCollectives:
         )
 
     def all_gather(self, tensor: tf.Tensor) -> tf.Tensor:
-        """Returns the workers' tensors joined along axis 0; see `Collectives`."""
+        """Returns the workers' tensors concatenated along axis 0; see `Collectives`."""
         return self._network.all_gather(tensor)
 
     def broadcast(self, tensor: tf.Tensor) -> tf.Tensor:

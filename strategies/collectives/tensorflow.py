@@ -153,7 +153,7 @@ class TensorFlowCollectives(AllToAllViaAllGather):
         return all_reduce_by_dtype(tensors, all_reduce)
 
     def all_gather(self, tensor: tf.Tensor) -> tf.Tensor:
-        """Returns the workers' tensors joined along axis 0; see `Collectives`."""
+        """Returns the workers' tensors concatenated along axis 0; see `Collectives`."""
         mine = tf.stack([tf.shape(tensor, tf.int64)[0], bytes_of(tensor)])
         rows, lengths = tf.unstack(
             tf.reshape(self._all_gather_vector(mine), [self.size, 2]), axis=1

@@ -64,7 +64,7 @@ class ServerCollectives(AllToAllViaAllGather):
         return all_reduce_by_dtype([tf.convert_to_tensor(t) for t in tensors], all_reduce)
 
     def all_gather(self, tensor: tf.Tensor) -> tf.Tensor:
-        """Returns the workers' tensors joined along axis 0; see `Collectives`."""
+        """Returns the workers' tensors concatenated along axis 0; see `Collectives`."""
         tensor = tf.convert_to_tensor(tensor)
         (joined,) = self._ordered_caller.call(
             "all_gather", self._gather_rows, [tensor], [tensor.dtype]

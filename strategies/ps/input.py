@@ -18,7 +18,7 @@ class ServerDataset(ReplicaDataset):
 
     Workers that take steps together split the rows among the workers that are present and combine
     the results. In the other modes workers do not wait for one another, so each worker reads all
-    rows and uses the servers' present values.
+    rows and uses the servers' present values (in "geo", its own values).
 
     Args:
       part: this worker's shard.

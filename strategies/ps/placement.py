@@ -54,7 +54,7 @@ class Placement:
     Args:
       servers: the number of servers.
       method: "round_robin", "hash" or a function.
-      min_slice_size: the minimum number of elements in a slice. None keeps variables whole.
+      min_slice_size: a number of elements, as above. None keeps variables whole.
 
     Raises:
       ValueError: if an argument is invalid.

@@ -152,7 +152,7 @@ class StepProgram:
         """Returns the present values on a server, one vector per dtype."""
         return server.run(self._server_programs[server.number].pull)
 
-    # What comes back.
+    # What a worker receives.
 
     @property
     def dtypes(self) -> list[tf.DType]:

@@ -73,7 +73,7 @@ class ServerEntries:
     ) -> None:
         try:
             result = self.session.run(fetch, feeds)
-        except (tf.errors.OpError, RuntimeError):  # the latter once the session is closed
+        except (tf.errors.OpError, RuntimeError):  # RuntimeError once the session is closed
             answer.put(None)
             return
         answer.put(b"" if result is None else result[0])

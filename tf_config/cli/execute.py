@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Becomes the program; returns only if that fails."""
+    """Replaces this process by the program; raises an error if that fails."""
     warn_of_options_behind(arguments)
     asked = request(arguments)
     what = commands.argv([arguments.program, *arguments.arguments])

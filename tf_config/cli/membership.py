@@ -108,7 +108,7 @@ def read(arguments: argparse.Namespace) -> Resolved:
 
 
 def _told(arguments: argparse.Namespace, meeting: Meeting) -> TFConfig:
-    """Returns the configuration of a task that the arguments name."""
+    """Returns the configuration of the task that the arguments name, after a rendezvous."""
     if arguments.rendezvous is None or arguments.workers is None:
         raise ClusterConfigError(
             "--task goes with --workers and --rendezvous. Received: without one of them. Write "

@@ -23,7 +23,7 @@ EXAMPLE = (
     "--memory-gib 64"
 )
 _DEEPEST = 32
-# The values that the file or an option may have.
+# The values that are given in the file or as options.
 _OPTIONS = {
     "batch": "examples of one worker in a step",
     "workers": "how many train (1)",

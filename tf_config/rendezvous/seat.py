@@ -79,7 +79,7 @@ class Report:
 
     @classmethod
     def of(cls, seat: Seat, host: str, port: int) -> Report:
-        """Returns the report of a process."""
+        """Returns the report of a process, with a new token."""
         tasks = tuple(str(task) for task in seat.roles.tasks)
         return cls(seat.rank, tasks, host, port, secrets.token_hex(8))
 

@@ -113,7 +113,7 @@ class WatchedCollectives:
         return self._run("all_reduce", self._collectives.all_reduce, list(tensors))
 
     def all_gather(self, tensor: tf.Tensor) -> tf.Tensor:
-        """Returns the workers' tensors joined along axis 0; see `Collectives`."""
+        """Returns the workers' tensors concatenated along axis 0; see `Collectives`."""
         return self._run("all_gather", self._collectives.all_gather, tensor)
 
     def broadcast(self, tensor: tf.Tensor) -> tf.Tensor:

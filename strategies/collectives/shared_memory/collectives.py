@@ -53,7 +53,7 @@ class SharedMemoryCollectives:
             ]
 
     def all_gather(self, tensor: tf.Tensor) -> tf.Tensor:
-        """Returns the workers' tensors joined along axis 0; see `Collectives`."""
+        """Returns the workers' tensors concatenated along axis 0; see `Collectives`."""
         (joined,) = self._move(self._gather, tensor)
         return tf.ensure_shape(joined, [None, *tensor.shape[1:]])
 

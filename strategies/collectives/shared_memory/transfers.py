@@ -13,7 +13,7 @@ import numpy as np
 from strategies.collectives.shared_memory.channel import CHUNK_BYTES, Channel
 
 _BUFFERS = 8
-_UNUSED = 3  # references
+_UNUSED = 3  # references to an unused buffer
 ALIGNMENT = 64  # of an array that TensorFlow can use without a copy
 
 

@@ -234,7 +234,7 @@ def serve(
     places = listening_hosts(address.host)
     attributes = {
         "daemon_threads": True,
-        "allow_reuse_port": False,  # newer Pythons share the port between two servers
+        "allow_reuse_port": False,  # newer Python versions would let two servers share the port
         "address_family": places[0][0],
     }
     server_class = type("Server", (server_class,), attributes)
