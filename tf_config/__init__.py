@@ -1,4 +1,4 @@
-"""Topology of a training job: tasks, clusters and TF_CONFIG. Imports no TensorFlow."""
+"""The topology of a training job: tasks, clusters and TF_CONFIG. Does not import TensorFlow."""
 
 from tf_config.address import Address
 from tf_config.builder import local_cluster

@@ -1,4 +1,4 @@
-"""Where a task listens: one host and one port."""
+"""The address of a task: a host and a port."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ZONE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 @dataclass(frozen=True)
 class Address:
-    """A host and a port, valid once built.
+    """A host and a port, validated on construction.
 
     >>> Address.parse("node1:2222")
     Address(host='node1', port=2222)
@@ -23,7 +23,7 @@ class Address:
 
     Attributes:
       host: a host name, an IPv4 address, or an IPv6 address without brackets.
-      port: 1 to 65535.
+      port: a port number from 1 to 65535.
     """
 
     host: str
@@ -31,7 +31,7 @@ class Address:
 
     @classmethod
     def parse(cls, text: object) -> Address:
-        """Returns the address that `host:port` or `[ipv6]:port` names.
+        """Returns the address given as `host:port` or `[ipv6]:port`.
 
         Raises:
           ClusterConfigError: if `text` is anything else.
@@ -77,7 +77,7 @@ class Address:
 
     @property
     def endpoint(self) -> tuple[str, int]:
-        """Equal for two addresses that are surely the same place: `localhost` is 127.0.0.1."""
+        """The normalized host and port: `localhost` is 127.0.0.1, for example."""
         host = self.host.lower().rstrip(".")
         if _is_ip(host, 6):
             host = ipaddress.IPv6Address(host).compressed
@@ -89,6 +89,6 @@ def _is_ip(host: str, version: int) -> bool:
         address = ipaddress.ip_address(host)
     except ValueError:
         return False
-    # Of a zone, such as eth0 in fe80::1%eth0, Python takes any text.
+    # Python accepts any text as a zone, such as eth0 in fe80::1%eth0.
     _, percent, zone = host.partition("%")
     return address.version == version and (not percent or bool(_ZONE.fullmatch(zone)))

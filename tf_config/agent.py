@@ -1,9 +1,9 @@
-"""What runs on another host: `python -m tf_config.agent`, told by its standard input.
+"""The launcher's agent on another host: `python -m tf_config.agent`, controlled by standard input.
 
-The first line is JSON: either `{"ports": 2, "files": [...]}`, to say what this host has, or
+The first line is JSON: either `{"ports": 2, "files": [...]}`, to report what this host has, or
 `{"argv": [...], "environ": {...}, "size": [80, 24]}`, to run a program. Each later line is the
-number of a signal for the program, or empty to say that the launcher is there. When the input
-ends, or nothing comes for 30 seconds, the launcher is gone, and so is the program soon.
+number of a signal for the program, or empty as a heartbeat of the launcher. If the input ends or
+nothing arrives for 30 seconds, the launcher is gone, and the agent ends the program.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ _INPUT, _OUTPUT = 0, 1
 
 
 def main() -> int:
-    """Does what standard input says; returns the program's exit code as a shell would."""
+    """Executes the request on standard input; returns the program's exit code as a shell would."""
     line = b""
     while not line.endswith(b"\n"):
-        step = os.read(_INPUT, 1)  # no more than the line: what follows it is for the program
+        step = os.read(_INPUT, 1)  # byte by byte: the input after the line is read by the relay
         if not step:
             return 2
         line += step
     request = json.loads(line)
     if "argv" not in request:
-        # A login script may have printed something without an end of the line.
+        # A login script may have printed text without a final line break.
         print(f"\n{json.dumps(_answer(request))}", flush=True)
         return 0
     environ = {**os.environ, **request["environ"]}
@@ -74,7 +74,7 @@ def _answer(request: dict[str, Any]) -> dict[str, object]:
 
 
 class _Relay:
-    """Carries a program's output to the launcher and the launcher's signals to the program."""
+    """Passes a program's output to the launcher, and the launcher's signals to the program."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class _Relay:
         self._gone = False
 
     def run(self) -> int:
-        """Returns when the program has ended and its output is passed on."""
+        """Relays until the program has ended and its output is passed on; returns its exit code."""
         os.set_blocking(_OUTPUT, False)
         session = self._session
         try:
@@ -118,7 +118,7 @@ class _Relay:
 
     def _step(self, timeout: float) -> None:
         self._vitals.look(self._session.popen.pid)
-        # While the way to the launcher is full, the program is not read, and waits as well.
+        # While the pipe to the launcher is full, the program's output is not read.
         sources = [_INPUT] if self._pending else [_INPUT, self._session.terminal]
         readable, _, _ = select.select(sources, [_OUTPUT] if self._pending else [], [], timeout)
         if _INPUT in readable:
@@ -129,7 +129,7 @@ class _Relay:
             self._pending = self._session.read()
             self._vitals.hear(self._pending.decode(errors="replace"))
             if not self._pending:
-                time.sleep(0.05)  # nobody has the terminal open: the program is about to end
+                time.sleep(0.05)  # no process has the terminal open: the program is about to end
         if self._pending:
             self._write(self._pending)
         if time.monotonic() - self._heard > _SILENCE_SECONDS:
@@ -156,7 +156,7 @@ class _Relay:
         self._session.signal(signal.SIGTERM)
         deadline = time.monotonic() + _GRACE_SECONDS
         while self._session.popen.poll() is None and time.monotonic() < deadline:
-            # Who writes a last word must not wait for a reader.
+            # A program that writes its last output must not wait for a reader.
             if select.select([self._session.terminal], [], [], 0.1)[0]:
                 self._session.read()
 

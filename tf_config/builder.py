@@ -1,4 +1,4 @@
-"""From roles and hosts to a cluster: which task runs where, and on which port it listens."""
+"""Clusters from roles and hosts: the host and port of each task."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tf_config.errors import ClusterConfigError
 from tf_config.hosts import Host, check_reachable
 from tf_config.roles import Roles
 
-# Below the range that Linux, macOS and Windows hand out for outgoing connections: a port
-# chosen here is not taken by a client of the same machine before the task listens on it.
+# Below the range that Linux, macOS and Windows use for outgoing connections, so that no client on
+# the same machine takes a chosen port before the task listens on it.
 PORTS = range(10_000, 32_000)
 _HERE = "127.0.0.1"
 
@@ -21,19 +21,19 @@ _HERE = "127.0.0.1"
 def local_cluster(
     workers: int = 1, *, chief: bool = False, ps: int = 0, host: str = _HERE
 ) -> ClusterSpec:
-    """Returns a cluster on this machine, each task on a port that is free now.
+    """Returns a cluster on this machine, each task on a currently free port.
 
     >>> [str(task) for task in local_cluster(workers=2, ps=1).addresses]
     ['worker 0', 'worker 1', 'ps 0']
 
     Args:
-      workers: how many workers; at least 1, or 0 beside a chief.
-      chief: whether there is a chief as well.
-      ps: how many parameter servers.
+      workers: the number of workers; at least 1, or 0 with a chief.
+      chief: whether the cluster has a chief.
+      ps: the number of parameter servers.
       host: the name or address of this machine that the tasks listen on.
 
     Raises:
-      ClusterConfigError: if a count is negative or nobody trains, or no port is free.
+      ClusterConfigError: if a count is negative, no task trains, or too few ports are free.
     """
     tasks = Roles(workers, ps, chief).tasks
     return cluster(dict.fromkeys(tasks, host), {host: free_ports(len(tasks), host)})
@@ -44,22 +44,22 @@ def place(
 ) -> dict[Task, Host]:
     """Returns the host of each task.
 
-    The chief and the workers fill the slots of the hosts in their order. Parameter servers go
-    round the hosts of their own, or beside the workers if there are none; they take no slot.
-    The evaluator runs on the last host.
+    The chief and the workers fill the slots of the hosts in order. Parameter servers are assigned
+    round-robin to `ps_hosts`, or to `hosts` if `ps_hosts` is empty; they take no slot. The
+    evaluator runs on the last host.
 
     >>> placed = place(Roles(workers=3, ps=1), [Host("a", 2), Host("b", 2)])
     >>> [f"{task} on {host.name}" for task, host in placed.items()]
     ['worker 0 on a', 'worker 1 on a', 'worker 2 on b', 'ps 0 on a']
 
     Args:
-      roles: how many tasks of each type.
-      hosts: where the training tasks run; none for this machine.
-      ps_hosts: where the parameter servers run.
+      roles: the number of tasks of each type.
+      hosts: the hosts of the training tasks; empty for this machine.
+      ps_hosts: the hosts of the parameter servers.
 
     Raises:
-      ClusterConfigError: if there are too few slots, hosts for servers that there are not, or
-        some hosts are named as only they call themselves.
+      ClusterConfigError: if there are too few slots, or hosts for parameter servers but no servers,
+        or if loopback names are mixed with names of other hosts.
     """
     training = roles.workers + roles.chief
     hosts = hosts or [Host(_HERE, max(training, 1))]
@@ -83,11 +83,11 @@ def place(
 
 
 def cluster(where: Mapping[Task, str], ports: Mapping[str, Sequence[int]]) -> ClusterSpec:
-    """Returns the cluster of tasks on hosts, each task on the next of its host's ports.
+    """Returns the cluster of tasks on hosts; each task gets the next of its host's ports.
 
     Args:
-      where: each task's host. An evaluator gets no address.
-      ports: each host's ports, as many as it has tasks.
+      where: the host of each task. An evaluator gets no address.
+      ports: the ports of each host, at least one per task.
 
     Raises:
       ClusterConfigError: if there are too few ports.
@@ -108,10 +108,10 @@ def cluster(where: Mapping[Task, str], ports: Mapping[str, Sequence[int]]) -> Cl
 
 
 def free_ports(count: int, host: str = _HERE) -> list[int]:
-    """Returns `count` different TCP ports that nobody listens on at `host` now.
+    """Returns `count` different TCP ports on which no process listens at `host` now.
 
     Raises:
-      ClusterConfigError: if there are not that many.
+      ClusterConfigError: if there are too few free ports.
     """
     ports: list[int] = []
     for port in random.SystemRandom().sample(PORTS, len(PORTS)):
@@ -128,7 +128,7 @@ def free_ports(count: int, host: str = _HERE) -> list[int]:
 
 
 def ports_from(first: int, count: int) -> list[int]:
-    """Returns up to `count` ports from `first` on, whether they are free or not."""
+    """Returns up to `count` consecutive ports from `first` on, free or not."""
     return list(range(first, min(first + count, 1 << 16)))
 
 

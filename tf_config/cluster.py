@@ -1,4 +1,4 @@
-"""Tasks, the cluster they form, and TF_CONFIG: one task's view of it."""
+"""Tasks, the cluster that they form, and TF_CONFIG, one task's view of the cluster."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _EXAMPLE = (
 
 @dataclass(frozen=True)
 class Task:
-    """One process of a cluster, such as worker 1; valid once built.
+    """One process of a cluster, such as worker 1; validated on construction.
 
     >>> str(Task("worker", 1))
     'worker 1'
 
     Attributes:
-      type: one of `chief`, `worker`, `ps`, `evaluator`.
-      index: the number among the tasks of that type, from 0.
+      type: one of `chief`, `worker`, `ps` and `evaluator`.
+      index: the task's index among the tasks of its type, from 0.
     """
 
     type: str
@@ -45,7 +45,7 @@ class Task:
 
     @classmethod
     def parse(cls, text: str) -> Task:
-        """Returns the task that `worker:1` or `worker 1` names; `chief` alone is chief 0.
+        """Returns the task given as `worker:1` or `worker 1`; `chief` alone is chief 0.
 
         Raises:
           ClusterConfigError: if `text` is anything else.
@@ -63,16 +63,16 @@ class Task:
 
     @property
     def label(self) -> str:
-        """The name without a space, for files: `worker-1`."""
+        """The task's name for files, without a space: `worker-1`."""
         return f"{self.type}-{self.index}"
 
 
 @dataclass(frozen=True)
 class ClusterSpec:
-    """The addresses of all tasks that train together; valid once built.
+    """The addresses of all tasks that train together, validated on construction.
 
-    Indices of a job need not be dense: TensorFlow's sparse form names only the tasks that
-    this one has to know.
+    The indices of a job need not be consecutive: TensorFlow's sparse form names only the tasks that
+    this task has to know.
 
     >>> spec = ClusterSpec.from_dict({"worker": ["node1:2222", "node2:2222"]})
     >>> [str(task) for task in spec.training_tasks]
@@ -81,7 +81,7 @@ class ClusterSpec:
     'node2:2222'
 
     Attributes:
-      addresses: each task's address, chief first, then workers, then parameter servers.
+      addresses: the address of each task: the chief, then the workers, then the parameter servers.
     """
 
     addresses: Mapping[Task, Address]
@@ -102,10 +102,11 @@ class ClusterSpec:
         """Returns the cluster of TF_CONFIG's `cluster` value.
 
         Args:
-          jobs: job name to a list of addresses, or to a dictionary of index to address.
+          jobs: a dictionary from job names to lists of addresses, or to dictionaries from index to
+            address.
 
         Raises:
-          ClusterConfigError: if a rule is broken.
+          ClusterConfigError: if the value breaks a rule.
         """
         if not isinstance(jobs, Mapping) or not jobs:
             raise ClusterConfigError(
@@ -126,7 +127,7 @@ class ClusterSpec:
         return cls(addresses)
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns what TF_CONFIG's `cluster` holds: lists, or the sparse form where needed."""
+        """Returns TF_CONFIG's `cluster` value: lists, or the sparse form if indices have gaps."""
         jobs: dict[str, dict[int, str]] = {}
         for task, address in self.addresses.items():
             jobs.setdefault(task.type, {})[task.index] = str(address)
@@ -141,13 +142,13 @@ class ClusterSpec:
 
     @property
     def training_tasks(self) -> tuple[Task, ...]:
-        """The tasks that train: the chief first, then the workers. Their order is the rank."""
+        """The tasks that train, in the order of their ranks: the chief, then the workers."""
         return self.tasks("chief") + self.tasks("worker")
 
 
 @dataclass(frozen=True)
 class TFConfig:
-    """One task's TF_CONFIG: the cluster and which task this is; valid once built.
+    """One task's TF_CONFIG: the cluster and this task; validated on construction.
 
     >>> config = TFConfig.from_json(
     ...     '{"cluster": {"worker": ["node1:2222"]}, "task": {"type": "worker", "index": "0"}}')
@@ -156,7 +157,7 @@ class TFConfig:
 
     Attributes:
       cluster: all tasks that train together.
-      task: this one. An evaluator is not in `cluster`, as TensorFlow has it.
+      task: this task. An evaluator is not in `cluster`, as in TensorFlow.
       environment: TF_CONFIG's `environment` (Kubeflow writes `cloud`), or None.
       rpc_layer: TF_CONFIG's `rpc_layer`, or None for TensorFlow's default, `grpc`.
     """
@@ -182,10 +183,10 @@ class TFConfig:
 
     @classmethod
     def from_json(cls, text: str) -> TFConfig:
-        """Returns the configuration that a TF_CONFIG string holds, read as TensorFlow reads it.
+        """Returns the configuration in a TF_CONFIG string, read as TensorFlow reads it.
 
-        Keys other than `cluster`, `task`, `environment` and `rpc_layer` are left to other
-        readers, as TensorFlow does.
+        As in TensorFlow, keys other than `cluster`, `task`, `environment` and `rpc_layer` are
+        ignored.
 
         Raises:
           ClusterConfigError: if the string is not JSON or breaks a rule.
@@ -222,13 +223,13 @@ class TFConfig:
         """Returns the configuration in the environment variable TF_CONFIG; None if it is unset.
 
         Raises:
-          ClusterConfigError: if it is set and wrong; an empty one is wrong.
+          ClusterConfigError: if it is set but invalid; an empty value is invalid.
         """
         text = (os.environ if environ is None else environ).get(VARIABLE)
         return None if text is None else cls.from_json(text)
 
     def to_json(self) -> str:
-        """Returns the TF_CONFIG string; `from_json` gives back an equal object."""
+        """Returns the TF_CONFIG string, from which `from_json` builds an equal object."""
         values: dict[str, Any] = {
             "cluster": self.cluster.to_dict(),
             "task": {"type": self.task.type, "index": self.task.index},
@@ -240,7 +241,7 @@ class TFConfig:
 
     @property
     def address(self) -> Address | None:
-        """Where this task listens; None for an evaluator."""
+        """The address that this task listens on; None for an evaluator."""
         return self.cluster.addresses.get(self.task)
 
 

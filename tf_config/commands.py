@@ -1,4 +1,4 @@
-"""What is started for each task: program, arguments, environment and host. Starts nothing."""
+"""The command of each task: program, arguments, environment and host. Starts nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tf_config.hosts import Host
 from tf_config.secret import SECRET_VARIABLE
 from tf_config.settings import RENDEZVOUS_VARIABLE, Setting
 
-# A parameter server. It is started by name, for this package knows nothing of what it serves.
+# The module of a parameter server, started by name because this package does not depend on it.
 SERVER = "strategies.serve"
 _OTHER_GPUS = ("/dev/kfd", "/dev/dxg")
 LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
@@ -25,14 +25,14 @@ LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
 
 @dataclass(frozen=True)
 class Command:
-    """What is started for one task.
+    """The command that is started for one task.
 
     Attributes:
       task: the task.
       argv: the program and its arguments.
-      environ: its environment; on another host what is set there beside its own.
+      environ: the whole environment; on another host, the variables set in addition to its own.
       host: the other host that it runs on; None for this machine.
-      via: the command that reaches that host, and starts there what starts this one.
+      via: the command that reaches the other host and starts the agent there.
     """
 
     task: Task
@@ -43,10 +43,10 @@ class Command:
 
 
 def argv(program: Sequence[str]) -> tuple[str, ...]:
-    """Returns what to start for a program and its arguments; `x.py` runs in this Python.
+    """Returns the command line for a program and its arguments; `x.py` runs in this Python.
 
     Raises:
-      ClusterConfigError: if it is a script that does not exist, or that Python cannot read.
+      ClusterConfigError: if the program is a script that does not exist or has a syntax error.
     """
     if not is_script(program):
         return tuple(program)
@@ -64,13 +64,13 @@ def argv(program: Sequence[str]) -> tuple[str, ...]:
 
 
 def _check_syntax(path: Path) -> None:
-    """Checks that Python can read a script, or each task would say the same."""
+    """Checks the syntax of a script, so that the error appears once and not in each task."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             compile(path.read_bytes(), path, "exec", dont_inherit=True)
     except OSError:
-        return  # Python says it
+        return  # Python reports it
     except (SyntaxError, ValueError) as error:
         line = getattr(error, "lineno", None)
         where = (
@@ -85,7 +85,7 @@ def _check_syntax(path: Path) -> None:
 
 
 def is_script(program: Sequence[str]) -> bool:
-    """Whether a program is a Python script."""
+    """Returns whether a program is a Python script."""
     return program[0].endswith(".py")
 
 
@@ -97,10 +97,10 @@ def command(
     rendezvous: Address,
     secret: str = "",
 ) -> Command:
-    """Returns the command of one task: `what` in `environ`, with its settings and TF_CONFIG.
+    """Returns the command of one task: `what` in `environ`, with the task's settings and TF_CONFIG.
 
-    A ps task runs the parameter server in place of `what`. Tasks that train together get the
-    secret of their job, if it has one.
+    A ps task runs the parameter server instead of `what`. If the cluster has several tasks, they
+    get the job's secret, if it has one.
     """
     values = {setting.variable: setting.value for setting in settings}
     told = {**environ, **values, VARIABLE: config.to_json()}
@@ -110,7 +110,7 @@ def command(
             told[SECRET_VARIABLE] = secret
     if config.task.type != "ps":
         return Command(config.task, what, told)
-    # Its warnings are of requests that workers take back as they end.
+    # A server's warnings are about requests that workers cancel as they end.
     is_asked = any(each.variable == LOG_LEVEL and each.origin == "argument" for each in settings)
     told[LOG_LEVEL] = values[LOG_LEVEL] if is_asked else environ.get(LOG_LEVEL, "2")
     return Command(config.task, (sys.executable, "-m", SERVER), told)
@@ -124,10 +124,10 @@ def cores() -> int:
 
 
 def gpus() -> int | None:
-    """Returns the number of GPUs of this machine; None if only TensorFlow could find that out.
+    """Returns the number of GPUs of this machine; None if only TensorFlow could find out.
 
-    NVIDIA's driver makes a file for each. Another maker's, and those that reach a virtual machine
-    of Windows, have other files, which do not say how many there are.
+    NVIDIA's driver creates a device file per GPU. GPUs of other vendors, and those passed to a
+    virtual machine by Windows, have other files, which do not tell their number.
     """
     if any(Path(name).exists() for name in _OTHER_GPUS):
         return None

@@ -1,4 +1,4 @@
-"""Whether the addresses of a cluster can be reached from here."""
+"""Checks whether the addresses of a cluster can be reached from this machine."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ _AT_ONCE = 64
 
 
 class Reached(NamedTuple):
-    """What came of one attempt."""
+    """The result of one attempt to connect."""
 
     state: str  # "taken", "closed" or "unreachable"
     reason: str
 
 
 def connect(addresses: Iterable[Address], timeout: float) -> dict[Address, Reached]:
-    """Returns what each address answers: all are tried at once.
+    """Returns the result of connecting to each address; many are tried at once.
 
-    `taken` means that something listens there already, `closed` that the host is there and
-    nobody listens, which is right before a job starts, `unreachable` anything else.
+    `taken` means that something listens there already. `closed` means that the host answers but
+    nothing listens, as it should be before a job starts. `unreachable` is anything else.
     """
     left = list(addresses)
     found: dict[Address, Reached] = {}
-    # Not a pool of threads, which is closed when a script has ended and its errors are explained.
+    # Not a thread pool: it is shut down when a script ends, while errors are still explained.
     while left:
         threads = [
             threading.Thread(target=_try_into, args=(found, address, timeout), daemon=True)

@@ -1,4 +1,4 @@
-"""What a training job can use on this machine, and how to get what is missing: a table."""
+"""A report of what a training job can use on this machine, and how to get what is missing."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _INSTALL = "tf-config install-horovod"
 
 
 class Finding(NamedTuple):
-    """What a probe found.
+    """The result of a probe.
 
     Attributes:
-      found: whether it is there and can be used.
-      text: its version; or if it is of no use, why, and the way out if it is a special one.
+      found: whether the item is present and usable.
+      text: the version; if the item is unusable, the reason and any special remedy.
     """
 
     found: bool
@@ -30,12 +30,12 @@ class Finding(NamedTuple):
 
 @dataclass(frozen=True)
 class Probe:
-    """One thing that is looked for.
+    """An item to look for.
 
     Attributes:
-      name: what it is called.
-      find: looks for it.
-      remedy: how to get it.
+      name: the item's name.
+      find: looks for the item on a machine.
+      remedy: how to get the item.
       needed: whether nothing works without it.
     """
 
@@ -46,7 +46,7 @@ class Probe:
 
 
 class Line(NamedTuple):
-    """What is said of one thing."""
+    """The line of the report on one item."""
 
     mark: str
     text: str
@@ -56,11 +56,11 @@ class Line(NamedTuple):
 
 
 def examine(machine: Machine, probes: Sequence[Probe] | None = None) -> Iterator[Line]:
-    """Yields a line for each thing that is looked for, as soon as it is known.
+    """Yields a line for each item, as soon as it is known.
 
     Args:
-      machine: where to look.
-      probes: what to look for; None for all of `PROBES`.
+      machine: the machine to examine.
+      probes: the items to look for; None for all of `PROBES`.
     """
     for probe in PROBES if probes is None else probes:
         found, text = probe.find(machine)
@@ -71,12 +71,12 @@ def examine(machine: Machine, probes: Sequence[Probe] | None = None) -> Iterator
 
 
 def exit_code(lines: Iterable[Line]) -> int:
-    """Returns 0, or 2 if something is missing without which nothing works."""
+    """Returns 0, or 2 if an item is missing without which nothing works."""
     return 2 if MISSING in {line.mark for line in lines} else 0
 
 
 def within(version: str, bounds: str) -> bool:
-    """Whether a version is in a range.
+    """Returns whether a version is in a range.
 
     >>> [within(version, ">=2.18,<2.22") for version in ("2.17.1", "2.18.0", "2.22.0rc1")]
     [False, True, False]
@@ -118,7 +118,7 @@ def _tf_keras(machine: Machine) -> Finding:
     version, tensorflow = machine.package("tf_keras"), machine.package("tensorflow")
     if tensorflow is None or (version and _numbers(version) == _numbers(tensorflow)):
         return Finding(version is not None, version or "")
-    # Without a version, pip would take the newest, and put its TensorFlow in this one's place.
+    # Without a version, pip would install the newest and replace TensorFlow with the one it needs.
     minor = ".".join(map(str, _numbers(tensorflow)))
     here = f"{version} is not for TensorFlow {minor}; " if version else ""
     return Finding(False, f'{here}pip install "tf_keras=={minor}.*"')
@@ -138,7 +138,7 @@ def _onednn(machine: Machine) -> Finding:
 
 
 def _program(name: str, *arguments: str, pattern: str) -> Callable[[Machine], Finding]:
-    """Returns a probe for a program whose output has its version in `pattern`'s first group."""
+    """Returns a probe for a program; `pattern`'s first group matches the version in its output."""
 
     def find(machine: Machine) -> Finding:
         answer = machine.ask(name, *arguments)
@@ -152,7 +152,7 @@ def _program(name: str, *arguments: str, pattern: str) -> Callable[[Machine], Fi
 
 
 def _unclear(command: str, answer: Answer) -> Finding:
-    """Returns the finding for a program that is there, and does not say its version."""
+    """Returns the finding for a program that is present but does not report its version."""
     lines = [line.strip() for line in answer.text.splitlines() if line.strip()]
     said = "does not end" if answer.code is None else "says nothing"
     if lines:
@@ -223,7 +223,7 @@ def _horovod(machine: Machine) -> Finding:
 
 
 def _horovod_with(name: str, *sections: str) -> Callable[[Machine], Finding]:
-    """Returns a probe for what Horovod was built with."""
+    """Returns a probe for a feature that Horovod was built with."""
 
     def find(machine: Machine) -> Finding:
         if machine.package("horovod") is None or machine.horovod is None:
@@ -237,7 +237,7 @@ def _horovod_with(name: str, *sections: str) -> Callable[[Machine], Finding]:
 
 
 _ONEDNN = "TF_ENABLE_ONEDNN_OPTS"
-# With one of these in a processor TensorFlow uses oneDNN, unless told otherwise.
+# On processors with one of these features, TensorFlow uses oneDNN by default.
 _FOR_NEURAL_NETWORKS = (
     "avx512_vnni",
     "avx512_bf16",
@@ -250,7 +250,7 @@ _SLURM_REMEDY = "Debian's packages slurm-wlm and munge"
 _REBUILD = f"build it anew: {_INSTALL}; by hand: BUILD.md"
 _CONTROLLERS, _OPERATIONS = "Controllers", "Tensor Operations"
 
-# Horovod last: it takes seconds, all the others together less than one.
+# Horovod comes last: it takes seconds, all others together less than one.
 PROBES = (
     Probe("Python", _python, "", needed=True),
     Probe(

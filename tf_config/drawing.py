@@ -1,4 +1,4 @@
-"""A drawing of a cluster as SVG: its hosts, the tasks on them, and what the tasks hold."""
+"""A drawing of a cluster as SVG: its hosts, their tasks, and what the tasks hold."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 from tf_config.cluster import ClusterSpec, Task
 
 _LINE, _PAD, _GAP, _TITLE = 18.0, 12.0, 16.0, 44.0
-_CHARACTER, _OF_HEAD = 7.0, 9.0  # width of one in a line and in a head, about
+_CHARACTER, _OF_HEAD = 7.0, 9.0  # approximate width of a character in a line and in a heading
 _NARROWEST, _WIDEST = 130.0, 430.0
 _ACROSS = 1000.0
 _MOST_LINES = 24
@@ -30,10 +30,10 @@ class Box:
     """One task of a drawing.
 
     Attributes:
-      kind: the task's type, which says its colour.
+      kind: the task's type, which determines the color.
       title: the task's name.
-      lines: what stands below it.
-      is_marked: whether it has a bold frame.
+      lines: the lines below the title.
+      is_marked: whether the box has a bold frame.
     """
 
     kind: str
@@ -45,7 +45,7 @@ class Box:
 def draw_cluster(
     cluster: ClusterSpec, this_task: Task | None, held: Mapping[Task, Sequence[str]] | None = None
 ) -> str:
-    """Returns a drawing of a cluster, as the text of an SVG file.
+    """Returns a drawing of a cluster as the text of an SVG file.
 
     >>> spec = ClusterSpec.from_dict({"worker": ["node1:2222", "node2:2222"]})
     >>> draw_cluster(spec, Task("worker", 0)).count("<rect")
@@ -53,8 +53,8 @@ def draw_cluster(
 
     Args:
       cluster: the tasks and their addresses.
-      this_task: has a bold frame; None for no task.
-      held: further lines of a task.
+      this_task: the task to draw with a bold frame; None for no task.
+      held: further lines for each task.
     """
     hosts: dict[str, list[Box]] = {}
     for task, address in cluster.addresses.items():
@@ -69,7 +69,7 @@ def draw_cluster(
 
 
 def draw(title: str, hosts: Mapping[str, Sequence[Box]]) -> str:
-    """Returns a drawing of tasks by their hosts, as the text of an SVG file.
+    """Returns a drawing of tasks, grouped by host, as the text of an SVG file.
 
     >>> ElementTree.fromstring(draw("one", {"node1": [Box("worker", "worker 0")]})).tag
     '{http://www.w3.org/2000/svg}svg'
@@ -117,7 +117,7 @@ def _panel(
     place: tuple[float, float, float, float],
     columns: int,
 ) -> float:
-    """Draws a host and its tasks; returns how high it is."""
+    """Draws a host and its tasks; returns the height of the drawing."""
     left, top, width, panel_width = place
     panel = ElementTree.SubElement(parent, "g")
     y = top + _LINE + _PAD
@@ -166,7 +166,7 @@ def _box_width(boxes: Sequence[Box]) -> float:
 
 
 def _fitting(text: str, width: float) -> str:
-    """Returns a text with its middle left out if it is longer than a box is wide."""
+    """Returns a text, with its middle left out if it does not fit into a box."""
     most = int((width - 2 * _PAD) / _CHARACTER)
     if len(text) <= most:
         return text

@@ -1,4 +1,4 @@
-"""The one error of this package, and how it shows what it received."""
+"""The error of this package, and helpers for its messages."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Iterable
 
 
 class ClusterConfigError(ValueError):
-    """A cluster, task or TF_CONFIG that breaks a rule.
+    """Raised when a cluster, task or TF_CONFIG breaks a rule.
 
-    The message is one line: the rule, the value received and the way out.
+    The message is one line: the rule, the value received and the remedy.
     """
 
 
@@ -27,7 +27,7 @@ def shown(value: object, limit: int = 160) -> str:
 
 
 def suggestion(value: object, known: Iterable[str]) -> str:
-    """Returns the question whether something known was meant, if it is much like `value`.
+    """Returns a question that suggests the known name closest to `value`; "" if none is close.
 
     >>> suggestion("wrokers", ["workers", "ps"])
     " Did you mean 'workers'?"

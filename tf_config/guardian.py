@@ -1,8 +1,8 @@
-"""A process that outlives the launcher by a moment, to end what the launcher could not.
+"""A process that briefly outlives the launcher, to end the processes that the launcher could not.
 
-It reads process group numbers from its standard input: `N` to watch, `-N` to forget. When the
-input ends, the launcher is gone (even by SIGKILL, which nobody can catch): it ends every group
-still watched.
+It reads process group IDs from its standard input: `N` to watch a group, `-N` to forget it. When
+the input ends, the launcher is gone (even after SIGKILL, which cannot be caught), and the guardian
+kills every group that it still watches.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 
 
 def main() -> None:
-    """Watches until standard input ends, then kills."""
+    """Watches groups until standard input ends, then kills those that are left."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     groups: set[int] = set()

@@ -1,4 +1,4 @@
-"""Horovod's variables: what `horovodrun` tells each process, from a cluster and a task.
+"""Horovod's environment variables, as `horovodrun` sets them, from a cluster and a task.
 
 Checked on Horovod 0.28.1 (github.com/horovod/horovod, horovod/runner/gloo_run.py).
 """
@@ -15,14 +15,14 @@ CONTROLLER_VARIABLE = "HOROVOD_CONTROLLER"
 OPERATIONS_VARIABLE = "HOROVOD_CPU_OPERATIONS"
 INTERFACE_VARIABLE = "HOROVOD_GLOO_IFACE"
 _GLOO = "gloo"
-# A launcher that set one of these has started the processes as one MPI job as well.
+# Set by launchers that also start the processes as one MPI job.
 MPI_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
 
 
 def place(cluster: ClusterSpec, task: Task) -> dict[str, str]:
-    """Returns the variables that say which of Horovod's processes a task is.
+    """Returns the variables that give a task its ranks among Horovod's processes.
 
-    The chief and the workers take part, in the order of their ranks.
+    Horovod's processes are the chief and the workers, in the order of their ranks.
 
     >>> spec = ClusterSpec.from_dict({"worker": ["a:1", "a:2", "b:1"]})
     >>> variables = place(spec, Task("worker", 1))
@@ -47,22 +47,22 @@ def place(cluster: ClusterSpec, task: Task) -> dict[str, str]:
 
 
 def rendezvous_at(host: str, port: int) -> dict[str, str]:
-    """Returns the variables that say where Horovod's processes find each other."""
+    """Returns the variables with the address of Horovod's rendezvous."""
     return {"HOROVOD_GLOO_RENDEZVOUS_ADDR": host, "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port)}
 
 
 def defaults(
     cluster: ClusterSpec, task: Task, environ: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """Returns the variables that have Horovod's processes find each other by Gloo.
+    """Returns the variables that make Horovod's processes connect through Gloo.
 
-    They are defaults: what the environment says of the same wins.
+    They are defaults: variables that the environment already has take precedence.
 
     Args:
       cluster: the tasks.
-      task: the one that runs on this machine.
-      environ: its environment. Where MPI has started exactly the tasks that train, Horovod is
-        left to choose between MPI and Gloo as it was built. None is Gloo.
+      task: the task that runs on this machine.
+      environ: the task's environment. If MPI has started exactly the tasks that train, Horovod
+        itself chooses between MPI and Gloo, depending on its build. None chooses Gloo.
     """
     interface = interface_of(cluster.addresses[task].host)
     found = {} if interface is None else {INTERFACE_VARIABLE: interface}

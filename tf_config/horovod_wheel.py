@@ -1,7 +1,8 @@
-"""Horovod's wheel for the installed TensorFlow: built once, and kept.
+"""Horovod's wheel for the installed TensorFlow, built once and cached.
 
-BUILD.md tells what is built and why so. The wheel is kept in ~/.cache/keras-strategies (or
-$XDG_CACHE_HOME) under a name of all that it depends on, and used again by every environment.
+BUILD.md explains what is built and why. The wheel is cached in ~/.cache/keras-strategies (or under
+$XDG_CACHE_HOME), under a name made of everything that it depends on, and reused by every
+environment.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from pathlib import Path
 
 VERSION = "0.28.1"
 NEWEST_WITHOUT_FLAG = (2, 18)
-# Horovod's Gloo meets at HOROVOD_GLOO_IFACE, but moves the data over the address that the machine's
-# name stands for: on many machines 127.0.1.1, on some none, which ends in a crash. An assignment is
-# missing where the address is chosen. The version number tells that it is there.
+# Horovod's Gloo meets at HOROVOD_GLOO_IFACE, but transfers data over the address that the machine's
+# name resolves to: on many machines 127.0.1.1, on some none, which causes a crash. An assignment is
+# missing where the address is chosen. The version number tells that the fix is present.
 FIXES = (
     (
         "horovod/common/gloo/gloo_context.cc",
@@ -45,27 +46,27 @@ _HEARTBEAT_SECONDS = 15
 
 
 class BuildError(Exception):
-    """What is missing or failed, and the way out."""
+    """Raised when something for the build is missing or failed; the message has the remedy."""
 
 
 def install() -> Path:
-    """Installs the wheel into this Python's environment; returns it.
+    """Installs the wheel into this Python's environment; returns the wheel's path.
 
     Raises:
-      BuildError: if it cannot be built or installed.
+      BuildError: if the wheel cannot be built or installed.
     """
     made = wheel()
     run_pip("install", str(made))
-    # Once more: one of the same version may be there that was built for another TensorFlow.
+    # Forced: a wheel of the same version, built for another TensorFlow, may be installed already.
     run_pip("install", "--quiet", "--no-deps", "--force-reinstall", str(made))
     return made
 
 
 def wheel() -> Path:
-    """Returns the wheel for the installed TensorFlow, built if it was not before.
+    """Returns the path of the wheel for the installed TensorFlow; builds it if it is not cached.
 
     Raises:
-      BuildError: if it cannot be built.
+      BuildError: if the wheel cannot be built.
     """
     try:
         tensorflow = importlib.metadata.version("tensorflow")
@@ -88,7 +89,7 @@ def wheel() -> Path:
         build(Path(scratch), environ, tensorflow, log)
         (made,) = Path(scratch).glob("horovod-*.whl")
         kept.mkdir(parents=True, exist_ok=True)
-        # First under another name: a copy that is cut short must not be taken for a wheel.
+        # Copied under another name first: an interrupted copy must not be mistaken for a wheel.
         part = kept / f"{made.name}.{os.getpid()}.part"
         shutil.copyfile(made, part)
         part.replace(kept / made.name)
@@ -97,7 +98,7 @@ def wheel() -> Path:
 
 
 def build_options(tensorflow: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """Returns the variables that Horovod's build reads, the user's own HOROVOD_... among them."""
+    """Returns the variables that Horovod's build reads, including the user's own HOROVOD_... ."""
     options = dict(DEFAULTS)
     if "HOROVOD_WITH_MPI" not in environ:
         options["HOROVOD_WITHOUT_MPI"] = "1"
@@ -111,7 +112,7 @@ def build_options(tensorflow: str, environ: Mapping[str, str]) -> dict[str, str]
 
 
 def cache_directory(tensorflow: str, options: dict[str, str]) -> Path:
-    """Returns where the wheel is kept: its name has all that the wheel depends on."""
+    """Returns the wheel's cache directory, whose name has everything that the wheel depends on."""
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     recipe = hashlib.sha256(repr((sorted(options.items()), FIXES)).encode()).hexdigest()[:8]
     tag = f"cp{sys.version_info[0]}{sys.version_info[1]}-{sysconfig.get_platform()}"
@@ -130,7 +131,7 @@ def need_compiler() -> None:
 
 
 def with_cmake(scratch: Path) -> str:
-    """Returns a PATH with a cmake below 4, from the package index if the system has none."""
+    """Returns a PATH with cmake 3.13 or newer, below 4; from the package index if needed."""
     path = os.environ["PATH"]
     cmake = shutil.which("cmake")
     if cmake is not None:
@@ -146,10 +147,10 @@ def with_cmake(scratch: Path) -> str:
 
 
 def with_setuptools(scratch: Path) -> dict[str, str]:
-    """Returns the variables by which the build finds setuptools and wheel.
+    """Returns the variables with which the build finds setuptools and wheel.
 
-    Where the environment lacks them, as new ones of Python 3.12 do, they come from the package
-    index, for the build alone.
+    If the environment lacks them, as new environments of Python 3.12 do, they are installed from
+    the package index for the build only.
     """
     if all(map(importlib.util.find_spec, ("setuptools", "wheel"))):
         return {}
@@ -161,12 +162,12 @@ def with_setuptools(scratch: Path) -> dict[str, str]:
 
 
 def build(scratch: Path, environ: Mapping[str, str], tensorflow: str, log: Path) -> None:
-    """Runs the build, with a sign of life every few seconds."""
+    """Runs the build, and prints progress every few seconds."""
     say(
         f"Building Horovod {VERSION} for TensorFlow {tensorflow}: two to four minutes on two "
         f"cores, once. Its output: {log}"
     )
-    # Without pip's own cache of wheels, which does not know what TensorFlow one was built for.
+    # Without pip's cache, which does not know for which TensorFlow a wheel was built.
     command = [sys.executable, "-m", "pip", "wheel", "--no-cache-dir", "--no-build-isolation"]
     command += ["--no-deps", "--wheel-dir", str(scratch), str(fixed_source(scratch, environ))]
     start = time.monotonic()
@@ -185,7 +186,7 @@ def build(scratch: Path, environ: Mapping[str, str], tensorflow: str, log: Path)
 
 
 def fixed_source(scratch: Path, environ: Mapping[str, str]) -> Path:
-    """Returns the directory of Horovod's source, with FIXES applied."""
+    """Returns the directory of Horovod's source with FIXES applied."""
     run_pip(
         "download", "--quiet", "--no-deps", "--no-binary", ":all:", "--no-build-isolation",
         "--dest", str(scratch), f"horovod=={VERSION}", environ=environ,
@@ -205,12 +206,12 @@ def fixed_source(scratch: Path, environ: Mapping[str, str]) -> Path:
 
 
 def run_pip(*arguments: str, environ: Mapping[str, str] | None = None) -> None:
-    """Runs pip, its output on standard error."""
+    """Runs pip with its output on standard error."""
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *arguments]
     if subprocess.run(command, env=environ, stdout=sys.stderr).returncode != 0:
         raise BuildError(f"'pip {' '.join(arguments)}' failed; its output is above.")
 
 
 def say(text: str) -> None:
-    """Prints a line for the person who waits."""
+    """Prints a line for the user to standard error."""
     print(text, file=sys.stderr, flush=True)

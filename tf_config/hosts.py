@@ -1,4 +1,4 @@
-"""Hosts and how many workers each may run, from a list on the command line or a file."""
+"""Hosts and their numbers of slots, from a list on the command line or from a file."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 @dataclass(frozen=True)
 class Host:
-    """A machine that tasks run on; valid once built.
+    """A machine that tasks run on; validated on construction.
 
     Attributes:
-      name: its name or IP address, without brackets.
-      slots: how many training tasks it runs.
-      user: whom ssh logs in as; None for ssh's default.
+      name: the host's name or IP address, without brackets.
+      slots: the number of training tasks that the host runs.
+      user: the user that ssh logs in as; None for ssh's default.
     """
 
     name: str
@@ -45,24 +45,24 @@ class Host:
 
     @property
     def login(self) -> str:
-        """What ssh is told: `user@name`, or the name alone."""
+        """The destination for ssh: `user@name`, or only the name."""
         return self.name if self.user is None else f"{self.user}@{self.name}"
 
     @property
     def is_loopback(self) -> bool:
-        """Whether every machine calls itself that."""
+        """Whether the name is a loopback name, which on every machine means the machine itself."""
         return self.name.lower() in _LOOPBACK
 
     @property
     def is_here(self) -> bool:
-        """Whether it is surely this machine."""
+        """Whether the host is certainly this machine."""
         return self.is_loopback or self.name.lower() in _own_names()
 
 
 def parse_hosts(text: str) -> list[Host]:
-    """Returns the hosts of a list as `horovodrun -H` and `mpirun --host` take it.
+    """Returns the hosts of a list in the form of `horovodrun -H` and `mpirun --host`.
 
-    A host that stands twice has the slots of both; no number is one slot.
+    A host without a number has one slot. The slots of a host that is listed twice are added.
 
     >>> parse_hosts("node1:2,root@node2")
     [Host(name='node1', slots=2, user=None), Host(name='node2', slots=1, user='root')]
@@ -70,13 +70,13 @@ def parse_hosts(text: str) -> list[Host]:
     [Host(name='fd00::7', slots=4, user=None)]
 
     Raises:
-      ClusterConfigError: if it is none.
+      ClusterConfigError: if the text is not such a list.
     """
     return _merged(_host(item.strip(), text) for item in text.split(","))
 
 
 def format_hosts(hosts: Iterable[Host]) -> str:
-    """Returns the list that `parse_hosts` reads.
+    """Returns a list of hosts as text that `parse_hosts` reads.
 
     >>> format_hosts([Host("fd00::7", 4), Host("node2", user="root")])
     '[fd00::7]:4,root@node2:1'
@@ -89,7 +89,7 @@ def format_hosts(hosts: Iterable[Host]) -> str:
 
 
 def parse_hostfile(text: str, origin: str = "hostfile") -> list[Host]:
-    """Returns the hosts of a file in Open MPI's, Horovod's or MPICH's form, one a line.
+    """Returns the hosts of a hostfile in Open MPI's, Horovod's or MPICH's form, one per line.
 
     Lines are `node1 slots=4 max_slots=8`, `node1:4` or `node1`; `#` starts a comment.
 
@@ -97,11 +97,11 @@ def parse_hostfile(text: str, origin: str = "hostfile") -> list[Host]:
     [Host(name='node1', slots=4, user=None), Host(name='node2', slots=2, user=None)]
 
     Args:
-      text: what the file holds.
-      origin: its name, for messages.
+      text: the content of the file.
+      origin: the file's name, for messages.
 
     Raises:
-      ClusterConfigError: if a line is something else, or there is none.
+      ClusterConfigError: if a line is invalid, or the file names no host.
     """
     hosts = []
     for number, line in enumerate(text.splitlines(), 1):
@@ -118,7 +118,7 @@ def parse_hostfile(text: str, origin: str = "hostfile") -> list[Host]:
 
 @functools.cache
 def _own_names() -> tuple[str, ...]:
-    # Once, for the full name may be asked of a name service.
+    # Cached, because the full name may need a query to a name service.
     return socket.gethostname().lower(), socket.getfqdn().lower()
 
 
@@ -135,7 +135,7 @@ def _host(item: str, text: str) -> Host:
 
 
 def _with_options(host: Host, options: Sequence[str], place: str) -> Host:
-    """Reads `slots=4 max_slots=8` and its spellings with a dash."""
+    """Returns a host with the options `slots=4 max_slots=8`, also spelled with a dash, applied."""
     numbers: dict[str, int] = {}
     for option in options:
         key, _, value = option.replace("-", "_").partition("=")
@@ -175,10 +175,10 @@ def _merged(hosts: Iterable[Host]) -> list[Host]:
 
 
 def check_reachable(hosts: Sequence[Host]) -> None:
-    """Checks that hosts reach each other by their names.
+    """Checks that hosts can reach each other by their names.
 
     Raises:
-      ClusterConfigError: if some of them are this machine as it calls itself, and others are not.
+      ClusterConfigError: if loopback names are mixed with names of other hosts.
     """
     if len({host.is_loopback for host in hosts}) > 1:
         raise _unreachable(hosts)

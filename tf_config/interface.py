@@ -12,7 +12,7 @@ from pathlib import Path
 from tf_config.errors import ClusterConfigError, shown
 
 _SIOCGIFADDR = 0x8915  # linux/sockios.h
-# An address of the block kept for documentation: nothing is sent to it, for UDP connects at once.
+# An address reserved for documentation. Connecting a UDP socket to it sends nothing.
 _ELSEWHERE = ("192.0.2.1", 9)
 _IPV6 = Path("/proc/net/if_inet6")
 
@@ -24,7 +24,7 @@ def address_of(interface: str) -> str:
     '127.0.0.1'
 
     Raises:
-      ClusterConfigError: if there is none of that name, or it has no address.
+      ClusterConfigError: if the interface does not exist or has no IPv4 address.
     """
     check_interface(interface)
     try:
@@ -37,7 +37,7 @@ def address_of(interface: str) -> str:
 
 
 def interface_of(host: str) -> str | None:
-    """Returns the network interface of this machine that has a host's address; None if none has.
+    """Returns the network interface of this machine with a host's address; None if none has it.
 
     >>> interface_of("localhost")
     'lo'
@@ -53,9 +53,9 @@ def interface_of(host: str) -> str | None:
 
 
 def own_address() -> str:
-    """Returns the address that other machines most likely reach this one by.
+    """Returns the address by which other machines most likely reach this machine.
 
-    That is the default route's; without one what this machine's name stands for.
+    It is the address of the default route or, without one, the address of this machine's name.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
@@ -70,10 +70,10 @@ def own_address() -> str:
 
 
 def check_interface(interface: str | None) -> None:
-    """Checks that this machine has the network interface, if one is named.
+    """Checks that this machine has a network interface; None is not checked.
 
     Raises:
-      ClusterConfigError: if it has not.
+      ClusterConfigError: if the interface does not exist.
     """
     have = [name for _, name in socket.if_nameindex()]
     if interface is not None and interface not in have:
@@ -90,7 +90,7 @@ def _address_of(interface: str) -> str:
 
 
 def _own_addresses() -> list[tuple[str, str]]:
-    """Returns each address of this machine with its interface's name."""
+    """Returns each address of this machine with the name of its interface."""
     found = []
     for _, name in socket.if_nameindex():
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""Signals that ask a process to end, kept until it can do so and leave nothing half done."""
+"""Signals that ask a process to end, deferred until it can end and leave nothing half done."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupted(Exception):
-    """A signal asked this process to end.
+    """Raised when a signal asked this process to end.
 
     Attributes:
-      number: the signal's.
+      number: the number of the signal.
     """
 
     def __init__(self, number: int):
@@ -23,9 +23,10 @@ class Interrupted(Exception):
 
 @contextlib.contextmanager
 def kept_signals() -> Iterator[Callable[[], None]]:
-    """Keeps SIGINT, SIGTERM and SIGHUP while the block runs, but those that are ignored.
+    """Defers SIGINT, SIGTERM and SIGHUP while the block runs, except signals that are ignored.
 
-    Yields a function that raises `Interrupted` once one has come.
+    Yields:
+      A function that raises `Interrupted` if a signal has arrived.
     """
     received: list[int] = []
     before = {

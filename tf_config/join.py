@@ -1,4 +1,4 @@
-"""From what a process knows at its start to its place in the cluster, and what it is told."""
+"""The configuration and settings of a process, from what it knows at its start."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from tf_config.settings import (
 
 @dataclass(frozen=True)
 class Meeting:
-    """How a process finds the others where nobody tells it their addresses.
+    """How a process finds the others if its environment does not give their addresses.
 
     Attributes:
-      url: the rendezvous; None for what the environment names, if it names one.
-      timeout: seconds to wait; None for what the environment says, or 300.
-      interface: the network interface that the others reach this process by.
-      note: takes what there is to say while it waits.
+      url: the rendezvous; None for the one that the environment names, if any.
+      timeout: the number of seconds to wait; None for the environment's value, or 300.
+      interface: the network interface by which the others reach this process.
+      note: receives messages during the wait.
     """
 
     url: str | None
@@ -43,7 +43,7 @@ class Meeting:
     def hold(
         self, url: str, seat: Seat, environ: Mapping[str, str], address: Address | None = None
     ) -> TFConfig:
-        """Returns the process's configuration, once all have come."""
+        """Returns the configuration of the process, once all processes have arrived."""
         timeout = self.timeout or start_timeout(environ)
         return meet(url, seat, timeout, self.note, self.interface, address)
 
@@ -57,13 +57,13 @@ def join(
     """Returns the configuration of this process.
 
     Args:
-      resolved: what its environment says.
-      roles: makes the roles of so many processes, where the environment names none.
-      meeting: how it finds the others.
-      environ: its variables.
+      resolved: the result of reading the process's environment.
+      roles: returns the roles of a number of processes, used if the environment names no roles.
+      meeting: how the process finds the others.
+      environ: the environment variables of the process.
 
     Raises:
-      ClusterConfigError: if the others are not there in time, or something does not fit.
+      ClusterConfigError: if the others do not arrive in time, or the configuration does not fit.
     """
     config = resolved.config
     if isinstance(config, Unplaced):
@@ -81,19 +81,19 @@ def join(
 def settings(
     config: TFConfig, origin: str, request: Request, environ: Mapping[str, str]
 ) -> list[Setting]:
-    """Returns what the process of a task is told, on its own host.
+    """Returns the settings of a task's process on its own host.
 
-    Threads are shared out among the tasks of this host, unless the scheduler says how many
-    cores each has.
+    The cores of the host are divided among its tasks, unless the scheduler tells how many cores
+    each task has.
 
     Args:
       config: the task's configuration.
-      origin: the environment it was read from.
-      request: what the arguments say.
-      environ: the process's variables.
+      origin: the environment that the configuration was read from.
+      request: the settings given as arguments.
+      environ: the environment variables of the process.
 
     Raises:
-      ClusterConfigError: if there is no such interface, or not enough GPUs.
+      ClusterConfigError: if the interface does not exist or the GPUs do not suffice.
     """
     check_interface(request.interface)
     if config.task.type == "evaluator" and request.gpus:
@@ -105,13 +105,13 @@ def settings(
     together = neighbours(config)
     environment = ENVIRONMENTS.get(origin)
     given = None if environment is None else environment.cores(environ)
-    # A process that is bound to its own cores has them all; the others share the machine's.
+    # A process that is bound to its own cores uses all of them; others share the machine's cores.
     share = max(min(cores(), (os.cpu_count() or 1) // len(together)), 1)
     return settle(request, environ, Neighbours(config.task, together, given or share, gpus()))
 
 
 def neighbours(config: TFConfig) -> tuple[Task, ...]:
-    """Returns the tasks on the host of a task, itself among them."""
+    """Returns the tasks on the host of a task, including the task itself."""
     if config.address is None:
         return (config.task,)
     addresses = config.cluster.addresses
@@ -119,10 +119,10 @@ def neighbours(config: TFConfig) -> tuple[Task, ...]:
 
 
 def start_timeout(environ: Mapping[str, str]) -> float:
-    """Returns how many seconds the environment says to wait for the others, or 300.
+    """Returns the environment's number of seconds to wait for the others; 300 by default.
 
     Raises:
-      ClusterConfigError: if that is no time.
+      ClusterConfigError: if the value is not a number of seconds above 0.
     """
     text = environ.get(START_TIMEOUT_VARIABLE, f"{START_TIMEOUT_SECONDS:g}")
     try:
@@ -138,7 +138,7 @@ def start_timeout(environ: Mapping[str, str]) -> float:
 
 
 def _seat(config: TFConfig) -> Seat:
-    """Returns the number of a task whose addresses are to be found anew."""
+    """Returns the seat, in a rendezvous, of a task whose cluster's addresses are replaced."""
     tasks = list(config.cluster.addresses)
     counts = {name: len(config.cluster.tasks(name)) for name in ("chief", "worker", "ps")}
     evaluator = config.task.type == "evaluator"

@@ -1,4 +1,4 @@
-"""The processes of a job, from their start to the end of the last one."""
+"""Runs the processes of a job, from the start to the end of the last one."""
 
 from __future__ import annotations
 
@@ -36,25 +36,26 @@ def run(
 ) -> int:
     """Runs all commands until the last one has ended, and returns the job's exit code.
 
-    Parameter servers are ended when all others are done. When a task fails, the others get
-    SIGTERM, and SIGKILL 5 seconds later; then all start again, if they may. SIGINT, SIGTERM and
-    SIGHUP are passed on, and end the job; then the code is 128 + the signal's number, as in a
-    shell. No process of a task's process group is left behind, nor if this process is killed
-    itself.
+    When all other tasks are done, the parameter servers are ended. When a task fails, the others
+    get SIGTERM, and SIGKILL 5 seconds later; then all tasks are restarted, if restarts are left.
+    SIGINT, SIGTERM and SIGHUP are passed on and end the job; the exit code is then 128 + the
+    signal's number, as in a shell. No process of a task's process group is left behind, even if
+    this process itself is killed.
 
     Args:
-      plan: returns the commands, one for each task, the first task first; it is told how many
-        restarts there were.
-      console: where the tasks' lines go.
-      log_dir: where `<task>.log` files go; None for none. Made if it does not exist.
-      max_restarts: how often all tasks are started again after one failed.
-      failed: is told which task failed first, before all are started again.
+      plan: takes the number of restarts so far; returns the commands, one per task, the first
+        task's command first.
+      console: prints the tasks' lines.
+      log_dir: the directory of the `<task>.log` files, created if it does not exist; None writes
+        no logs.
+      max_restarts: how often all tasks are restarted after one has failed.
+      failed: called with the task that failed first, before all tasks are restarted.
 
     Returns:
       0, or the exit code of the task that failed first (128 + N if signal N ended it).
 
     Raises:
-      ClusterConfigError: if a program cannot be started or a log not be written.
+      ClusterConfigError: if a program cannot be started or a log cannot be opened.
     """
     for restart in range(max_restarts + 1):
         commands = plan(restart)
@@ -70,12 +71,12 @@ def run(
 
 
 class _Job:
-    """All processes of one attempt: their output, their ends and the order of their stopping.
+    """All processes of one attempt: their output, their ends and the order in which they stop.
 
     Attributes:
-      exit_code: what the job returns.
-      culprit: the task that failed first, None if none did.
-      interrupted: whether a signal asked the job to end.
+      exit_code: the exit code of the job.
+      culprit: the process that failed first; None if none did.
+      interrupted: whether a signal, or the end of the output's reader, ended the job.
     """
 
     def __init__(self, console: Console, log_dir: Path | None, append: bool):
@@ -89,7 +90,7 @@ class _Job:
         self._running: list[TaskProcess] = []
         self._selector = selectors.DefaultSelector()
         self._escalation: list[tuple[float, int]] = []
-        # Sidecars answer in threads of their own; the console is written to by one.
+        # Sidecars answer in their own threads; only one thread writes to the console.
         self._said: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._say = self._said.put
         self._parent = os.getppid()
@@ -98,7 +99,7 @@ class _Job:
         self._ended = threading.Event()
 
     def run(self, commands: Sequence[Command]) -> None:
-        """Starts the commands, and returns when all have ended."""
+        """Starts the commands and returns when all have ended."""
         with _guardian() as guardian, _signals() as (received, wakeup), self._selector:
             self._selector.register(wakeup, selectors.EVENT_READ, None)
             try:
@@ -163,11 +164,11 @@ class _Job:
             self._console.note(f"{self.culprit.task} failed with {self.culprit.end}")
             self._stop(signal.SIGTERM, signal.SIGKILL)
         elif self._running and all(process.task.type == "ps" for process in self._running):
-            # Parameter servers have no end of their own: they serve as long as anybody trains.
+            # Parameter servers do not end by themselves: they serve as long as a task trains.
             self._stop(signal.SIGTERM, signal.SIGKILL)
 
     def _beat(self) -> None:
-        # In a thread: a terminal that is paused, as by Ctrl-S, holds up what prints to it.
+        # In a thread, because a paused terminal (Ctrl-S) blocks the thread that prints to it.
         while not self._ended.wait(HEARTBEAT_SECONDS):
             for process in list(self._running):
                 process.beat()
@@ -179,19 +180,19 @@ class _Job:
                 process.look()
 
     def _pass_on(self) -> None:
-        """Prints what sidecars said."""
+        """Prints the messages of the sidecars."""
         while not self._said.empty():
             self._console.note(self._said.get())
 
     def _warn(self) -> None:
-        """Says which tasks trained, and joined no other."""
+        """Prints a warning about tasks that computed and joined no other task."""
         alone = [process.task for process in self._processes if process.is_apart]
         if alone:
             self._console.note(apart(alone))
 
     def _summarize(self, culprit: TaskProcess) -> None:
         log = "" if culprit.log.path is None else f", all of them in {culprit.log.path}"
-        is_alone = len(self._processes) == 1  # then they stand right above
+        is_alone = len(self._processes) == 1  # then its last lines are right above
         last = () if is_alone else tuple(culprit.last_lines)
         lines = "its last lines" if culprit.last_lines else "it printed nothing"
         lines += " are above" if is_alone and culprit.last_lines else ""
@@ -219,14 +220,14 @@ class _Job:
                 self._stop(number, signal.SIGKILL)
 
     def _heed_reader(self) -> None:
-        """Ends the job when what reads its output has ended, as in `tf-config run ... | head`."""
+        """Ends the job if the reader of its output has ended, as in `tf-config run ... | head`."""
         if self._console.has_lost_reader and not self._escalation:
             self.interrupted = self._is_unread = True
             self.exit_code = 128 + signal.SIGPIPE
             self._stop(signal.SIGTERM, signal.SIGKILL)
 
     def _stop(self, *numbers: int) -> None:
-        """Sends the first signal now and each further one 5 seconds after the one before."""
+        """Sends the first signal now and each further one 5 seconds after the previous one."""
         if self._running:
             names = ", ".join(str(process.task) for process in self._running)
             self._console.note(f"ending {names} ({signal_name(numbers[0])})", 0)
@@ -235,7 +236,7 @@ class _Job:
         self._escalate()
 
     def _escalate(self) -> None:
-        # The last entry stays, for the list says as well that the job is ending.
+        # The last entry stays, because a non-empty list also means that the job is ending.
         while self._escalation and self._escalation[0][0] <= time.monotonic():
             _, number = self._escalation[0]
             for process in self._running:
@@ -250,7 +251,7 @@ class _Job:
         _tell(guardian, -process.popen.pid)
 
     def _drain(self, process: TaskProcess) -> None:
-        """Takes over what the process wrote before it ended."""
+        """Shows the output that the process wrote before it ended."""
         os.set_blocking(process.terminal, False)
         while data := process.read():
             self._show(process, process.lines.feed(data))
@@ -281,10 +282,12 @@ def _tell(guardian: subprocess.Popen[str], group: int) -> None:
 
 @contextlib.contextmanager
 def _signals() -> Iterator[tuple[list[int], int]]:
-    """Collects SIGINT, SIGTERM and SIGHUP instead of dying of them.
+    """Collects SIGINT, SIGTERM and SIGHUP instead of dying from them.
 
-    Yields the list of those received, and a descriptor that is readable after any of them and
-    after the end of a process: who ended first is seen even where the others follow at once.
+    Yields:
+      The list of signals received, and a descriptor that becomes readable after any of them and
+      after the end of a process, so that the first process to end is known even if others follow
+      at once.
     """
     received: list[int] = []
     numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
@@ -309,5 +312,5 @@ def _signals() -> Iterator[tuple[list[int], int]]:
 
 
 def _is_detached() -> bool:
-    """Whether the user took this process off its parent: nohup, setsid."""
+    """Returns whether the user detached this process from its parent by nohup or setsid."""
     return signal.getsignal(signal.SIGHUP) == signal.SIG_IGN or os.getsid(0) == os.getpid()

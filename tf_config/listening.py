@@ -1,4 +1,4 @@
-"""Where a server listens, for others to reach it at an address of the cluster."""
+"""The hosts on which a server listens, so that others reach it at an address of the cluster."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from ipaddress import ip_address
 
 
 def listening_hosts(host: str) -> tuple[tuple[int, str], ...]:
-    """Returns the address families and hosts to listen at, the best one first.
+    """Returns the address families and hosts to listen on, the best one first.
 
-    The last one is all addresses of this machine: behind address translation the name that others
-    use is not one of this machine's, and a pod's name is known some seconds after its start. It is
-    the only one where a machine takes its own name for a loopback address, as Debian's do: nobody
-    else reaches it there.
+    The last entry is all addresses of this machine: behind address translation, the name that
+    others use is not an address of this machine, and a pod's name resolves only some seconds after
+    its start. It is the only entry if this machine resolves its own name to a loopback address, as
+    Debian does, because no other machine can reach that.
 
     >>> listening_hosts("127.0.0.1") == ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET, ""))
     True
 
     Args:
-      host: a name or an IP address of this machine, as the cluster has it.
+      host: the name or IP address of this machine in the cluster.
     """
     everywhere = (socket.AF_INET6, "::") if ":" in host else (socket.AF_INET, "")
     if _is_loopback_to_itself(host):
@@ -27,12 +27,12 @@ def listening_hosts(host: str) -> tuple[tuple[int, str], ...]:
 
 
 def _is_loopback_to_itself(host: str) -> bool:
-    """Returns whether a name that others know stands for this machine's loopback address here."""
+    """Returns whether a name that others know resolves to a loopback address on this machine."""
     if host.rstrip(".").lower() == "localhost":
         return False
     try:
         ip_address(host.partition("%")[0])
-        return False  # it says itself which address it is
+        return False  # an IP address
     except ValueError:
         pass
     try:

@@ -1,4 +1,4 @@
-"""What is installed on a machine: its programs and the packages of a Python."""
+"""The software installed on a machine: programs and the packages of a Python."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-# Where daemons are; on Debian they are on the PATH of root alone.
+# The directories of daemons, which on Debian are only on root's PATH.
 _DAEMONS = "/usr/local/sbin:/usr/sbin:/sbin"
-_HOROVOD_SECONDS = 180.0  # it imports TensorFlow once for each thing that it looks for
+_HOROVOD_SECONDS = 180.0  # it imports TensorFlow once per feature that it looks for
 _SECTION = re.compile(r"Available ([\w ]+):")
 _MARKED = re.compile(r"\[([X ])\] (\w+)")
 
-# What Horovod has of each kind: {"Controllers": {"MPI": False, "Gloo": True}, ...}
+# Horovod's features of each kind: {"Controllers": {"MPI": False, "Gloo": True}, ...}
 Build = Mapping[str, Mapping[str, bool]]
 
 
 class Answer(NamedTuple):
-    """What a program said.
+    """The answer of a program.
 
     Attributes:
-      code: its exit code; None if it did not end in time.
-      text: its output and errors.
+      code: the exit code; None if the program did not end in time.
+      text: the program's output and errors.
     """
 
     code: int | None
@@ -40,15 +40,15 @@ class Answer(NamedTuple):
 
 @dataclass(frozen=True)
 class Machine:
-    """Answers what is installed; never raises, and never waits for long.
+    """A machine whose installed software can be queried; queries never raise or wait for long.
 
     Attributes:
       path: the directories of programs, as in PATH.
-      executable: the Python.
-      python: that Python's version.
-      package: returns the version of a package of that Python, None if it has none.
-      environ: the variables of the environment.
-      processor: what its processor can do, by the kernel's names such as "avx2".
+      executable: the path of the Python interpreter.
+      python: the version of that Python.
+      package: returns the version of a package of that Python; None if it is not installed.
+      environ: the environment variables.
+      processor: the processor's features by the kernel's names, such as "avx2".
     """
 
     path: str
@@ -60,17 +60,17 @@ class Machine:
 
     @classmethod
     def this(cls) -> Machine:
-        """Returns the machine that this runs on, and the Python that runs it."""
+        """Returns this machine with the running Python."""
         path = f"{os.environ.get('PATH', os.defpath)}:{_DAEMONS}"
         python = platform.python_version()
         return cls(path, sys.executable, python, _package, os.environ, _processor())
 
     def has(self, program: str) -> bool:
-        """Whether there is such a program."""
+        """Returns whether a program exists."""
         return shutil.which(program, path=self.path) is not None
 
     def ask(self, program: str, *arguments: str, seconds: float = 20.0) -> Answer | None:
-        """Returns what a program says; None if there is none that could be started."""
+        """Returns the answer of a program; None if it does not exist or cannot be started."""
         found = shutil.which(program, path=self.path)
         if found is None:
             return None
@@ -92,13 +92,13 @@ class Machine:
                 return Answer(process.returncode, text)
             except subprocess.TimeoutExpired:
                 return Answer(None, "")
-            finally:  # what it started may have outlived it, and may hold on to its output
+            finally:  # its children may have outlived it and may keep its output open
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(process.pid, signal.SIGKILL)
 
     @functools.cached_property
     def horovod(self) -> Build | None:
-        """How Horovod was built; None if it does not say."""
+        """How Horovod was built; None if it does not tell."""
         answer = self.ask(
             *(self.executable, "-m", "horovod.runner.launch", "--check-build"),
             seconds=_HOROVOD_SECONDS,
@@ -107,7 +107,7 @@ class Machine:
 
 
 def parse_build(text: str) -> Build | None:
-    """Returns what `horovodrun --check-build` prints; None if that is not it.
+    """Returns the features in the output of `horovodrun --check-build`; None for other text.
 
     >>> parse_build('''Available Controllers:
     ...     [ ] MPI

@@ -1,4 +1,4 @@
-"""What memory a process has had, and whether the kernel ended it for want of some."""
+"""The memory use of a process, and whether the kernel killed it because memory ran out."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from pathlib import Path
 _PROC = Path("/proc")
 _KERNEL_LOG = Path("/dev/kmsg")
 _CGROUPS = Path("/sys/fs/cgroup")
-# As in "6,1234,5678,-;text": a level, a number, and microseconds since the machine was started.
+# As in "6,1234,5678,-;text": a level, a number, and the microseconds since the machine started.
 _KILLED = re.compile(
     r"^\d+,\d+,(\d+),[^;]*;.*(?:Out of memory: Killed process |oom-kill:.*\bpid=)(\d+)",
     re.MULTILINE,
 )
-_LOG_BYTES = 1 << 13  # the kernel gives one record at a time, of 8 KiB at most
+_LOG_BYTES = 1 << 13  # the kernel returns one record at a time, of at most 8 KiB
 
 
 def peak_of(pid: int) -> int:
-    """Returns the most memory that a process has had so far, in bytes; 0 if it cannot be seen.
+    """Returns the peak memory of a process so far, in bytes; 0 if it cannot be read.
 
     >>> peak_of(os.getpid()) > 1 << 20, peak_of(0)
     (True, 0)
@@ -32,7 +32,7 @@ def peak_of(pid: int) -> int:
 
 
 def kills_of_cgroup() -> int:
-    """Returns how many processes the kernel has ended for want of memory in this control group."""
+    """Returns the number of out-of-memory kills in this process's control group."""
     for path in _counters():
         with contextlib.suppress(OSError, ValueError, IndexError):
             events = path.read_text().split()
@@ -41,7 +41,7 @@ def kills_of_cgroup() -> int:
 
 
 def _counters() -> list[Path]:
-    """Returns where this control group's counters may be, in version 2 and in version 1."""
+    """Returns the possible files of this control group's counters, for versions 2 and 1."""
     try:
         lines = (_PROC / "self/cgroup").read_text().splitlines()
     except OSError:
@@ -56,13 +56,13 @@ def _counters() -> list[Path]:
 
 
 def was_killed_by_kernel(pid: int, since: float, log: Path = _KERNEL_LOG) -> bool:
-    """Returns whether the kernel's log says that it ended a process for want of memory.
+    """Returns whether the kernel's log says that it killed a process because memory ran out.
 
-    False as well where the log may not be read.
+    Returns False also if the log cannot be read.
 
     Args:
-      pid: the process.
-      since: when it was started, of `time.monotonic`: an earlier one may have had its number.
+      pid: the process ID.
+      since: the process's start by `time.monotonic`; an earlier process may have had the same ID.
       log: the kernel's log.
     """
     with contextlib.suppress(OSError):
@@ -73,7 +73,7 @@ def was_killed_by_kernel(pid: int, since: float, log: Path = _KERNEL_LOG) -> boo
                     if int(match[2]) == pid and int(match[1]) / 1e6 >= since - 1:
                         return True
         except BlockingIOError:
-            pass  # that was the last record
+            pass  # after the last record
         finally:
             os.close(descriptor)
     return False

@@ -1,4 +1,4 @@
-"""Slurm's lists of nodes: small pure parsers that keep order and zeros."""
+"""Parsers of Slurm's lists of nodes, which keep the order and leading zeros."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _MOST_NODES = _MOST_TASKS = 1 << 16
 def parse_node_list(text: str) -> list[str]:
     """Returns the node names of a Slurm node list, in its order.
 
-    Reads what `scontrol show hostnames` does (slurm.schedmd.com/scontrol.html), and names that
-    go on behind a bracket.
+    Reads the lists that `scontrol show hostnames` reads (slurm.schedmd.com/scontrol.html), and also
+    names that continue after a bracket.
 
     >>> parse_node_list("rack[1-2]node[09-10],login")
     ['rack1node09', 'rack1node10', 'rack2node09', 'rack2node10', 'login']
@@ -26,7 +26,7 @@ def parse_node_list(text: str) -> list[str]:
     ['n9-ib', 'n10-ib']
 
     Raises:
-      ClusterConfigError: if it is none.
+      ClusterConfigError: if the text is not a node list.
     """
     names: list[str] = []
     rest = re.sub(r"[,\s]+", "", _NODES.sub("", text))
@@ -53,7 +53,7 @@ def parse_tasks_per_node(text: str) -> list[int]:
     [4, 4, 3]
 
     Raises:
-      ClusterConfigError: if it is none.
+      ClusterConfigError: if the text is not in this form.
     """
     counts: list[int] = []
     for group in text.split(","):

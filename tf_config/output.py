@@ -1,4 +1,4 @@
-"""What the tasks print: one stream of whole lines for a person, and one log a task."""
+"""The output of the tasks: one stream of whole lines for the user, and one log per task."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tf_config.cluster import Task
 from tf_config.errors import ClusterConfigError, shown
 
 _ESCAPES = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)|[@-Z\\^_])")
-# What TensorFlow's C++ side prints at every start in every process, and TF_CPP_MIN_LOG_LEVEL no
-# longer silences (2.21); and its complaint about GPUs where there are none. All are in the logs.
+# Notes that TensorFlow's C++ code prints in every process at its start, which TF_CPP_MIN_LOG_LEVEL
+# no longer silences (2.21), and its error about GPUs on machines without any. The logs have them.
 _START_UP_NOTES = re.compile(
     r"I\d{4} \d\d:\d\d:[\d.]+ +\d+ \w+\.cc:\d+\] "
     r"|WARNING: All log messages before absl::InitializeLog\(\) is called"
@@ -26,12 +26,12 @@ _START_UP_NOTES = re.compile(
     r"|.*\.cc:\d+\] (Unable to register cu\w+ factory: Attempting|computation placer already reg)"
     + ("" if os.path.exists("/dev/nvidiactl") else r"|E\d{4} .* failed call to cuInit: ")
 )
-# Cyan, yellow, magenta, green, blue; red is left to errors.
+# Cyan, yellow, magenta, green, blue; red is reserved for errors.
 _COLOURS = ("36", "33", "35", "32", "34")
-# What a task says every five seconds while it waits for another one.
+# The message that a task prints every five seconds while it waits for another task.
 _WAITS = re.compile(r".*?\b(\w+ \d+ waits for .*: \d+ s of \S+ s)\.$")
 _WAIT_SECONDS = 7.0
-# What Keras prints above each bar.
+# The line that Keras prints above each progress bar.
 _EPOCH = re.compile(r"Epoch \d+/\d+$")
 _STEPS = re.compile(r"[\r\n\b]|[^\r\n\b]+")
 
@@ -40,19 +40,19 @@ class Line(NamedTuple):
     """One finished line of a task's output."""
 
     text: str
-    redrawn: bool  # it was written over in place, as progress bars are
+    redrawn: bool  # whether it was overwritten in place, as progress bars are
 
 
 class LineAssembler:
-    """Turns a terminal's bytes into lines as a person would see them at the end.
+    """Assembles a terminal's bytes into lines as a user would finally see them.
 
     >>> lines = LineAssembler()
     >>> lines.feed(b"1/2\\r2/2\\nsaved\\n")
     [Line(text='2/2', redrawn=True), Line(text='saved', redrawn=False)]
 
     Attributes:
-      partial: the text of the line that is not finished.
-      redrawn: whether that line was written over so far.
+      partial: the text of the unfinished line.
+      redrawn: whether the unfinished line has been overwritten so far.
     """
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class LineAssembler:
         self.redrawn = False
 
     def feed(self, data: bytes) -> list[Line]:
-        """Takes the next bytes and returns the lines that they finish."""
+        """Takes the next bytes; returns the lines that they complete."""
         finished = []
         for step in _STEPS.findall(self._decode(data)):
             if step == "\n":
@@ -78,7 +78,7 @@ class LineAssembler:
         return finished
 
     def close(self) -> list[Line]:
-        """Returns the last line if it had no line break."""
+        """Returns the last line if it has no line break."""
         return [self._finish()] if self.partial else []
 
     def _finish(self) -> Line:
@@ -88,25 +88,25 @@ class LineAssembler:
 
 
 class _Output:
-    """A stream that goes on without an end when nobody takes what is written to it any more.
+    """A stream that discards all output after its first write error.
 
     Attributes:
-      error: what the first attempt to write in vain ended with; None if there was none.
+      error: the first write error; None if none has occurred.
     """
 
     def __init__(self, stream: TextIO):
         self._stream = stream
-        # A program that reads without waiting may have left the pipe so for this side as well.
-        with contextlib.suppress(OSError):  # no file
+        # A reader that made the pipe non-blocking may have done so for this end as well.
+        with contextlib.suppress(OSError):  # not a file
             os.set_blocking(stream.fileno(), True)
         self.error: OSError | None = None
 
     def write(self, text: str) -> None:
-        """Writes, or does nothing behind an error."""
+        """Writes text; does nothing after an error."""
         self._attempt(lambda: self._stream.write(text))
 
     def flush(self) -> None:
-        """Passes on what was written, or does nothing behind an error."""
+        """Flushes the stream; does nothing after an error."""
         self._attempt(self._stream.flush)
 
     def _attempt(self, operation: Callable[[], object]) -> None:
@@ -116,31 +116,32 @@ class _Output:
             operation()
         except OSError as error:
             self.error = error
-            if not isinstance(error, BrokenPipeError):  # nobody is there to read it
+            if not isinstance(error, BrokenPipeError):  # the reader has not just gone away
                 with contextlib.suppress(OSError):
                     print(
                         f"tf-config: warning: the output ends here ({error.strerror}); the job "
                         "goes on", file=sys.stderr, flush=True
                     )  # fmt: skip
-            # What is left in its buffer would be the next error, at the latest when Python ends.
+            # The rest of the buffer would cause the next error, at the latest when Python exits.
             with contextlib.suppress(OSError, ValueError):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
 
 
 class Console:
-    """Prints the tasks' lines, each with its task's name, below them one live progress bar.
+    """Prints the tasks' lines with their tasks' names, and below them a live progress bar.
 
-    Lines that were written over in place are progress: the first task's are shown, live on a
-    terminal and once when done elsewhere; the others' are in their logs alone, as are the notes
-    that TensorFlow prints at each start. That a task waits for others is shown beside a spinner on
-    a terminal, as long as it does, and in lines elsewhere. Where the stream takes no more, because
-    its reader or terminal is gone or a disk is full, nothing more is printed.
+    Lines that are overwritten in place are progress bars. The first task's are shown: live on a
+    terminal, and once when complete elsewhere. Those of the other tasks are only in their logs, as
+    are the notes that TensorFlow prints at each start. While a task waits for others, a terminal
+    shows a spinner and a message; elsewhere, the messages are printed as lines. If the stream
+    cannot be written to, because its reader or terminal is gone or a disk is full, nothing more is
+    printed.
 
     Args:
-      stream: where the lines go.
+      stream: the stream to print to.
       first: the task whose progress is shown.
-      verbosity: -1 leaves out the launcher's notes on what is no failure; 1 adds more of them,
-        and the notes that TensorFlow prints at each start.
+      verbosity: -1 prints only the launcher's notes on failures; 1 prints more notes, and those
+        that TensorFlow prints at each start.
     """
 
     def __init__(self, stream: TextIO, first: Task, verbosity: int = 0):
@@ -157,11 +158,11 @@ class Console:
 
     @property
     def has_lost_reader(self) -> bool:
-        """Whether a program that read what is printed has ended."""
+        """Whether the program that reads the output has ended."""
         return isinstance(self._stream.error, BrokenPipeError)
 
     def line(self, task: Task, line: Line) -> None:
-        """Prints one finished line of a task."""
+        """Prints a finished line of a task."""
         if task != self._first and (line.redrawn or _EPOCH.match(line.text)):
             return
         if is_start_up_note(line.text) and self._verbosity < 1:
@@ -177,34 +178,34 @@ class Console:
         self._write(f"{self._prefix(task)} {line.text}")
 
     def progress(self, task: Task, text: str) -> None:
-        """Shows an unfinished line that is being written over; only on a terminal."""
+        """Shows an unfinished line that is being overwritten; only on a terminal."""
         if self._is_terminal and task == self._first:
             self._bar = f"{self._prefix(task)} {text}"
             self._redraw()
 
     def tick(self) -> None:
-        """Turns the spinner, as long as a task waits for another one."""
+        """Turns the spinner while a task waits for another one."""
         if self._waits:
             said = time.monotonic() - _WAIT_SECONDS
             self._waits = {task: wait for task, wait in self._waits.items() if wait[1] > said}
             self._redraw()
 
     def _live(self) -> str:
-        """Returns the line at the bottom: the bar, or whom a task waits for."""
+        """Returns the bottom line: the progress bar, or the message of a waiting task."""
         if self._bar or not self._waits:
             return self._bar
         return f"{self._frame()} {next(text for text, _ in self._waits.values())}"
 
     def _frame(self) -> str:
         if self._spinner is None:
-            from rich.spinner import Spinner  # here, for it takes as long as all the rest together
+            from rich.spinner import Spinner  # here, because the import is slow
 
             self._spinner = Spinner("dots")
         frames = self._spinner.frames
         return frames[int(time.monotonic() * 1000 / self._spinner.interval) % len(frames)]
 
     def note(self, text: str, level: int = -1) -> None:
-        """Prints a line of the launcher's own, unless the verbosity is below its level."""
+        """Prints a note of the launcher, unless the verbosity is below the note's level."""
         if self._verbosity >= level:
             self._write(f"tf-config: {text}")
 
@@ -238,12 +239,12 @@ class Console:
 
 
 class TaskLog:
-    """Writes one task's finished lines to `<directory>/<task>.log`; to nowhere if None.
+    """Writes one task's finished lines to `<directory>/<task>.log`.
 
     Args:
-      directory: where the file is made.
-      task: whose log it is.
-      append: whether to go on behind what is there.
+      directory: the directory of the file; None writes no log.
+      task: the task.
+      append: whether to append to an existing file.
 
     Raises:
       ClusterConfigError: if the file cannot be opened.
@@ -264,10 +265,10 @@ class TaskLog:
             ) from None
 
     def line(self, line: Line) -> None:
-        """Appends one line, without colours.
+        """Appends one line, without colors.
 
         Raises:
-          OSError: if it cannot be written, as on a full disk; from then on nothing is.
+          OSError: if the line cannot be written, as on a full disk; no further line is written.
         """
         if self._file is None:
             return
@@ -285,10 +286,10 @@ class TaskLog:
 
 
 def is_start_up_note(text: str) -> bool:
-    """Whether a line is one that TensorFlow prints in every process at its start."""
+    """Returns whether a line is a note that TensorFlow prints in every process at its start."""
     return _START_UP_NOTES.match(text) is not None
 
 
 def without_escapes(text: str) -> str:
-    """Returns `text` without the control sequences that colour it or move the cursor."""
+    """Returns `text` without control sequences, which color text or move the cursor."""
     return _ESCAPES.sub("", text)

@@ -1,4 +1,4 @@
-"""A job before it starts: its roles, hosts and program, and from them each task's command."""
+"""A job before it starts: its roles, hosts and program, and the commands of its tasks."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from tf_config.settings import Neighbours, Request, settle
 
 @dataclass(frozen=True)
 class Job:
-    """What is to run, and where.
+    """A job: what runs, and where.
 
     Attributes:
-      roles: how many tasks of each type.
-      program: what each task runs, and its arguments.
-      request: what the tasks are told.
-      hosts: where the training tasks run; none for this machine.
-      ps_hosts: where the parameter servers run; none for beside the workers.
+      roles: the number of tasks of each type.
+      program: the program that each task runs, and its arguments.
+      request: the settings of the tasks.
+      hosts: the hosts of the training tasks; empty for this machine.
+      ps_hosts: the hosts of the parameter servers; empty for the hosts of the training tasks.
       ssh: the command that reaches other hosts.
-      port: the first port on each host; None for free ones, new ones at each start.
+      port: the first port on each host; None chooses free ports anew at each start.
     """
 
     roles: Roles
@@ -44,20 +44,21 @@ class Job:
 
     @property
     def elsewhere(self) -> list[str]:
-        """The other hosts that take part, by name."""
+        """The names of the other hosts that take part."""
         where = place(self.roles, self.hosts, self.ps_hosts)
         return list(dict.fromkeys(host.name for host in where.values() if not host.is_here))
 
     def commands(
         self, environ: Mapping[str, str], restart: int = 0, is_dry: bool = False
     ) -> list[Command]:
-        """Returns all tasks' commands, the first task's first. Asks the other hosts.
+        """Returns the commands of all tasks, the first task's first. Queries the other hosts.
 
         Args:
-          environ: what tasks on this machine inherit, and others get the settings of.
-          restart: how many restarts there were.
-          is_dry: whether nothing is to start. Then no other host is asked; it is taken to have
-            the cores of this one, and ports from 10000 on.
+          environ: the environment that tasks on this machine inherit. Tasks on other hosts get
+            only its library settings.
+          restart: the number of restarts so far.
+          is_dry: whether nothing will be started. Other hosts are then not queried, but assumed
+            to have as many cores as this one, and ports from 10000 on.
 
         Raises:
           ClusterConfigError: if the job cannot be started like this.
@@ -69,7 +70,7 @@ class Job:
         first = spec.addresses[spec.training_tasks[0]]
         at = Address(first.host, ports[first.host][-1])
         what = argv(self.program)
-        # Each start has a secret of its own; what is only printed has none.
+        # Each start has a new secret; commands that are only printed have none.
         secret = "" if is_dry else secret_of(environ) or new_secret()
         return [
             self._command(TFConfig(spec, task), what, environ, where, found, restart, at, secret)
@@ -77,9 +78,9 @@ class Job:
         ]
 
     def without(self, task: Task) -> Job | None:
-        """Returns the job with one worker less, and one slot less on that worker's host.
+        """Returns the job without one worker and one slot of that worker's host.
 
-        The others are numbered anew. None if nobody would be left to train.
+        The other workers are renumbered. Returns None if no task would be left to train.
         """
         if self.roles.workers + self.roles.chief < 2:
             return None
@@ -106,9 +107,9 @@ class Job:
         return replace(self, roles=roles, hosts=hosts, ps_hosts=ps_hosts)
 
     def _look(self, where: Mapping[Task, Host], is_dry: bool) -> dict[str, remote.Found]:
-        """Returns what each host has: the tasks' ports, cores and GPUs."""
+        """Returns the resources of each host: ports for its tasks, cores and GPUs."""
         counts = Counter(host.name for host in where.values())
-        counts[next(iter(where.values())).name] += 1  # for the rendezvous, beside the first task
+        counts[next(iter(where.values())).name] += 1  # one port for the rendezvous
         hosts = {host.name: host for host in where.values()}
         far = {hosts[name]: count for name, count in counts.items() if not hosts[name].is_here}
         files = [self.program[0]] if is_script(self.program) else []
@@ -153,7 +154,7 @@ class Job:
 
 
 def shell_line(command: Command) -> str:
-    """Returns a command as a person would type it, on its host in its directory; no secrets."""
+    """Returns a command as a user would type it on its host, without secrets."""
     told = {
         name: value
         for name, value in sorted(command.environ.items())

@@ -1,4 +1,4 @@
-"""One running task: its process, here or on another host, its lines and its log."""
+"""A running task: its process, here or on another host, its output and its log."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from tf_config.vitals import Vitals, end_of
 
 _PREFIX_WIDTH = len("[worker 00] ")
 _LAST_LINES = 10
-_LOST = 255  # how ssh ends when the connection does
+_LOST = 255  # the exit code of ssh when the connection is lost
 _KILL_SECONDS = 3.0
 
 
 class TaskProcess:
-    """The process of one task, and of all that it starts.
+    """The process of one task, and all processes that it starts.
 
     Args:
-      command: what it runs.
-      log_dir: where its log goes; None for nowhere.
-      append: whether the log goes on behind what an earlier attempt wrote.
-      note: takes what its sidecar has to say.
+      command: the command of the task.
+      log_dir: the directory of the task's log; None writes no log.
+      append: whether to append to the log of an earlier attempt.
+      note: receives messages about the task, such as those of its sidecar.
 
     Raises:
       ClusterConfigError: if the program cannot be started.
@@ -58,7 +58,7 @@ class TaskProcess:
         size = (max(columns - _PREFIX_WIDTH, 20), lines)
         argv = command.via or command.argv
         self._sidecar = None if command.via else Sidecar.beside(command.environ, note)
-        # On another host the agent has what this process has here.
+        # On another host, the agent has the sidecar and the vitals.
         self._vitals = None if command.via else Vitals()
         environ = os.environ if command.via else command.environ
         if self._vitals is not None:
@@ -84,7 +84,7 @@ class TaskProcess:
             self._tell(remote.request(command, size))
 
     def read(self) -> bytes:
-        """Returns what there is to read; nothing once all writers are gone."""
+        """Returns the available output; empty once all writers are gone."""
         data = self._session.read()
         if self._host is not None:
             self._last_bytes = (self._last_bytes + data)[-len(APART) :]
@@ -92,13 +92,13 @@ class TaskProcess:
 
     @property
     def is_apart(self) -> bool:
-        """Whether it computed and did not join the others; to be asked when all is read."""
+        """Whether the task computed without joining the others; valid once all output is read."""
         if self._host is not None:
             return self._last_bytes == APART
         return self._sidecar is not None and self._sidecar.is_apart is True
 
     def take(self, line: Line) -> None:
-        """Keeps a finished line."""
+        """Records a finished line of output."""
         try:
             self.log.line(line)
         except OSError as error:
@@ -110,51 +110,51 @@ class TaskProcess:
 
     @property
     def place(self) -> str:
-        """Where it runs, in words."""
+        """A description of where the process runs."""
         host = "" if self._host is None else f" on {self._host.login}, by ssh"
         return f"{host} as process {self.popen.pid}"
 
     @property
     def exit_code(self) -> int:
-        """The exit code once it has ended, as a shell gives it: 128 + N for signal N."""
+        """The exit code of the ended process as a shell gives it: 128 + N for signal N."""
         return shell_code(self.popen.returncode)
 
     @property
     def end(self) -> str:
-        """How it ended, in words."""
+        """A description of how the process ended."""
         code = self.popen.returncode
         if self._host is not None:
             if code == _LOST:
                 return f"exit code {code}, or the connection to {self._host.name} was lost"
-            code = 128 - code if code > 128 else code  # as a shell gives it, for want of better
+            code = 128 - code if code > 128 else code  # only the shell's form is known
         return end_of(code)
 
     @property
     def cause(self) -> str:
-        """What is known of why it failed, in words; "" if nothing is, or the agent has said it."""
+        """A description of why the task failed; "" if unknown, or if the agent has printed it."""
         if self._vitals is None:
             return ""
         return self._vitals.cause(self.popen.pid, self.popen.returncode)
 
     def look(self) -> None:
-        """Looks at the memory that it has."""
+        """Measures the memory of the process."""
         if self._vitals is not None:
             self._vitals.look(self.popen.pid)
 
     def signal(self, number: int) -> None:
-        """Sends a signal to the process and all it started, if any is left."""
+        """Sends a signal to the process and all that it started, if any is left."""
         if self._host is None:
             self._session.signal(number)
         else:
             self._tell(b"%d\n" % number)
 
     def beat(self) -> None:
-        """Tells another host that the launcher is there."""
+        """Sends the launcher's heartbeat to the agent, if the task runs on another host."""
         if self._host is not None:
             self._tell(b"\n")
 
     def kill(self) -> None:
-        """Ends the process and all it started, at once."""
+        """Kills the process and all that it started."""
         if self._host is not None and self.popen.poll() is None:
             self.signal(signal.SIGKILL)
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -162,7 +162,7 @@ class TaskProcess:
         self._session.kill()
 
     def close(self) -> None:
-        """Gives back what the process held here, when all of its output is read."""
+        """Releases the resources of the process, once all of its output is read."""
         self.log.close()
         for beside in (self._sidecar, self._vitals):
             if beside is not None:
@@ -174,7 +174,7 @@ class TaskProcess:
 
     def _tell(self, data: bytes) -> None:
         if self.popen.stdin is not None:
-            # The thread that beats may find it closed.
+            # The heartbeat's thread may find it closed.
             with self._telling, contextlib.suppress(BrokenPipeError, ValueError):
                 self.popen.stdin.write(data)
                 self.popen.stdin.flush()

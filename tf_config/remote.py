@@ -1,7 +1,7 @@
-"""Other hosts, reached by ssh: what they have, and how a task is started there.
+"""Other hosts, reached by ssh: their resources, and how a task is started there.
 
-On each host the same Python runs `tf_config.agent`, in the same directory; it is told what to do
-on its standard input, so that no environment shows in a list of processes.
+On each host, `tf_config.agent` runs in the same Python and the same directory. It gets its request
+through standard input, so that no environment is visible in a list of processes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tf_config.errors import ClusterConfigError, shown
 from tf_config.hosts import Host
 
 HEARTBEAT_SECONDS = 5.0
-# A user's own options come first in --ssh, and ssh takes the first value it is given.
+# The user's own options in --ssh come first and take precedence, because ssh uses the first value.
 _OPTIONS = (
     "-T",
     "-x",
@@ -31,18 +31,18 @@ _OPTIONS = (
     "-oServerAliveCountMax=3",
 )
 _PROBE_SECONDS = 60
-# What of this environment is set on other hosts too: settings of the libraries, and no paths.
+# Prefixes of the variables that are also set on other hosts: settings of libraries, not paths.
 _PASSED_ON = ("TF_", "KERAS_", "HOROVOD_", "NCCL_", "GLOO_", "OMP_", "MKL_", "XLA_", "PYTHON")
 
 
 @dataclass(frozen=True)
 class Found:
-    """What a host has.
+    """The resources of a host.
 
     Attributes:
       ports: free ports.
-      cores: how many cores a process may use.
-      gpus: how many GPUs there are; None if that is not known.
+      cores: the number of cores that a process may use.
+      gpus: the number of GPUs; None if it is unknown.
     """
 
     ports: tuple[int, ...]
@@ -51,7 +51,7 @@ class Found:
 
 
 def connection(host: Host, ssh: Sequence[str]) -> tuple[str, ...]:
-    """Returns the command that runs the agent on a host, in this directory, in this Python."""
+    """Returns the command that runs the agent on a host, in this directory and this Python."""
     python = [sys.executable, "-m", "tf_config.agent"]
     if os.environ.get("PYTHONPATH"):
         python = ["env", f"PYTHONPATH={os.environ['PYTHONPATH']}", *python]
@@ -60,23 +60,23 @@ def connection(host: Host, ssh: Sequence[str]) -> tuple[str, ...]:
 
 
 def passed_on(environ: Mapping[str, str]) -> dict[str, str]:
-    """Returns the variables of this environment that tasks on other hosts get as well."""
+    """Returns the variables of this environment that tasks on other hosts also get."""
     return {name: value for name, value in environ.items() if name.startswith(_PASSED_ON)}
 
 
 def probe(
     counts: Mapping[Host, int], ssh: Sequence[str], files: Sequence[str], interface: str | None
 ) -> dict[Host, Found]:
-    """Asks all hosts at once for free ports.
+    """Returns the resources of all hosts, which are queried at once.
 
     Args:
-      counts: how many ports each host is asked for.
+      counts: the number of free ports to find on each host.
       ssh: the ssh command.
-      files: what has to be there.
-      interface: the network interface that has to be there, if any.
+      files: the files that each host must have.
+      interface: the network interface that each host must have, if any.
 
     Raises:
-      ClusterConfigError: if a host cannot be reached, or lacks something.
+      ClusterConfigError: if a host cannot be reached, or lacks a file or the interface.
     """
     with ThreadPoolExecutor(max_workers=32) as pool:
         asked = {
@@ -87,7 +87,7 @@ def probe(
 
 
 def request(command: Command, size: tuple[int, int]) -> bytes:
-    """Returns what the agent is told to start a command, with a terminal of that size."""
+    """Returns the agent's request to start a command with a terminal of the given size."""
     message = {"argv": command.argv, "environ": dict(command.environ), "size": size}
     return json.dumps(message).encode() + b"\n"
 
@@ -104,7 +104,7 @@ def _probe(
             text=True,
             errors="replace",
             timeout=_PROBE_SECONDS,
-            start_new_session=True,  # ssh would ask at the terminal whether a host is to be trusted
+            start_new_session=True,  # or ssh would ask at the terminal whether to trust a host
         )
     except subprocess.TimeoutExpired:
         raise _unreachable(host, command, f"no answer in {_PROBE_SECONDS} s") from None
@@ -115,7 +115,7 @@ def _probe(
         said = (result.stderr.strip().splitlines() or [f"exit code {result.returncode}"])[-1]
         raise _unreachable(host, command, said)
     try:
-        answer = json.loads(lines[-1])  # what a login script prints stands before it
+        answer = json.loads(lines[-1])  # earlier lines come from a login script
     except ValueError:
         raise _unreachable(host, command, lines[-1]) from None
     if answer["missing"]:
@@ -136,8 +136,8 @@ class HostUnreachable(ClusterConfigError):
     """Raised when a host cannot be reached.
 
     Attributes:
-      host: its name.
-      said: what ssh said.
+      host: the host's name.
+      said: the error of ssh.
     """
 
     def __init__(self, message: str, host: str, said: str):

@@ -1,4 +1,4 @@
-"""The commands of a job that starts again, with fewer workers where some are lost for good."""
+"""The commands of a job that is restarted, with fewer workers if some are lost for good."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from tf_config.errors import ClusterConfigError, shown
 from tf_config.plan import Job
 from tf_config.remote import HostUnreachable
 
-# So often in a row the same worker ends a job until it is left out.
+# The number of times in a row that a worker ends a job before it is left out.
 _MOST_FAILURES = 2
 
 
 class Restarts:
     """Plans each start of a job.
 
-    A worker that ends the job twice in a row is left out, and a host that cannot be reached when
-    the job starts again, as long as enough workers remain.
+    A worker that ends the job twice in a row is left out, and so is a host that cannot be reached
+    at a restart, as long as enough workers remain.
 
     Args:
-      job: as it starts first.
-      environ: what tasks on this machine inherit.
-      min_workers: how many workers, with the chief, remain at least; None for all.
-      note: takes what there is to say.
+      job: the job at its first start.
+      environ: the environment that tasks on this machine inherit.
+      min_workers: the minimum number of workers, including the chief; None for all.
+      note: receives messages.
 
     Raises:
-      ClusterConfigError: if there are not so many workers to begin with.
+      ClusterConfigError: if the job has fewer than `min_workers` workers.
     """
 
     def __init__(
@@ -51,10 +51,10 @@ class Restarts:
         self._failures = 0
 
     def commands(self, restart: int) -> list[Command]:
-        """Returns all tasks' commands.
+        """Returns the commands of all tasks.
 
         Raises:
-          ClusterConfigError: if the job cannot be started, with fewer workers neither.
+          ClusterConfigError: if the job cannot be started, even with fewer workers.
         """
         while True:
             try:
@@ -66,7 +66,7 @@ class Restarts:
                 self._go_on_with(smaller, f"{error.host} cannot be reached: {shown(error.said)}")
 
     def failed(self, task: Task) -> None:
-        """Takes the task that ended the job; the next start may be without it."""
+        """Records the task that ended the job; the next start may be without it."""
         self._failures = self._failures + 1 if task == self._last else 1
         self._last = task
         if self._failures < _MOST_FAILURES or task.type != "worker":

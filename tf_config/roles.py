@@ -1,4 +1,4 @@
-"""How many tasks of each type a job has."""
+"""The number of tasks of each type in a job."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from dataclasses import dataclass, replace
 from tf_config.cluster import ClusterSpec, Task, TFConfig
 from tf_config.errors import ClusterConfigError, shown
 
-# More than any cluster has, and few enough to be listed.
+# More than any cluster has, but few enough to be listed.
 MOST_TASKS = 99_999
 
 
 @dataclass(frozen=True)
 class Roles:
-    """The number of tasks of each type; valid once built.
+    """The number of tasks of each type, validated on construction.
 
     >>> [str(task) for task in Roles(workers=2, ps=1, chief=True).tasks]
     ['chief 0', 'worker 0', 'worker 1', 'ps 0']
 
     Attributes:
-      workers: how many workers; at least 1, or 0 beside a chief.
-      ps: how many parameter servers.
-      chief: whether there is a chief as well, the first to train.
-      evaluator: whether there is an evaluator, which is no part of the cluster.
+      workers: the number of workers; at least 1, or 0 with a chief.
+      ps: the number of parameter servers.
+      chief: whether the job has a chief, the first of the tasks that train.
+      evaluator: whether the job has an evaluator, which is not part of the cluster.
     """
 
     workers: int = 1
@@ -45,10 +45,10 @@ class Roles:
 
     @classmethod
     def of(cls, total: int, ps: int = 0, chief: bool = False, evaluator: bool = False) -> Roles:
-        """Returns the roles of `total` tasks, of which those not named are workers.
+        """Returns the roles of `total` tasks, of which all without another role are workers.
 
         Raises:
-          ClusterConfigError: if nobody is left to train.
+          ClusterConfigError: if no task is left to train.
         """
         workers = total - ps - chief - evaluator
         if workers + chief < 1 or workers < 0:
@@ -61,7 +61,7 @@ class Roles:
 
     @property
     def tasks(self) -> tuple[Task, ...]:
-        """All tasks: the chief, the workers, the parameter servers, the evaluator."""
+        """All tasks: the chief, the workers, the parameter servers and the evaluator."""
         counts = (
             ("chief", self.chief),
             ("worker", self.workers),
@@ -71,9 +71,9 @@ class Roles:
         return tuple(Task(name, index) for name, count in counts for index in range(count))
 
     def given_to(self, config: TFConfig) -> TFConfig:
-        """Returns `config` with its tasks, all of them workers, renamed in the order of ranks.
+        """Returns `config` with its tasks, all of them workers, given these roles by rank.
 
-        An evaluator's address leaves the cluster.
+        An evaluator's address is removed from the cluster.
 
         >>> config = TFConfig.from_json(
         ...     '{"cluster": {"worker": ["a:1", "b:2"]}, "task": {"type": "worker", "index": 1}}')

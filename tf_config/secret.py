@@ -1,8 +1,8 @@
-"""A secret that the tasks of one job share, and the signatures that it makes.
+"""A secret that the tasks of one job share, and the signatures made with it.
 
-Messages travel in the open with a signature (HMAC-SHA256, RFC 2104) beside them: who has not got
-the secret can neither make one nor read the secret from one. `tf-config run` makes a new secret at
-each start; elsewhere the variable is the user's to set, in all tasks alike.
+Messages are sent in plain text with a signature (HMAC-SHA256, RFC 2104). Without the secret, nobody
+can make a signature, and no signature reveals the secret. `tf-config run` makes a new secret at
+each start; otherwise the user sets the same variable in all tasks.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def secret_of(environ: Mapping[str, str] = os.environ) -> str:
     ''
 
     Raises:
-      ClusterConfigError: if it is too short; the message does not have it.
+      ClusterConfigError: if it is too short; the message does not contain it.
     """
     secret = environ.get(SECRET_VARIABLE, "")
     if 0 < len(secret) < _LEAST_CHARACTERS:
@@ -48,7 +48,7 @@ def secret_of(environ: Mapping[str, str] = os.environ) -> str:
 
 
 def signature(secret: str, *parts: bytes) -> str:
-    """Returns the signature of a message, which may have several parts; "" without a secret.
+    """Returns the signature of a message of one or more parts; "" without a secret.
 
     >>> signature("", b"hello")
     ''
@@ -64,11 +64,11 @@ def signature(secret: str, *parts: bytes) -> str:
 
 
 def is_signed(secret: str, given: str, *parts: bytes) -> bool:
-    """Returns whether a signature is that of the message; without a secret any is.
+    """Returns whether a signature is valid for a message; without a secret, any is.
 
     >>> is_signed("0123456789abcdef", "", b"hello"), is_signed("", "", b"hello")
     (False, True)
     """
     expected = signature(secret, *parts)
-    # Compared in a time that does not tell how much of it is right.
+    # Compared in constant time, which does not reveal how much of the signature is right.
     return not secret or hmac.compare_digest(expected.encode(), given.encode(errors="replace"))

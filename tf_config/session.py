@@ -1,4 +1,4 @@
-"""A program with a session and a terminal of its own, and all that it starts."""
+"""A program with its own session and terminal, and all processes that it starts."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from collections.abc import Mapping, Sequence
 class Session:
     """A running program, the leader of a session, that writes to a terminal.
 
-    A terminal and not a pipe: progress bars are then drawn in place instead of line by line,
-    and nothing is held back in a buffer.
+    With a terminal instead of a pipe, progress bars are drawn in place instead of line by line, and
+    no output is held back in a buffer.
 
     Args:
       argv: the program and its arguments.
-      environ: its whole environment.
+      environ: the whole environment of the program.
       size: the terminal's columns and lines.
-      stdin: as in subprocess.Popen.
+      stdin: the standard input, as in subprocess.Popen.
 
     Attributes:
       popen: the process.
-      terminal: the descriptor to read what it and its children write.
+      terminal: the descriptor from which the output of the program and its children is read.
 
     Raises:
       OSError: if the program cannot be started.
@@ -58,19 +58,19 @@ class Session:
             os.close(end)
 
     def read(self) -> bytes:
-        """Returns what there is to read; nothing once all writers are gone."""
+        """Returns the available output; empty once all writers are gone."""
         try:
             return os.read(self.terminal, 1 << 16)
-        except OSError:  # Linux' way to say that nobody has the other end open
+        except OSError:  # on Linux: no process has the other end open
             return b""
 
     def signal(self, number: int) -> None:
-        """Sends a signal to the program and all it started, if any is left."""
+        """Sends a signal to the program and all that it started, if any is left."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.popen.pid, number)
 
     def kill(self) -> None:
-        """Ends the program and all it started, at once."""
+        """Kills the program and all that it started."""
         self.signal(signal.SIGKILL)
         self.popen.wait()
 
@@ -85,7 +85,7 @@ def shell_code(code: int) -> int:
 
 
 def _set_up_terminal(terminal: int, size: tuple[int, int]) -> None:
-    """Makes it pass on what is written, without a \\r before each \\n; gives it a size."""
+    """Sets the terminal's size, and stops it from writing a \\r before each \\n."""
     attributes = termios.tcgetattr(terminal)
     attributes[1] &= ~termios.OPOST
     termios.tcsetattr(terminal, termios.TCSANOW, attributes)

@@ -1,6 +1,6 @@
-"""What a task's process is told beside TF_CONFIG, and who said so.
+"""The settings of a task's process in addition to TF_CONFIG, and their origins.
 
-An argument wins over the environment, and the environment over the default.
+An argument takes precedence over the environment, and the environment over the default.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ STEP_TIMEOUT_VARIABLE = "KERAS_STRATEGIES_STEP_TIMEOUT"
 RESTARTS_VARIABLE = "KERAS_STRATEGIES_RESTARTS"
 GPU_VARIABLE = "CUDA_VISIBLE_DEVICES"
 OWN_GPUS_VARIABLE = "KERAS_STRATEGIES_OWN_GPUS"  # "1": no other task of the host sees them
-# What TensorFlow and OpenMP read; both would else take all cores in every process.
+# Read by TensorFlow and OpenMP, which otherwise use all cores in every process.
 THREAD_VARIABLES = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS")
-# What Horovod's Gloo, NCCL and Open MPI read.
+# Read by Horovod's Gloo, NCCL and Open MPI.
 INTERFACE_VARIABLES = (
     "HOROVOD_GLOO_IFACE",
     "NCCL_SOCKET_IFNAME",
     "OMPI_MCA_btl_tcp_if_include",
     "OMPI_MCA_oob_tcp_if_include",
 )
-# What the C library reads: large arrays, of which a lookup reads rows here and there, stand on huge
-# pages, or the processor looks for a page as long as for the row.
+# Read by the C library, to put large arrays on huge pages. Embedding lookups read scattered rows;
+# with small pages, the processor takes as long to find the page as to read the row.
 _MALLOC_VARIABLE, _HUGE_PAGES = "GLIBC_TUNABLES", "glibc.malloc.hugetlb=1"
 _NO_GPU = "-1"
 _NAME = re.compile("[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
-# What is different in each task, by its place in the cluster.
+# Variables that differ in each task, depending on its place in the cluster.
 RENDEZVOUS_VARIABLE = "KERAS_STRATEGIES_RENDEZVOUS"
 SIDECAR_VARIABLE = "KERAS_STRATEGIES_SIDECAR"
-PROGRESS_VARIABLE = "KERAS_STRATEGIES_PROGRESS"  # the file in which it writes where it is
+PROGRESS_VARIABLE = "KERAS_STRATEGIES_PROGRESS"  # the file to which it reports its progress
 _TOLD = (
     VARIABLE,
     RENDEZVOUS_VARIABLE,
@@ -51,7 +51,7 @@ _USES_GPU = ("chief", "worker", "evaluator")
 
 
 class Setting(NamedTuple):
-    """One variable of a task's environment, and where its value comes from."""
+    """A variable of a task's environment, and the origin of its value."""
 
     variable: str
     value: str
@@ -60,16 +60,16 @@ class Setting(NamedTuple):
 
 @dataclass(frozen=True)
 class Request:
-    """What the arguments of a command ask for; None leaves it to the environment.
+    """The settings given as arguments of a command; None leaves a setting to the environment.
 
     Attributes:
-      start_timeout: seconds to wait for the others at the start.
-      step_timeout: seconds to wait for the others inside of a step.
-      threads: of TensorFlow and OpenMP, in each task.
-      gpus: how many GPUs each task that computes gets.
-      interface: the network interface that all traffic takes.
-      variables: more variables for all tasks.
-      is_verbose: whether TensorFlow's notes are wanted.
+      start_timeout: the number of seconds to wait for the other tasks at the start.
+      step_timeout: the number of seconds to wait for the other tasks within a step.
+      threads: the number of threads of TensorFlow and OpenMP in each task.
+      gpus: the number of GPUs of each task that computes.
+      interface: the network interface for all traffic.
+      variables: further environment variables for all tasks.
+      is_verbose: whether to show TensorFlow's notes.
     """
 
     start_timeout: float | None = None
@@ -101,13 +101,13 @@ class Request:
 
 @dataclass(frozen=True)
 class Neighbours:
-    """A task and the others on its host.
+    """A task and the other tasks on its host.
 
     Attributes:
       task: the task.
       together: all tasks on its host, in the order of the cluster.
-      cores: how many cores each may use, if nobody says otherwise.
-      gpus: how many GPUs the host has; None if that is not known.
+      cores: the number of cores that each task may use by default.
+      gpus: the number of GPUs of the host; None if it is unknown.
     """
 
     task: Task
@@ -122,13 +122,13 @@ def settle(
     """Returns the settings of one task.
 
     Args:
-      request: what the arguments say.
-      environ: what the task inherits.
-      place: the task and its neighbours.
-      restart: how many restarts there were; None leaves that to the environment.
+      request: the settings given as arguments.
+      environ: the environment that the task inherits.
+      place: the task and its neighbors.
+      restart: the number of restarts so far; None leaves it to the environment.
 
     Raises:
-      ClusterConfigError: if there are not enough GPUs.
+      ClusterConfigError: if the GPUs do not suffice.
     """
     asked = {
         START_TIMEOUT_VARIABLE: _seconds(request.start_timeout),
@@ -137,7 +137,7 @@ def settle(
         **({} if request.interface is None else _interface(request.interface)),
         RESTARTS_VARIABLE: _text(restart),
         **request.variables,
-        # Out of those that --env CUDA_VISIBLE_DEVICES names, or the environment.
+        # Chosen among the GPUs that --env CUDA_VISIBLE_DEVICES or the environment names.
         **(
             {}
             if request.gpus is None
@@ -150,7 +150,7 @@ def settle(
         RESTARTS_VARIABLE: "0",
         "TF_CPP_MIN_LOG_LEVEL": "0" if request.is_verbose else "1",
         "PYTHONUNBUFFERED": "1",
-        # A crash inside of a library says which line of the script was running.
+        # A crash in a library prints which line of the script was running.
         "PYTHONFAULTHANDLER": "1",
         _MALLOC_VARIABLE: _HUGE_PAGES,
     }
@@ -175,7 +175,7 @@ def _own_gpus(count: int, environ: Mapping[str, str], place: Neighbours) -> dict
 
 
 def _gpus(count: int, environ: Mapping[str, str], place: Neighbours) -> str:
-    """Returns the numbers of the GPUs of one task: the next ones of its host's."""
+    """Returns the numbers of one task's GPUs: the next ones of its host."""
     if place.task.type not in _USES_GPU or count == 0:
         return _NO_GPU
     computing = [task for task in place.together if task.type in _USES_GPU]

@@ -1,9 +1,9 @@
-"""What runs beside a task's process, where it is started: in the launcher, in the agent, in `exec`.
+"""A helper beside a task's process, run by whatever starts it: the launcher, the agent or `exec`.
 
-It takes Horovod's process of the task to the rendezvous, which is served beside the first task,
-and hears and sees whether the task joins the others. Horovod itself waits 1.5 seconds for its
-rendezvous and 30 for the other processes, and says nothing; a sidecar waits as long as the start
-may take, and says for whom.
+It connects the task's Horovod process to the rendezvous, which is served beside the first task, and
+observes whether the task joins the others. Horovod itself silently waits 1.5 seconds for its
+rendezvous and 30 for the other processes. A sidecar waits as long as the start may take, and
+reports for which task it waits.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from tf_config.settings import RENDEZVOUS_VARIABLE, SIDECAR_VARIABLE
 from tf_config.store import StoreHandler, StoreServer, ask
 from tf_config.witness import Witness
 
-# How the launcher is told of a task on another host that trained apart: the last bytes of its
-# output, which a terminal does not show.
+# Reports to the launcher that a task on another host trained apart: the last bytes of its output,
+# which a terminal does not show.
 APART = b"\x1b]tf-config;apart\x07"
-# What a strategy reports: that it was made, that its scope was entered.
+# Reported by a strategy when it is created and when its scope is entered.
 MADE, USED = "made", "used"
 _REPORTS = "/tf-config/"
 _HERE = "127.0.0.1"
@@ -39,16 +39,16 @@ _LOOK_EVERY_SECONDS = 0.5
 
 
 class Sidecar:
-    """Serves and watches one task's process.
+    """Serves and watches the process of one task.
 
     Args:
       config: the task's configuration.
-      environ: the environment of its process.
-      note: takes what there is to say while it waits.
+      environ: the environment of the task's process.
+      note: receives messages during waits.
 
     Attributes:
       task: the task.
-      environ: what its process is told on top.
+      environ: the variables to add to the environment of the process.
     """
 
     def __init__(self, config: TFConfig, environ: Mapping[str, str], note: Callable[[str], None]):
@@ -71,7 +71,7 @@ class Sidecar:
     def beside(cls, environ: Mapping[str, str], note: Callable[[str], None]) -> Sidecar | None:
         """Returns the sidecar of a process with this environment; None if it needs none.
 
-        A parameter server, an evaluator and a task without others have nobody to join.
+        Parameter servers, evaluators and tasks without others have no task to join.
         """
         config = TFConfig.from_env(environ) if RENDEZVOUS_VARIABLE in environ else None
         if config is None or len(config.cluster.addresses) < 2:
@@ -79,7 +79,7 @@ class Sidecar:
         return cls(config, environ, note) if config.task in config.cluster.training_tasks else None
 
     def start(self, pid: int) -> None:
-        """Serves and watches a process from now on."""
+        """Starts to serve and watch a process."""
         self._witness = Witness(pid, self._config.cluster.addresses[self.task])
         for server in (self._store, self._relay):
             if server is not None:
@@ -92,7 +92,7 @@ class Sidecar:
 
     @property
     def is_apart(self) -> bool | None:
-        """Whether the process computed without the others; None if it did not compute."""
+        """Whether the process computed without joining the others; None if it did not compute."""
         if self._witness is None:
             return None
         if MADE in self._reports:
@@ -113,21 +113,21 @@ class Sidecar:
 
 
 def report(word: str, environ: Mapping[str, str] = os.environ) -> None:
-    """Tells this process's sidecar, if it has one, what it did: `MADE` or `USED`."""
+    """Reports `MADE` or `USED` to this process's sidecar, if it has one."""
     if is_reported(environ):
         at = Address.parse(environ[SIDECAR_VARIABLE])
         ask(at, "PUT", _REPORTS + word, secret=secret_of(environ))
 
 
 def is_reported(environ: Mapping[str, str] = os.environ) -> bool:
-    """Returns whether this process has a sidecar, to which `report` tells what it did."""
+    """Returns whether this process has a sidecar to which `report` reports."""
     return SIDECAR_VARIABLE in environ
 
 
 def rendezvous(cluster: ClusterSpec) -> Address:
-    """Returns where the rendezvous of a cluster is, which nobody is told: all find the same.
+    """Returns the address of a cluster's rendezvous, which each task derives from the cluster.
 
-    That is the next port above the first task's that is none of another task on its host.
+    Its port is the next one above the first task's that no other task on that host has.
 
     >>> str(rendezvous(ClusterSpec.from_dict({"worker": ["a:2222", "b:4000", "a:2223"]})))
     'a:2224'
@@ -140,15 +140,15 @@ def rendezvous(cluster: ClusterSpec) -> Address:
 
 
 class _Relay(StoreServer):
-    """Passes on what Horovod's process asks, and hears what strategies report.
+    """Forwards the requests of Horovod's process to the store, and receives strategies' reports.
 
     Args:
       config: the task's configuration.
-      at: where the store is.
-      timeout: seconds that a process waits for the others.
-      secret: of the job.
-      reports: takes the words that are heard.
-      note: takes what there is to say.
+      at: the address of the store.
+      timeout: the number of seconds that a process waits for the others.
+      secret: the job's secret.
+      reports: collects the reports.
+      note: receives messages.
     """
 
     def __init__(
@@ -167,16 +167,16 @@ class _Relay(StoreServer):
         self._reports = reports
         self._note = note
         self._is_late = False
-        # Whoever else listens there, such as an earlier job, is asked for nothing of this one.
+        # Another server there, such as that of an earlier job, has no entries of this job.
         text = repr(config.cluster.to_dict()).encode()
         self._prefix = f"/{hashlib.sha256(text).hexdigest()[:16]}"
 
     def admits(self, method: str, path: str, body: bytes, given: str) -> bool:
-        """Returns whether a request is answered; those of Horovod have no signature."""
+        """Returns whether a request is answered; Horovod's requests have no signature."""
         return not path.startswith(_REPORTS) or super().admits(method, path, body, given)
 
     def answer(self, method: str, path: str, body: bytes) -> tuple[int, bytes]:
-        """Returns the store's answer, once it has one."""
+        """Returns the store's answer, once the store has one."""
         if path.startswith(_REPORTS):
             self._reports.add(path.removeprefix(_REPORTS))
             return HTTPStatus.OK, b""
@@ -243,7 +243,7 @@ def _horovod(config: TFConfig, port: int, environ: Mapping[str, str]) -> dict[st
 
 
 def apart(tasks: Sequence[Task]) -> str:
-    """Returns the warning that tasks computed and joined nobody."""
+    """Returns the warning that tasks computed and joined no other task."""
     names = ", ".join(map(str, tasks))
     return (
         f"warning: {names} ran TensorFlow and joined no other task: what was trained there was "

@@ -1,4 +1,4 @@
-"""A sidecar in a process of its own, for a program that this process is about to become."""
+"""A sidecar in a separate process, for a program that this process is about to become."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ _LOOK_SECONDS = 0.5
 
 
 def fork_sidecar(environ: Mapping[str, str]) -> dict[str, str]:
-    """Returns what a program with this environment is told on top; its sidecar runs beside it.
+    """Starts the sidecar of a program; returns the variables to add to the program's environment.
 
-    The sidecar is no child of this process, which may wait for all its children, and ends with it.
+    The sidecar is not a child of this process, because a program may wait for all of its children.
+    It ends with this process.
     """
 
     def note(text: str) -> None:
@@ -37,18 +38,18 @@ def fork_sidecar(environ: Mapping[str, str]) -> dict[str, str]:
             os._exit(0)
     os.waitpid(child, 0)
     os.close(done)
-    sidecar.close()  # here; its process has them still
-    os.read(ready, 1)  # until it serves
+    sidecar.close()  # in this process; the sidecar's process keeps its servers
+    os.read(ready, 1)  # waits until the sidecar serves
     os.close(ready)
     return sidecar.environ
 
 
 def _run(sidecar: Sidecar, program: int, ready: int) -> None:
-    """Serves until the program has ended, then says if it trained apart."""
+    """Serves until the program has ended, then prints a warning if it trained apart."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     nothing = os.open(os.devnull, os.O_RDWR)
-    for descriptor in (0, 1):  # who reads the program's output reads to its end
+    for descriptor in (0, 1):  # or readers of the program's output would wait for the sidecar, too
         os.dup2(nothing, descriptor)
     sidecar.start(program)
     end = _end_of(program)
@@ -56,13 +57,13 @@ def _run(sidecar: Sidecar, program: int, ready: int) -> None:
     while not end():
         pass
     if sidecar.is_apart:
-        # How the program ended, a process beside it is not told.
+        # The sidecar cannot know how the program ended.
         text = f"{apart([sidecar.task])} (If it failed before, that is why.)"
         print(f"tf-config: {text}", file=sys.stderr, flush=True)
 
 
 def _end_of(pid: int) -> Callable[[], bool]:
-    """Returns a function that waits for a process a little, and says whether it has ended."""
+    """Returns a function that waits briefly for a process and returns whether it has ended."""
     try:
         descriptor = os.pidfd_open(pid)
     except (AttributeError, OSError):

@@ -1,6 +1,6 @@
-"""A key-value store over HTTP, as Horovod's rendezvous is one: PUT, GET and DELETE of a path.
+"""A key-value store over HTTP, like Horovod's rendezvous: PUT, GET and DELETE of a path.
 
-A store with a secret answers signed requests only.
+A store with a secret answers only signed requests.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from tf_config.address import Address
 from tf_config.secret import is_signed, signature
 
 _REQUEST_SECONDS = 5.0
-# Above any entry: the largest is Gloo's, some hundred bytes for each of Horovod's processes.
+# Larger than any entry: the largest is Gloo's, some hundred bytes per Horovod process.
 _LONGEST_BODY = 1 << 24
 _SIGNATURE = "X-Keras-Strategies-Signature"
 
 
 class StoreHandler(BaseHTTPRequestHandler):
-    """Hands each request to its server's `answer`."""
+    """Passes each request to the `answer` method of its server."""
 
     timeout = _REQUEST_SECONDS
 
     def do_PUT(self) -> None:
-        """Keeps what is sent."""
+        """Stores an entry."""
         length = self.headers.get("Content-Length", "0")
         if not (length.isascii() and length.isdigit() and int(length) <= _LONGEST_BODY):
             self.close_connection = True
@@ -36,15 +36,15 @@ class StoreHandler(BaseHTTPRequestHandler):
         self._answer(self.rfile.read(int(length)))
 
     def do_GET(self) -> None:
-        """Gives back what was sent, or NOT_FOUND."""
+        """Returns an entry, or NOT_FOUND."""
         self._answer()
 
     def do_DELETE(self) -> None:
-        """Forgets what was sent."""
+        """Deletes an entry."""
         self._answer()
 
     def log_message(self, *arguments: Any) -> None:
-        """Says nothing: processes ask many times a second."""
+        """Logs nothing: processes send many requests per second."""
 
     def _answer(self, body: bytes = b"") -> None:
         server: Any = self.server
@@ -60,19 +60,19 @@ class StoreHandler(BaseHTTPRequestHandler):
 
 
 class StoreServer(ThreadingHTTPServer):
-    """Keeps what is sent, for as long as it serves.
+    """A server that stores entries in memory.
 
     Args:
-      address: the host and the port that it listens on.
-      handler: answers a request.
-      secret: signs requests; "" admits those of everybody.
+      address: the host and port to listen on.
+      handler: the class that handles requests.
+      secret: the secret that signs requests; "" admits unsigned requests.
 
     Raises:
-      OSError: if it cannot listen there.
+      OSError: if the server cannot listen on the address.
     """
 
     daemon_threads = True
-    allow_reuse_port = False  # newer Pythons share the port between two servers
+    allow_reuse_port = False  # newer Python versions would let two servers share the port
 
     def __init__(self, address: tuple[str, int], handler: Any = StoreHandler, secret: str = ""):
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
@@ -85,10 +85,10 @@ class StoreServer(ThreadingHTTPServer):
         return is_signed(self._secret, given, method.encode(), path.encode(), body)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Says nothing: who asks sees that there is no answer, and may be no task of ours."""
+        """Logs nothing: the client sees that no answer comes, and may not be a task of this job."""
 
     def answer(self, method: str, path: str, body: bytes) -> tuple[int, bytes]:
-        """Returns the status and the content of an answer."""
+        """Executes a request; returns the status and content of the answer."""
         if method == "PUT":
             self.entries[path] = body
         elif method == "DELETE":
@@ -98,14 +98,14 @@ class StoreServer(ThreadingHTTPServer):
         return HTTPStatus.OK, self.entries[path] if method == "GET" else b""
 
     def start(self) -> None:
-        """Answers from now on, in a thread of its own."""
+        """Starts to answer requests in a separate thread."""
         threading.Thread(target=self.serve_forever, args=(0.1,), daemon=True).start()
 
 
 def ask(
     address: Address, method: str, path: str, body: bytes = b"", secret: str = ""
 ) -> tuple[int, bytes]:
-    """Returns the status and the content of a store's answer; status 0 if there is none."""
+    """Sends a request to a store; returns its answer's status, 0 without an answer, and content."""
     given = signature(secret, method.encode(), path.encode(), body)
     connection = http.client.HTTPConnection(address.host, address.port, timeout=_REQUEST_SECONDS)
     try:

@@ -1,4 +1,4 @@
-"""A table for a terminal, or as text."""
+"""Tables for a terminal or as text."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 
 def rich_table(header: Sequence[str], rows: Sequence[Sequence[str]], title: str = "") -> Any:
-    """Returns a table that a `rich.console.Console` prints as wide as its terminal."""
-    from rich.table import Table  # here, for it takes as long as all the rest together
+    """Returns a table that a `rich.console.Console` fits to the width of its terminal."""
+    from rich.table import Table  # here, because the import is slow
     from rich.text import Text
 
     table = Table(*header, title=title or None, title_justify="left", title_style="")

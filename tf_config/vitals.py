@@ -1,4 +1,4 @@
-"""What is known of a process that failed: its memory, its last step, and the kernel's word."""
+"""What is known about a failed process: its memory, its last step, and the kernel's log."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import time
 from tf_config.memory import kills_of_cgroup, peak_of, was_killed_by_kernel
 from tf_config.settings import PROGRESS_VARIABLE
 
-# What Python, the C++ library, TensorFlow and the C library say when they get no memory.
+# Messages of Python, the C++ library, TensorFlow and the C library when memory runs out.
 _NO_MEMORY = re.compile(
     r"\bMemoryError\b|std::bad_alloc|ResourceExhaustedError|RESOURCE_EXHAUSTED|OOM when allocating"
     r"|Cannot allocate memory|Unable to allocate .* for an array"
@@ -19,16 +19,16 @@ _LONGEST_BYTES = 1 << 10
 
 
 class Vitals:
-    """Looks after one process.
+    """Collects data about one process, to explain its failure.
 
     Attributes:
-      environ: what it is told.
+      environ: the variables to add to the environment of the process.
     """
 
     def __init__(self) -> None:
         self._file: int | None = None
         self.environ: dict[str, str] = {}
-        if hasattr(os, "memfd_create"):  # a file in memory, which goes away with this process
+        if hasattr(os, "memfd_create"):  # a file in memory, which disappears with this process
             self._file = os.memfd_create("progress")
             self.environ = {PROGRESS_VARIABLE: f"/proc/{os.getpid()}/fd/{self._file}"}
         self._peak = 0
@@ -36,21 +36,21 @@ class Vitals:
         self._kills, self._started = kills_of_cgroup(), time.monotonic()
 
     def look(self, pid: int) -> None:
-        """Looks at the memory that it has."""
+        """Measures the memory of the process."""
         self._peak = max(self._peak, peak_of(pid))
 
     def hear(self, text: str) -> None:
-        """Takes a part of its output."""
+        """Takes a part of the output of the process."""
         for line in text.splitlines():
             if not self._lacked and _NO_MEMORY.search(line):
                 self._lacked = line.strip()[:160]
 
     def cause(self, pid: int, code: int) -> str:
-        """Returns what is known of why it failed, when it is closed, in words; "" if nothing is.
+        """Returns a description of why the process failed, "" if unknown; call it after `close`.
 
         Args:
-          pid: its number.
-          code: how it ended, as subprocess gives it.
+          pid: the process ID.
+          code: the return code, as in subprocess.
         """
         if code == -signal.SIGKILL:
             return f"{self._memory()}{self._kernels_word(pid)}{self._progress()}"
@@ -59,7 +59,7 @@ class Vitals:
         return ""
 
     def close(self) -> None:
-        """Reads what it wrote last, when it has ended."""
+        """Reads the last progress that the process wrote, after it has ended."""
         if self._file is not None:
             self._last = os.pread(self._file, _LONGEST_BYTES, 0).decode(errors="replace").strip()
             os.close(self._file)
@@ -79,7 +79,7 @@ class Vitals:
 
 
 def end_of(code: int) -> str:
-    """Returns how a process ended, in words.
+    """Returns a description of how a process ended.
 
     >>> end_of(3), end_of(-9)
     ('exit code 3', 'signal 9 (SIGKILL)')
@@ -88,7 +88,7 @@ def end_of(code: int) -> str:
 
 
 def signal_name(number: int) -> str:
-    """Returns `SIGTERM` for 15."""
+    """Returns the name of a signal, such as `SIGTERM` for 15."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -96,7 +96,7 @@ def signal_name(number: int) -> str:
 
 
 def write_progress(path: str, text: str) -> None:
-    """Writes where this process is, in one piece, in place of what it wrote before.
+    """Writes the progress of this process at once, in place of what it wrote before.
 
     Raises:
       OSError: if the file cannot be written.

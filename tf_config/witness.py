@@ -1,4 +1,4 @@
-"""Sees from outside whether a task's process computes with TensorFlow and joins the others."""
+"""Observes from outside whether a task's process uses TensorFlow and joins the others."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ _TENSORFLOW, _MPI = "libtensorflow_framework.so", "/libmpi.so"
 
 
 class Witness:
-    """What is to be seen of a task's process, and of all that it starts.
+    """Observations of a task's process and of all processes that it starts.
 
-    TensorFlow is seen among the libraries that a process has loaded; that its own server runs, as
-    all of stock `tf.distribute`'s strategies for several workers start one, at the task's port.
+    TensorFlow is detected among the libraries that a process has loaded. Its own server, which all
+    multi-worker strategies of stock `tf.distribute` start, is detected by the task's port.
 
     Args:
-      pid: the process.
-      address: where the task listens when it joins the others.
+      pid: the process ID.
+      address: the address that the task listens on when it joins the others.
 
     Attributes:
-      computes: whether TensorFlow was loaded so far.
-      listens: whether somebody listened at the task's port so far.
-      has_mpi: whether MPI was loaded so far.
+      computes: whether TensorFlow has been loaded.
+      listens: whether a process has listened on the task's port.
+      has_mpi: whether MPI has been loaded.
     """
 
     def __init__(self, pid: int, address: Address):
@@ -37,7 +37,7 @@ class Witness:
         self._port = address.port
 
     def look(self) -> None:
-        """Looks at what there is now, beside what was there before."""
+        """Updates the attributes with the present state."""
         for pid in _tree(self._pid):
             libraries = _maps(pid)
             self.computes = self.computes or _TENSORFLOW in libraries
@@ -46,7 +46,7 @@ class Witness:
 
 
 def _tree(pid: int) -> list[int]:
-    """Returns a process and all that it started, as far as they live."""
+    """Returns the IDs of a process and of all living processes that it started."""
     found = [pid]
     for process in found:
         with contextlib.suppress(OSError):
@@ -57,7 +57,7 @@ def _tree(pid: int) -> list[int]:
 
 
 def _maps(pid: int) -> str:
-    """Returns the files that a process has mapped, among other words."""
+    """Returns text that contains the files that a process has mapped."""
     try:
         return (_PROC / str(pid) / "maps").read_text(errors="replace")
     except OSError:
@@ -65,7 +65,7 @@ def _maps(pid: int) -> str:
 
 
 def _listened(pid: int) -> set[int]:
-    """Returns the ports on which somebody listens, as a process sees them."""
+    """Returns the ports on which any process listens, as seen by a process."""
     ports = set()
     for name in ("tcp", "tcp6"):
         with contextlib.suppress(OSError):

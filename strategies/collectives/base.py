@@ -9,10 +9,10 @@ import tensorflow as tf
 
 
 class OperationsDifferError(RuntimeError):
-    """Workers exchange values in different operations.
+    """Raised when workers exchange values in different operations.
 
     Args:
-      operations: by rank, what workers are in.
+      operations: the operation that each worker is in, by rank.
     """
 
     def __init__(self, operations: Mapping[int, str]):
@@ -28,12 +28,12 @@ class OperationsDifferError(RuntimeError):
 class Collectives(Protocol):
     """Collective operations, which all workers call in the same order.
 
-    They work eagerly and inside `tf.function`. A worker that calls one alone waits for the
-    others.
+    They work eagerly and inside `tf.function`. A worker that calls an operation waits until all
+    other workers call it.
 
     Attributes:
-      rank: this worker's number, from 0.
-      size: how many workers there are.
+      rank: this worker's rank, from 0.
+      size: the number of workers.
     """
 
     rank: int
@@ -42,61 +42,61 @@ class Collectives(Protocol):
     def new_stream(self) -> Collectives:
         """Returns collectives among the same workers whose operations are ordered independently.
 
-        A dataset takes them: TensorFlow makes its batches at the same time as it trains, here
-        sooner and there later. All workers call this together, too.
+        A dataset needs its own stream: TensorFlow prepares batches while it trains, at different
+        times on each worker. All workers call this method together, too.
         """
 
     def all_reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Returns the sums over all workers, the same bits on each.
+        """Returns the sums over all workers, bitwise identical on each.
 
         Args:
           tensors: numeric tensors, each with the same shape and dtype on every worker.
         """
 
     def all_gather(self, tensor: tf.Tensor) -> tf.Tensor:
-        """Returns the workers' tensors joined along axis 0, by rank.
+        """Returns the workers' tensors concatenated along axis 0, by rank.
 
         Args:
-          tensor: of rank 1 or more; only the first dimension may differ between workers.
+          tensor: a tensor of rank 1 or more; only its first dimension may differ between workers.
         """
 
     def broadcast(self, tensor: tf.Tensor) -> tf.Tensor:
         """Returns the first worker's tensor.
 
         Args:
-          tensor: of the same shape and dtype on every worker.
+          tensor: a tensor of the same shape and dtype on every worker.
         """
 
     def all_to_all(self, tensor: tf.Tensor, counts: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns the rows that all workers sent to this one, by rank, and the number from each.
+        """Returns the rows that all workers sent to this one, by rank, and their number per worker.
 
         Args:
-          tensor: rows, those for the first worker first; only their number may differ between
-            workers.
-          counts: [size], how many rows are for each worker.
+          tensor: the rows to send, ordered by the receiver's rank; only the number of rows may
+            differ between workers.
+          counts: [size], the number of rows for each worker.
         """
 
 
 class NetworkCollectives(Collectives, Protocol):
-    """Collectives among workers of any hosts."""
+    """Collectives among workers on any hosts."""
 
     def new_stream(self) -> NetworkCollectives:
         """Returns collectives whose operations are ordered independently; see `Collectives`."""
 
     def subset(self, ranks: Sequence[int]) -> Collectives | None:
-        """Returns collectives among some of the workers; None on the others.
+        """Returns collectives among some of the workers; None on the other workers.
 
-        All workers call it together. In the subset the first of them has rank 0, and so on.
+        All workers call this method together. Within the subset, workers are ranked from 0.
 
         Args:
-          ranks: of the workers, in ascending order.
+          ranks: the ranks of the subset's workers, in ascending order.
         """
 
 
 class AllToAllViaAllGather:
-    """Implements `all_to_all` by `all_gather`, for collectives without an operation for it.
+    """Implements `all_to_all` with `all_gather`, for collectives that have no such operation.
 
-    Every worker gets all rows and keeps its own, which among N workers is N times the traffic.
+    Every worker receives all rows and keeps its own: with N workers, N times the traffic.
     """
 
     rank: int

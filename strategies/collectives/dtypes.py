@@ -1,4 +1,4 @@
-"""Dtypes of collectives: those that sums are accumulated in, and bytes for everything else."""
+"""Dtypes of collectives: the accumulation dtypes of sums, and conversions to and from bytes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-# What is added up as it is; other types travel in the type named beside them.
+# The dtype in which values of each dtype are summed.
 _ACCUMULATION_DTYPES = {
     tf.float16: tf.float16,
     tf.float32: tf.float32,
@@ -25,13 +25,13 @@ _WORD_BYTES = 4
 
 
 def accumulation_dtype(dtype: tf.DType) -> tf.DType:
-    """Returns the dtype that values of `dtype` are accumulated in.
+    """Returns the dtype in which values of `dtype` are summed.
 
     >>> accumulation_dtype(tf.bfloat16).name
     'float32'
 
     Raises:
-      ValueError: if there is none.
+      ValueError: if values of `dtype` cannot be summed.
     """
     try:
         return _ACCUMULATION_DTYPES[dtype]
@@ -46,7 +46,7 @@ def check_is_numeric(dtype: tf.DType) -> None:
     """Checks that values of a dtype can be exchanged.
 
     Raises:
-      ValueError: if a value of it is not so many bytes.
+      ValueError: if the dtype is string, variant or resource.
     """
     if dtype in (tf.string, tf.variant, tf.resource):
         raise ValueError(
@@ -56,13 +56,13 @@ def check_is_numeric(dtype: tf.DType) -> None:
 
 
 def to_words(tensor: tf.Tensor) -> tf.Tensor:
-    """Returns a tensor's bytes, padded with zeros, as a vector of int32.
+    """Returns a tensor's bytes, padded with zeros, as an int32 vector.
 
     >>> to_words(tf.constant([True, False, True])).numpy().tolist()
     [65537]
 
     Raises:
-      ValueError: if a value of the tensor's type is not so many bytes.
+      ValueError: if the tensor's dtype is string, variant or resource.
     """
     check_is_numeric(tensor.dtype)
     if tensor.dtype == tf.bool:
@@ -76,7 +76,7 @@ def to_words(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def bytes_of(tensor: tf.Tensor) -> tf.Tensor:
-    """Returns the number of bytes of a tensor's values, an int64 scalar."""
+    """Returns the number of bytes of a tensor's values as an int64 scalar."""
     each = 1 if tensor.dtype == tf.bool else tensor.dtype.size
     return tf.size(tensor, tf.int64) * each
 
@@ -88,7 +88,7 @@ def to_bytes(words: tf.Tensor) -> tf.Tensor:
 
 
 def from_bytes(content: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    """Returns the vector of a dtype that bytes represent.
+    """Returns the vector of dtype `dtype` that bytes represent.
 
     >>> from_bytes(to_bytes(to_words(tf.constant([1.5, -2.0], tf.float64))), tf.float64).numpy()
     array([ 1.5, -2. ])
@@ -102,7 +102,7 @@ def all_reduce_by_dtype(
     tensors: Sequence[tf.Tensor],
     all_reduce: Callable[[list[tf.Tensor], tf.DType], Sequence[tf.Tensor]],
 ) -> list[tf.Tensor]:
-    """Returns the sums of tensors over all workers, reduced in one group for each dtype.
+    """Returns the sums of tensors over all workers, reduced in one group per dtype.
 
     >>> twice = lambda group, dtype: [2 * tensor for tensor in group]
     >>> tensors = [tf.constant(1, tf.int8), tf.constant(1.5), tf.constant(3, tf.int32)]
@@ -110,8 +110,8 @@ def all_reduce_by_dtype(
     [2.0, 3.0, 6.0]
 
     Args:
-      tensors: of any types.
-      all_reduce: returns the sums over all workers of tensors of one type, which it gets too.
+      tensors: tensors of any numeric dtypes.
+      all_reduce: takes tensors of one dtype and that dtype; returns their sums over all workers.
     """
     groups: dict[tf.DType, list[int]] = {}
     for position, tensor in enumerate(tensors):
@@ -130,8 +130,8 @@ def all_reduce_as_vector(
     """Returns the sums of tensors of one dtype over all workers, reduced as one vector.
 
     Args:
-      tensors: of any shapes.
-      all_reduce: returns the sum of a vector over all workers, of the same length.
+      tensors: tensors of any shapes.
+      all_reduce: takes a vector; returns its sum over all workers, of the same length.
     """
     vectors = [tf.reshape(tensor, [-1]) for tensor in tensors]
     if len(vectors) == 1:

@@ -1,9 +1,10 @@
 """Collectives over Horovod, started from TF_CONFIG alone. The only file that imports Horovod.
 
-Neither horovodrun nor mpirun nor ssh is needed: the cluster says who is who, and the first
-worker serves Horovod's rendezvous at its own address (Horovod's class `RendezvousHTTPServer`,
-github.com/horovod/horovod, horovod/runner/http/http_server.py). Horovod's operations between
-CPUs run on Gloo, between GPUs on NCCL where Horovod was built with it. Checked on 0.28.1.
+Neither horovodrun nor mpirun nor ssh is needed: the cluster gives each process its rank, and the
+first worker serves Horovod's rendezvous at its own address (Horovod's class
+`RendezvousHTTPServer`, github.com/horovod/horovod, horovod/runner/http/http_server.py). Horovod's
+operations run on Gloo between CPUs, and on NCCL between GPUs if Horovod was built with it. Checked
+on 0.28.1.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from tf_config import Address, ClusterConfigError, ClusterSpec, Task
 from tf_config.horovod import place, rendezvous_at
 
 _FIXED_BUILD_TAG = "gloo.iface"
-# What is only moved keeps its bits: a type that Horovod does not know goes as one of its size, or
-# as two of half of it.
+# Values that are only moved keep their bits: a dtype that Horovod does not support is sent as a
+# dtype of the same size, or as two values of half the size.
 _CARRIERS = {
     tf.bfloat16: tf.uint16,
     tf.uint32: tf.int32,
@@ -37,21 +38,21 @@ _CARRIERS = {
     tf.complex128: tf.int64,
 }
 
-# All workers make their streams in the same order, so each has the same number everywhere.
+# All workers create their streams in the same order, so a stream has the same number everywhere.
 _stream_numbers = itertools.count(1)
-# The process sets that Horovod knows, by their ranks: it takes the same ones once.
+# Horovod's process sets, by their ranks: it accepts each set only once.
 _process_sets: dict[tuple[int, ...], Any] = {}
-# What this process has joined: Horovod is started once a process, strategies may be many.
+# The job of this process: Horovod starts once per process, but there may be many strategies.
 _started: tuple[ClusterSpec, Task, HorovodCollectives] | None = None
 
 
 class HorovodCollectives:
-    """Collectives among all workers of a cluster; made by `start`.
+    """Collectives among all workers of a cluster over Horovod; created by `start`.
 
     Args:
-      horovod: its module for TensorFlow.
-      process_set: the workers; None is all.
-      stream: its number; the operations of another one may run at the same time.
+      horovod: Horovod's module for TensorFlow.
+      process_set: the process set of the workers; None is all workers.
+      stream: the stream's number; operations of different streams may run at the same time.
     """
 
     def __init__(self, horovod: ModuleType, process_set: Any = None, stream: int = 0):
@@ -60,8 +61,8 @@ class HorovodCollectives:
         self._process_set = horovod.global_process_set if process_set is None else process_set
         self.rank: int = self._process_set.rank()
         self.size: int = self._process_set.size()
-        # A function's names count what has the same one before: where those of a subset began like
-        # those of all workers, its members would count more than the others.
+        # A graph numbers operations of the same name. If a subset shared the names of all workers,
+        # its members would count further than the others, so each set and stream has a scope.
         self._scope = f"keras_strategies/set_{self._process_set.process_set_id}/stream_{stream}/"
         with tf.init_scope(), tf.device("/device:CPU:0"):
             self._finished = ResourceVariable(0, dtype=tf.int64, trainable=False)
@@ -72,15 +73,15 @@ class HorovodCollectives:
         """Waits for all workers and starts Horovod; called again, returns the same collectives.
 
         Args:
-          cluster: the workers; their order is the rank.
-          task: this one.
-          timeout: seconds to wait for the others.
+          cluster: the workers, in the order of their ranks.
+          task: the task of this process.
+          timeout: the number of seconds to wait for the other workers.
 
         Raises:
           ImportError: if Horovod is not installed or not built for this TensorFlow.
-          TimeoutError: if a worker does not come in time; the message names it.
+          TimeoutError: if a worker does not arrive in time; the message names it.
           ClusterConfigError: if this worker's port is taken, or the workers' clusters differ.
-          RuntimeError: if Horovod was started before, for another job.
+          RuntimeError: if Horovod was already started for another job.
         """
         global _started
         horovod = load()
@@ -103,7 +104,7 @@ class HorovodCollectives:
 
     def new_stream(self) -> HorovodCollectives:
         """Returns collectives whose operations are ordered independently; see `Collectives`."""
-        # Kept, for what tf.data holds is a variable's handle, and not the variable.
+        # Kept alive, because tf.data holds only the handle of its variable.
         stream = HorovodCollectives(self._horovod, self._process_set, next(_stream_numbers))
         self._child_streams.append(stream)
         return stream
@@ -128,7 +129,7 @@ class HorovodCollectives:
         return all_reduce_by_dtype(tensors, all_reduce)
 
     def all_gather(self, tensor: tf.Tensor) -> tf.Tensor:
-        """Returns the workers' tensors joined along axis 0; see `Collectives`."""
+        """Returns the workers' tensors concatenated along axis 0; see `Collectives`."""
         return self._transport("all_gather", self._horovod.allgather, tensor)
 
     def broadcast(self, tensor: tf.Tensor) -> tf.Tensor:
@@ -162,11 +163,11 @@ class HorovodCollectives:
     ) -> Any:
         """Runs an operation under a name that is the same on all workers.
 
-        Horovod pairs operations of different workers by the name of their node. In a scope of
-        their process set and stream it does not depend on the names of layers, which differ where
-        a worker has made other models before, nor on what other sets and streams do. The name is
-        in use until the operation has ended, so that in a `tf.while_loop` the next round has to
-        wait: the write to a variable makes it.
+        Horovod pairs the operations of different workers by their node names. In a scope of the
+        process set and stream, the name depends neither on the names of layers, which differ if a
+        worker created other models before, nor on other sets and streams. The name is in use until
+        the operation has ended, so in a `tf.while_loop` the next iteration must wait: the write to
+        a variable enforces this.
         """
         if tf.executing_eagerly():
             return operation(*arguments, name=kind, process_set=self._process_set, **options)
@@ -181,11 +182,11 @@ def load() -> ModuleType:
     """Returns Horovod's module for TensorFlow.
 
     Raises:
-      ImportError: if it is not installed, or not built for this TensorFlow.
+      ImportError: if Horovod is not installed, or not built for this TensorFlow.
     """
     try:
         import horovod.tensorflow as horovod
-    except Exception as error:  # Horovod raises its own, unrelated types for a wrong build
+    except Exception as error:  # Horovod raises unrelated types of its own for a wrong build
         raise ImportError(
             "communication='horovod' needs Horovod 0.28.1, built for TensorFlow "
             f"{tf.__version__}. Received: {type(error).__name__}: {error}. 'tf-config "
@@ -199,20 +200,20 @@ def has_nccl() -> bool:
     """Returns whether Horovod was built with NCCL.
 
     Raises:
-      ImportError: if it cannot be used at all.
+      ImportError: if Horovod cannot be used at all.
     """
     return bool(load().nccl_built())
 
 
 def _serve(address: Address, task: Task) -> socketserver.BaseServer:
-    """Serves Horovod's rendezvous at `address`, until this process ends."""
+    """Serves Horovod's rendezvous at `address` until this process ends."""
     from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
 
     return serve(RendezvousHTTPServer, address, task, RendezvousHandler, 0)
 
 
 def _environment(cluster: ClusterSpec, task: Task) -> dict[str, str]:
-    """Returns the environment variables that Horovod reads; options that are set already stay.
+    """Returns the environment variables that Horovod reads; options that are already set stay.
 
     >>> spec = ClusterSpec.from_dict({"worker": ["127.0.0.1:2222", "127.0.0.1:2223"]})
     >>> variables = _environment(spec, Task("worker", 1))
@@ -226,7 +227,7 @@ def _environment(cluster: ClusterSpec, task: Task) -> dict[str, str]:
         "HOROVOD_CONTROLLER": "gloo",
         "HOROVOD_CPU_OPERATIONS": "gloo",
         "HOROVOD_STALL_CHECK_TIME_SECONDS": "30",
-        "HOROVOD_DYNAMIC_PROCESS_SETS": "1",  # those of `subset`
+        "HOROVOD_DYNAMIC_PROCESS_SETS": "1",  # for `subset`
     }
     interface = _interface(variables["HOROVOD_HOSTNAME"])
     if interface is not None:
@@ -237,12 +238,12 @@ def _environment(cluster: ClusterSpec, task: Task) -> dict[str, str]:
 def _check_hostname(cluster: ClusterSpec, task: Task, version: str) -> None:
     """Checks that Gloo will choose an address that the other workers can reach.
 
-    Horovod 0.28.1 as released moves the data over the address that this machine's name stands
-    for, whatever HOROVOD_GLOO_IFACE says, and crashes where it stands for none. Ours is mended
-    and says so in its version: see FIXES in tf_config/horovod_wheel.py.
+    Horovod 0.28.1 as released ignores HOROVOD_GLOO_IFACE and transfers data over the address that
+    this machine's name resolves to; it crashes if the name does not resolve. The build of this
+    package is fixed, which its version says: see FIXES in tf_config/horovod_wheel.py.
 
     Raises:
-      ClusterConfigError: if the name stands for no such address.
+      ClusterConfigError: if the name does not resolve to a reachable address.
     """
     hosts = {cluster.addresses[other].host for other in cluster.training_tasks}
     name = socket.gethostname()
@@ -263,8 +264,8 @@ def _check_hostname(cluster: ClusterSpec, task: Task, version: str) -> None:
 
 
 def _interface(host: str) -> str | None:
-    """Returns the network interface with a host's address; None if this machine has none."""
-    import psutil  # a requirement of Horovod's
+    """Returns the network interface that has a host's address; None if this machine has none."""
+    import psutil  # a requirement of Horovod
 
     try:
         addresses = {info[4][0] for info in socket.getaddrinfo(host, None)}

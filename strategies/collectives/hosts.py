@@ -1,10 +1,11 @@
-"""Collectives among workers of several hosts, some of which share memory.
+"""Collectives among workers on several hosts, some of which share memory.
 
-Large sums are made in three steps: by the workers of each host in their memory, by one leader of
-each host over the network, and back. So each host sends and receives the values of one worker,
-where a ring over all workers moves nearly those of two (as in Horovod's hierarchical allreduce,
-HOROVOD_HIERARCHICAL_ALLREDUCE, which is for NCCL and MPI alone). They go in pieces: while one is
-on the network, the workers of a host add up the next.
+Large all-reduces take three steps: the workers of each host sum in shared memory, one leader per
+host sums over the network, and the leader broadcasts the result on its host. So each host sends
+and receives the values of one worker, whereas a ring over all workers moves nearly those of two (as
+in Horovod's hierarchical allreduce, HOROVOD_HIERARCHICAL_ALLREDUCE, which supports only NCCL and
+MPI). Vectors are cut into pieces: while one piece is on the network, the workers of a host sum the
+next one.
 """
 
 from __future__ import annotations
@@ -17,19 +18,19 @@ from strategies.collectives.base import LocalCollectives, NetworkCollectives
 from strategies.collectives.dtypes import all_reduce_as_vector, all_reduce_by_dtype
 from strategies.collectives.shared_memory import Host, SharedMemoryCollectives
 
-# Below it, two more steps cost more than they save.
+# Below this size, the two additional steps cost more than they save.
 _SMALLEST_BYTES = 1 << 18
 _PIECE_BYTES = 4 << 20
 
 
 class HostCollectives:
-    """Collectives over the network, with sums that begin and end in the memory of each host.
+    """Collectives over the network, with sums that begin and end in each host's shared memory.
 
-    All workers of the network make theirs together.
+    All workers of the network create them together.
 
     Args:
-      network: among all workers.
-      host: of this one.
+      network: the collectives among all workers.
+      host: this worker's host.
     """
 
     def __init__(self, network: NetworkCollectives, host: Host):
@@ -37,7 +38,7 @@ class HostCollectives:
         self.size = network.size
         self._network = network
         self._host = host
-        # Of two streams, so that the next piece need not wait until the one before is back.
+        # Two streams, so that a piece need not wait until the result of the last one is back.
         self._sums, self._copies = (
             SharedMemoryCollectives(host) if host.size > 1 else LocalCollectives() for _ in range(2)
         )
@@ -46,7 +47,7 @@ class HostCollectives:
 
     def new_stream(self) -> HostCollectives:
         """Returns collectives whose operations are ordered independently; see `Collectives`."""
-        # Kept, for what tf.data holds is a variable's handle, and not the variable.
+        # Kept alive, because tf.data holds only the handle of its variable.
         self._child_streams.append(HostCollectives(self._network.new_stream(), self._host))
         return self._child_streams[-1]
 
@@ -59,7 +60,7 @@ class HostCollectives:
         )
 
     def all_gather(self, tensor: tf.Tensor) -> tf.Tensor:
-        """Returns the workers' tensors joined along axis 0; see `Collectives`."""
+        """Returns the workers' tensors concatenated along axis 0; see `Collectives`."""
         return self._network.all_gather(tensor)
 
     def broadcast(self, tensor: tf.Tensor) -> tf.Tensor:
@@ -83,7 +84,7 @@ class HostCollectives:
 
 
 def _are_large(tensors: Sequence[tf.Tensor]) -> bool:
-    """Returns whether tensors are, by their static shapes, which are the same on all workers."""
+    """Returns whether tensors are large by their static shapes, the same on all workers."""
     elements = [tensor.shape.num_elements() for tensor in tensors]
     if None in elements:
         return False

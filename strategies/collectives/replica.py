@@ -1,8 +1,9 @@
-"""Collectives among all replicas, called by each replica of a process for itself.
+"""Collectives among all replicas, called by each replica of a process separately.
 
-Where a replica's function branches or loops (`tf.cond`, `tf.while_loop`), its replicas cannot be
-merged into one function: each branch is a graph of its own. So each replica runs operations of
-TensorFlow's, which meet inside the process; its first replica meets those of the other workers.
+Where a function branches or loops (`tf.cond`, `tf.while_loop`), the replicas' calls cannot be
+merged, because each branch is a separate graph. So each replica runs TensorFlow's collective
+operations with the other replicas of its process, and the first replica exchanges values with the
+first replicas of the other workers.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ class ReplicaCollectives(AllToAllViaAllGather):
     """Collectives among all replicas of all workers, for one replica; see `Collectives`.
 
     Args:
-      local: among the replicas of this process.
-      workers: among the workers; the first replica of each calls them.
+      local: the collectives among the replicas of this process.
+      workers: the collectives among the workers; the first replica of each worker calls them.
     """
 
     def __init__(self, local: Collectives, workers: Collectives):
@@ -36,14 +37,14 @@ class ReplicaCollectives(AllToAllViaAllGather):
         """Returns the collectives of each replica of this process.
 
         Args:
-          devices: the replicas'.
-          workers: among the workers.
+          devices: the replicas' devices.
+          workers: the collectives among the workers.
         """
         local = TensorFlowCollectives.within_process(devices, workers.rank)
         return [cls(one, workers) for one in local]
 
     def new_stream(self) -> ReplicaCollectives:
-        """Returns itself: replicas do not read datasets of their own."""
+        """Returns itself: replicas do not read their own datasets."""
         return self
 
     def all_reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
@@ -51,13 +52,13 @@ class ReplicaCollectives(AllToAllViaAllGather):
         sums = self._local.all_reduce(tensors)
         if self._workers.size == 1:
             return sums
-        # To add zeros to the first replica's result changes no bit.
+        # Adding zeros to the first replica's result changes no bit.
         first = self._local.rank == 0
         total = self._workers.all_reduce(sums) if first else [tf.zeros_like(s) for s in sums]
         return self._local.all_reduce(total)
 
     def all_gather(self, tensor: tf.Tensor) -> tf.Tensor:
-        """Returns the replicas' tensors joined along axis 0, by rank; see `Collectives`."""
+        """Returns the replicas' tensors concatenated along axis 0, by rank; see `Collectives`."""
         joined = self._local.all_gather(tensor)
         if self._workers.size == 1:
             return joined

@@ -27,10 +27,10 @@ _Implementation = tf.distribute.experimental.CommunicationImplementation
 
 _IDENTITY_BYTES = 128
 
-# What this process has joined: one job, of which strategies may be many.
+# The job that this process has joined: there is one, but it may have many strategies.
 _job: tuple[ClusterSpec, Task] | None = None
 _network: NetworkCollectives | None = None
-# Over shared memory, as far as it goes; None where workers share none, or have not tried yet.
+# Collectives over shared memory where possible; None if workers share none or have not tried yet.
 _shared: Collectives | None = None
 _has_tried = False
 
@@ -42,14 +42,14 @@ def start(
     timeout: float,
     device: str,
 ) -> tuple[Collectives, str]:
-    """Waits for all workers; returns the collectives among them, and the choice in words.
+    """Waits for all workers; returns their collectives and a description of the choice.
 
     Args:
-      config: the cluster and this task; None is one worker.
-      communication: one of those that `chosen` returns.
-      options: how TensorFlow's collectives work.
-      timeout: seconds to wait for the other workers.
-      device: the first one of this worker's.
+      config: the cluster and this task; None is a single worker.
+      communication: a value that `chosen` returns.
+      options: the options of TensorFlow's collectives.
+      timeout: the number of seconds to wait for the other workers.
+      device: this worker's first device.
     """
     if config is None:
         return LocalCollectives(), _ALONE
@@ -93,10 +93,10 @@ def start(
 
 
 def _join(config: TFConfig) -> None:
-    """Checks that all strategies of this process are of one job.
+    """Checks that all strategies of this process belong to one job.
 
     Raises:
-      RuntimeError: if this is another one.
+      RuntimeError: if this strategy belongs to another job.
     """
     global _job
     if _job not in (None, (config.cluster, config.task)):
@@ -110,7 +110,7 @@ def _join(config: TFConfig) -> None:
 def _in_words(
     used: Collectives, communication: str, device: str, options: CommunicationOptions
 ) -> str:
-    """Returns what workers communicate by, and why."""
+    """Returns a description of how workers communicate, and why."""
     if isinstance(used, SharedMemoryCollectives):
         return "shared memory (all workers are on this host)"
     network, reason = _chosen_network(communication, device, options)
@@ -123,7 +123,7 @@ def _in_words(
 def _chosen_network(
     communication: str, device: str, options: CommunicationOptions
 ) -> tuple[str, str]:
-    """Returns what workers communicate by over the network, and the reason for it."""
+    """Returns the communication used over the network, and the reason for it."""
     return (
         _available(device, options)
         if communication in ("auto", "shared_memory")
@@ -143,7 +143,7 @@ def _connected(
     workers = config.cluster.training_tasks
     if config.task == workers[0]:
         logging.info("%d workers communicate by %s: %s.", len(workers), communication, reason)
-    # Each is imported where it is taken, for the other may not be usable here.
+    # Imported only when chosen, because the other one may not be usable here.
     if communication == "tensorflow":
         from strategies.collectives.tensorflow import TensorFlowCollectives
 
@@ -157,9 +157,9 @@ def _connected(
 def _shared_memory(
     config: TFConfig, timeout: float, is_wanted: bool, connect: Callable[[], NetworkCollectives]
 ) -> Collectives | None:
-    """Returns collectives over shared memory, as far as workers are on the same host.
+    """Returns collectives that use shared memory between workers on the same host.
 
-    None if one of the workers cannot share memory or may not, or if no two are on the same host.
+    Returns None if a worker cannot or may not share memory, or if no two are on the same host.
     """
     global _shared, _has_tried
     if not _has_tried:
@@ -173,7 +173,7 @@ def _shared_memory(
 def _met(
     config: TFConfig, timeout: float, is_wanted: bool, connect: Callable[[], NetworkCollectives]
 ) -> Host | None:
-    """Returns this worker's host; workers of one address do without Horovod and TensorFlow."""
+    """Returns this worker's host; workers at one address meet without Horovod or TensorFlow."""
     tasks = config.cluster.training_tasks
     rank, names = tasks.index(config.task), [str(task) for task in tasks]
     if _network is None and len({config.cluster.addresses[task].host for task in tasks}) == 1:
@@ -181,7 +181,7 @@ def _met(
             host = Host.meet(rank, names, exchange, is_wanted)
         if host is not None and len(host.leaders) == 1:
             return host
-        # What comes next meets at the same address.
+        # The next meeting is at the same address.
         wait_for_end(config.cluster, config.task)
         if host is None:
             return None
@@ -205,7 +205,7 @@ def _layered(
 
 
 def _exchange_over(collectives: Collectives) -> Exchange:
-    """Returns what exchanges a few bytes over a network."""
+    """Returns a function that exchanges a few bytes over a network."""
 
     def exchange(mine: bytes) -> list[bytes]:
         row = np.frombuffer(mine[:_IDENTITY_BYTES].ljust(_IDENTITY_BYTES), np.uint8)
@@ -216,18 +216,18 @@ def _exchange_over(collectives: Collectives) -> Exchange:
 
 
 def _leaves_open(options: CommunicationOptions) -> bool:
-    """Returns whether options say nothing that only TensorFlow's collectives do."""
+    """Returns whether the options ask for nothing that only TensorFlow's collectives provide."""
     return options.implementation == _Implementation.AUTO and not options.timeout_seconds
 
 
 def chosen(communication: str | None, environ: Mapping[str, str] = os.environ) -> str:
-    """Returns the communication chosen by the argument, else the environment, else "auto".
+    """Returns the communication given by the argument, else by the environment, else "auto".
 
     >>> chosen(None, {"KERAS_STRATEGIES_COMMUNICATION": "tensorflow"})
     'tensorflow'
 
     Raises:
-      ValueError: if there is no such thing.
+      ValueError: if the value is unknown.
     """
     value = environ.get(VARIABLE, "auto") if communication is None else communication
     if value not in _CHOICES:
@@ -242,7 +242,7 @@ def checked(options: Any) -> CommunicationOptions:
     """Returns valid `tf.distribute.experimental.CommunicationOptions`; the default for None.
 
     Raises:
-      ValueError: if it is anything else.
+      ValueError: if `options` is of another type.
     """
     if options is None:
         return CommunicationOptions()
@@ -274,7 +274,7 @@ def _check_for_horovod(options: CommunicationOptions, has_nccl: bool) -> None:
     """Checks that Horovod supports the communication options.
 
     Raises:
-      ValueError: if it does not.
+      ValueError: if Horovod does not support them.
     """
     if options.timeout_seconds:
         raise ValueError(

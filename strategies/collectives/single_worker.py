@@ -1,4 +1,4 @@
-"""A scope for what one worker does by itself, such as saving a model."""
+"""A scope for work that one worker does alone, such as saving a model."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _depth = 0
 
 @contextlib.contextmanager
 def single_worker_scope() -> Iterator[None]:
-    """Runs the block without the other workers, as far as possible.
+    """Runs the block without the other workers where possible.
 
-    New variables have its own initial values: Keras makes some where it saves a model. What needs
-    the others raises, for it would not end.
+    New variables, such as those that Keras creates when it saves a model, get this worker's initial
+    values. Operations that need the other workers raise an error instead of waiting forever.
 
     >>> with single_worker_scope():
     ...     in_single_worker_scope()

@@ -1,10 +1,10 @@
-"""Collectives over TensorFlow's own operations, where Horovod cannot be built.
+"""Collectives over TensorFlow's own operations, for when Horovod cannot be built.
 
-Between CPUs they are TensorFlow's ring algorithms over gRPC, between GPUs NCCL's sums. Workers
-find each other's part of an operation by two numbers, its group and its instance. Here the group
-says which type of values is exchanged, and the instance how many. So a number stands for the same
-shape always, which TensorFlow asks for, and can be used again: for each new number TensorFlow
-asks the first worker, and keeps a kilobyte for good. Checked on TensorFlow 2.21.0.
+Between CPUs they use TensorFlow's ring algorithms over gRPC, between GPUs NCCL's sums. Workers
+match their parts of an operation by two keys, group and instance. Here the group key stands for the
+kind and dtype of the operation, and the instance key for the number of values. So a key always
+stands for the same shape, as TensorFlow requires, and can be reused: for each new key TensorFlow
+asks the first worker and keeps a kilobyte forever. Checked on TensorFlow 2.21.0.
 """
 
 from __future__ import annotations
@@ -31,34 +31,35 @@ from tf_config import ClusterSpec, Task
 
 _CPU = "/device:CPU:0"
 _Implementation = tf.distribute.experimental.CommunicationImplementation
-# What is exchanged, each by a group of its own.
+# The kinds of operations and their dtypes, each with its own group.
 _KINDS = (
     *(("sum", dtype) for dtype in (tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)),
     ("gather", tf.int32),
 )
 
-# Groups inside a process have numbers of their own, so many for each of a number of workers.
+# Where the keys of groups inside a process begin, and the number of workers that they allow for.
 _IN_PROCESS, _WORKERS = 1 << 20, 1 << 10
 
-# A stream is a sequence of operations. All workers make their streams in the same order.
+# A stream is a sequence of operations. All workers create their streams in the same order.
 _stream_numbers = itertools.count()
-# What this process has started.
+# The collectives that this process has started.
 _started: dict[tuple[Any, ...], TensorFlowCollectives] = {}
 
 
 class TensorFlowCollectives(AllToAllViaAllGather):
-    """Collectives among all workers of a cluster; made by `start`.
+    """Collectives among all workers of a cluster over TensorFlow; created by `start`.
 
-    An operation begins when the one before it has ended on this worker, in functions as well: it
-    names a variable, and TensorFlow puts what names the same one in order.
+    An operation begins when the previous one has ended on this worker, also in functions: each
+    operation takes a variable's handle, and TensorFlow runs operations on the same variable in
+    order.
 
     Args:
-      rank: this worker's number, from 0.
-      size: how many workers there are.
-      device: this worker's first one; sums of floats are made there if it is a GPU.
-      options: TensorFlow's implementation, and how long an operation may take.
-      first_group: the first of the numbers that these operations go by; None is the next free.
-      at_device: whether everything runs on the device.
+      rank: this worker's rank, from 0.
+      size: the number of workers.
+      device: this worker's first device; floats are summed there if it is a GPU.
+      options: TensorFlow's implementation, and the timeout of an operation.
+      first_group: the first of the group keys of these operations; None takes the next free one.
+      at_device: whether all operations run on the device.
     """
 
     def __init__(
@@ -93,16 +94,16 @@ class TensorFlowCollectives(AllToAllViaAllGather):
         """Waits for all workers and joins them; called again, returns the same collectives.
 
         Args:
-          cluster: the workers; their order is the rank.
-          task: this one.
-          timeout: seconds to wait for the others.
-          device: this worker's first one.
-          options: TensorFlow's implementation, and how long an operation may take.
+          cluster: the workers, in the order of their ranks.
+          task: the task of this process.
+          timeout: the number of seconds to wait for the other workers.
+          device: this worker's first device.
+          options: TensorFlow's implementation, and the timeout of an operation.
 
         Raises:
-          TimeoutError: if a worker does not come in time; the message names it.
+          TimeoutError: if a worker does not arrive in time; the message names it.
           ClusterConfigError: if this worker's port is taken, or the workers' clusters differ.
-          RuntimeError: if TensorFlow has made tensors before, or has joined another job.
+          RuntimeError: if TensorFlow has already created tensors or joined another job.
         """
         options = CommunicationOptions() if options is None else options
         join(cluster, task, timeout)
@@ -114,11 +115,11 @@ class TensorFlowCollectives(AllToAllViaAllGather):
 
     @classmethod
     def within_process(cls, devices: Sequence[str], rank: int) -> list[TensorFlowCollectives]:
-        """Returns collectives among the replicas of this process, one object for each replica.
+        """Returns collectives among the replicas of this process, one object per replica.
 
         Args:
-          devices: the replicas', each another one.
-          rank: this worker's number: the workers' groups have different ones.
+          devices: the replicas' devices, all different.
+          rank: this worker's rank, which makes the group keys of different workers differ.
         """
         group = _IN_PROCESS + (next(_stream_numbers) * _WORKERS + rank) * len(_KINDS)
         options = CommunicationOptions()
@@ -129,7 +130,7 @@ class TensorFlowCollectives(AllToAllViaAllGather):
 
     def new_stream(self) -> TensorFlowCollectives:
         """Returns collectives whose operations are ordered independently; see `Collectives`."""
-        # Kept, for what tf.data holds is a variable's handle, and not the variable.
+        # Kept alive, because tf.data holds only the handle of its variable.
         stream = TensorFlowCollectives(self.rank, self.size, _CPU, self._options)
         self._child_streams.append(stream)
         return stream
@@ -152,7 +153,7 @@ class TensorFlowCollectives(AllToAllViaAllGather):
         return all_reduce_by_dtype(tensors, all_reduce)
 
     def all_gather(self, tensor: tf.Tensor) -> tf.Tensor:
-        """Returns the workers' tensors joined along axis 0; see `Collectives`."""
+        """Returns the workers' tensors concatenated along axis 0; see `Collectives`."""
         mine = tf.stack([tf.shape(tensor, tf.int64)[0], bytes_of(tensor)])
         rows, lengths = tf.unstack(
             tf.reshape(self._all_gather_vector(mine), [self.size, 2]), axis=1
@@ -169,7 +170,7 @@ class TensorFlowCollectives(AllToAllViaAllGather):
     def broadcast(self, tensor: tf.Tensor) -> tf.Tensor:
         """Returns the first worker's tensor; see `Collectives`."""
         words = to_words(tensor)
-        # To add zeros changes no bit.
+        # Adding zeros changes no bit.
         content = to_bytes(
             self._all_reduce_vector(words if self.rank == 0 else tf.zeros_like(words))
         )
@@ -179,7 +180,7 @@ class TensorFlowCollectives(AllToAllViaAllGather):
         return self._run_collective("sum", vector, merge_op="Add", final_op="Id")
 
     def _all_gather_vector(self, vector: tf.Tensor) -> tf.Tensor:
-        """Returns the workers' vectors, all of one length, joined by rank."""
+        """Returns the workers' vectors, all of one length, concatenated by rank."""
         if vector.dtype != tf.int32:
             return tf.bitcast(
                 tf.reshape(self._all_gather_vector(to_words(vector)), [-1, 2]), vector.dtype

@@ -1,4 +1,4 @@
-"""The workers of a strategy: their collectives, their numbers, and a barrier."""
+"""The workers of a strategy: their collectives, their ranks and a barrier."""
 
 from __future__ import annotations
 
@@ -10,36 +10,42 @@ from strategies.collectives.health.agreement import agree
 
 
 def barrier(strategy: tf.distribute.Strategy) -> None:
-    """Waits until all workers have called it.
+    """Waits until all workers have called this function.
+
+    Where the strategy has parameter servers, it also refreshes this worker's variables from them.
 
     >>> barrier(tf.distribute.get_strategy())
 
     Args:
-      strategy: of the workers.
+      strategy: the strategy of the workers.
+
+    Raises:
+      ValueError: if it is another package's strategy with several workers, or another worker makes
+        a different call.
     """
     agree(collectives_of(strategy), "barrier")
     refresh(strategy)
 
 
 def worker_rank(strategy: tf.distribute.Strategy) -> int:
-    """Returns the number of this worker among those of a strategy, from 0.
+    """Returns the rank of this worker among the workers of a strategy, from 0.
 
-    A chief is the first. On one worker, and outside of any strategy, it is 0.
+    A chief has rank 0. With a single worker, and outside any strategy, the rank is 0.
 
     >>> worker_rank(tf.distribute.get_strategy())
     0
 
     Args:
-      strategy: of the workers.
+      strategy: the strategy of the workers.
 
     Raises:
-      ValueError: if it is another package's, with several workers.
+      ValueError: if it is another package's strategy with several workers.
     """
     return collectives_of(strategy).rank
 
 
 def refresh(strategy: tf.distribute.Strategy) -> None:
-    """Updates this worker's variables from the parameter servers, where there are any."""
+    """Updates this worker's variables from the parameter servers, if the strategy has any."""
     if hasattr(strategy.extended, "refresh"):
         strategy.extended.refresh()
 
@@ -48,7 +54,7 @@ def collectives_of(strategy: tf.distribute.Strategy) -> Collectives:
     """Returns the collectives among the workers of a strategy.
 
     Raises:
-      ValueError: if it is another one with several workers.
+      ValueError: if it is another package's strategy with several workers.
     """
     extended = strategy.extended
     if hasattr(extended, "between_workers"):
@@ -63,9 +69,10 @@ def collectives_of(strategy: tf.distribute.Strategy) -> Collectives:
 
 
 def collectives_in_step(strategy: tf.distribute.Strategy) -> Collectives:
-    """Returns the collectives among workers that make all steps together.
+    """Returns the collectives among the workers that take all steps together.
 
-    Where workers wait for nobody, as with parameter servers outside of "sync", each is alone.
+    Where workers do not wait for one another, as with parameter servers outside "sync", they are
+    those of a single worker.
 
     >>> collectives_in_step(tf.distribute.get_strategy()).size
     1

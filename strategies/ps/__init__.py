@@ -1,1 +1,1 @@
-"""Parameter servers, as a worker uses them: variables on servers, and their updates."""
+"""The worker's side of parameter-server training: variables on servers, and their updates."""

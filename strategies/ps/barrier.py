@@ -1,4 +1,4 @@
-"""A barrier on a server, at which the workers also exchange values."""
+"""A barrier on a server at which the workers also exchange values."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from strategies.ps.client import Server
 from strategies.ps.membership import LEFT, worker_states
 
 _CAPACITY = 1 << 20
-# Makes the results of each worker, from the values of all.
+# Computes each worker's results from the values of all workers.
 Combine = Callable[[Sequence[tf.Tensor]], list[list[tf.Tensor]]]
 
 
 class Barrier:
-    """A barrier that workers pass together any number of times, with a value of each.
+    """A reusable barrier that all workers pass together, each with a value.
 
-    The last worker to come makes the results. One that has ended is not waited for, and gives no
-    value, so that those that remain go on. Workers that come later notice at once that it has
-    ended, and those that wait already within a second.
+    The last worker to arrive computes the results. The barrier does not wait for a worker that has
+    ended, and takes no value from it, so the remaining workers continue. Workers that arrive later
+    notice at once that a worker has ended; workers that already wait notice within a second.
 
     Args:
-      server: holds the barrier.
-      name: of the barrier, the same on all workers.
-      rank: of this worker.
+      server: the server that holds the barrier.
+      name: the barrier's name, the same on all workers.
+      rank: this worker's rank.
       size: the number of workers.
-      dtype: of their values.
-      missing_value: stands for the value of a worker that has ended.
-      combine: makes the results of each worker, from the values of all.
-      dtypes: of a worker's results.
+      dtype: the dtype of the workers' values.
+      missing_value: the value that stands in for a worker that has ended.
+      combine: computes each worker's results from the values of all workers.
+      dtypes: the dtypes of a worker's results.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Barrier:
         self._missing_value = functools.partial(tf.constant, missing_value, dtype)
         self._combine = combine
         with server.building():
-            # One in a graph, for it is known by its name.
+            # One per graph, because it is shared by name.
             self._states = server.once("membership", lambda: worker_states(size))
             self._mutex = tf.raw_ops.MutexV2(shared_name=f"{name}/mutex")
             self._inputs = [
@@ -80,7 +80,7 @@ class Barrier:
         return results, present
 
     def _release_if_complete(self) -> list[tf.Tensor]:
-        """Combines the values and releases all workers, if none is missing."""
+        """Combines the values and releases all workers, unless a value is missing."""
         present = tf.stack([queue.size() > 0 for queue in self._inputs])
         ready = tf.reduce_all(present | tf.equal(self._states.read_value(), LEFT)) & tf.reduce_any(
             present

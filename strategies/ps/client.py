@@ -1,8 +1,8 @@
 """A worker's connections to the parameter servers.
 
-Each server is TensorFlow's own. A worker has a session with each: it adds operations to the
-session's graph and runs them, all of them on the server. A call is one message there and one
-back, whatever it does; calls of several threads run side by side.
+The servers are TensorFlow servers. A worker has a session with each of them: it adds operations to
+the session's graph, and all of them run on the server. A call takes one message each way, whatever
+it does; calls from several threads run concurrently.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class Server:
     """A worker's connection to one parameter server.
 
     Args:
-      number: of the task.
-      address: where it listens.
-      is_optimized: whether TensorFlow looks for a faster form of what runs there.
+      number: the index of the server's task.
+      address: the address that the server listens on.
+      is_optimized: whether TensorFlow optimizes the graphs that run on the server.
     """
 
     def __init__(self, number: int, address: Address, is_optimized: bool = True):
@@ -51,13 +51,13 @@ class Server:
         config = _V1.ConfigProto()
         config.graph_options.rewrite_options.disable_meta_optimizer = not is_optimized
         self._session = Session(f"grpc://{address}", graph=self.graph, config=config)
-        # A function that is called has a configuration of its own.
+        # Function calls have their own configuration.
         self._options = None if is_optimized else FunctionCallOptions(config_proto=config)
         self._lock = threading.RLock()
         self._built: dict[Any, Any] = {}
         self._connections: list[Server] = []
         with self.building():
-            # All updates of this server's variables are made under it.
+            # Held during every update of this server's variables.
             self.mutex = tf.raw_ops.MutexV2(shared_name="changes")
             self._nothing = tf.no_op()
         self._step_timeout = step_timeout_seconds()
@@ -65,14 +65,15 @@ class Server:
 
     @property
     def is_lost(self) -> bool:
-        """Whether a call found that the server is gone, or has been silent for too long."""
+        """Whether a call found the server gone, or silent for too long."""
         return self._is_lost or any(each.is_lost for each in self._connections)
 
     def new_connection(self) -> Server:
-        """Opens another connection, for graphs that are large and have many functions.
+        """Opens another connection, for large graphs with many functions.
 
-        TensorFlow sends and copies all functions of a graph whenever something new is run, and
-        more often where it is optimized: so what is added to one is not in the other's way.
+        TensorFlow sends and copies all functions of a graph whenever something new in it runs, and
+        more often if the graph is optimized. With a graph per connection, additions to one do not
+        slow down the others.
         """
         self._connections.append(Server(self.number, self.address, is_optimized=False))
         return self._connections[-1]
@@ -84,7 +85,7 @@ class Server:
             yield
 
     def once(self, key: Any, build: Callable[[], _T]) -> _T:
-        """Returns what `build` adds to the graph; it is called once for each key."""
+        """Returns what `build` adds to the graph; `build` is called once per key."""
         with self._lock:
             if key not in self._built:
                 with self.building():
@@ -92,19 +93,19 @@ class Server:
             return self._built[key]
 
     def run(self, fetches: Any, feeds: dict[Any, Any] | None = None, meanwhile: Any = None) -> Any:
-        """Runs operations on the server and returns their results, as NumPy arrays.
+        """Runs operations on the server and returns their results as NumPy arrays.
 
-        Says every ten seconds that it waits, as long as the server is there.
+        Logs every ten seconds that it is waiting, as long as the server is reachable.
 
         Args:
-          fetches: what to run.
-          feeds: arrays for its placeholders.
-          meanwhile: an operation to run every second, as long as this one waits.
+          fetches: the operations and tensors to run.
+          feeds: arrays for the placeholders.
+          meanwhile: an operation to run every second while this call waits.
 
         Raises:
           ServerLost: if the server is gone.
         """
-        # TensorFlow waits for a server that is gone, so the wait is where it can be given up.
+        # TensorFlow waits for a server that is gone, so its call runs in a thread that can be left.
         answer: queue.SimpleQueue[Any] = queue.SimpleQueue()
         call = threading.Thread(target=self._call, args=(answer, fetches, feeds), daemon=True)
         call.start()
@@ -130,7 +131,7 @@ class Server:
         return result
 
     def _last_answer(self, start: float, answered: float) -> float:
-        """Returns when the server's host last answered: now, or as before.
+        """Returns when the server's host last answered: now, or `answered` if it does not.
 
         Raises:
           ServerLost: if the server is gone, or has been silent for too long.
@@ -167,7 +168,7 @@ class Server:
             answer.put((None, error))
 
     def _lose(self, reason: str) -> ServerLost:
-        """Gives the server up; returns the error that says so."""
+        """Marks the server as lost; returns the error to raise."""
         self._is_lost = True
         return ServerLost(
             f"Parameter servers serve as long as anybody trains. Received: ps {self.number} "
@@ -175,22 +176,22 @@ class Server:
         )
 
     def sessions(self) -> list[tf.compat.v1.Session]:
-        """Returns all sessions with the server: of this connection, and of those it opened."""
+        """Returns the sessions of this connection and of the connections that it opened."""
         return [self._session, *(other for each in self._connections for other in each.sessions())]
 
     def locked(
         self, body: Callable[[], Sequence[tf.Tensor]], mutex: tf.Tensor | None = None
     ) -> tuple[tf.Operation, list[Any]]:
-        """Adds what `body` does to the graph, as one atomic operation.
+        """Adds the operations of `body` to the graph as one atomic operation.
 
-        Its arguments are sent before it begins, so that no lock is held by a worker that died.
+        Its arguments are sent before it takes the lock, so a worker that dies never holds a lock.
 
         Args:
-          body: makes operations and returns tensors.
-          mutex: None is that of all updates of variables.
+          body: creates operations and returns tensors.
+          mutex: the mutex to hold. None is the mutex of all updates of variables.
 
         Returns:
-          The operation, and its results.
+          The operation and its results.
         """
 
         mutex = self.mutex if mutex is None else mutex
@@ -204,7 +205,7 @@ class Server:
             lock = tf.raw_ops.MutexLock(mutex=mutex)
             with tf.control_dependencies([lock]):
                 results = call_body()
-            # The call's operation, not its results: these may be there before its last change.
+            # Wait for the call itself: its results may be ready before its last assignment.
             with tf.control_dependencies([results[0].op]):
                 tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
             return results
@@ -216,7 +217,7 @@ class Server:
 
 @contextlib.contextmanager
 def _calling(options: FunctionCallOptions | None) -> Iterator[None]:
-    """Sets the options of this thread's function calls in the block; None leaves them."""
+    """Sets the options of this thread's function calls in the block; None changes nothing."""
     before = context().function_call_options
     context().function_call_options = options or before
     try:
@@ -226,8 +227,8 @@ def _calling(options: FunctionCallOptions | None) -> Iterator[None]:
 
 
 def close(sessions: Iterable[tf.compat.v1.Session]) -> None:
-    """Closes sessions; waits only briefly, for their servers may be gone."""
-    # TensorFlow would do so when Python ends, and wait for a server that is gone.
+    """Closes sessions; waits only briefly, because their servers may be gone."""
+    # Otherwise TensorFlow closes them when Python exits, and waits for a server that is gone.
     threads = [threading.Thread(target=session.close, daemon=True) for session in sessions]
     for thread in threads:
         thread.start()
@@ -240,12 +241,12 @@ class Servers:
     """All parameter servers of a job.
 
     Args:
-      servers: by number.
-      rank: of this worker.
-      size: how many workers there are.
+      servers: the connections, by the servers' numbers.
+      rank: this worker's rank.
+      size: the number of workers.
 
     Attributes:
-      present: for each worker whether it took part in the last operation of all.
+      present: for each worker, whether it took part in the last collective operation.
     """
 
     def __init__(self, servers: Sequence[Server], rank: int, size: int):
@@ -262,11 +263,11 @@ class Servers:
         return len(self.servers)
 
     def each(self, action: Callable[[Server], _T]) -> list[_T]:
-        """Calls a function with each server, in parallel; returns the results by number."""
+        """Calls a function with each server in parallel; returns the results by server number."""
         if len(self.servers) == 1:
             return [action(self.servers[0])]
         answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        # Not a pool of threads, which is closed when a script has ended and the rest is sent.
+        # Not a thread pool: it is shut down when the script ends, before the last updates are sent.
         for server in self.servers:
             threading.Thread(
                 target=_put_answer, args=(answers, action, server), daemon=True
@@ -281,7 +282,7 @@ class Servers:
 
 
 def leader(number: int, present: Sequence[bool]) -> int:
-    """Returns the rank of the worker that leads in a numbered task, of those present.
+    """Returns the rank of the worker that leads a numbered task, among the workers present.
 
     >>> leader(4, [True, True, True]), leader(4, [True, False, True])
     (1, 2)
@@ -300,7 +301,7 @@ def _put_answer(
 
 
 def state_of(address: Address) -> str:
-    """Returns whether something listens at an address: "taken", "closed" or "unreachable"."""
+    """Returns the state of an address: "taken" (something listens), "closed" or "unreachable"."""
     return connect([address], _ANSWER_SECONDS)[address].state
 
 
@@ -308,12 +309,12 @@ def connect_servers(cluster: ClusterSpec, task: Task, timeout: float) -> Servers
     """Waits for the servers of a cluster and connects to them.
 
     Args:
-      cluster: its tasks.
-      task: this one.
-      timeout: seconds to wait.
+      cluster: the cluster's tasks and addresses.
+      task: the task of this process.
+      timeout: the number of seconds to wait.
 
     Raises:
-      TimeoutError: if a server does not answer in time; the message names it.
+      TimeoutError: if a server does not answer in time; the message names the server.
     """
     _wait_for_servers(cluster, task, timeout)
     servers = [Server(server.index, cluster.addresses[server]) for server in cluster.tasks("ps")]

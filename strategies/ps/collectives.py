@@ -1,8 +1,8 @@
-"""Collectives through the parameter servers, for workers that are connected to these only.
+"""Collectives through the parameter servers, for workers that are connected only to the servers.
 
-What workers give each other, they bring to barriers on the servers. Sums are made there, by rank,
-so that they are the same bits on every worker and in every run; each server sums its part. A
-worker that has ended counts as one that brings zeros to a sum, and no rows to a gathering.
+Workers exchange their tensors at barriers on the servers. The servers sum in the order of ranks, so
+sums are bitwise identical on every worker and in every run; each server sums its part of a vector.
+A worker that has ended contributes zeros to an all-reduce and no rows to an all-gather.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ class ServerCollectives(AllToAllViaAllGather):
     """Collectives among all workers of a job with parameter servers; see `Collectives`.
 
     Args:
-      servers: of the job.
-      stream: tells what has an order of its own from the rest; "0" is that of the steps.
-      connections: to the servers, by number, for collectives only; None opens them.
+      servers: the servers of the job.
+      stream: the name of the stream within which operations are ordered; "0" is the stream of the
+        training steps.
+      connections: connections to the servers, by number, for collectives only; None opens them.
     """
 
     def __init__(
@@ -43,13 +44,13 @@ class ServerCollectives(AllToAllViaAllGather):
         self._stream = stream
         self._stream_numbers = itertools.count()
         self._child_streams: list[ServerCollectives] = []
-        # Whoever watches these collectives measures them.
+        # Not measured here: `WatchedCollectives` measures them.
         self._ordered_caller = OrderedCaller(is_common=True, is_measured=False)
 
     def new_stream(self) -> ServerCollectives:
         """Returns collectives whose operations are ordered independently; see `Collectives`."""
         stream = f"{self._stream}.{next(self._stream_numbers)}"
-        # Kept, for what tf.data holds is a variable's handle, and not the variable.
+        # Kept alive, because tf.data holds only the handle of their variable.
         self._child_streams.append(ServerCollectives(self._servers, stream, self._connections))
         return self._child_streams[-1]
 
@@ -63,7 +64,7 @@ class ServerCollectives(AllToAllViaAllGather):
         return all_reduce_by_dtype([tf.convert_to_tensor(t) for t in tensors], all_reduce)
 
     def all_gather(self, tensor: tf.Tensor) -> tf.Tensor:
-        """Returns the workers' tensors joined along axis 0; see `Collectives`."""
+        """Returns the workers' tensors concatenated along axis 0; see `Collectives`."""
         tensor = tf.convert_to_tensor(tensor)
         (joined,) = self._ordered_caller.call(
             "all_gather", self._gather_rows, [tensor], [tensor.dtype]
@@ -100,7 +101,7 @@ class ServerCollectives(AllToAllViaAllGather):
     def _sum_barrier(self, server: Server, dtype: np.dtype) -> Barrier:
         def total(inputs: Sequence[tf.Tensor]) -> list[list[tf.Tensor]]:
             lengths = tf.stack([tf.size(value) for value in inputs])
-            # Nothing is a scalar, which is added to a vector of any length.
+            # A missing value is a scalar zero, which can be added to a vector of any length.
             is_missing = tf.stack([tf.equal(tf.rank(value), 0) for value in inputs])
             alike = tf.reduce_all(is_missing | tf.equal(lengths, tf.reduce_max(lengths)))
             sums = tf.cond(
@@ -140,7 +141,7 @@ class ServerCollectives(AllToAllViaAllGather):
 
     def _gather_barrier(self, server: Server) -> Barrier:
         def exchange(inputs: Sequence[tf.Tensor]) -> list[list[tf.Tensor]]:
-            # Nobody is sent what he brought.
+            # No worker is sent its own rows.
             return [
                 ["" if rank == to else text for rank, text in enumerate(inputs)]
                 for to in range(self.size)
@@ -154,7 +155,7 @@ class ServerCollectives(AllToAllViaAllGather):
         )
 
     def _record_present(self, present: np.ndarray) -> None:
-        """Records which workers took part."""
+        """Records which workers took part, and logs those that have ended."""
         if self._stream != "0":
             return
         for rank in np.flatnonzero(np.array(self._servers.present) & ~present):
@@ -167,7 +168,7 @@ class ServerCollectives(AllToAllViaAllGather):
 
 
 def _kind(rows: np.ndarray) -> bytes:
-    """Returns what rows are, for workers that may bring others."""
+    """Returns a description of rows, to compare across workers."""
     return f"all_gather of {rows.dtype} {rows.shape[1:]}".encode()
 
 

@@ -1,4 +1,4 @@
-"""The kind of a new variable, derived from its arguments."""
+"""The kind of a new variable, derived from its creation arguments."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CPU = "/device:CPU:0"
 
 
 def initial_value(kwargs: dict[str, Any]) -> np.ndarray:
-    """Returns the initial value of a new variable, as this worker's script gives it."""
+    """Returns the initial value that this worker's script gives a new variable."""
     with tf.init_scope(), tf.device(_CPU):
         value = kwargs["initial_value"]
         value = value() if callable(value) else value
@@ -27,9 +27,10 @@ def initial_value(kwargs: dict[str, Any]) -> np.ndarray:
 
 
 def as_state(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Returns the arguments of tf_keras's moving statistics as Keras 3 gives them.
+    """Returns the creation arguments of tf_keras's moving statistics in the form of Keras 3.
 
-    tf_keras has each replica keep its own, of which the mean is read. All others stay as they are.
+    In tf_keras each replica keeps its own value, and a read returns their mean. The arguments of
+    all other variables are returned unchanged.
     """
     is_kept_apart = kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ
     if not is_kept_apart or kwargs.get("aggregation") != tf.VariableAggregation.MEAN:
@@ -47,9 +48,9 @@ def variable_kind(kwargs: dict[str, Any], is_geo: bool, in_step: bool) -> str:
     """Returns the kind of a new variable: "weight", "counter", "state" or "local".
 
     Args:
-      kwargs: what it is made with.
-      is_geo: whether workers have optimizers of their own.
-      in_step: whether all workers make the same steps together.
+      kwargs: the variable's creation arguments.
+      is_geo: whether each worker has its own optimizer.
+      in_step: whether all workers take the same steps together.
     """
     if "colocate_with" in kwargs:
         return "local"
@@ -62,7 +63,7 @@ def variable_kind(kwargs: dict[str, Any], is_geo: bool, in_step: bool) -> str:
         return "weight" if initial_value(kwargs).dtype.kind not in "OSU" else "local"
     if in_step or not is_unsynchronized_state(kwargs):
         return "local"
-    # A single number is a setting, such as tf_keras's learning rate.
+    # A scalar is a setting, such as tf_keras's learning rate.
     return "state" if initial_value(kwargs).shape else "local"
 
 
@@ -72,15 +73,15 @@ def _is_whole_number(value: np.ndarray) -> bool:
 
 
 def is_assignment(fn: Callable[..., Any]) -> bool:
-    """Returns whether an update assigns a value to a variable, in contrast to adding to it."""
+    """Returns whether an update assigns a value to a variable instead of adding to it."""
     return "assign" in getattr(fn, "__code__", is_assignment.__code__).co_names
 
 
 def check_aggregation(variable: Any) -> None:
-    """Checks that a variable says how the values of several replicas are aggregated.
+    """Checks that a variable has an aggregation for the values of several replicas.
 
     Raises:
-      ValueError: if it does not.
+      ValueError: if its aggregation is NONE.
     """
     if variable.aggregation == tf.VariableAggregation.NONE:
         raise ValueError(

@@ -53,20 +53,20 @@ _CPU = "/device:CPU:0"
 
 
 class ServerExtended(ReplicatedExtended):
-    """A mirrored strategy of one worker's replicas, whose variables are on the servers.
+    """A mirrored strategy over one worker's replicas, whose variables are on the servers.
 
     Args:
-      strategy: the strategy that this is the inside of.
+      strategy: the strategy that this object implements.
       workers: the collectives of all workers.
-      devices: this worker's.
-      options: how values are reduced over its replicas.
-      resolver: what the strategy's property `cluster_resolver` returns.
-      servers: that hold the variables.
-      registry: what they hold.
-      update_mode: when updates are sent, and what the worker goes on with.
-      in_step: whether all workers make the same steps together.
-      geo: set where workers have optimizers of their own.
-      wire: the dtype that float32 travels as, to the servers.
+      devices: this worker's devices.
+      options: how values are reduced over this worker's replicas.
+      resolver: the value of the strategy's property `cluster_resolver`.
+      servers: the servers that hold the variables.
+      registry: the registry of the variables on the servers.
+      update_mode: when updates are sent, and which values the worker's next step uses.
+      in_step: whether all workers take the same steps together.
+      geo: the exchange of progress if each worker has its own optimizer; otherwise None.
+      wire: the dtype in which float32 values are sent to the servers.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class ServerExtended(ReplicatedExtended):
         self.in_step = in_step
         self._geo = geo
         self._wire = wire
-        # What goes to the servers and asks them does so in the order of the program.
+        # Requests to the servers are made in program order.
         self.ordered_caller = OrderedCaller(is_common=in_step)
         self._running = 0
         self._updates: list[VariableUpdate] = []
@@ -108,18 +108,18 @@ class ServerExtended(ReplicatedExtended):
         )  # fmt: skip
 
     def between_workers(self) -> Collectives:
-        """Sends this worker's updates; returns the collectives among all workers."""
+        """Sends this worker's pending updates; returns the collectives among all workers."""
         self.update_mode.drain()
         return self.workers
 
     def _use_merge_call(self) -> bool:
-        # Replicas that are not merged would each send the update.
+        # Without a merge call, each replica would send the update.
         return len(self._devices) > 1
 
     def _weights_of_replicas(self) -> list[tf.Tensor] | None:
         weights = super()._weights_of_replicas()
         if weights is None and self.in_step:
-            # A mean is over the workers that are there.
+            # A mean is taken over the workers that are present.
             return [tf.constant(1.0) for _ in self._devices]
         return weights
 
@@ -166,7 +166,7 @@ class ServerExtended(ReplicatedExtended):
         if kind == "state" or self._geo is not None:
             with tf.device(_CPU):
                 shared.base = ResourceVariable(present, trainable=False, dtype=remote.dtype)
-        # An optimizer finds the variable that a part of it on a server is of.
+        # Lets an optimizer find the variable to which a slice on a server belongs.
         for part in remote.parts:
             set_container(part, shared)
         self._shared_variables.append(weakref.ref(shared))
@@ -189,12 +189,12 @@ class ServerExtended(ReplicatedExtended):
     # The updates of a step.
 
     def is_stepping(self) -> bool:
-        """Returns whether a step runs, whose updates go to the servers together."""
+        """Returns whether a step is running, whose updates are sent to the servers together."""
         return self._running > 0
 
     def _call_for_each_replica(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         if isinstance(fn, tf.types.experimental.PolymorphicFunction):
-            # It comes back with the Python function, inside of the one that records the updates.
+            # Called again with the Python function, inside the trace that records the updates.
             return super()._call_for_each_replica(fn, args, kwargs)
         self._running += 1
         try:
@@ -240,25 +240,25 @@ class ServerExtended(ReplicatedExtended):
     def assign_everywhere(
         self, var: SharedVariable, fn: Callable[..., Any], value: Any, kwargs: dict[str, Any]
     ) -> Any:
-        """Assigns to a variable outside of an optimizer's update."""
+        """Assigns to a variable outside an optimizer's update."""
         in_replica = self.is_stepping() and not tf.distribute.in_cross_replica_context()
         if not in_replica:
             return var.update_copy(fn, value, **kwargs)
         if not self._is_updated_on_servers(var):
             return var.update_copy(self._where_rows(fn), value, **kwargs)
         if is_assignment(fn) and not self._is_recorded(var) and innermost(is_optimizer) is not None:
-            # Decay of weights, as Muon's, made of a copy that may lack changes of other workers.
+            # Weight decay such as Muon's, computed from a copy that may lack others' updates.
             return self._add(var, tf.cast(value, var.dtype) - local_copy(var))
         if self._use_merge_call():
             check_aggregation(var)
         elif var.aggregation == tf.VariableAggregation.NONE:
             self._record(var, fn, ((value,), {}))
             return var
-        # TensorFlow aggregates the replicas' values, and comes back with one to update by.
+        # TensorFlow aggregates the replicas' values, then updates the variable with the result.
         return var.update_copy(fn, value, **kwargs)
 
     def _add(self, var: SharedVariable, delta: Any) -> SharedVariable:
-        """Adds to a variable on the servers what all replicas say alike."""
+        """Adds a value, the same on all replicas, to a variable on the servers."""
         if self._use_merge_call() and not tf.distribute.in_cross_replica_context():
             context = tf.distribute.get_replica_context()
             return context.merge_call(lambda _, value: self._add(var, value), args=(delta,))
@@ -266,9 +266,9 @@ class ServerExtended(ReplicatedExtended):
         return var
 
     def _has_rows(self) -> tf.Tensor | None:
-        """Returns whether this worker's part of a step has rows; None where that is certain.
+        """Returns whether this worker's part of a step has rows; None if it certainly has.
 
-        In "sync" it is certain, for the step is that of all workers.
+        In "sync" it is certain, because a step is common to all workers.
         """
         weights = None if self.in_step else self._weights_of_replicas()
         if weights is None or any(tf.get_static_value(weight) for weight in weights):
@@ -276,13 +276,13 @@ class ServerExtended(ReplicatedExtended):
         return tf.add_n(weights) > 0
 
     def _where_rows(self, fn: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns a function that updates a copy as `fn` does, where the step has rows."""
+        """Returns a function that updates a copy as `fn` does, but only if the step has rows."""
         has_rows = self._has_rows()
         if has_rows is None:
             return fn
 
         def update(copy: Any, *args: Any, **kwargs: Any) -> Any:
-            # What was computed from no rows is no value: a mean over nothing.
+            # A value computed from no rows, such as a mean, is invalid.
             def call() -> tf.Tensor:
                 fn(copy, *args, **kwargs)
                 return tf.constant(True)
@@ -293,7 +293,7 @@ class ServerExtended(ReplicatedExtended):
         return update
 
     def _is_updated_on_servers(self, var: Any) -> bool:
-        """Returns whether the servers update a variable; if not, they follow the worker."""
+        """Returns whether the servers update a variable; if not, the worker does."""
         if isinstance(var, SlotVariable):
             raise ValueError(
                 "An optimizer's state changes on the parameter servers, together with its "
@@ -326,7 +326,7 @@ class ServerExtended(ReplicatedExtended):
         return any(update.variable is var for update in self._updates)
 
     def count_up(self, counter: CounterVariable, delta: Any) -> Any:
-        """Adds to a counter; an optimizer does so last, so the recorded updates are sent, too."""
+        """Adds to a counter and sends the recorded updates: an optimizer counts its step last."""
         if self._use_merge_call() and not tf.distribute.in_cross_replica_context():
             context = tf.distribute.get_replica_context()
             return context.merge_call(lambda _, value: self.count_up(counter, value), args=(delta,))
@@ -357,7 +357,7 @@ class ServerExtended(ReplicatedExtended):
         self._enter_graph()
         self._updates, self._counts = [], []
         if self._geo is not None:
-            if updates:  # of rows, which no worker has a copy of
+            if updates:  # updates of embedding rows, of which workers have no copy
                 self._send(updates, [])
             if touched:
                 self._geo.step(touched, lambda updates: self._send(updates, [])[1])
@@ -379,7 +379,7 @@ class ServerExtended(ReplicatedExtended):
         counts: Sequence[tuple[CounterVariable, tf.Tensor]],
         states: Sequence[SharedVariable],
     ) -> None:
-        """Sends a step's updates and changes of states, and assigns new values to the copies."""
+        """Sends a step's updates and state changes, and assigns the new values to the copies."""
         changes = []
         for state in states:
             now = local_copy(state)
@@ -399,7 +399,7 @@ class ServerExtended(ReplicatedExtended):
     def _send(
         self, updates: Sequence[VariableUpdate], counts: Sequence[tuple[CounterVariable, tf.Tensor]]
     ) -> tuple[tf.Tensor, NewValues]:
-        """Sends updates; returns whether there are new values, and these."""
+        """Sends updates; returns whether new values were pulled, and the new values."""
         counters = [counter for counter, _ in counts]
         key = (*(c.key for c in updates), *(counter.remote.name for counter in counters))
         if key not in self._programs:
@@ -423,9 +423,9 @@ class ServerExtended(ReplicatedExtended):
         return tf.ensure_shape(fresh, []), NewValues(program, vectors)
 
     def refresh(self) -> None:
-        """Updates this worker's copies to the servers' present values, each server's at one moment.
+        """Sets this worker's copies to the servers' values, read from each server at one moment.
 
-        In "geo" a worker's copies are its own, and stay.
+        In "geo" the copies are the worker's own and do not change.
         """
         self.update_mode.drain()
         if self._geo is not None:

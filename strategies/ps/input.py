@@ -1,4 +1,4 @@
-"""Input of parameter-server training: a shard to train on, all rows to evaluate."""
+"""Input of parameter-server training: a shard for training, all rows for evaluation."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from strategies.data.sharding import shard_batches, unsharded
 class ServerDataset(ReplicaDataset):
     """A worker's shard of a dataset; in Keras's `evaluate` and `predict`, all rows.
 
-    Workers that go step by step share the rows out among those that are there, and put together
-    what came of them. Others cannot wait for one another, so each takes all rows, with the values
-    that the servers have then.
+    Workers that take steps together split the rows among the workers that are present and combine
+    the results. In the other modes workers do not wait for one another, so each worker reads all
+    rows and uses the servers' present values (in "geo", its own values).
 
     Args:
-      part: this worker's.
-      strategy: the strategy that distributes them.
-      source: the dataset of all workers; None if each has a function that makes its own.
+      part: this worker's shard.
+      strategy: the strategy that distributes the dataset.
+      source: the dataset of all workers; None if a function makes each worker's dataset.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class ServerDataset(ReplicaDataset):
         return self._strategy.extended
 
     def _evaluation_batches(self, method: str) -> tf.data.Dataset | None:
-        """Returns this worker's batches to evaluate; None for its shard."""
+        """Returns this worker's batches to evaluate; None stands for its shard."""
         workers = self._extended.workers
         present = [workers.rank]
         if self._extended.in_step:
@@ -82,7 +82,7 @@ class ServerDataset(ReplicaDataset):
 
 
 def _check_all_present(method: str, present: list[int], size: int) -> None:
-    """Checks that no worker has ended, for methods that need all of them."""
+    """Checks that no worker has ended if the method needs all workers, as `predict` does."""
     if method == "predict":
         ended = sorted(set(range(size)) - set(present))
         raise RuntimeError(

@@ -1,4 +1,4 @@
-"""The state of each worker, as a server knows it."""
+"""The states of the workers, kept on each server."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from strategies._tensorflow import ResourceVariable, Session
 
-# States of a worker. One that was killed is still there; one that comes again is there again.
+# States of a worker. A killed worker stays PRESENT; a restarted one becomes PRESENT again.
 AWAITED, PRESENT, LEFT = 0, 1, 2
 SAME_SCRIPT = (
     "Workers and a chief run the same script, each with its own TF_CONFIG; one that starts "
@@ -15,20 +15,20 @@ SAME_SCRIPT = (
 
 
 def worker_states(workers: int) -> ResourceVariable:
-    """Creates the variable of the workers' states, in the graph of a server."""
+    """Returns a new variable of the workers' states, in the graph of a server."""
     with tf.name_scope("membership/"):
         return ResourceVariable(tf.zeros([workers], tf.int32), name="states", trainable=False)
 
 
 class Membership:
-    """Sets the state of a worker on a server, and reads those of the others.
+    """A connection that sets and reads the workers' states on a server.
 
     Args:
-      target: of a session with the server.
-      workers: how many there are.
+      target: the target of a session with the server.
+      workers: the number of workers.
 
     Attributes:
-      session: the connection.
+      session: the session with the server.
     """
 
     def __init__(self, target: str, workers: int):
@@ -51,17 +51,17 @@ class Membership:
         self.session = Session(target, graph=self._graph)
 
     def initialize(self, number: int) -> None:
-        """Initializes the states: no worker has come yet.
+        """Initializes the states: all workers are awaited.
 
         Args:
-          number: of the server.
+          number: the server's number.
         """
-        # Workers read the number once the states are there.
+        # The number comes first: workers read it as soon as the states are initialized.
         self.session.run(self._set_number, {self._given: number})
         self.session.run(self._initialize)
 
     def number(self) -> int:
-        """Returns the number of the server that answers, which has initialized the states."""
+        """Returns the number of the server that answers; its states must be initialized."""
         return int(self.session.run(self._number))
 
     def is_initialized(self) -> bool:

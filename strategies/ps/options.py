@@ -1,4 +1,4 @@
-"""Options of training with parameter servers."""
+"""Options of parameter-server training."""
 
 from __future__ import annotations
 
@@ -19,29 +19,32 @@ _OF_MODE = {
 
 @dataclass(frozen=True)
 class ParameterServerOptions:
-    """Options of training with parameter servers, validated on construction.
+    """Options of parameter-server training, validated on construction.
 
     >>> ParameterServerOptions("geo", geo_steps=20).geo_steps
     20
 
     Attributes:
-      mode: "sync", "async", "half_async" or "geo": see `ParameterServerStrategy`.
-      placement: "round_robin"; "hash" of a variable's path, such as "sequential/dense_1/kernel";
-        or a function of its path, its shape and the number of servers, which returns the number
-        of one. Slices of one variable go to the servers behind it.
+      mode: "sync", "async", "half_async" or "geo"; see `ParameterServerStrategy`.
+      placement: how variables are assigned to servers: "round_robin"; "hash" of a variable's
+        path, such as "sequential/dense_1/kernel"; or a function that takes a variable's path, its
+        shape and the number of servers and returns a server's number. Further slices of the
+        variable go to the servers after that one.
       min_slice_size: a variable of n elements has up to n // min_slice_size slices, at most one
-        a server. None cuts none, for optimizers that need all of a variable at once.
-      max_merge: in "async", how many steps may be merged into one update, their sum; 1 by default.
-        Steps that have no sum, such as those that assign values, are sent one by one.
-      send_queue_size: in "async", how many steps may wait to be sent or be on their way; by
+        per server. None keeps variables whole, for optimizers that need all of a variable at once.
+      max_merge: in "async", the maximum number of steps that are summed into one update; 1 by
+        default. Steps that cannot be summed, such as those that assign values, are sent one by
+        one.
+      send_queue_size: in "async", the maximum number of steps that are queued or being sent; by
         default 1, or twice `max_merge`. 1 is enough to send while the next step is computed.
-      pull_every: in "async", steps sent between two pulls of the servers' values; 1 by default.
-      geo_steps: in "geo", steps between two exchanges of the variables that they train; 100 by
-        default.
-      compression: "fp16" sends gradients to the servers as float16; None as they are.
+      pull_every: in "async", the number of steps sent between two pulls of the servers' values; 1
+        by default.
+      geo_steps: in "geo", the number of steps between two exchanges of the variables that they
+        train; 100 by default.
+      compression: "fp16" sends gradients to the servers as float16; None sends them unchanged.
 
     Raises:
-      ValueError: if a value has no meaning, or none in this mode.
+      ValueError: if a value is invalid, or does not apply to this mode.
     """
 
     mode: str = "async"

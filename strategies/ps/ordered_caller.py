@@ -1,4 +1,4 @@
-"""Calls of Python functions from graphs, in program order."""
+"""Calls of Python functions from graphs in program order."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ _CPU = "/device:CPU:0"
 
 
 class OrderedCaller:
-    """Calls Python functions in program order, across steps as well.
+    """Calls Python functions from graphs in program order, also across steps.
 
     Args:
-      is_common: whether all workers make the same calls, each waiting for the others.
-      is_measured: whether the time that they take is recorded.
+      is_common: whether all workers make the same calls and wait for one another.
+      is_measured: whether the duration of the calls is recorded.
     """
 
     def __init__(self, is_common: bool, is_measured: bool = True) -> None:
         self._spans = SpanStream(EXCHANGE, is_common, is_measured)
         with tf.init_scope(), tf.device(_CPU):
-            # TensorFlow puts in order what reads and writes the same variable.
+            # TensorFlow keeps reads and writes of the same variable in order.
             self._ticket = ResourceVariable(0, trainable=False, dtype=tf.int64)
 
     def call(
@@ -35,13 +35,13 @@ class OrderedCaller:
         tensors: Sequence[tf.Tensor],
         dtypes: Sequence[tf.DType],
     ) -> list[tf.Tensor]:
-        """Returns the results of a function of arrays, called after those before it.
+        """Returns the results of a function, called after all calls before it in the program.
 
         Args:
-          name: what the function does, for a picture of the step.
-          function: is given the tensors' values.
-          tensors: its arguments.
-          dtypes: of its results.
+          name: the name of the call in the timeline of the step.
+          function: takes the tensors' values as arrays.
+          tensors: the arguments.
+          dtypes: the dtypes of the results.
         """
 
         def in_order(ticket: np.ndarray, *arrays: np.ndarray) -> list[Any]:

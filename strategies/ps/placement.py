@@ -1,4 +1,4 @@
-"""Placement of variables, and of their slices, on servers."""
+"""Placement of variables and their slices on servers."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ MIN_SLICE_SIZE = 8192
 
 @dataclass(frozen=True)
 class Slice:
-    """A slice of a variable: consecutive rows, and the server that holds them.
+    """A slice of a variable: consecutive rows and the server that holds them.
 
     Attributes:
-      server: its number.
+      server: the number of the server.
       start: the first row.
-      stop: the row behind the last one. A variable without dimensions has one row.
+      stop: the row after the last one. A scalar variable has one row.
     """
 
     server: int
@@ -38,25 +38,26 @@ class Placement:
     >>> placement.place("kernel", (5, 4))
     (Slice(server=1, start=0, stop=3), Slice(server=0, start=3, stop=5))
 
-    A variable of n elements has n // min_slice_size slices, at least one and at most one a server,
-    of whole rows whose numbers differ by one at most. Each slice goes to a server:
+    A variable of n elements has n // min_slice_size slices, but at least one and at most one per
+    server or row. Slices consist of whole rows; their numbers of rows differ by at most one. The
+    method chooses the server of each slice:
 
-    * "round_robin": the one behind that of the slice before;
-    * "hash": the CRC-32 of the variable's path, which is the same in every process, and the
-      servers behind it for further slices;
-    * a function of the variable's path, its shape and the number of servers: the one that it
-      returns, and the servers behind it for further slices.
+    * "round_robin": the server after that of the previous slice;
+    * "hash": the server given by the CRC-32 of the variable's path, which is the same in every
+      process; further slices go to the servers after it;
+    * a function of the variable's path, its shape and the number of servers: the server that it
+      returns; further slices go to the servers after it.
 
-    The path is Keras's: the names of the layers that a variable is in and its own, such as
-    "sequential/dense_1/kernel".
+    The path is that of Keras: the names of the layers that contain the variable and its own name,
+    such as "sequential/dense_1/kernel".
 
     Args:
-      servers: how many there are.
+      servers: the number of servers.
       method: "round_robin", "hash" or a function.
-      min_slice_size: elements; None never cuts a variable.
+      min_slice_size: a number of elements, as above. None keeps variables whole.
 
     Raises:
-      ValueError: if an argument has no meaning.
+      ValueError: if an argument is invalid.
     """
 
     def __init__(
@@ -80,10 +81,10 @@ class Placement:
         self._next = 0
 
     def place(self, path: str, shape: Sequence[int]) -> tuple[Slice, ...]:
-        """Assigns the slices of a variable to servers; returns them in the order of their rows.
+        """Assigns the slices of a variable to servers; returns the slices in the order of rows.
 
         Raises:
-          ValueError: if the user's function names no server.
+          ValueError: if the user's function does not return the number of a server.
         """
         shape = tuple(shape)
         rows = shape[0] if shape else 1
@@ -113,7 +114,7 @@ class Placement:
 
 
 def report(placed: Sequence[tuple[str, Sequence[int], int, Sequence[Slice]]], servers: int) -> str:
-    """Returns a table of the placement and of the servers' load.
+    """Returns a table of the placement and the load of the servers.
 
     >>> slices = Placement(2, min_slice_size=8).place("kernel", (5, 4))
     >>> print(report([("kernel", (5, 4), 4, slices)], 2))
@@ -123,8 +124,8 @@ def report(placed: Sequence[tuple[str, Sequence[int], int, Sequence[Slice]]], se
     the fullest holds 1.20 times the mean
 
     Args:
-      placed: path, shape, bytes an element and slices of each variable.
-      servers: how many there are.
+      placed: the path, shape, bytes per element and slices of each variable.
+      servers: the number of servers.
     """
     lines, load = [], [0] * servers
     for path, shape, size, slices in placed:

@@ -1,4 +1,4 @@
-"""The content of a push to the servers, and sums of several."""
+"""The content of a push to the servers, and sums of several pushes."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ import numpy as np
 
 @dataclass
 class Push:
-    """What a worker sends for one step, or for the sum of several.
+    """The data that a worker sends for one step, or for the sum of several steps.
 
     Attributes:
-      packs: for each server and dtype one vector.
-      sparse: for each server the values and row numbers of each sparse argument's part.
-      wholes: what each server gets and the newest counts of, such as the learning rate.
-      counts: what is added to each counter.
-      steps: how many steps it is of.
+      packs: for each server, one vector per dtype.
+      sparse: for each server, the values and row numbers of its part of each sparse argument.
+      wholes: the values that every server gets, such as the learning rate. A sum of several steps
+        has the newest ones.
+      counts: the increment of each counter.
+      steps: the number of steps.
     """
 
     packs: list[list[np.ndarray]]

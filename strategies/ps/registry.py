@@ -18,11 +18,11 @@ from strategies.collectives.startup.waiting import wait_until
 from strategies.ps.client import Server, Servers
 from strategies.ps.placement import Placement, Slice, report
 
-# Characters that TensorFlow allows in no name.
+# Characters that TensorFlow does not allow in names.
 _NOT_IN_NAMES = r"[^A-Za-z0-9_.\\/>-]"
 _POLL_SECONDS = 0.02
-# TensorFlow looks at a whole graph, and sends all of its functions, whenever something new of it
-# is run: with all variables in one graph, creating n of them took time in proportion to n * n.
+# TensorFlow processes a whole graph, and sends all of its functions, whenever something new in it
+# runs: with all variables in one graph, the time to create n of them was proportional to n * n.
 _VARIABLES_OF_A_CONNECTION = 8
 
 
@@ -31,15 +31,15 @@ class RemoteVariable:
     """A variable on the servers.
 
     Attributes:
-      name: the same on all workers, and no other variable's.
-      path: its layers' names and its own, as users know it.
-      shape: the variable's.
-      dtype: the variable's.
-      slices: its rows on the servers; for a counter one slice, which each server has a copy of.
-      parts: for each slice the TensorFlow variable in its server's graph.
-      is_new: whether this worker gave its first value.
-      io: for each server the connection that reads and writes this variable by itself.
-      is_counter: whether each server counts for itself, all alike.
+      name: a unique name, the same on all workers.
+      path: the names of the variable's layers and its own name, as the user knows it.
+      shape: the variable's shape.
+      dtype: the variable's dtype.
+      slices: the variable's rows on the servers. A counter has one slice per server, a copy of it.
+      parts: for each slice, the TensorFlow variable in its server's graph.
+      is_new: whether this worker set the initial value.
+      io: for each server, the connection that reads and writes this variable alone.
+      is_counter: whether each server holds a copy of the whole variable.
     """
 
     name: str
@@ -57,7 +57,7 @@ class RemoteVariable:
         return [number for number, part in enumerate(self.slices) if part.server == server]
 
     def rows(self, value: Any, number: int) -> Any:
-        """Returns the rows of a slice, from a value of the variable's shape."""
+        """Returns the rows of a slice from a value of the variable's shape."""
         part = self.slices[number]
         return value[part.start : part.stop] if self.shape else value
 
@@ -68,12 +68,12 @@ class RemoteVariable:
 
 
 class VariableRegistry:
-    """All variables on the servers, in the order of their creation, the same on all workers.
+    """All variables on the servers in the order of their creation, the same on all workers.
 
     Args:
-      servers: what holds them.
-      placement: where new ones go.
-      timeout: seconds to wait for the first worker's initial value.
+      servers: the servers that hold the variables.
+      placement: assigns new variables to servers.
+      timeout: the number of seconds to wait for the first worker's initial value.
     """
 
     def __init__(self, servers: Servers, placement: Placement, timeout: float):
@@ -102,20 +102,20 @@ class VariableRegistry:
     ) -> RemoteVariable:
         """Creates a variable on the servers.
 
-        The first worker gives its initial value; the others wait for that. What is there already,
-        for this worker came late or again, stays as it is.
+        The first worker sets the initial value, and the other workers wait for it. A variable that
+        already has a value, because this worker started late or was restarted, keeps it.
 
         Args:
-          name: the user's.
-          shape: the variable's.
-          dtype: the variable's.
-          initial: makes its first value.
-          beside: another one of the same shape, whose slices it goes beside.
-          is_counter: whether each server has a copy.
-          path: tells where it goes, and what it is called in messages; None is its name.
+          name: the variable's name, given by the user.
+          shape: the variable's shape.
+          dtype: the variable's dtype.
+          initial: returns the initial value.
+          beside: a variable of the same shape, next to whose slices the slices are placed.
+          is_counter: whether each server holds a copy of the whole variable.
+          path: the path used for the placement and in messages; None stands for `name`.
 
         Raises:
-          TimeoutError: if the first worker gives no value in time.
+          TimeoutError: if the first worker does not set the initial value in time.
         """
         with self._lock:
             unique = f"{len(self.variables)}/{re.sub(_NOT_IN_NAMES, '_', name)}"
@@ -139,7 +139,7 @@ class VariableRegistry:
         if self._is_initialized(variable):
             return
         if self._servers.rank == 0:
-            # Nobody updates it before it has a value, so that needs no lock.
+            # No worker updates a variable before it has a value, so no lock is needed.
             self._write(variable, np.asarray(initial()), is_locked=False)
             variable.is_new = True
             return
@@ -170,7 +170,7 @@ class VariableRegistry:
         return all(self._servers.each(ask))
 
     def write(self, variable: RemoteVariable, value: Any) -> None:
-        """Assigns a value to a variable, on all of its servers."""
+        """Assigns a value to a variable on all of its servers."""
         self._write(variable, np.asarray(value), is_locked=True)
 
     def _write(self, variable: RemoteVariable, value: np.ndarray, is_locked: bool) -> None:
@@ -188,13 +188,13 @@ class VariableRegistry:
         self._servers.each(assign)
 
     def read(self, variables: Sequence[RemoteVariable]) -> list[np.ndarray]:
-        """Returns the present values of variables, each server's at one moment."""
+        """Returns the present values of variables, read from each server at one moment."""
         return self._read(list(variables), is_locked=True)
 
     def read_slices(self, variable: RemoteVariable) -> np.ndarray:
-        """Returns the present value of a variable, each slice's at one moment.
+        """Returns the present value of a variable, each slice read at one moment.
 
-        To make it ready takes less time than for `read`, for it needs no function.
+        The first call for a variable is faster than that of `read`, because it builds no function.
         """
         return self._read([variable], is_locked=False)[0]
 
@@ -230,7 +230,7 @@ class VariableRegistry:
         return [self._assembled(one, n, found) for n, one in enumerate(variables)]
 
     def _reader(self, server: Server, key: Any, variables: Sequence[RemoteVariable]) -> Server:
-        """Returns the connection that reads variables of a server together."""
+        """Returns the connection that reads variables of one server together."""
         own = variables[0].io[server.number]
         if all(one.io[server.number] is own for one in variables):
             return own
@@ -247,7 +247,7 @@ class VariableRegistry:
         return np.concatenate([found[n, number] for number in range(len(variable.slices))])
 
     def held(self) -> dict[int, list[tuple[str, int]]]:
-        """Returns what each server holds: the variables or rows of them, and their bytes."""
+        """Returns the variables or slices that each server holds, and their sizes in bytes."""
         found: dict[int, list[tuple[str, int]]] = {
             server.number: [] for server in self._servers.servers
         }
@@ -259,7 +259,7 @@ class VariableRegistry:
         return found
 
     def report(self) -> str:
-        """Returns a table of the placement and of the servers' load."""
+        """Returns a table of the placement and the load of the servers."""
         placed = [
             (one.path, one.shape, one.dtype.size, one.slices)
             for one in self.variables
@@ -273,7 +273,7 @@ def _part(variable: RemoteVariable, number: int, server: Server) -> ResourceVari
 
     def create() -> ResourceVariable:
         shape = variable.shape_of(number) if not variable.is_counter else variable.shape
-        # The name in the graph is the name on the server.
+        # The name in the graph is also the name on the server.
         return ResourceVariable(
             lambda: tf.zeros(shape, variable.dtype),
             name=f"variables/{variable.name}/{number}",
@@ -287,7 +287,7 @@ def _part(variable: RemoteVariable, number: int, server: Server) -> ResourceVari
 def _assignment(
     variable: RemoteVariable, server: Server, is_locked: bool
 ) -> tuple[list[Any], tf.Operation]:
-    """Adds an assignment of a variable's slices on a server; returns what it is fed, and it."""
+    """Adds an assignment of a variable's slices on a server; returns its placeholders and it."""
     parts = [_part(variable, number, server) for number in variable.slices_on(server.number)]
     feeds = [tf.compat.v1.placeholder(part.dtype, part.shape) for part in parts]
 

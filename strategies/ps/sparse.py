@@ -1,8 +1,8 @@
-"""Tables on the servers: their variables in a worker, and the updates of their rows.
+"""Embedding tables on the servers: their variables in a worker, and updates of their rows.
 
-In a worker a row has a global number, `row * servers + server`, from its number on its server. The
-numbers of the rows in view are sent with their gradient; a server puts its own in view, and runs
-the optimizer's update on them.
+In a worker each row has a global number, `row * servers + server`, where `row` is its number on its
+server. The worker sends the numbers of the rows in view with their gradients; each server puts its
+own rows in view and runs the optimizer's update on them.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ SlotMaker = Callable[[str, np.ndarray], Sequence[SparseVariable]]
 
 
 class RemoteRowVariable(SparseVariable):
-    """A table's variable or slot variable in a worker; during an update, that of a server.
+    """A table or slot variable in a worker; during an update, it stands for a server's part.
 
     Args:
-      parts: what each server has.
-      row: the row that new ones are set to, [width].
-      trainable: whether it is the table's, and not a slot variable.
+      parts: the variable's part on each server.
+      row: the initial value of new rows, [width].
+      trainable: whether this is the table's variable and not a slot variable.
       name: a part of the names of the slot variables.
-      strategy: the one that it is made under.
-      make_slot: makes a slot variable on all servers, from its name and the row of new ones.
+      strategy: the strategy under which the variable is created.
+      make_slot: creates a slot variable on all servers, from its name and the initial row.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class RemoteRowVariable(SparseVariable):
         super().__init__(ActiveRows(), row, trainable, name, strategy)
         self._parts = tuple(parts)
         self._make_slot = make_slot
-        # What the optimizer updates; it has no slices that a worker has copies of.
+        # Identifies the variable in updates; it has no slices, because workers hold no copy.
         self.remote = RemoteVariable(f"rows/{name}", name, (), self.dtype, ())
 
     @property
@@ -58,13 +58,13 @@ class RemoteRowVariable(SparseVariable):
 
     @property
     def view(self) -> ActiveRows:
-        """The rows in view: in a server's update its own, else global row numbers."""
+        """The rows in view: during a server's update the server's rows, otherwise global ones."""
         server = current_server()
         return self._rows_in_view if server is None else self._parts[server].view
 
     @property
     def table(self) -> GrowableArray:
-        """All rows of the server that is updated."""
+        """All rows of the server on which the update runs."""
         server = current_server()
         if server is None:
             raise ValueError(
@@ -75,11 +75,11 @@ class RemoteRowVariable(SparseVariable):
         return self._parts[server].table
 
     def value(self, no_copy: bool = False) -> tf.Tensor:
-        """Returns the rows in view; outside of updates, the row that stands for the table."""
+        """Returns the rows in view; outside updates, the row that stands for the table."""
         return self.token() if current_server() is None else super().value(no_copy)
 
     def _remove_slots_of_former_optimizers(self) -> None:
-        """Does nothing: on the servers they are other workers' as well."""
+        """Does nothing: slot variables on the servers belong to other workers as well."""
 
     def _new_slot(self, name: str, key: str, row: np.ndarray) -> SparseVariable:
         parts = () if self._make_slot is None else self._make_slot(key, row)
@@ -101,13 +101,13 @@ class RowUpdate(VariableUpdate):
             view.mark_applied()
         self._owners = global_rows % self.variable.servers
         self._rows = global_rows // self.variable.servers
-        # One of no width, where no argument has a part for each row: the rows are to be known.
+        # Without per-row arguments, a tensor of width 0 still carries the row numbers.
         self._in_view = [self._dense(leaf) for leaf in in_view] or [
             tf.zeros([tf.size(global_rows), 0])
         ]
 
     def transfer(self, leaf: Any) -> str:
-        """Returns how an argument is sent: "view", one row for each in view, "whole" or "fixed"."""
+        """Returns how an argument is sent: "view" (one row per row in view), "whole" or "fixed"."""
         if isinstance(leaf, tf.IndexedSlices):
             return "view"
         if not isinstance(leaf, tf.Tensor):
@@ -122,18 +122,18 @@ class RowUpdate(VariableUpdate):
 
     @property
     def arguments(self) -> int:
-        """The number of pairs of values and rows that are sent."""
+        """The number of pairs of values and row numbers that are sent."""
         return len(self._in_view)
 
     def pieces(self, server: int) -> Iterator[tf.Tensor]:
-        """Yields what is sent to a server: for each argument in view, the values and their rows."""
+        """Yields the tensors for a server: per argument in view, the values and row numbers."""
         mine = self._owners == server
         for value in self._in_view:
             yield tf.boolean_mask(value, mine)
             yield tf.boolean_mask(self._rows, mine)
 
     def placeholders(self) -> Iterator[tuple[tf.Tensor, tf.Tensor]]:
-        """Yields placeholders for what `pieces` yields."""
+        """Yields pairs of placeholders for the tensors that `pieces` yields."""
         for value in self._in_view:
             values = tf.compat.v1.placeholder(value.dtype, [None, value.shape[1]])
             yield values, tf.compat.v1.placeholder(tf.int64, [None])
@@ -147,9 +147,10 @@ class RowUpdate(VariableUpdate):
         """Applies the update on a server.
 
         Args:
-          view: of that server.
-          pieces: what it got; of several steps a row may be named more than once.
-          wholes: the arguments that are not in view, by their position.
+          view: the view of that server.
+          pieces: the pairs that the server received. In a push of several steps, a row may occur
+            more than once.
+          wholes: the arguments that are sent whole, by their position.
         """
         rows, _, each = sum_by_index(pieces[0][1], *(values for values, _ in pieces))
         sums = iter(each)
@@ -167,7 +168,7 @@ class RowUpdate(VariableUpdate):
 
 
 def update_call(variable: Any, fn: Callable[..., Any], args: Any) -> VariableUpdate:
-    """Returns the update of a variable that a call of a function makes."""
+    """Returns the update that a call of a function makes to a variable."""
     cls = RowUpdate if isinstance(variable, RemoteRowVariable) else VariableUpdate
     return cls(variable, fn, args)
 

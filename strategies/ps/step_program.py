@@ -1,9 +1,9 @@
 """The updates of one training step, compiled into one operation on each server.
 
-An optimizer updates variables one by one, each by a function of its own. The functions and their
-arguments are recorded until the step is complete; then each server gets one function that makes
-its part of all updates at once. Gradients are sliced as their variables are, and sent to a server
-as one vector for each dtype.
+An optimizer updates variables one by one, each with its own function. The functions and their
+arguments are recorded until the step is complete. Then each server gets one function that makes
+its part of all updates at once. Gradients are sliced like their variables and sent to a server as
+one vector per dtype.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ class StepProgram:
     """All updates of a step, as one operation on each server.
 
     Args:
-      servers: that make them.
-      updates: in their order.
-      counters: that are counted up with them.
-      pushes: of which worker each server has seen how many steps.
-      wire: the dtype that float32 travels as, to the servers.
+      servers: the servers that make the updates.
+      updates: the updates in order.
+      counters: the counters that are incremented with them.
+      pushes: the variable in which each server counts the steps of each worker.
+      wire: the dtype in which float32 values are sent to the servers.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class StepProgram:
         self._wire = wire
         self._locals: list[Any] = []
         check_applicable(self._updates)
-        # Rows come back when they are looked up.
+        # Embedding rows are not pulled here: lookups fetch them.
         self.variables = list(
             {id(u.variable): u.variable for u in updates if not isinstance(u, RowUpdate)}.values()
         )
@@ -76,12 +76,12 @@ class StepProgram:
         self._pulled_dtypes = sorted(
             {v.dtype for v in self.variables}, key=lambda dtype: dtype.name
         )
-        # In order, for what one server needs of the worker's own variables all get.
+        # One by one: all programs share the list of the worker's own variables.
         self._server_programs = [self._build(server) for server in servers.servers]
 
     @property
     def is_mergeable(self) -> bool:
-        """Whether several steps may be sent as one, the sum of what they bring."""
+        """Whether several steps may be summed and sent as one."""
         return all(update.is_mergeable for update in self._updates)
 
     def shares_variables(self, other: StepProgram) -> bool:
@@ -94,7 +94,7 @@ class StepProgram:
     def packed(
         self, updates: Sequence[VariableUpdate], counts: Sequence[tf.Tensor]
     ) -> list[tf.Tensor]:
-        """Returns the tensors of a step, whose values `push_from` takes."""
+        """Returns the tensors of a step; `push_from` takes their values."""
         tensors: list[tf.Tensor] = []
         for server in self._servers.servers:
             for dtype in self._dtypes:
@@ -114,7 +114,7 @@ class StepProgram:
         return tensors + [tf.cast(count, tf.int64) for count in counts]
 
     def push_from(self, arrays: Sequence[np.ndarray]) -> Push:
-        """Returns the push that is made of the values of `packed`."""
+        """Returns the push made of the values of the tensors from `packed`."""
         rest = iter(arrays)
         packs, sparse = [], []
         for program in self._server_programs:
@@ -136,27 +136,27 @@ class StepProgram:
         feeds[program.steps] = np.int64(push.steps)
         return feeds
 
-    # What servers do.
+    # What the servers do.
 
     def push(self, push: Push, server: Server) -> None:
         """Applies the updates on a server."""
         server.run(self._server_programs[server.number].push, self.feeds(push, server.number))
 
     def push_and_pull(self, push: Push, server: Server) -> list[np.ndarray]:
-        """Applies the updates on a server and returns the new values, a vector for each dtype."""
+        """Applies the updates on a server and returns the new values, one vector per dtype."""
         return server.run(
             self._server_programs[server.number].push_and_pull, self.feeds(push, server.number)
         )
 
     def pull(self, server: Server) -> list[np.ndarray]:
-        """Returns the present values on a server, a vector for each dtype."""
+        """Returns the present values on a server, one vector per dtype."""
         return server.run(self._server_programs[server.number].pull)
 
-    # What comes back.
+    # What a worker receives.
 
     @property
     def dtypes(self) -> list[tf.DType]:
-        """The dtypes of what all servers return, one after the other."""
+        """The dtypes of the vectors that all servers return, one server after the other."""
         return [*self._pulled_dtypes, tf.int64] * len(self._servers)
 
     def unpacked(self, vectors: Sequence[tf.Tensor]) -> list[tuple[SharedVariable, tf.Tensor]]:
@@ -183,7 +183,7 @@ class StepProgram:
             values.append((counter, tf.cast(counts[number], counter.dtype)))
         return values
 
-    # How it is made.
+    # How the program is built.
 
     def _wire_dtype(self, dtype: tf.DType) -> tf.DType:
         return self._wire if dtype == tf.float32 else dtype
@@ -191,7 +191,7 @@ class StepProgram:
     def _segments(
         self, updates: Sequence[VariableUpdate], server: Server, kind: str
     ) -> Iterator[tuple[VariableUpdate, int, int]]:
-        """Yields the update, argument and slice of each piece for a server, in order."""
+        """Yields the update, argument and slice of each piece for a server in order."""
         for update in updates:
             for number in update.variable.remote.slices_on(server.number):
                 for leaf, value in enumerate(update.leaves):
@@ -325,7 +325,7 @@ class StepProgram:
 def _rows_in_slice(
     slices: tf.IndexedSlices, remote: RemoteVariable, number: int
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the values that belong to one slice, and their rows in it."""
+    """Returns the values that belong to one slice and their row numbers in it."""
     part = remote.slices[number]
     indices = tf.cast(slices.indices, tf.int64)
     mine = (indices >= part.start) & (indices < part.stop)
@@ -333,7 +333,7 @@ def _rows_in_slice(
 
 
 class NewValues:
-    """The new values, which become tensors of the graph that iterates over them."""
+    """The new values of variables, as tensors of the graph in which they are iterated over."""
 
     def __init__(self, program: StepProgram, vectors: Sequence[tf.Tensor]):
         self._program = program

@@ -1,4 +1,4 @@
-"""Update modes, as the strategy knows them."""
+"""The interfaces of update modes that the strategy uses."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from strategies.ps.variables import SharedVariable
 
 
 class UpdateMode(Protocol):
-    """An update mode: when a worker's updates are sent, and which values it goes on with."""
+    """An update mode: when a worker's updates are sent, and which values its next step uses."""
 
     def step(self, program: StepProgram, push: Push) -> list[np.ndarray] | None:
-        """Takes a step's updates; returns the values to go on with, None for the present ones."""
+        """Takes a step's updates; returns the next step's values, or None to keep the present."""
 
     def drain(self) -> None:
         """Waits until all updates have been sent."""
 
     def forget_pulled(self) -> None:
-        """Drops values to go on with that no step has taken yet, for there are newer ones."""
+        """Drops pulled values that no step has used yet, because they are outdated."""
 
 
-# Applies updates on the servers, and returns the new values of the variables.
+# Applies updates on the servers and returns the new values of the variables.
 PushAndPull = Callable[[Sequence[VariableUpdate]], Iterable[tuple[SharedVariable, tf.Tensor]]]
 
 
 class LocalTraining(Protocol):
-    """Exchange of progress between workers that have optimizers of their own."""
+    """An exchange of progress between workers that each have their own optimizer."""
 
     def step(self, variables: Sequence[SharedVariable], push_and_pull: PushAndPull) -> None:
-        """Counts a step that has updated variables, and exchanges them when it is due."""
+        """Counts a step that has updated variables, and exchanges them if an exchange is due."""

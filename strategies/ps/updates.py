@@ -13,10 +13,10 @@ from strategies.ps.creation import is_assignment
 from strategies.ps.variables import SharedVariable
 from strategies.variables.elementwise import ELEMENTWISE, is_elementwise
 
-# Its update reads what it writes for all variables together.
+# Nadam's update reads and writes state that all variables share.
 _NOT_PER_VARIABLE = "Nadam"
 _SUPPORTED = [name for name in ELEMENTWISE if name != _NOT_PER_VARIABLE]
-# How arguments are sent of which the newest counts.
+# How arguments are sent of which a merged push keeps only the newest.
 _NOT_SUMMED = "whole", "fixed"
 
 
@@ -24,14 +24,14 @@ _NOT_SUMMED = "whole", "fixed"
 class VariableUpdate:
     """One call of a function that updates a variable.
 
-    Its first argument is what the step brings: a gradient, or what is added or assigned. Arguments
-    of no shape behind it are settings, such as a learning rate.
+    The first argument is the step's contribution: a gradient, or a value that is added or assigned.
+    Scalar arguments after it are settings, such as a learning rate.
 
     Attributes:
       variable: the variable.
-      fn: takes what stands for the variable on a server, and the arguments.
-      args: of `fn`, and keyword arguments: tensors, `tf.IndexedSlices`, variables, or what is no
-        tensor.
+      fn: takes the variable's part on a server, and the arguments.
+      args: the arguments and keyword arguments of `fn`: tensors, `tf.IndexedSlices`, variables or
+        other values.
     """
 
     variable: SharedVariable
@@ -43,14 +43,14 @@ class VariableUpdate:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """Identifies the update: servers do the same for two updates of one key."""
+        """The identity of the update: servers do the same for two updates with equal keys."""
         cells = tuple(id(cell.cell_contents) for cell in self.fn.__closure__ or ())
         code = getattr(self.fn, "__code__", self.fn)
         leaves = tuple((self.transfer(leaf), _spec(leaf)) for leaf in self.leaves)
         return self.variable.remote.name, code, cells, self.fn.__defaults__, leaves
 
     def transfer(self, leaf: Any) -> str:
-        """Returns how an argument is sent: "rows", "sparse", "whole" or, not at all, "fixed"."""
+        """Returns how an argument is sent: "rows", "sparse", "whole" or, if not sent, "fixed"."""
         if isinstance(leaf, tf.IndexedSlices):
             return "sparse"
         if not isinstance(leaf, tf.Tensor):
@@ -61,7 +61,7 @@ class VariableUpdate:
 
     @property
     def is_mergeable(self) -> bool:
-        """Whether what several steps bring may be summed; if not, each step is sent by itself."""
+        """Whether several steps' updates may be summed; if not, each step is sent separately."""
         if not self.leaves:
             return True
         return self.transfer(self.leaves[0]) not in _NOT_SUMMED and not is_assignment(self.fn)
@@ -86,7 +86,7 @@ def check_applicable(updates: Sequence[VariableUpdate]) -> None:
     """Checks that updates can be made slice by slice.
 
     Raises:
-      ValueError: if not.
+      ValueError: if an update cannot.
     """
     for update in updates:
         optimizer = optimizer_of(update.fn)

@@ -1,8 +1,9 @@
-"""The variables of a worker: mirrored ones that are kept in step with the servers.
+"""The variables of a worker: mirrored variables that are synchronized with the servers.
 
-A weight is an ordinary variable of the worker's, the copy that the model computes with; training
-updates the servers' variable, and the copy follows. An optimizer's state is on the servers only.
-During an update all of them answer as what that server holds: a *view*.
+A weight is an ordinary variable of the worker, the copy that the model computes with. Training
+updates the servers' variable, and the copy follows. The optimizer's slot variables are on the
+servers only. During an update on a server, each variable stands for the server's part of it: a
+*view*.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from strategies.variables.active_shard import ActiveShard
 
 
 class ServerView:
-    """What variables stand for while one slice of one variable is updated on its server.
+    """The values that variables stand for while a slice of a variable is updated on its server.
 
     Args:
-      server: where it is.
+      server: the server that holds the slice.
       remote: the variable.
-      number: of the slice.
-      local: gives a placeholder for a variable that no server has.
+      number: the number of the slice.
+      local: returns a placeholder for a variable that is not on the servers.
     """
 
     def __init__(
@@ -44,7 +45,7 @@ class ServerView:
         """Returns the part of a variable that is in view.
 
         Raises:
-          ValueError: if the update may not touch it.
+          ValueError: if the update may not use the variable.
         """
         if remote.is_counter:
             return remote.parts[self.server.number]
@@ -57,18 +58,18 @@ class ServerView:
         )
 
 
-# While a thread updates a slice on its server, its variables are what that server holds.
+# While a thread builds the update of a slice, its variables stand for the server's parts.
 active_view: ActiveShard[ServerView] = ActiveShard()
 
 
 def current_server() -> int | None:
-    """Returns the number of the server that is updated; None outside of updates."""
+    """Returns the number of the server on which the update runs; None outside updates."""
     view = active_view.current
     return None if view is None else view.server.number
 
 
 class LocalVariable(MirroredVariable):
-    """A variable of the worker's own, such as a learning rate; servers are sent its value."""
+    """A worker's own variable, such as a learning rate, whose value is sent to the servers."""
 
     def _get(self) -> Any:
         view = active_view.current
@@ -81,10 +82,10 @@ class LocalVariable(MirroredVariable):
 
 
 class _RemoteMirroredVariable(MirroredVariable):
-    """A variable on the servers.
+    """A mirrored variable whose values are on the servers.
 
     Attributes:
-      remote: the variable there.
+      remote: the variable on the servers.
     """
 
     remote: RemoteVariable
@@ -99,7 +100,7 @@ class _RemoteMirroredVariable(MirroredVariable):
 
     @property
     def handle(self) -> Any:
-        """The resource."""
+        """The resource handle."""
         view = active_view.current
         return super().handle if view is None else view.part(self.remote).handle
 
@@ -128,7 +129,7 @@ class _RemoteMirroredVariable(MirroredVariable):
 
 
 class SharedVariable(_RemoteMirroredVariable):
-    """A weight or a counter: this worker's copy of what the servers hold."""
+    """A weight, counter or state: this worker's copy of a variable on the servers."""
 
     def _update_outside(
         self, update_fn: Callable[..., Any], value: Any, kwargs: dict[str, Any]
@@ -141,12 +142,12 @@ class SharedVariable(_RemoteMirroredVariable):
 
 
 class CounterVariable(SharedVariable):
-    """An integer that all workers count up; no count is lost."""
+    """An integer that all workers increment; no increment is lost."""
 
     def assign_add(
         self, delta: Any, use_locking: bool = False, name: Any = None, read_value: bool = True
     ) -> Any:
-        """Adds to it."""
+        """Adds to the counter."""
         extended = self.distribute_strategy.extended
         if active_view.current is None and extended.is_stepping():
             return extended.count_up(self, delta)
@@ -155,7 +156,7 @@ class CounterVariable(SharedVariable):
     def assign(
         self, value: Any, use_locking: bool = False, name: Any = None, read_value: bool = True
     ) -> Any:
-        """Assigns a value; in a step, adds the difference, as Keras 3's optimizers mean it."""
+        """Assigns a value; in a step, adds the difference, as Keras 3's optimizers intend."""
         extended = self.distribute_strategy.extended
         if active_view.current is None and extended.is_stepping():
             return extended.count_up(self, tf.cast(value, self.dtype) - self.values[0].read_value())
@@ -163,7 +164,7 @@ class CounterVariable(SharedVariable):
 
 
 class SlotVariable(_RemoteMirroredVariable):
-    """A slot variable of an optimizer, which is on the servers only, beside its variable."""
+    """A slot variable of an optimizer, held only on the servers, next to its variable."""
 
     registry: VariableRegistry
 
@@ -188,7 +189,7 @@ class SlotVariable(_RemoteMirroredVariable):
         self, update_fn: Callable[..., Any], value: Any, kwargs: dict[str, Any]
     ) -> Any:
         kwargs.pop("read_value", None)
-        # Steps on their way would change what is read here, or is written.
+        # Pending steps would change the value that is read and written here.
         self.distribute_strategy.extended.update_mode.drain()
         copy = ResourceVariable(self._read_outside(), trainable=False)
         update_fn(copy, value, **kwargs)
@@ -197,12 +198,12 @@ class SlotVariable(_RemoteMirroredVariable):
 
     @property
     def values(self) -> tuple[SlotVariable]:
-        """The components: this variable stands for those on the servers."""
+        """The components: this variable itself stands for those on the servers."""
         return (self,)
 
 
 def add(variable: ResourceVariable, delta: tf.Tensor) -> None:
-    """Adds to a variable."""
+    """Adds a delta to a variable."""
     variable.assign_add(delta, read_value=False)
 
 
@@ -212,7 +213,7 @@ def local_copy(variable: SharedVariable) -> tf.Tensor:
 
 
 def assign_copy(variable: SharedVariable, value: tf.Tensor) -> None:
-    """Assigns a value to a worker's copy, on all of its replicas."""
+    """Assigns a value to a worker's copy on all of its replicas."""
     for copy in variable.values:
         with tf.device(copy.device):
             copy.assign(value, read_value=False)

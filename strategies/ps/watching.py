@@ -1,4 +1,4 @@
-"""A watchdog of the workers of a job with parameter servers, which hold what the workers tell."""
+"""A watchdog for the workers of a parameter-server job; the servers hold the workers' reports."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _MOMENT_SECONDS = 0.1
 
 
 class ServerEntries:
-    """Texts of all workers on a parameter server; see `Entries`.
+    """Text entries of all workers on a parameter server; see `Entries`.
 
     Args:
-      target: of a session with the server.
+      target: the target of a session with the server.
 
     Attributes:
-      session: the connection.
+      session: the session with the server.
     """
 
     def __init__(self, target: str):
@@ -51,11 +51,11 @@ class ServerEntries:
         return self._answer(self._insert, {self._key: _number(key), self._value: value}) is not None
 
     def get(self, key: Task | str) -> bytes | None:
-        """Returns an entry; None if there is none, or the server did not answer."""
+        """Returns an entry; None if it does not exist or the server did not answer."""
         return self._answer([self._find], {self._key: _number(key)}) or None
 
     def _answer(self, fetch: object, feeds: dict[tf.Tensor, object]) -> bytes | None:
-        # TensorFlow waits for a server that is gone, whatever timeout it is given.
+        # TensorFlow waits for a server that is gone, regardless of timeouts.
         if self._call is not None:
             self._call.join(_MOMENT_SECONDS)
             if self._call.is_alive():
@@ -73,14 +73,14 @@ class ServerEntries:
     ) -> None:
         try:
             result = self.session.run(fetch, feeds)
-        except (tf.errors.OpError, RuntimeError):  # the latter once the session is closed
+        except (tf.errors.OpError, RuntimeError):  # RuntimeError once the session is closed
             answer.put(None)
             return
         answer.put(b"" if result is None else result[0])
 
 
 def _number(key: Task | str) -> int:
-    # TensorFlow has no table of strings by strings.
+    # TensorFlow has no hash table that maps strings to strings.
     return zlib.crc32(str(key).encode())
 
 
@@ -91,10 +91,10 @@ def watch_by_servers(
     operations: OperationTracker,
     end: Callable[[str], None] | None = None,
 ) -> tuple[Watchdog, tf.compat.v1.Session]:
-    """Starts the watchdog of a worker that makes its steps together with the others.
+    """Starts the watchdog of a worker that takes its steps together with the other workers.
 
     Returns:
-      The watchdog, and its session with the first server.
+      The watchdog and its session with the first server.
     """
     entries = ServerEntries(f"grpc://{servers.servers[0].address}")
     watchdog = Watchdog(

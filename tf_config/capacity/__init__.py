@@ -1,4 +1,4 @@
-"""What tables of embeddings take: memory, traffic, and how many tasks. Imports no TensorFlow."""
+"""Capacity planning for embedding tables: memory, traffic and tasks. Does not import TensorFlow."""
 
 from tf_config.capacity.memory import MAP_ENTRY, Memory, row_bytes
 from tf_config.capacity.plan import CapacityPlan, plan_capacity, shown_bytes

@@ -1,4 +1,4 @@
-"""What tables take of a task's memory."""
+"""The memory that tables take in a task."""
 
 from __future__ import annotations
 
@@ -9,35 +9,36 @@ from dataclasses import dataclass
 from tf_config.capacity.table import PlannedTable
 
 FLOAT = 4
-# In which step a row was trained on last, and how often: one int64.
+# The step in which a row was last trained, and how often it was trained: one int64.
 TIMES_AND_COUNTS = 8
-# Of TensorFlow's MutableHashTable, measured: 40 to 48, by how full it is.
+# An entry of TensorFlow's MutableHashTable, measured: 40 to 48, depending on its load.
 MAP_ENTRY = 48
-# A Python process with TensorFlow and Keras that has made a small model, measured.
+# A Python process with TensorFlow, Keras and a small model, measured.
 PROGRAM = 700 << 20
 # TensorFlow's in-place operations count rows in int32.
 MOST_ROWS = 2**31 - 1
-# What an array that is not small leaves behind when it moves to where it has room, measured.
+# Left behind by an array that is not small when it grows and moves, measured.
 _SMALL, _LEFT_BEHIND = 16 << 20, 64 << 20
-# What a row is in the list of ids and places that is made to save a table, and what is made of the
-# pieces in which the rows are written, measured.
+# A row's entry in the list of ids and places that is built to save a table, and the pieces in which
+# rows are written, measured.
 _LISTED, _PIECES = 16, 48 << 20
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of one task that has an equal part of the rows.
+    """The memory, in bytes, of one task that has an equal part of the rows.
 
     Attributes:
-      rows: their numbers.
-      slot_variables: the optimizer's, for these rows.
-      times_and_counts: when a row was trained on last, and how often.
-      map: where each id's row is.
-      growth: what arrays leave behind that have outgrown their first place.
+      rows: the values of the rows.
+      slot_variables: the optimizer's slot variables for these rows.
+      times_and_counts: the step in which each row was last trained, and how often it was trained.
+      map: the map from ids to rows.
+      growth: memory that arrays leave behind when they grow and move.
       program: Python, TensorFlow, Keras and a small model.
-      saving: what saving adds: a list of the largest table's ids, and some rows at a time.
-      moving: what the largest array adds while it is copied to where it has more room.
-      most_rows: the most rows that one array has: tables of one width share it.
+      saving: added while saving: a list of the largest table's ids, and some rows at a time.
+      moving: added while the largest array is copied to a place with more room.
+      most_rows: the number of rows (not bytes) of the longest array; tables of the same width share
+        an array.
     """
 
     rows: float
@@ -52,23 +53,23 @@ class Memory:
 
     @property
     def training(self) -> float:
-        """What is held while training."""
+        """The memory held during training."""
         return self.state + self.program
 
     @property
     def state(self) -> float:
-        """What is held of the tables."""
+        """The memory held for the tables."""
         held = self.rows + self.slot_variables + self.times_and_counts + self.map
         return held + self.growth
 
     @property
     def peak(self) -> float:
-        """What is held while rows are saved, or while an array is copied, whichever is more."""
+        """The memory held while rows are saved or while an array is copied, whichever is larger."""
         return self.training + max(self.saving, self.moving)
 
 
 def row_bytes(width: int, slot_variables: int) -> int:
-    """Returns the bytes of one row, with its slot variables and its place in the map.
+    """Returns the bytes of one row, including its slot variables and its entry in the map.
 
     >>> row_bytes(16, 2)
     248
@@ -77,7 +78,7 @@ def row_bytes(width: int, slot_variables: int) -> int:
 
 
 def memory_of(tables: Sequence[PlannedTable], slot_variables: int, holders: int) -> Memory:
-    """Returns what each of so many tasks takes that have the rows of tables among them."""
+    """Returns the memory of each of `holders` tasks among which the tables' rows are divided."""
     parts = {table.name: math.ceil(table.rows / holders) for table in tables}
     values = sum(FLOAT * table.width * parts[table.name] for table in tables)
     widths: dict[int, float] = {}

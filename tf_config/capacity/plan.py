@@ -1,4 +1,4 @@
-"""Whether tables fit on so many tasks, what limits them, and how many tasks it would take."""
+"""Capacity plans: whether tables fit on a number of tasks, the limit, and the tasks needed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tf_config.capacity.traffic import Traffic, traffic_of
 from tf_config.errors import ClusterConfigError, shown, suggestion
 from tf_config.text_table import text_table
 
-# How many variables of its shape an optimizer of Keras keeps for a variable.
+# The number of slot variables that a Keras optimizer has for each variable.
 SLOT_VARIABLES = {
     "sgd": 0,
     "momentum": 1,
@@ -31,17 +31,18 @@ _MOST_TASKS = 1 << 40
 
 @dataclass(frozen=True)
 class CapacityPlan:
-    """What tables take of so many tasks, and what limits them; printed, it is a table.
+    """The memory and traffic of tables on a number of tasks, and the limit; prints as tables.
 
     Attributes:
       tables: the tables.
-      batch: examples of one worker in a step.
-      workers: how many train.
-      servers: how many have the rows; 0 leaves them with the workers.
-      slot_variables: of the optimizer, for each row.
-      memory_gib: that one task may use; None is not known.
-      gbit_per_second: of the network in each direction, for one task; None is not known.
-      step_seconds: that a step may take; None is any time.
+      batch: the number of examples per worker and step.
+      workers: the number of workers.
+      servers: the number of parameter servers that hold the rows; 0 if the workers hold them.
+      slot_variables: the number of the optimizer's slot variables for each row.
+      memory_gib: the memory in GiB that one task may use; None if it is unknown.
+      gbit_per_second: the network bandwidth of one task in each direction, in Gbit/s; None if it
+        is unknown.
+      step_seconds: the number of seconds that a step may take; None for any time.
     """
 
     tables: tuple[PlannedTable, ...]
@@ -55,17 +56,17 @@ class CapacityPlan:
 
     @property
     def holders(self) -> int:
-        """How many tasks have the rows."""
+        """The number of tasks that hold the rows."""
         return self.servers or self.workers
 
     @property
     def memory(self) -> Memory:
-        """Bytes of one task that has rows."""
+        """The memory of one task that holds rows."""
         return memory_of(self.tables, self.slot_variables, self.holders)
 
     @property
     def traffic(self) -> dict[str, Traffic]:
-        """What one worker exchanges in a step for each table, by name."""
+        """The traffic of one worker in a step for each table, by name."""
         return {
             table.name: traffic_of(table, self.batch, self.workers, self.servers)
             for table in self.tables
@@ -73,9 +74,9 @@ class CapacityPlan:
 
     @property
     def worker_bytes(self) -> tuple[float, float]:
-        """Bytes that one worker sends in a step, and that it receives."""
+        """The number of bytes that one worker sends, and receives, in a step."""
         traffic = self.traffic.values()
-        if not self.servers:  # it asks the others, and they ask it as much
+        if not self.servers:  # a worker requests as many rows as are requested from it
             total = sum(each.total for each in traffic)
             return total, total
         return sum(each.ids + each.gradients for each in traffic), sum(
@@ -84,7 +85,7 @@ class CapacityPlan:
 
     @property
     def server_bytes(self) -> tuple[float, float]:
-        """Bytes that one server sends in a step, and that it receives; 0 without servers."""
+        """The number of bytes that one server sends, and receives, in a step; 0 without servers."""
         if not self.servers:
             return 0.0, 0.0
         sent, received = self.worker_bytes
@@ -93,14 +94,14 @@ class CapacityPlan:
 
     @property
     def network_seconds(self) -> float | None:
-        """What a step waits for the network at least, if it is known."""
+        """The minimum number of seconds that a step takes on the network; None if unknown."""
         if self.gbit_per_second is None:
             return None
         return self._seconds(max(*self.worker_bytes, *self.server_bytes))
 
     @property
     def tasks_needed(self) -> int | None:
-        """How many tasks have to have the rows, None if no number is enough."""
+        """The minimum number of tasks to hold the rows; None if no number is enough."""
         found = [_least(self._fits), 1]
         if self.servers and self._bytes_a_step is not None:
             of_all = max(self.server_bytes) * self.servers
@@ -111,7 +112,7 @@ class CapacityPlan:
 
     @property
     def limit(self) -> str:
-        """What is too small: "rows" that an array can have, "memory", "network" or "neither"."""
+        """The limit that is exceeded: "rows" of an array, "memory", "network" or "neither"."""
         memory = self.memory
         if memory.most_rows > MOST_ROWS:
             return "rows"
@@ -132,7 +133,7 @@ class CapacityPlan:
 
     @property
     def _bytes_a_step(self) -> float | None:
-        """How many bytes the network moves in each direction while a step may last."""
+        """The number of bytes that the network can transfer in each direction in one step."""
         if self.gbit_per_second is None or self.step_seconds is None:
             return None
         return self.gbit_per_second * 1e9 / 8 * self.step_seconds
@@ -178,7 +179,7 @@ class CapacityPlan:
         return "\n".join(lines)
 
     def _words(self, kind: str) -> list[str]:
-        """Returns what the tables come to, in words."""
+        """Returns the lines that sum up the plan."""
         sent, received = map(shown_bytes, self.worker_bytes)
         lines = [f"a worker sends {sent} in a step, and receives {received}"]
         if self.servers:
@@ -217,7 +218,7 @@ def plan_capacity(
     gbit_per_second: float | None = None,
     step_seconds: float | None = None,
 ) -> CapacityPlan:
-    """Returns what tables would take of so many tasks, what limits them, and how many it needs.
+    """Returns a plan of the memory, traffic and tasks that embedding tables need.
 
     >>> tables = {"users": {"rows": 1e9, "width": 16, "zipf": 1.05}}
     >>> plan = plan_capacity(tables, batch=4096, workers=4, optimizer="adagrad", memory_gib=32)
@@ -225,18 +226,20 @@ def plan_capacity(
     ('memory', 8)
 
     Args:
-      tables: by name what each is: `rows` and `width`; `hotness`, ids an example (1); and how
-        often ids repeat, `unique_ratio` or `zipf`: see `PlannedTable`.
-      batch: examples of one worker in a step.
-      workers: how many train.
-      servers: how many have the rows; 0 leaves them with the workers.
-      optimizer: its name, or how many slot variables it keeps for each row.
-      memory_gib: that one task may use; None is not known.
-      gbit_per_second: of the network in each direction, for one task; None is not known.
-      step_seconds: that a step may take; None is any time.
+      tables: a dictionary from each table's name to its attributes: `rows` and `width`; `hotness`,
+        the number of ids per example (1 by default); and how often ids repeat, as `unique_ratio`
+        or `zipf`. See `PlannedTable`.
+      batch: the number of examples per worker and step.
+      workers: the number of workers.
+      servers: the number of parameter servers that hold the rows; 0 if the workers hold them.
+      optimizer: the optimizer's name, or its number of slot variables for each row.
+      memory_gib: the memory in GiB that one task may use; None if it is unknown.
+      gbit_per_second: the network bandwidth of one task in each direction, in Gbit/s; None if it
+        is unknown.
+      step_seconds: the number of seconds that a step may take; None for any time.
 
     Raises:
-      ClusterConfigError: if a number has no meaning.
+      ClusterConfigError: if an argument is invalid.
     """
     if not isinstance(tables, Mapping) or not tables:
         raise ClusterConfigError(
@@ -272,7 +275,7 @@ def plan_capacity(
 
 
 def shown_bytes(count: float) -> str:
-    """Returns a number of bytes in the unit that suits it.
+    """Returns a number of bytes as text in a suitable unit.
 
     >>> shown_bytes(12), shown_bytes(3 << 19), shown_bytes(7e12)
     ('12 bytes', '1.5 MiB', '6.4 TiB')
@@ -299,7 +302,7 @@ def _slot_variables(optimizer: Any) -> int:
 
 
 def _least(fits: Callable[[int], bool]) -> int | None:
-    """Returns the least number that fits, None if none does."""
+    """Returns the smallest number of tasks that fits; None if none does."""
     if not fits(_MOST_TASKS):
         return None
     low, high = 0, 1

@@ -1,4 +1,4 @@
-"""A table of which the size and the use are known beforehand."""
+"""An embedding table whose size and use are known in advance."""
 
 from __future__ import annotations
 
@@ -9,29 +9,30 @@ from typing import Any
 
 from tf_config.errors import ClusterConfigError, shown, suggestion
 
-# The most frequent ids one by one, the others in so many groups that are alike.
+# The number of most frequent ids taken one by one, and the number of groups of all other ids.
 _SINGLE, _GROUPS = 10_000, 2_000
 
 
 @dataclass(frozen=True)
 class PlannedTable:
-    """A table: how many rows, how wide, and how often the ids of a batch repeat.
+    """An embedding table: its rows, its width, and how often the ids of a batch repeat.
 
     >>> round(PlannedTable("users", rows=1e6, width=16, hotness=2, zipf=0).unique_of(100), 2)
     199.98
 
     Attributes:
-      name: its name.
-      rows: how many ids get a row, of all that come.
-      width: how many numbers a row has.
-      hotness: ids an example, of all features that look up in it together.
-      unique_ratio: how many of a worker's ids in a step are different, as a part of them;
-        `layer.statistics()` says it of a table that is in use.
-      zipf: in its place the exponent of Zipf's law: the k-th most frequent id comes as often as
-        1 / k ** zipf says; 0 is all alike. With neither no id is taken to come twice.
+      name: the table's name.
+      rows: the number of ids that get a row.
+      width: the number of values in a row.
+      hotness: the number of ids per example, over all features that use the table.
+      unique_ratio: the ratio of unique ids among a worker's ids in a step; `layer.statistics()`
+        returns it for a table in use.
+      zipf: alternatively, the exponent of Zipf's law: the frequency of the k-th most frequent id is
+        proportional to 1 / k ** zipf; with 0, all ids are equally frequent. With neither
+        `unique_ratio` nor `zipf`, no id is assumed to repeat.
 
     Raises:
-      ClusterConfigError: if a number has no meaning.
+      ClusterConfigError: if a value is invalid.
     """
 
     name: str
@@ -60,7 +61,7 @@ class PlannedTable:
 
     @classmethod
     def from_dict(cls, name: str, given: Any) -> PlannedTable:
-        """Returns the table that a mapping of its attributes describes; numbers may be text."""
+        """Returns the table with the attributes of a mapping, whose numbers may be text."""
         known = [field.name for field in fields(cls) if field.name != "name"]
         rule = f"A table has rows and width, and may have {', '.join(known[2:])}"
         if not isinstance(given, Mapping):
@@ -80,7 +81,7 @@ class PlannedTable:
         return cls(name, **values)
 
     def unique_of(self, examples: float) -> float:
-        """Returns how many different ids so many examples are expected to have."""
+        """Returns the expected number of unique ids in a number of examples."""
         ids = examples * self.hotness
         if self.unique_ratio is not None:
             return ids * self.unique_ratio
@@ -97,7 +98,7 @@ def number(
     """Checks that a value is a finite number in a range.
 
     Raises:
-      ClusterConfigError: if it is not.
+      ClusterConfigError: if the value is not.
     """
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     inside = is_number and math.isfinite(value) and least <= value <= most
@@ -108,7 +109,7 @@ def number(
 
 
 def parsed(name: str, value: Any) -> Any:
-    """Returns the number that a text stands for, `1e9` too; what is no text stays as it is.
+    """Returns the number in a text, such as `1e9`; other values are returned unchanged.
 
     >>> parsed("rows", "1e9"), parsed("batch", "7"), parsed("zipf", None)
     (1000000000, 7, None)
@@ -123,12 +124,12 @@ def parsed(name: str, value: Any) -> Any:
 
 
 def _comes(probability: float, draws: float) -> float:
-    """Returns how probable it is that an id comes at least once."""
+    """Returns the probability that an id occurs at least once."""
     return 1.0 if probability >= 1 else -math.expm1(draws * math.log1p(-probability))
 
 
 def _frequencies(rows: float, exponent: float) -> list[tuple[float, float]]:
-    """Returns how many ids come how often, by Zipf's law and up to a factor.
+    """Returns numbers of ids and their frequencies by Zipf's law, up to a factor.
 
     >>> _frequencies(3, 1.0)
     [(1.0, 1.0), (1.0, 0.5), (1.0, 0.3333333333333333)]

@@ -1,4 +1,4 @@
-"""What tables send over the network in a step."""
+"""The network traffic of tables in a step."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from dataclasses import dataclass
 from tf_config.capacity.memory import FLOAT
 from tf_config.capacity.table import PlannedTable
 
-# Which table, which id, and how often it came: int64 each.
+# The table, the id and its count: int64 each.
 KEY_BYTES = 24
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """Bytes of one table that one worker exchanges in one step with the tasks that have the rows.
+    """The bytes of one table that a worker exchanges in a step with the tasks that hold the rows.
 
     Attributes:
-      unique: how many different ids the worker has.
-      away: how many of them are not its own.
-      ids: bytes that say which rows are asked for.
-      rows: bytes of the rows.
-      gradients: bytes of their gradients.
+      unique: the number of unique ids of the worker.
+      away: the number of them whose rows other tasks hold.
+      ids: the number of bytes of the requests for rows.
+      rows: the number of bytes of the rows.
+      gradients: the number of bytes of the rows' gradients.
     """
 
     unique: float
@@ -31,18 +31,18 @@ class Traffic:
 
     @property
     def total(self) -> float:
-        """All of them."""
+        """The number of bytes of all of them."""
         return self.ids + self.rows + self.gradients
 
 
 def traffic_of(table: PlannedTable, batch: float, workers: int, servers: int) -> Traffic:
-    """Returns what one worker exchanges for a table in one step.
+    """Returns the traffic of one worker for a table in one step.
 
     Args:
       table: the table.
-      batch: examples of one worker.
-      workers: they have the rows if there are no servers, and each of them its own part.
-      servers: they have the rows if there are any.
+      batch: the number of examples of one worker.
+      workers: the number of workers. Without servers, each of them holds a part of the rows.
+      servers: the number of servers, which hold the rows if there are any.
     """
     unique = table.unique_of(batch)
     away = unique if servers else unique * (workers - 1) / workers

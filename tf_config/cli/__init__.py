@@ -1,4 +1,4 @@
-"""The command `tf-config`: one file a subcommand, each with its arguments and what it does."""
+"""The command `tf-config`: each subcommand's arguments and action are in one file."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ _COMMANDS = (
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs `tf-config` with `argv` and returns its exit code.
 
-    0 is success, 2 a wrong argument or configuration (one line on standard error); `run`
-    returns the job's own code.
+    The code is 0 for success and 2 for an invalid argument or configuration (one line on standard
+    error); `run` returns the job's own exit code.
     """
     try:
         arguments = parser().parse_args(argv)
@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
-    except BrokenPipeError:  # the reader of our output has left
+    except BrokenPipeError:  # the reader of the output has ended
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
 

@@ -1,4 +1,4 @@
-"""Arguments that several commands take, and the values they may have."""
+"""Arguments that several commands have, and the values that they accept."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from tf_config.roles import Roles
 
 
 class Parser(argparse.ArgumentParser):
-    """Says in one line what is wrong, as all other errors do.
+    """A parser that reports errors in one line, like all other errors of the command.
 
-    Options are written out: one that is left half would mean another as soon as a new one comes.
+    Options cannot be abbreviated, because a new option could change the meaning of an abbreviation.
     """
 
     def __init__(self, *arguments: Any, **options: Any):
         super().__init__(*arguments, **{"allow_abbrev": False, **options})
 
     def parse_known_args(self, *arguments: Any, **options: Any) -> Any:
-        """Knows all: an argument that is left over is this command's, not one of those above."""
+        """Parses arguments; one left over is an error of this command, not of its parent."""
         namespace, left = super().parse_known_args(*arguments, **options)
         if left:
             word = left[0].partition("=")[0]
@@ -49,7 +49,7 @@ class Parser(argparse.ArgumentParser):
 def add_command(
     subparsers: argparse._SubParsersAction[Any], command: ModuleType, prefix: str
 ) -> argparse.ArgumentParser:
-    """Adds a command, described by the constants of its module, and returns its parser."""
+    """Adds a command described by the constants of its module; returns the command's parser."""
     subparser = subparsers.add_parser(
         command.NAME,
         prog=f"{prefix} {command.NAME}",
@@ -64,7 +64,7 @@ def add_command(
 
 
 def add_roles(parser: argparse.ArgumentParser) -> None:
-    """Adds how many tasks of each type there are."""
+    """Adds the arguments for the number of tasks of each type."""
     parser.add_argument(
         "--workers", type=count, metavar="N", help="default: 1, or one for each slot of --hosts"
     )
@@ -74,7 +74,7 @@ def add_roles(parser: argparse.ArgumentParser) -> None:
 
 
 def roles(arguments: argparse.Namespace) -> Roles:
-    """Returns the roles that `add_roles` read: as many workers as the hosts take, by default."""
+    """Returns the roles from the arguments of `add_roles`; by default, workers fill the hosts."""
     slots = sum(host.slots for host in hosts(arguments))
     workers = max(slots - arguments.chief, 0) if slots else 1
     if arguments.workers is not None:
@@ -83,7 +83,7 @@ def roles(arguments: argparse.Namespace) -> Roles:
 
 
 def add_hosts(parser: argparse.ArgumentParser, default_ports: str) -> None:
-    """Adds where the tasks run, and on which ports they listen."""
+    """Adds the arguments for the tasks' hosts and ports."""
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--hosts", metavar="H1:N,H2:N", help="hosts with their number of workers")
     hostfile = where.add_argument(
@@ -99,10 +99,10 @@ def add_hosts(parser: argparse.ArgumentParser, default_ports: str) -> None:
 
 
 def hosts(arguments: argparse.Namespace) -> list[Host]:
-    """Returns the hosts that `add_hosts` read; none for this machine.
+    """Returns the hosts from the arguments of `add_hosts`; empty for this machine.
 
     Raises:
-      ClusterConfigError: if they are wrong, or the file is not there.
+      ClusterConfigError: if the hosts are invalid, or the file cannot be read.
     """
     if getattr(arguments, "hosts", None) is not None:
         return parse_hosts(arguments.hosts)
@@ -112,12 +112,12 @@ def hosts(arguments: argparse.Namespace) -> list[Host]:
 
 
 def ps_hosts(arguments: argparse.Namespace) -> list[Host]:
-    """Returns the hosts of the parameter servers; none for beside the workers."""
+    """Returns the hosts of the parameter servers; empty for the workers' hosts."""
     return [] if arguments.ps_hosts is None else parse_hosts(arguments.ps_hosts)
 
 
 def add_verbosity(parser: argparse.ArgumentParser) -> None:
-    """Adds how much is said."""
+    """Adds the arguments for the verbosity."""
     says = parser.add_mutually_exclusive_group()
     says.add_argument(
         "--quiet",
@@ -137,10 +137,10 @@ def add_verbosity(parser: argparse.ArgumentParser) -> None:
 
 
 def text_of(path: Path, option: str) -> str:
-    """Returns what a file holds; `-` is standard input.
+    """Returns the content of a file; `-` is standard input.
 
     Raises:
-      ClusterConfigError: if it cannot be read.
+      ClusterConfigError: if the file cannot be read.
     """
     try:
         return sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8")
@@ -166,14 +166,14 @@ def positive(text: str) -> int:
 
 
 def port(text: str) -> int:
-    """Returns a port, 1 to 65535."""
+    """Returns a port from 1 to 65535."""
     if not (text.isascii() and text.isdigit() and len(text) < 6 and 1 <= int(text) <= 65535):
         raise argparse.ArgumentTypeError(f"a port is 1 to 65535, received {shown(text)}")
     return int(text)
 
 
 def seconds(text: str) -> float:
-    """Returns a time in seconds, above 0."""
+    """Returns a number of seconds above 0."""
     try:
         value = float(text)
     except ValueError:
@@ -184,5 +184,5 @@ def seconds(text: str) -> float:
 
 
 def say(text: str) -> None:
-    """Prints a note beside the output proper."""
+    """Prints a note to standard error, apart from the output."""
     print(f"tf-config: {text}", file=sys.stderr, flush=True)

@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Prints that the configuration is right."""
+    """Prints that the configuration is valid; an invalid one raises an error."""
     if arguments.timeout is not None and not arguments.connect:
         raise ClusterConfigError(
             "--timeout is how long --connect waits. Received: no --connect. Add it, or leave both "

@@ -1,4 +1,4 @@
-"""What a shell offers as an argument's value, in the place where shtab looks for it."""
+"""Completions that a shell offers for an argument's value, in the attribute that shtab reads."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from collections.abc import Iterable
 
 
 def completed(action: argparse.Action, kind: str) -> None:
-    """Has the shell offer files or directories.
+    """Makes the shell offer files or directories.
 
     Args:
-      action: what `add_argument` returned.
+      action: the action that `add_argument` returned.
       kind: `file` or `directory`.
     """
     action.complete = kind  # type: ignore[attr-defined]
 
 
 def completed_by(action: argparse.Action, words: Iterable[str]) -> None:
-    """Has the shell offer words, for an argument that checks its value itself.
+    """Makes the shell offer words, for an argument that checks its value itself.
 
     Args:
-      action: what `add_argument` returned.
-      words: the words.
+      action: the action that `add_argument` returned.
+      words: the words to offer.
     """
     offered, function = " ".join(words), f"_tf_config_{action.dest}"
     action.complete = {  # type: ignore[attr-defined]

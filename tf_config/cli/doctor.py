@@ -14,13 +14,13 @@ EXAMPLE = "tf-config doctor"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's arguments, of which there are none."""
+    """Adds no arguments: the command has none."""
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Prints a line for each thing; returns 2 if one is missing without which nothing works."""
+    """Prints a line for each item; returns 2 if one is missing without which nothing works."""
     lines = []
     for line in examine(Machine.this()):
-        print(line, flush=True)  # at once, for Horovod takes a while
+        print(line, flush=True)  # at once, because Horovod takes a while
         lines.append(line)
     return exit_code(lines)

@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Becomes the program; returns only if that fails."""
+    """Replaces this process by the program; raises an error if that fails."""
     warn_of_options_behind(arguments)
     asked = request(arguments)
     what = commands.argv([arguments.program, *arguments.arguments])
@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
         for setting in told:
             say(f"{setting.variable}={setting.value} ({setting.origin})")
     command = commands.command(config, what, os.environ, told, rendezvous(config.cluster))
-    # What `tf-config run` has started has a sidecar already.
+    # A process that `tf-config run` has started already has a sidecar.
     has_sidecar = origin == "tf_config" and SIDECAR_VARIABLE in os.environ
     try:
         beside = {} if has_sidecar else fork_sidecar(command.environ)

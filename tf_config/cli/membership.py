@@ -1,4 +1,4 @@
-"""Arguments of the commands that find out what their process is part of."""
+"""Arguments of the commands that find out their process's place in a cluster."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tf_config.roles import Roles
 
 
 def add_source(parser: argparse.ArgumentParser) -> None:
-    """Adds where TF_CONFIG is read from: a file, or an environment."""
+    """Adds the arguments for the source of TF_CONFIG: a file or an environment."""
     file = parser.add_argument(
         "--file", type=Path, help=f"read {VARIABLE} from here; - for standard input"
     )
@@ -26,7 +26,7 @@ def add_source(parser: argparse.ArgumentParser) -> None:
 
 
 def add_environment(parser: argparse.ArgumentParser) -> None:
-    """Adds which environment is read, the roles of its tasks, and where they meet."""
+    """Adds the arguments for the environment, the roles of its tasks, and their rendezvous."""
     origin = parser.add_argument(
         "--from",
         dest="origin",
@@ -49,12 +49,13 @@ def add_environment(parser: argparse.ArgumentParser) -> None:
 
 
 def configuration(arguments: argparse.Namespace) -> tuple[TFConfig, str]:
-    """Returns this process's configuration and where it comes from.
+    """Returns this process's configuration and its origin.
 
-    Waits for the others, if nobody says where they are.
+    Waits for the other processes if the environment does not give their addresses.
 
     Raises:
-      ClusterConfigError: if there is nothing to read, it is wrong, or the others do not come.
+      ClusterConfigError: if there is no configuration, if it is invalid, or if the others do not
+        arrive in time.
     """
     timeout = getattr(arguments, "start_timeout", None)
     interface = getattr(arguments, "interface", None)
@@ -81,10 +82,10 @@ def configuration(arguments: argparse.Namespace) -> tuple[TFConfig, str]:
 
 
 def read(arguments: argparse.Namespace) -> Resolved:
-    """Returns what the environment or the file says.
+    """Returns the configuration in the environment or the file.
 
     Raises:
-      ClusterConfigError: if there is nothing to read, or it is wrong.
+      ClusterConfigError: if there is no configuration, or if it is invalid.
     """
     path = getattr(arguments, "file", None)
     if path is not None:
@@ -107,7 +108,7 @@ def read(arguments: argparse.Namespace) -> Resolved:
 
 
 def _told(arguments: argparse.Namespace, meeting: Meeting) -> TFConfig:
-    """Returns the configuration of a task that the arguments name."""
+    """Returns the configuration of the task that the arguments name, after a rendezvous."""
     if arguments.rendezvous is None or arguments.workers is None:
         raise ClusterConfigError(
             "--task goes with --workers and --rendezvous. Received: without one of them. Write "
@@ -124,7 +125,7 @@ def _told(arguments: argparse.Namespace, meeting: Meeting) -> TFConfig:
 
 
 def _check_unnamed(arguments: argparse.Namespace, who: str) -> None:
-    """Checks that no option names roles that are named already."""
+    """Checks that no option gives roles that are already known."""
     options = {
         f"--ps {arguments.ps}": arguments.ps is not None,
         "--chief": arguments.chief,

@@ -23,7 +23,7 @@ EXAMPLE = (
     "--memory-gib 64"
 )
 _DEEPEST = 32
-# What may be in the file, and as an option.
+# The values that are given in the file or as options.
 _OPTIONS = {
     "batch": "examples of one worker in a step",
     "workers": "how many train (1)",
@@ -86,11 +86,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Returns what a file says."""
-    import yaml  # here, for it takes as long as all the rest together
+    """Returns the values in a file."""
+    import yaml  # here, because the import is slow
 
     text = text_of(path, "FILE")
-    if _depth(text) > _DEEPEST:  # what YAML's parser takes very long for
+    if _depth(text) > _DEEPEST:  # YAML's parser would take very long
         raise ClusterConfigError(
             f"FILE has tables in a mapping. Received: {_depth(text)} brackets in each other, in "
             f"{shown(str(path))}. Correct it."
@@ -116,7 +116,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _depth(text: str) -> int:
-    """Returns how many brackets are open at most, those in strings among them.
+    """Returns the maximum number of open brackets, including those in strings.
 
     >>> _depth("{a: [1, [2]], b: [3]}")
     3

@@ -18,12 +18,12 @@ from tf_config.settings import Request
 def add_settings(
     parser: argparse.ArgumentParser, threads: str = "the cores shared out", gpus: bool = True
 ) -> None:
-    """Adds what the tasks' processes are told.
+    """Adds the arguments for the settings of the tasks' processes.
 
     Args:
-      parser: takes the arguments.
-      threads: the default number of threads, in words.
-      gpus: whether the number of GPUs is asked for too.
+      parser: the parser to add the arguments to.
+      threads: a description of the default number of threads.
+      gpus: whether to add the argument for the number of GPUs.
     """
     parser.add_argument(
         "--start-timeout",
@@ -56,7 +56,7 @@ def add_settings(
 
 
 def add_program(parser: argparse.ArgumentParser) -> None:
-    """Adds the program, its arguments and its environment."""
+    """Adds the arguments for the program, its arguments and its environment."""
     parser.add_argument(
         "--env",
         action="append",
@@ -66,17 +66,17 @@ def add_program(parser: argparse.ArgumentParser) -> None:
     )
     program = parser.add_argument("program", help="a Python script, or a program on the PATH")
     rest = parser.add_argument("arguments", nargs=argparse.REMAINDER, help="passed on as they are")
-    rest.required = False  # or it would be called missing where the program is
+    rest.required = False  # or argparse would report it, too, when the program is missing
     parser.set_defaults(parser=parser)
     completed(program, "file")
     completed(rest, "file")
 
 
 def request(arguments: argparse.Namespace) -> Request:
-    """Returns what the arguments ask for.
+    """Returns the settings given as arguments.
 
     Raises:
-      ClusterConfigError: if a variable has no value.
+      ClusterConfigError: if a variable is invalid or has no value.
     """
     return Request(
         start_timeout=arguments.start_timeout,
@@ -90,14 +90,14 @@ def request(arguments: argparse.Namespace) -> Request:
 
 
 def warn_of_options_behind(arguments: argparse.Namespace) -> None:
-    """Says which options stand behind the program and so are its own, though the command has them.
+    """Prints a warning about the command's options that follow the program, which gets them.
 
-    Those of which the script itself speaks are meant for it.
+    Options that the script's text mentions are meant for the script, and not reported.
     """
     script = Path(arguments.program)
     text = ""
     if is_script([script.name]) and script.is_file():
-        with contextlib.suppress(OSError):  # whoever runs it says so
+        with contextlib.suppress(OSError):  # reported when the script runs
             text = script.read_text(errors="replace")
     known = arguments.parser._option_string_actions  # noqa: SLF001  # argparse names none
     ours = [

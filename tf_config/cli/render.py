@@ -1,4 +1,4 @@
-"""`tf-config render`: one kind of output a file, `render_slurm` and `render_kubernetes`."""
+"""`tf-config render`; its kinds of output are in `render_slurm` and `render_kubernetes`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _KINDS = (render_slurm, render_kubernetes)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the kinds, and the arguments of each."""
+    """Adds the kinds of output with their arguments."""
     kinds = parser.add_subparsers(title="kinds", metavar="KIND", required=True)
     for kind in _KINDS:
         subparser = add_command(kinds, kind, "tf-config render")
@@ -29,12 +29,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Writes the chosen kind's text."""
+    """Writes the output of the chosen kind."""
     warn_of_options_behind(arguments)
     text = arguments.render(arguments)
     if str(arguments.output) == "-":
         if isinstance(sys.stdout, io.TextIOWrapper):
-            sys.stdout.reconfigure(encoding="utf-8")  # as in a file, whatever the terminal shows
+            sys.stdout.reconfigure(encoding="utf-8")  # as in a file, whatever the locale
         print(text, end="")
     else:
         _write_new(arguments.output, text)
@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _write_new(path: Path, text: str) -> None:
-    """Writes a file that is not there yet, all of it or nothing."""
+    """Writes a new file, all of it or nothing."""
     try:
         file = path.open("x", encoding="utf-8")
     except FileExistsError:

@@ -1,4 +1,4 @@
-"""Arguments of all kinds of `tf-config render`."""
+"""Arguments common to all kinds of `tf-config render`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tf_config.cli.program import request
 
 
 def add_output(parser: argparse.ArgumentParser) -> None:
-    """Adds where the text goes."""
+    """Adds the argument for the output file."""
     output = parser.add_argument(
         "-o",
         "--output",
@@ -23,9 +23,10 @@ def add_output(parser: argparse.ArgumentParser) -> None:
 
 
 def options(arguments: argparse.Namespace) -> tuple[str, ...]:
-    """Returns the options of `tf-config exec` that `add_settings` and `add_program` read.
+    """Returns the options of `tf-config exec` for the settings and variables in the arguments.
 
-    A task's threads are its CPUs: inside a container TensorFlow would count the whole machine's.
+    By default a task has as many threads as CPUs: in a container, TensorFlow would count the CPUs
+    of the whole machine.
     """
     asked = request(arguments)
     threads = asked.threads or arguments.cpus_per_worker

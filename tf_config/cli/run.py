@@ -100,7 +100,7 @@ def run(arguments: argparse.Namespace) -> int:
             print(f"{command.task}{place}: cd {shlex.quote(os.getcwd())} && {shell_line(command)}")
         return 0
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a character that cannot be shown ends no job
+        sys.stdout.reconfigure(errors="replace")  # a character that cannot be shown is no error
     console = Console(sys.stdout, job.roles.tasks[0], arguments.verbosity)
     restarts = Restarts(job, os.environ, arguments.min_workers, console.note)
     return launch.run(

@@ -77,6 +77,6 @@ def _rows(config: TFConfig) -> dict[str, tuple[str, str, str]]:
 
 
 def _print_table(header: tuple[str, ...], rows: list[Any]) -> None:
-    from rich.console import Console  # here, for it takes as long as all the rest together
+    from rich.console import Console  # here, because the import is slow
 
     Console().print(rich_table(header, rows))

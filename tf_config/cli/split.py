@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Writes the shards, and prints how many and how large."""
+    """Writes the shards, and prints their number and sizes."""
     source = Source.find(arguments.input, arguments.format)
     try:
         with kept_signals() as check, _progress_bar(source.size) as advance:
@@ -70,7 +70,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def _progress_bar(total: int) -> Iterator[Callable[[int], None]]:
-    """Yields what to call with a number of bytes; shows them if standard error is a terminal."""
+    """Shows a progress bar if standard error is a terminal.
+
+    Yields:
+      A function that advances the bar by a number of bytes.
+    """
     if not sys.stderr.isatty():
         yield lambda count: None
         return

@@ -1,4 +1,4 @@
-"""Where a process finds out what it is part of: each scheduler's variables, as tables."""
+"""The environments in which a process finds its cluster: the variables of each scheduler."""
 
 from tf_config.environments.detect import ENVIRONMENTS, resolve
 from tf_config.environments.environment import Environment, Resolved, Unplaced

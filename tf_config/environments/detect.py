@@ -1,4 +1,4 @@
-"""Which environment a process is in."""
+"""Detection of the environment that a process runs in."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tf_config.environments import kubernetes, openmpi, paddle, pmi, pytorch, sl
 from tf_config.environments.environment import Environment, Resolved
 from tf_config.errors import ClusterConfigError, shown, suggestion
 
-# The order in which they are looked for: what says most about this very process comes first.
+# In the order of detection: environments that say most about this very process come first.
 ENVIRONMENTS: Mapping[str, Environment] = {
     environment.name: environment
     for environment in (
@@ -32,17 +32,17 @@ ENVIRONMENTS: Mapping[str, Environment] = {
 
 
 def resolve(environ: Mapping[str, str], origin: str | None = None) -> Resolved | None:
-    """Returns the configuration in `environ`; None if there is no known environment.
+    """Returns the configuration in `environ`; None if no known environment is detected.
 
     >>> resolve({}) is None
     True
 
     Args:
-      environ: the variables of a process.
-      origin: the environment to read; None for the first that is there.
+      environ: the environment variables of a process.
+      origin: the environment to read; None for the first one detected.
 
     Raises:
-      ClusterConfigError: if the environment is unknown, or its variables are wrong.
+      ClusterConfigError: if the environment is unknown, or its variables are invalid.
     """
     if origin is not None:
         if origin not in ENVIRONMENTS:

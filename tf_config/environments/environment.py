@@ -1,4 +1,4 @@
-"""What an environment is: how it is recognised, and how it is read."""
+"""The definition of an environment: how it is detected, and how it is read."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from tf_config.roles import Roles
 
 @dataclass(frozen=True)
 class Unplaced:
-    """A process that knows its number, and no addresses.
+    """A process that knows its rank but no addresses.
 
     Attributes:
-      rank: its number among all processes, from 0.
-      size: how many there are.
-      rendezvous: the URL where they meet.
-      roles: which of them has which role; None if that is for the user to say.
-      leader: the number of the one that holds the meeting.
-      address: where this one will listen; None for any free port.
+      rank: the rank of the process among all processes, from 0.
+      size: the number of processes.
+      rendezvous: the URL at which the processes meet.
+      roles: the roles of the processes; None if the user chooses them.
+      leader: the rank of the process that holds the meeting.
+      address: the address that this process will listen on; None for any free port.
     """
 
     rank: int
@@ -34,12 +34,12 @@ class Unplaced:
 
 @dataclass(frozen=True)
 class Resolved:
-    """A configuration, and the variables that it was read from.
+    """A configuration and the variables that it was read from.
 
     Attributes:
-      config: this task's configuration, or its number where it knows no addresses.
-      origin: the environment's name.
-      variables: each variable that was read, with its value.
+      config: the configuration of this task, or its rank if it knows no addresses.
+      origin: the name of the environment.
+      variables: the variables that were read, with their values.
     """
 
     config: TFConfig | Unplaced
@@ -49,18 +49,19 @@ class Resolved:
 
 @dataclass(frozen=True)
 class Environment:
-    """A scheduler or launcher that tells its processes who they are.
+    """A scheduler or launcher that gives its processes their places in a cluster.
 
     Attributes:
-      name: what `--from` calls it.
-      markers: the variables of which any shows that it is there.
-      read: makes the configuration; a pure function of the variables it asks for.
-      excuse: whether the marker does not count, for another environment says more.
-      cores: how many cores the scheduler gave each task; None if it does not say.
-      locate: replaces names of hosts that only the environment knows; asks it, so not pure.
-      names_roles: whether it says which tasks are chief, ps and evaluator; else all are workers.
-      remarks: what else to say of the variables.
-      unread: variables of it that nothing here reads, each with what stands for it.
+      name: the environment's name, as in `--from`.
+      markers: the variables of which any indicates the environment.
+      read: returns the configuration; a pure function of the variables that it reads.
+      excuse: returns whether to ignore the markers because another environment says more.
+      cores: returns the number of cores that the scheduler gave each task; None if unknown.
+      locate: replaces host names that only the environment knows; queries it, so it is not pure.
+      names_roles: whether the environment gives the roles chief, ps and evaluator; if not, all
+        tasks are workers.
+      remarks: returns further warnings about the variables.
+      unread: the environment's variables that are ignored here, each with its substitute.
     """
 
     name: str
@@ -74,11 +75,11 @@ class Environment:
     unread: Mapping[str, str] = field(default_factory=dict)
 
     def is_there(self, environ: Mapping[str, str]) -> bool:
-        """Whether a process with these variables was started by it."""
+        """Returns whether the environment started a process with these variables."""
         return any(name in environ for name in self.markers) and not self.excuse(environ)
 
     def warnings(self, environ: Mapping[str, str]) -> list[str]:
-        """Returns remarks, and variables that are set, other than to 0 or 1, and not read."""
+        """Returns the remarks, and warnings about unread variables set to anything but 0 or 1."""
         unread = [
             f"{name}={environ[name]} is not read; {instead}"
             for name, instead in self.unread.items()
@@ -90,14 +91,14 @@ class Environment:
         """Returns the configuration in `environ`.
 
         Raises:
-          ClusterConfigError: if a variable is missing or wrong.
+          ClusterConfigError: if a variable is missing or invalid.
         """
         variables = Variables(self.name, environ)
         return Resolved(self.read(variables), self.name, variables.seen)
 
 
 class Variables:
-    """An environment's variables, read by name; remembers which."""
+    """An environment's variables, read by name; records those that were read."""
 
     def __init__(self, origin: str, environ: Mapping[str, str]):
         self._origin = origin
@@ -105,7 +106,7 @@ class Variables:
         self.seen: dict[str, str] = {}
 
     def find(self, *names: str) -> str | None:
-        """Returns the first of these variables that is set and not empty, None if none is."""
+        """Returns the first of these variables that is set and not empty; None if none is."""
         for name in names:
             if self._environ.get(name):
                 self.seen[name] = self._environ[name]
@@ -113,10 +114,10 @@ class Variables:
         return None
 
     def text(self, *names: str) -> str:
-        """Returns the first of these variables that is set.
+        """Returns the first of these variables that is set and not empty.
 
         Raises:
-          ClusterConfigError: if none is.
+          ClusterConfigError: if none is set.
         """
         value = self.find(*names)
         if value is None:
@@ -127,10 +128,10 @@ class Variables:
         return value
 
     def number(self, *names: str) -> int:
-        """Returns the first of these variables that is set, a whole number from 0.
+        """Returns the first of these variables that is set, as a whole number from 0.
 
         Raises:
-          ClusterConfigError: if none is, or it is something else.
+          ClusterConfigError: if none is set, or its value is not such a number.
         """
         value = self.text(*names)
         if not (value.isascii() and value.isdigit() and len(value) <= 10):

@@ -1,9 +1,9 @@
 """Kubernetes: the pods of Indexed Jobs or of a StatefulSet, behind a headless Service.
 
-Kubernetes itself tells a pod its index and its own name; how many others there are and which
-Service makes their names known stands in variables of the pod's template, such as
-`tf-config render kubernetes` writes them. Hostnames: kubernetes.io, "Job with Pod-to-Pod
-Communication" and "StatefulSets". Kubeflow's operator sets TF_CONFIG, which is read before this.
+Kubernetes itself gives a pod its index and its own name. Variables of the pod's template, which
+`tf-config render kubernetes` writes, give the numbers of tasks and the Service that publishes their
+names. Hostnames: kubernetes.io, "Job with Pod-to-Pod Communication" and "StatefulSets". Kubeflow's
+operator sets TF_CONFIG, which is read before these variables.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _HOST = re.compile(rf"({_LABEL})-(0|[1-9][0-9]{{0,8}})")
 
 
 def read(variables: Variables) -> TFConfig:
-    """Returns the cluster of all pods, and which of them this is."""
+    """Returns the cluster of all pods and this pod's task."""
     service = variables.text(SERVICE_VARIABLE)
     if not _SERVICE.fullmatch(service):
         raise ClusterConfigError(
@@ -64,7 +64,7 @@ def parse_tasks(text: str) -> Roles:
     Roles(workers=2, ps=1, chief=False, evaluator=False)
 
     Raises:
-      ClusterConfigError: if `text` is anything else, or no cluster has these tasks.
+      ClusterConfigError: if `text` is in another form, or no cluster can have these tasks.
     """
     counts: dict[str, int] = {}
     for part in text.split(","):
@@ -85,7 +85,7 @@ def parse_tasks(text: str) -> Roles:
 
 
 def format_tasks(roles: Roles) -> str:
-    """Returns what `parse_tasks` reads.
+    """Returns the number of tasks of each type as text that `parse_tasks` reads.
 
     >>> format_tasks(Roles(workers=2, chief=True))
     'chief=1,worker=2'
@@ -95,7 +95,7 @@ def format_tasks(roles: Roles) -> str:
 
 
 def _own_name(variables: Variables) -> tuple[str, int]:
-    """Returns this pod's host name in two parts: up to its index, and the index."""
+    """Returns the two parts of this pod's host name: the part before the index, and the index."""
     name = variables.text(_HOST_VARIABLE)
     match = _HOST.fullmatch(name.split(".")[0])  # a pod's hostname may be set to the full name
     if match is None:
@@ -114,7 +114,7 @@ def _own_name(variables: Variables) -> tuple[str, int]:
 
 
 def _hosts(stem: str, own: Task, roles: Roles) -> Mapping[Task, str]:
-    """Returns the host name of each task's pod, as it follows from this one's."""
+    """Returns the host name of each task's pod, derived from this pod's name."""
     if f"-{stem}".endswith(f"-{own.type}"):
         prefix = stem.removesuffix(own.type)
         return {task: f"{prefix}{task.type}-{task.index}" for task in roles.tasks}

@@ -1,6 +1,6 @@
-"""Open MPI's mpirun: each process knows its number; the hosts are exchanged at a meeting.
+"""Open MPI's mpirun: each process knows its rank; the hosts are exchanged at a rendezvous.
 
-Variables: docs.open-mpi.org, "Environment variables", and PMIx's own.
+Variables: docs.open-mpi.org, "Environment variables", and those of PMIx.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from tf_config.rendezvous.directory import MADE_FOR_ONE_JOB
 
 
 def read(variables: Variables) -> Unplaced:
-    """Returns the process's number.
+    """Returns the rank of the process.
 
-    All processes meet in a directory of the job's: the one that Open MPI made, if all are on
-    one host, and else one in the directory that they were started in.
+    All processes meet in a directory of the job: within the one that Open MPI created if all are on
+    one host, otherwise within the directory in which they were started.
     """
     rank = variables.number("OMPI_COMM_WORLD_RANK")
     size = variables.number("OMPI_COMM_WORLD_SIZE")

@@ -1,9 +1,9 @@
-"""PaddlePaddle's variables, for those who switch: its launcher's, Fluid's and those of v2.
+"""PaddlePaddle's variables, for users who switch: those of its launcher, of Fluid and of v2.
 
 `paddle.distributed.launch` names all trainers (`PADDLE_TRAINER_ENDPOINTS`). Fluid's role maker for
-parameter servers knows the servers and how many trainers there are: `PADDLE_PSERVERS_IP_PORT_LIST`,
-or `PADDLE_PSERVERS` and `PADDLE_PORT` in Fluid 1.x. So does v2 (`PADDLE_INIT_PSERVERS`, ...). There
-the trainers' addresses are found at a meeting, where the first server will serve.
+parameter servers gives the servers and the number of trainers: `PADDLE_PSERVERS_IP_PORT_LIST`, or
+`PADDLE_PSERVERS` and `PADDLE_PORT` in Fluid 1.x; v2 does so, too (`PADDLE_INIT_PSERVERS`, ...). The
+trainers' addresses are then exchanged at a rendezvous at the first server's address.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MARKERS = (
     "PADDLE_PSERVERS",
     "PADDLE_INIT_PSERVERS",
 )
-# What a script or a strategy says here.
+# The substitute in this package, for the warning.
 _REPLICAS = "the replicas of a process are num_replicas=N of the strategy"
 UNREAD = {
     "CPU_NUM": _REPLICAS,
@@ -34,7 +34,7 @@ _V2_PORT = "7164"
 
 
 def read(variables: Variables) -> TFConfig | Unplaced:
-    """Returns the cluster of trainers and parameter servers, and which of them this is."""
+    """Returns the cluster of trainers and parameter servers and this task, or its rank."""
     servers = _servers(variables)
     text = variables.find("PADDLE_TRAINER_ENDPOINTS")
     trainers = None if text is None else [str(Address.parse(each)) for each in _listed(text)]
@@ -78,12 +78,12 @@ def read(variables: Variables) -> TFConfig | Unplaced:
 
 
 def _named(variables: Variables) -> str:
-    """Returns the variable that the servers' addresses are in."""
+    """Returns the name of the variable with the servers' addresses."""
     return next((name for name in MARKERS[1:] if name in variables.seen), MARKERS[1])
 
 
 def _servers(variables: Variables) -> list[str]:
-    """Returns the parameter servers' addresses, in their order."""
+    """Returns the addresses of the parameter servers in order."""
     text = variables.find("PADDLE_PSERVERS_IP_PORT_LIST")
     if text is not None:
         found = _listed(text)
@@ -98,7 +98,7 @@ def _servers(variables: Variables) -> list[str]:
 
 
 def _with_ports(hosts: list[str], name: str, text: str) -> list[str]:
-    """Returns hosts with the one port of all, or each with its own."""
+    """Returns hosts with ports: one port for all, or one for each."""
     ports = _listed(text)
     if len(ports) not in (1, len(hosts)):
         raise ClusterConfigError(

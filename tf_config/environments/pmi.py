@@ -1,6 +1,6 @@
-"""MPICH's Hydra and Intel MPI: each process knows its number; the hosts are exchanged.
+"""MPICH's Hydra and Intel MPI: each process knows its rank; the hosts are exchanged.
 
-Variables: PMI-1, as wiki.mpich.org describes it ("Hydra Process Management Framework").
+Variables: PMI-1, as described at wiki.mpich.org ("Hydra Process Management Framework").
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from tf_config.rendezvous.directory import MADE_FOR_ONE_JOB
 
 
 def read(variables: Variables) -> Unplaced:
-    """Returns the process's number.
+    """Returns the rank of the process.
 
-    All processes meet in the directory that they were started in. Hydra gives a job no name, so
-    two jobs that start there at the same time need a `--rendezvous` each, and are told so.
+    All processes meet in the directory in which they were started. Hydra gives a job no name, so
+    two jobs that start there at the same time each need a `--rendezvous`; an error says so.
     """
     rank, size = variables.number("PMI_RANK"), variables.number("PMI_SIZE")
     return Unplaced(rank, size, f"file:{MADE_FOR_ONE_JOB}pmi")
 
 
 def is_slurm(environ: Mapping[str, str]) -> bool:
-    """Whether srun itself set the variables (`--mpi=pmi2`): it knows the hosts as well."""
+    """Returns whether srun set the variables (`--mpi=pmi2`); Slurm also gives the hosts."""
     ranks = environ.get("SLURM_PROCID"), environ.get("SLURM_STEP_NUM_TASKS")
     return ranks == (environ.get("PMI_RANK"), environ.get("PMI_SIZE"))

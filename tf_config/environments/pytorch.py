@@ -1,4 +1,4 @@
-"""PyTorch's launchers, for those who switch: `torchrun`, and operators that set the same.
+"""PyTorch's launchers, for users who switch: `torchrun`, and operators with the same variables.
 
 Variables: pytorch.org/docs/stable/elastic/run.html, "Environment Variables".
 """
@@ -12,7 +12,7 @@ from tf_config.environments.environment import Unplaced, Variables
 
 
 def is_scripts_own(environ: Mapping[str, str]) -> bool:
-    """Returns whether a batch script set the address, as many do, and a scheduler the rank.
+    """Returns whether a batch script set the address, as many do, but a scheduler set the rank.
 
     >>> is_scripts_own({"MASTER_ADDR": "node1", "SLURM_PROCID": "0"})
     True
@@ -22,11 +22,11 @@ def is_scripts_own(environ: Mapping[str, str]) -> bool:
 
 
 def read(variables: Variables) -> Unplaced:
-    """Returns the process's number; all meet at the address of the first one's host."""
+    """Returns the rank of the process; all processes meet at an address of the first one's host."""
     rank, size = variables.number("RANK"), variables.number("WORLD_SIZE")
     host = variables.text("MASTER_ADDR").removeprefix("[").removesuffix("]")
     port = variables.number("MASTER_PORT")
     if variables.find("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        port += 1  # torchrun itself listens at MASTER_PORT
+        port += 1  # torchrun itself listens on MASTER_PORT
     address = Address.parse(str(Address(host, port)))
     return Unplaced(rank, size, f"tcp://{address}")

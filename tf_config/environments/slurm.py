@@ -16,22 +16,22 @@ from tf_config.environments.environment import Variables
 from tf_config.errors import ClusterConfigError, shown
 from tf_config.node_list import parse_node_list, parse_tasks_per_node
 
-# A step's own variables before the job's, of which it may be a part.
+# A step's own variables come before those of the job that contains it.
 _RANK = ("SLURM_PROCID",)
 _NODES = ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST")
 _TASKS_PER_NODE = ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE")
 _JOB = ("SLURM_JOB_ID",)
 _STEP = ("SLURM_STEP_ID", "SLURM_STEPID")
 
-# Each job gets ports of its own, so that two of them on one node do not collide: jobs whose
-# numbers differ by less than _PORT_BLOCKS never share one, as long as they have at most
-# _PORTS_A_BLOCK tasks; nor does a step with the one before it. Ports count over all nodes, for
-# several may be one machine. The range is below that of outgoing connections.
+# Each job has its own ports, so that two jobs on one node do not collide: jobs whose numbers differ
+# by less than _PORT_BLOCKS never share a port if they have at most _PORTS_A_BLOCK tasks, nor does a
+# step with the previous one. Ports are counted over all nodes, because several nodes may be one
+# machine. The range is below that of outgoing connections.
 _FIRST_PORT, _PORTS_A_BLOCK, _PORT_BLOCKS = 11_000, 64, 160
 
 
 def read(variables: Variables) -> TFConfig:
-    """Returns the cluster of all tasks, as workers in the order of their ranks."""
+    """Returns the cluster of all tasks as workers, in the order of their ranks."""
     nodes = parse_node_list(variables.text(*_NODES))
     counts = parse_tasks_per_node(variables.text(*_TASKS_PER_NODE))
     if len(counts) != len(nodes):
@@ -61,9 +61,9 @@ def read(variables: Variables) -> TFConfig:
 
 
 def locate(config: TFConfig) -> TFConfig:
-    """Returns `config` with an address for each host that no name service knows.
+    """Returns `config` with addresses in place of host names that no name service knows.
 
-    Slurm's names of nodes need not be names of hosts; it has their addresses itself.
+    Slurm's node names need not be host names, but Slurm knows the nodes' addresses.
     """
     unknown = sorted({a.host for a in config.cluster.addresses.values() if not _is_known(a.host)})
     if not unknown:
@@ -72,7 +72,7 @@ def locate(config: TFConfig) -> TFConfig:
     try:
         result = subprocess.run(command, capture_output=True, text=True, timeout=30)
     except (OSError, subprocess.TimeoutExpired):
-        return config  # who waits for such a host says so
+        return config  # a task that waits for such a host reports it
     known = node_addresses(result.stdout)
     addresses = {
         task: Address(known.get(address.host, address.host), address.port)
@@ -82,7 +82,7 @@ def locate(config: TFConfig) -> TFConfig:
 
 
 def cores(environ: Mapping[str, str]) -> int | None:
-    """Returns the cores of each task, if it was asked for so many.
+    """Returns the number of cores requested for each task; None if none was requested.
 
     >>> cores({"SLURM_CPUS_PER_TASK": "4"})
     4
@@ -92,7 +92,7 @@ def cores(environ: Mapping[str, str]) -> int | None:
 
 
 def remarks(environ: Mapping[str, str]) -> list[str]:
-    """Returns a warning where a step of one task is a part of a job on several nodes.
+    """Returns a warning if a step with one task is part of a job on several nodes.
 
     >>> remarks({"SLURM_STEP_NUM_TASKS": "1", "SLURM_JOB_NUM_NODES": "2"})  # doctest: +ELLIPSIS
     ['Every srun starts a job of its own...
@@ -107,7 +107,7 @@ def remarks(environ: Mapping[str, str]) -> list[str]:
 
 
 def node_addresses(text: str) -> dict[str, str]:
-    """Returns each node's address, from what `scontrol show node --oneliner` prints.
+    """Returns each node's address from the output of `scontrol show node --oneliner`.
 
     >>> node_addresses("NodeName=n9 Arch=x86_64 NodeAddr=10.0.0.9 NodeHostName=rack1")
     {'n9': '10.0.0.9'}
@@ -128,7 +128,7 @@ def _is_known(host: str) -> bool:
 
 
 def _place(counts: Sequence[int], variables: Variables) -> list[int]:
-    """Returns each rank's node, by its position in the node list."""
+    """Returns each rank's node as a position in the node list."""
     distribution = (variables.find("SLURM_DISTRIBUTION") or "block").split(":")[0].split(",")[0]
     if distribution.startswith("plane"):
         size = variables.number("SLURM_DIST_PLANESIZE")

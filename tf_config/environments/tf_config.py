@@ -1,4 +1,4 @@
-"""TF_CONFIG itself, as Kubeflow's training operator and users write it."""
+"""TF_CONFIG itself, as Kubeflow's training operator or a user writes it."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from tf_config.environments.environment import Variables
 
 
 def read(variables: Variables) -> TFConfig:
-    """Returns what TF_CONFIG holds."""
+    """Returns the configuration in TF_CONFIG."""
     return TFConfig.from_json(variables.find(VARIABLE) or "")

@@ -1,11 +1,11 @@
 """A manifest for Kubernetes: a headless Service, a NetworkPolicy, and a Job for each type of task.
 
-TensorFlow's servers ask nobody who they are, so the policy lets the job's own pods reach each other
-and nobody else; it holds where the cluster's network plugin knows policies. What the package itself
-serves is guarded as well by a secret, if there is a Secret of that name.
+TensorFlow's servers do not authenticate clients, so the policy lets only the job's own pods reach
+each other; it takes effect if the cluster's network plugin supports policies. The servers of this
+package are also protected by a secret, if a Secret with the job's name exists.
 
 Names of pods: kubernetes.io, "Job with Pod-to-Pod Communication". The Service has a port because
-some DNS servers know no pod of one without (github.com/kubernetes/dns, issue 174).
+some DNS servers do not resolve the pods of one without (github.com/kubernetes/dns, issue 174).
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from tf_config.secret import SECRET_VARIABLE
 _LABEL = "([-a-z0-9]*[a-z0-9])?"
 _LONGEST_LABEL = 63
 _COMPUTING = ("chief", "worker", "evaluator")
-# What YAML 1.1 and 1.2 take for something else than a text, as kubectl does, and PyYAML does not:
-# a type, a pattern and the characters that it begins with.
+# Texts that YAML 1.1 and 1.2, and so kubectl, read as another type, but PyYAML does not: the type,
+# a pattern, and the characters with which the texts begin.
 _READ_BY_KUBECTL = (
     (
         "tag:yaml.org,2002:float",
@@ -45,22 +45,22 @@ _READ_BY_KUBECTL = (
 
 @dataclass(frozen=True)
 class KubernetesJob:
-    """A job of one pod a task; valid once built.
+    """A job with one pod per task, validated on construction.
 
-    A Job of Kubernetes ends with its first failed pod: the other tasks cannot train without it,
-    and a pod started anew alone would find nobody to join.
+    A Kubernetes Job ends with its first failed pod: the other tasks cannot train without that pod,
+    and a single restarted pod would find no tasks to join.
 
     Attributes:
-      roles: how many tasks of each type.
-      program: what each pod runs, and its arguments.
-      name: the Service's name, and the beginning of the Jobs'.
-      image: the container's image; it has this package and the program.
-      namespace: where all of it is made; None is the one that kubectl uses.
-      cpus: CPUs of each pod.
-      gpus: GPUs of each pod that computes, which parameter servers do not.
-      memory: memory of each pod, as Kubernetes writes it.
-      port: where each task listens.
-      options: more options of `tf-config exec`.
+      roles: the number of tasks of each type.
+      program: the program that each pod runs, and its arguments.
+      name: the name of the Service, and the prefix of the Jobs' names.
+      image: the container image, which has this package and the program.
+      namespace: the namespace of all objects; None for the one that kubectl uses.
+      cpus: the number of CPUs of each pod.
+      gpus: the number of GPUs of each pod that computes, which excludes parameter servers.
+      memory: the memory of each pod, in Kubernetes's notation.
+      port: the port that each task listens on.
+      options: further options of `tf-config exec`.
     """
 
     roles: Roles
@@ -98,11 +98,11 @@ class KubernetesJob:
         self._command()
 
     def manifest(self) -> str:
-        """Returns the manifest as YAML; `kubectl apply -f` starts it."""
-        import yaml  # here, for it takes as long as all the rest together
+        """Returns the manifest as YAML, for `kubectl apply -f`."""
+        import yaml  # here, because the import is slow
 
         class Dumper(yaml.SafeDumper):
-            """Quotes texts that kubectl reads as numbers and truth values, and PyYAML does not."""
+            """A dumper that also quotes texts that only kubectl reads as numbers or booleans."""
 
         for kind, pattern, first in _READ_BY_KUBECTL:
             Dumper.add_implicit_resolver(kind, re.compile(pattern), list(first))
@@ -111,7 +111,7 @@ class KubernetesJob:
         )
 
     def documents(self) -> list[dict[str, Any]]:
-        """Returns the Service, the policy and the Jobs."""
+        """Returns the Service, the NetworkPolicy and the Jobs."""
         types = {task.type for task in self.roles.tasks}
         return [
             self._service(),
@@ -140,7 +140,7 @@ class KubernetesJob:
     def _service(self) -> dict[str, Any]:
         spec = {
             "clusterIP": "None",
-            # Tasks look for each other before they are ready.
+            # Tasks look for one another before they are ready.
             "publishNotReadyAddresses": True,
             "selector": self._labels(),
             "ports": [{"name": "tasks", "port": self.port}],
@@ -153,7 +153,7 @@ class KubernetesJob:
         }
 
     def _policy(self) -> dict[str, Any]:
-        # All ports, for Gloo and NCCL take free ones.
+        # All ports, because Gloo and NCCL use free ones.
         spec = {
             "podSelector": {"matchLabels": self._labels()},
             "policyTypes": ["Ingress"],
@@ -212,13 +212,13 @@ class KubernetesJob:
         return container
 
     def _limits(self, task_type: str) -> dict[str, str]:
-        # What is only a limit is also what Kubernetes reserves.
+        # Without a request, Kubernetes also reserves the limit.
         gpus = self.gpus if task_type in _COMPUTING else None
         limits = {"cpu": self.cpus, "memory": self.memory, "nvidia.com/gpu": gpus}
         return {name: str(value) for name, value in limits.items() if value}
 
     def _command(self) -> list[str]:
-        # Kubernetes puts variables in place of $(NAME), and one dollar in place of two.
+        # Kubernetes replaces $(NAME) by a variable's value, and $$ by a single dollar sign.
         command = execute("kubernetes", self.options, self.program)
         return [word.replace("$", "$$") for word in command]
 
@@ -227,7 +227,7 @@ class KubernetesJob:
         return {"name": name, **namespace, "labels": labels}
 
     def _labels(self, task_type: str | None = None) -> dict[str, str]:
-        """Returns a new dictionary each time: YAML writes a shared one as a reference."""
+        """Returns the labels as a new dictionary, because YAML writes a shared one as an alias."""
         labels = {
             "app.kubernetes.io/name": "keras-strategies",
             "app.kubernetes.io/instance": self.name,

@@ -1,4 +1,4 @@
-"""What holds for the words of every rendered job, and the command that it runs."""
+"""Rules for the values in every rendered job, and the command that it runs."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from tf_config.errors import ClusterConfigError, shown
 
 
 def check(what: str, value: str, pattern: str, example: str) -> None:
-    """Returns if all of `value` matches `pattern`.
+    """Checks that all of `value` matches `pattern`.
 
     Raises:
-      ClusterConfigError: if it does not; `what` is the rule.
+      ClusterConfigError: if it does not; the message states the rule `what`.
     """
     if not re.fullmatch(pattern, value):
         raise ClusterConfigError(
@@ -21,7 +21,7 @@ def check(what: str, value: str, pattern: str, example: str) -> None:
 
 
 def check_range(what: str, value: int, last: int) -> None:
-    """Returns if `value` is from 1 to `last`.
+    """Checks that `value` is from 1 to `last`.
 
     Raises:
       ClusterConfigError: if it is not.
@@ -39,7 +39,7 @@ def execute(environment: str, options: Sequence[str], program: Sequence[str]) ->
     ['tf-config', 'exec', '--from', 'slurm', '--chief', '--', 'train.py', '--epochs=3']
 
     Raises:
-      ClusterConfigError: if there is no program, or one of its words is no text.
+      ClusterConfigError: if no program is given, or one of its words is not valid UTF-8 text.
     """
     if not program or not program[0]:
         raise ClusterConfigError(

@@ -28,25 +28,25 @@ _TIME = "[0-9]+-[0-9]{1,2}(:[0-9]{1,2}){0,2}|[0-9]+(:[0-9]{1,2}){0,2}"
 
 @dataclass(frozen=True)
 class SlurmJob:
-    """A job of one task a process, all of them in one `srun`; valid once built.
+    """A job with one task per process, all started by one `srun`; validated on construction.
 
     Attributes:
-      roles: how many tasks of each type.
-      program: what each task runs, and its arguments.
-      name: what `squeue` shows, and the beginning of the log's name.
-      nodes: over how many nodes the tasks are spread; None leaves it to Slurm.
-      time: the longest the job may take, as Slurm writes it; None is the partition's default.
-      partition: where it is queued, several with commas between them.
-      account: whom its time is charged to.
-      tasks_per_node: how many tasks each node runs; None leaves it to Slurm.
-      gres: generic resources of each node, as Slurm writes them.
-      cpus: CPUs of each task.
-      gpus: GPUs of each task.
-      memory: memory of each node, as Slurm writes it.
-      max_restarts: how often all tasks start again after a failure.
-      setup: lines of the shell that come first, such as `module load TensorFlow`.
-      directives: more options of sbatch, such as `--constraint=rome`.
-      options: more options of `tf-config exec`.
+      roles: the number of tasks of each type.
+      program: the program that each task runs, and its arguments.
+      name: the name of the job in `squeue`, and the prefix of the log's name.
+      nodes: the number of nodes over which the tasks are spread; None leaves it to Slurm.
+      time: the time limit of the job, in Slurm's notation; None for the partition's default.
+      partition: the partition in which the job is queued, or several separated by commas.
+      account: the account that is charged.
+      tasks_per_node: the number of tasks on each node; None leaves it to Slurm.
+      gres: the generic resources of each node, in Slurm's notation.
+      cpus: the number of CPUs of each task.
+      gpus: the number of GPUs of each task.
+      memory: the memory of each node, in Slurm's notation.
+      max_restarts: how often all tasks are restarted after a failure.
+      options: further options of `tf-config exec`.
+      setup: shell lines that run first, such as `module load TensorFlow`.
+      directives: further options of sbatch, such as `--constraint=rome`.
     """
 
     roles: Roles
@@ -123,8 +123,8 @@ class SlurmJob:
         return len(self.roles.tasks)
 
     def script(self) -> str:
-        """Returns the script; `sbatch` starts it."""
-        # Environment modules read variables that are not set.
+        """Returns the script, for `sbatch`."""
+        # Environment modules read unset variables, so setup lines run without `set -u`.
         start = ["set -eo pipefail", *self.setup, "set -u"] if self.setup else ["set -euo pipefail"]
         lines = ["#!/bin/bash", *self._directives(), "", *start, ""]
         lines += self._restarting() if self.max_restarts else [self._command()]
@@ -153,7 +153,7 @@ class SlurmJob:
         }
 
     def _restarting(self) -> list[str]:
-        # Each srun is a step of its own, and has other ports than the one that failed.
+        # Each srun is a separate step, with other ports than the one that failed.
         return [
             f"for ((restart = 0; restart <= {self.max_restarts}; restart++)); do",
             f"  export {RESTARTS_VARIABLE}=$restart",
@@ -168,7 +168,7 @@ class SlurmJob:
     def _command(self) -> str:
         srun = ["srun", "--kill-on-bad-exit=1"]
         if self.cpus is not None:
-            # Since Slurm 22.05 a step does not take it over from its job.
+            # Since Slurm 22.05, a step does not inherit it from its job.
             srun.append(f"--cpus-per-task={self.cpus}")
         options = ["--ps", str(self.roles.ps)] if self.roles.ps else []
         options += ["--chief"] * self.roles.chief + ["--evaluator"] * self.roles.evaluator
@@ -176,7 +176,7 @@ class SlurmJob:
 
 
 def _option(directive: str) -> str:
-    """Returns the name of an option of sbatch.
+    """Returns the long name of an sbatch option.
 
     >>> _option("--output=%j.out")
     'output'

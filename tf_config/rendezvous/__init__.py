@@ -1,4 +1,4 @@
-"""Meeting: processes that know their number, and not the others' addresses, form a cluster."""
+"""Rendezvous: processes that know their ranks, but not each other's addresses, form a cluster."""
 
 from tf_config.rendezvous.meet import check_url, meet
 from tf_config.rendezvous.seat import Seat

@@ -1,4 +1,4 @@
-"""How long a meeting has been waiting, and when that is worth a word."""
+"""The time left in a rendezvous, and regular notes while it waits."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ _POLL_SECONDS = 0.05
 
 
 class Clock:
-    """Time left, and a note every 5 seconds.
+    """A timeout, with a note every 5 seconds.
 
     Args:
-      timeout: seconds in all.
-      note: takes the notes.
+      timeout: the number of seconds in total.
+      note: receives the notes.
     """
 
     def __init__(self, timeout: float, note: Callable[[str], None]):
@@ -25,21 +25,21 @@ class Clock:
 
     @property
     def overdue(self) -> float:
-        """For how many seconds no time has been left; negative before."""
+        """The number of seconds since the timeout; negative before it."""
         return time.monotonic() - self._end
 
     @property
     def is_over(self) -> bool:
-        """Whether no time is left."""
+        """Whether the timeout has passed."""
         return self.overdue > 0
 
     def tick(self, waiting: str) -> None:
-        """Lets a moment pass; says what is waited for if it is time to."""
+        """Sleeps for a moment; sends a note about the wait if one is due."""
         time.sleep(_POLL_SECONDS)
         self.remark(waiting)
 
     def remark(self, waiting: str) -> None:
-        """Says what is waited for if it is time to."""
+        """Sends a note about the wait if one is due."""
         if time.monotonic() > self._next_note:
             self._next_note = time.monotonic() + _NOTE_SECONDS
             self.note(waiting)

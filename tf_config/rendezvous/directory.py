@@ -1,8 +1,8 @@
-"""A meeting in a directory that all processes see, such as one on NFS.
+"""A rendezvous in a directory that all processes share, such as one on NFS.
 
-The first process puts down a token of this very meeting; the others answer to it, and again
-when it changes; the cluster is read only by those whose tokens are in it. So files that an
-earlier job left behind mislead nobody.
+The first process writes a token of this rendezvous. The others answer to the token, and again when
+it changes. A process accepts a cluster only if its own token is listed with it. So files left
+behind by an earlier job mislead no process.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from tf_config.rendezvous.seat import Gathering, Report, Seat, cluster_of
 _FIRST, _ANSWER = "first.json", "cluster.json"
 _GOODBYE_SECONDS = 10.0
 _GRACE_SECONDS = 5.0
-# Directories that are made for one job, by the environments that name no other place.
+# The prefix of directories created for one job, by environments that name no other place.
 MADE_FOR_ONE_JOB = ".tf-config-"
 
 
 def meet(path: Path, seat: Seat, report: Report, clock: Clock) -> ClusterSpec:
-    """Returns the cluster once all processes have come.
+    """Returns the cluster once all processes have arrived.
 
     Raises:
-      ClusterConfigError: if a task does not come in time, what they say does not fit, or the
-        directory cannot be written.
+      ClusterConfigError: if a task does not arrive in time, the reports contradict each other, or
+        the directory cannot be written.
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -65,7 +65,7 @@ def _lead(path: Path, seat: Seat, report: Report, clock: Clock) -> ClusterSpec:
         answer = gathering.answer()
     except ClusterConfigError as error:
         _write(path / _ANSWER, {"error": str(error), "first": report.token})
-        _remove(path / _FIRST)  # or a later job's processes would answer, and take the error
+        _remove(path / _FIRST)  # or processes of a later job would answer it and get the error
         raise
     _write(path / _ANSWER, answer)
     _tidy_up(path, seat, Clock(_GOODBYE_SECONDS, clock.note))
@@ -88,7 +88,7 @@ def _follow(path: Path, seat: Seat, report: Report, clock: Clock) -> ClusterSpec
         if (failed and "error" in answer) or (isinstance(tokens, list) and report.token in tokens):
             _remove(own)
             return cluster_of(answer)
-        # The first process ends the meeting in time, and says who did not come.
+        # The first process ends the rendezvous in time, and names the missing tasks.
         if clock.overdue > (0 if first is None else _GRACE_SECONDS):
             _remove(own)
             raise ClusterConfigError(
@@ -110,7 +110,7 @@ def _check_first(path: Path, token: str) -> None:
 
 
 def _report_in(found: dict[str, Any], file: Path) -> Report:
-    """Returns the report that a process's file has."""
+    """Returns the report in a process's file."""
     try:
         return Report.from_dict(found.get("report"))
     except ValueError:
@@ -121,7 +121,7 @@ def _report_in(found: dict[str, Any], file: Path) -> Report:
 
 
 def _check_own(own: Path, seat: Seat, report: Report) -> None:
-    """Checks that nobody else says that it is this task."""
+    """Checks that no other process claims to be this task."""
     found = _read(own)
     if found is not None and _report_in(found, own).token != report.token:
         raise ClusterConfigError(
@@ -132,7 +132,7 @@ def _check_own(own: Path, seat: Seat, report: Report) -> None:
 
 
 def _tidy_up(path: Path, seat: Seat, clock: Clock) -> None:
-    """Removes the files once everybody has read them, which takes their own files away."""
+    """Removes the files once all processes have read them and removed their own files."""
     left = [path / f"{rank}.json" for rank in seat.followers]
     while any(file.exists() for file in left) and not clock.is_over:
         clock.tick("waiting for the others to leave the rendezvous")
@@ -144,7 +144,7 @@ def _tidy_up(path: Path, seat: Seat, clock: Clock) -> None:
 
 
 def _write(path: Path, values: dict[str, Any]) -> None:
-    """Writes a file that is whole from the first moment it can be seen."""
+    """Writes a file atomically: it is complete as soon as it is visible."""
     draft = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
     draft.write_text(json.dumps(values))
     draft.replace(path)

@@ -1,4 +1,4 @@
-"""A meeting from its URL to the cluster that comes of it."""
+"""A rendezvous, from its URL to the resulting cluster."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ def meet(
     interface: str | None = None,
     address: Address | None = None,
 ) -> TFConfig:
-    """Returns the configuration of one process, once all of them have come.
+    """Returns the configuration of one process once all processes have arrived.
 
-    Each reports its host and a free port; the first one tells all of them the cluster. Like
-    PyTorch's `init_method` (pytorch.org/docs/stable/distributed.html): `file:///shared/directory`
-    and `tcp://host:port`, where the host is that of the first process.
+    Each process reports its host and a free port; the first one sends the cluster to all others.
+    The URL is like PyTorch's `init_method` (pytorch.org/docs/stable/distributed.html):
+    `file:///shared/directory` or `tcp://host:port`, where the host is that of the first process.
 
     Args:
-      url: where they meet.
-      seat: which of the processes this is.
-      timeout: seconds until all have come.
-      note: told every few seconds who is waited for.
-      interface: the network interface that the others reach this process by; None for that of
-        the default route, or of the way to the first process.
-      address: where this process will listen, if that is settled; None for a free port.
+      url: the URL of the rendezvous.
+      seat: the place of this process among all processes.
+      timeout: the number of seconds to wait for all processes.
+      note: called every few seconds with a message that names the missing tasks.
+      interface: the network interface by which the others reach this process; None for the one of
+        the default route or of the route to the first process.
+      address: the address that this process will listen on, if it is fixed; None for a free port.
 
     Raises:
-      ClusterConfigError: if a task does not come in time, or what they say does not fit.
+      ClusterConfigError: if a task does not arrive in time, or the reports contradict each other.
     """
     place = check_url(url)
     host = None if interface is None else address_of(interface)
@@ -60,7 +60,7 @@ def meet(
 
 
 def check_url(url: str) -> Path | Address:
-    """Returns the directory or the address that a rendezvous names.
+    """Returns the directory or the address in the URL of a rendezvous.
 
     >>> check_url("tcp://node1:2222")
     Address(host='node1', port=2222)
@@ -68,11 +68,11 @@ def check_url(url: str) -> Path | Address:
     PosixPath('/shared/job-7')
 
     Raises:
-      ClusterConfigError: if it names neither.
+      ClusterConfigError: if the URL has neither.
     """
     try:
         parts = urlsplit(url)
-    except ValueError:  # brackets with no IPv6 address in them
+    except ValueError:  # brackets without an IPv6 address
         parts = urlsplit("")
     if parts.scheme == "tcp" and not parts.path:
         return Address.parse(parts.netloc)
@@ -86,9 +86,13 @@ def check_url(url: str) -> Path | Address:
 
 @contextlib.contextmanager
 def _reserved_port(place: Path | Address) -> Iterator[int]:
-    """Yields a port that nobody else gets before the end, nor the one above it.
+    """Reserves a free port and the port above it while the block runs.
 
-    The first process, which may come last, listens on the port of the rendezvous.
+    The port of the rendezvous is left out, because the first process, which may arrive last,
+    listens on it.
+
+    Yields:
+      The port.
     """
     kept = place.port if isinstance(place, Address) else None
     for port in random.SystemRandom().sample(PORTS, len(PORTS)):

@@ -1,4 +1,4 @@
-"""What one process of a meeting knows, what it reports, and what comes of all reports."""
+"""What a process of a rendezvous knows and reports, and the cluster made of all reports."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from tf_config.roles import Roles
 
 @dataclass(frozen=True)
 class Seat:
-    """One process of a job: which task it is, of which tasks; valid once built.
+    """The place of one process among the tasks of a job; validated on construction.
 
     >>> str(Seat(Roles(workers=2, ps=1), 2).task)
     'ps 0'
 
     Attributes:
-      roles: how many tasks of each type the job has.
-      rank: the process's number among all of them, from 0.
-      leader: the number of the process that holds the meeting.
+      roles: the number of tasks of each type.
+      rank: the rank of the process among all tasks, from 0.
+      leader: the rank of the process that leads the rendezvous.
     """
 
     roles: Roles
@@ -40,35 +40,35 @@ class Seat:
 
     @property
     def leads(self) -> bool:
-        """Whether this process holds the meeting."""
+        """Whether this process leads the rendezvous."""
         return self.rank == self.leader
 
     @property
     def first(self) -> Task:
-        """The task that holds the meeting."""
+        """The task that leads the rendezvous."""
         return self.roles.tasks[self.leader]
 
     @property
     def followers(self) -> list[int]:
-        """The numbers of all others than the leader."""
+        """The ranks of all processes except the leader."""
         return [rank for rank in range(len(self.roles.tasks)) if rank != self.leader]
 
     @property
     def task(self) -> Task:
-        """The task that this process is."""
+        """The task of this process."""
         return self.roles.tasks[self.rank]
 
 
 @dataclass(frozen=True)
 class Report:
-    """What a process tells the first one.
+    """The report of a process to the first one.
 
     Attributes:
-      rank: its number.
-      tasks: what it believes the tasks of the job to be.
-      host: where the others reach it.
-      port: a port there that is free, and stays so until the meeting is over.
-      token: a random word, another one in each process.
+      rank: the rank of the process.
+      tasks: the tasks of the job, as the process knows them.
+      host: the host by which the others reach the process.
+      port: a free port on that host, reserved until the rendezvous is over.
+      token: a random text that differs in each process.
     """
 
     rank: int
@@ -79,16 +79,16 @@ class Report:
 
     @classmethod
     def of(cls, seat: Seat, host: str, port: int) -> Report:
-        """Returns the report of a process."""
+        """Returns the report of a process, with a new token."""
         tasks = tuple(str(task) for task in seat.roles.tasks)
         return cls(seat.rank, tasks, host, port, secrets.token_hex(8))
 
     @classmethod
     def from_dict(cls, values: Any) -> Report:
-        """Returns the report that `to_dict` made.
+        """Returns the report in a dictionary from `to_dict`.
 
         Raises:
-          ValueError: if it is something else.
+          ValueError: if `values` is not such a dictionary.
         """
         try:
             report = cls(
@@ -104,27 +104,27 @@ class Report:
         return report
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the report as JSON can hold it."""
+        """Returns the report as a dictionary for JSON."""
         return {**vars(self), "tasks": list(self.tasks)}
 
 
 @dataclass
 class Gathering:
-    """The reports so far, as the first process collects them.
+    """The reports that the first process has collected so far.
 
     Attributes:
-      seat: the first process's.
-      reports: each process's report, by number.
+      seat: the seat of the first process.
+      reports: the report of each process, by rank.
     """
 
     seat: Seat
     reports: dict[int, Report] = field(default_factory=dict)
 
     def add(self, report: Report) -> None:
-        """Takes a report.
+        """Adds a report.
 
         Raises:
-          ClusterConfigError: if it does not fit the others.
+          ClusterConfigError: if the report contradicts the others.
         """
         tasks = self.seat.roles.tasks
         if report.tasks != tuple(str(task) for task in tasks):
@@ -155,20 +155,20 @@ class Gathering:
 
     @property
     def progress(self) -> str:
-        """Who is waited for, in words."""
+        """A message that names the missing tasks."""
         total = len(self.seat.roles.tasks)
         names = ", ".join(map(str, self.missing[:8])) + ("..." if len(self.missing) > 8 else "")
         return f"waiting for {names} ({total - len(self.missing)} of {total} are here)"
 
     def too_late(self, seconds: float) -> ClusterConfigError:
-        """Returns the error of a meeting that took too long."""
+        """Returns the error of a rendezvous that took too long."""
         return ClusterConfigError(
             f"All tasks come to the meeting within {seconds:g} s. Received: still "
             f"{self.progress}. Start them too, or raise --start-timeout."
         )
 
     def answer(self) -> dict[str, Any]:
-        """Returns what all processes are told once all have reported."""
+        """Returns the answer to all processes once all have reported."""
         tasks = self.seat.roles.tasks
         addresses = {
             tasks[rank]: Address(report.host, report.port)
@@ -180,7 +180,7 @@ class Gathering:
 
 
 def cluster_of(answer: Mapping[str, Any]) -> ClusterSpec:
-    """Returns the cluster of an answer.
+    """Returns the cluster in an answer.
 
     Raises:
       ClusterConfigError: if the answer is an error.

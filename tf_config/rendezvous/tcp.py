@@ -1,6 +1,6 @@
-"""A meeting at an address of the first process's host, for the time of the meeting alone.
+"""A rendezvous at an address of the first process's host, which listens only for its duration.
 
-A message is a line: its signature by the job's secret, if it has one, a space, and JSON.
+A message is a line: its signature by the job's secret, if the job has one, a space, and JSON.
 """
 
 from __future__ import annotations
@@ -29,18 +29,19 @@ _GRACE_SECONDS = 5.0
 
 
 def meet(address: Address, seat: Seat, host: str | None, port: int, clock: Clock) -> ClusterSpec:
-    """Returns the cluster once all processes have come.
+    """Returns the cluster once all processes have arrived.
 
     Args:
-      address: where the first process listens.
-      seat: which of the processes this is.
-      host: where the others reach this process; None for this end of the connection.
+      address: the address that the first process listens on.
+      seat: the place of this process among all processes.
+      host: the host by which the others reach this process; None for the local address of the
+        connection.
       port: the free port that this process reports.
-      clock: how long to wait.
+      clock: the timeout.
 
     Raises:
-      ClusterConfigError: if a task does not come in time, what they say does not fit, or the
-        first process cannot listen at the address.
+      ClusterConfigError: if a task does not arrive in time, the reports contradict each other, or
+        the first process cannot listen on the address.
     """
     if seat.leads:
         return _Leader(address, seat, host, port, clock).run()
@@ -48,7 +49,7 @@ def meet(address: Address, seat: Seat, host: str | None, port: int, clock: Clock
 
 
 class _Leader:
-    """Listens until all have reported, then tells all of them the cluster."""
+    """Listens until all processes have reported, then sends the cluster to all of them."""
 
     def __init__(self, address: Address, seat: Seat, host: str | None, port: int, clock: Clock):
         self._address = address
@@ -106,7 +107,7 @@ class _Leader:
                 self._clock.note(f"somebody without this job's {SECRET_VARIABLE} is turned away")
                 self._forget(connection)
                 return
-            except ValueError:  # whoever that is, it is none of us
+            except ValueError:  # not a process of this job
                 self._forget(connection)
                 return
             self._members[connection] = report
@@ -115,14 +116,14 @@ class _Leader:
     def _forget(self, connection: socket.socket) -> None:
         report = self._members.pop(connection, None)
         if report is not None and self._gathering.reports.get(report.rank) == report:
-            del self._gathering.reports[report.rank]  # it may come again
+            del self._gathering.reports[report.rank]  # the process may connect again
         self._selector.unregister(connection)
         del self._buffers[connection]
         connection.close()
 
     def _settle_hosts(self) -> None:
-        """Gives all processes of this host one name: the address that other hosts use."""
-        if self._own.host:  # all were told which interface to take
+        """Gives all processes of this host the same host: the address that other hosts use."""
+        if self._own.host:  # the user has chosen the interface
             return
         ends = {member: _ends(member) for member in self._members}
         far = [own for own, peer in ends.values() if own != peer]
@@ -163,7 +164,7 @@ def _follow(address: Address, seat: Seat, host: str | None, port: int, clock: Cl
 def _ask(
     address: Address, seat: Seat, host: str | None, port: int, clock: Clock
 ) -> tuple[dict[str, Any] | None, str]:
-    """Returns what the first process answers, or None and why there is no answer yet."""
+    """Returns the answer of the first process, or None; and why there is no answer yet."""
     first, secret = seat.first, secret_of()
     try:
         connection = socket.create_connection((address.host, address.port), _CONNECT_SECONDS)
@@ -175,7 +176,7 @@ def _ask(
         try:
             connection.sendall(_encoded(report.to_dict(), secret))
             connection.settimeout(0.5)
-            # The first process ends the meeting in time, and says who did not come.
+            # The first process ends the rendezvous in time, and names the missing tasks.
             while not data.endswith(b"\n") and clock.overdue < _GRACE_SECONDS:
                 try:
                     step = connection.recv(1 << 16)
@@ -199,7 +200,7 @@ def _ask(
 
 
 class _Unsigned(Exception):
-    """A message has no signature, or another secret's."""
+    """Raised when a message has no signature, or a signature by another secret."""
 
 
 def _encoded(message: Mapping[str, Any], secret: str) -> bytes:
@@ -208,11 +209,11 @@ def _encoded(message: Mapping[str, Any], secret: str) -> bytes:
 
 
 def _decoded(line: bytes, secret: str) -> Any:
-    """Returns what a line says.
+    """Returns the message in a line.
 
     Raises:
-      ValueError: if it says nothing.
-      _Unsigned: if it has not the signature of this job's secret.
+      ValueError: if the line is not valid JSON.
+      _Unsigned: if the line has no signature by this job's secret.
     """
     given, _, data = line.strip(b"\n").partition(b" ")
     if not is_signed(secret, given.decode(errors="replace"), data):
@@ -251,16 +252,16 @@ def _listen(address: Address) -> socket.socket:
 
 
 def _own_name(host: str) -> str | None:
-    """Returns the host to listen at; None for all addresses."""
+    """Returns the host to listen on; None for all addresses."""
     _, first = listening_hosts(host)[0]
     return first or None
 
 
 def _ends(connection: socket.socket) -> tuple[str, str]:
-    """Returns this end's address and the other's."""
+    """Returns the local and the remote address of a connection."""
     return _plain(connection.getsockname()[0]), _plain(connection.getpeername()[0])
 
 
 def _plain(host: str) -> str:
-    """Returns an IP address without the wrapping that sockets of both families give it."""
+    """Returns an IP address without the prefix or zone that IPv6 sockets add to it."""
     return host.removeprefix("::ffff:") if "." in host else host.partition("%")[0]

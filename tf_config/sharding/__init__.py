@@ -1,4 +1,4 @@
-"""Cutting files of records into shards: the sources, their records, the shards."""
+"""Splitting files of records into shards: the sources, their records and the shards."""
 
 from tf_config.sharding.records import FORMATS
 from tf_config.sharding.source import Source

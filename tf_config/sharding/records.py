@@ -1,4 +1,4 @@
-"""The records of a file, read in one pass and in little memory."""
+"""The records of a file, read in one pass with little memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import BinaryIO
 from tf_config.errors import ClusterConfigError, shown
 from tf_config.sharding.crc32c import masked_crc32c
 
-# A part of a record, and whether the record ends with it: a record may be larger than memory.
+# A part of a record, and whether it is the last part. A record may be larger than memory.
 Piece = tuple[bytes, bool]
 
 _MOST_BYTES = 1 << 20
@@ -21,7 +21,7 @@ _TFRECORD_NAME = re.compile(r"[._-]tfrec(ord)?s?(?![a-z])", re.IGNORECASE)
 
 
 def lines(file: BinaryIO, path: Path) -> Iterator[Piece]:
-    r"""Yields the lines of a text of any encoding whose line breaks end in the byte `\n`.
+    r"""Yields the lines of a text in any encoding whose line breaks end with the byte `\n`.
 
     >>> import io
     >>> list(lines(io.BytesIO(b"a\r\nb"), Path("x")))
@@ -36,10 +36,10 @@ def lines(file: BinaryIO, path: Path) -> Iterator[Piece]:
 
 
 def tfrecords(file: BinaryIO, path: Path) -> Iterator[Piece]:
-    """Yields the TFRecords of a file, framing and all.
+    """Yields the TFRecords of a file, including their framing.
 
-    The checksum of each length is checked, for without it the next record is not found. That of
-    the data goes on with the record, to whoever reads it.
+    The checksum of each length is checked, because a wrong length would hide the next record. The
+    checksum of the data is copied with the record and left to its reader.
 
     Raises:
       ClusterConfigError: if a length is damaged, or the last record is cut off.
@@ -73,7 +73,7 @@ FORMATS: Mapping[str, Callable[[BinaryIO, Path], Iterator[Piece]]] = {
 
 @functools.lru_cache(maxsize=1 << 12)  # records of one file often have the same few lengths
 def is_header(data: bytes) -> bool:
-    """Whether `data` is what a TFRecord begins with: a length and its checksum."""
+    """Returns whether `data` is a TFRecord's header: a length and its checksum."""
     length, checksum = data[:8], data[8:]
     return len(data) == _HEADER_BYTES and masked_crc32c(length) == int.from_bytes(
         checksum, "little"
@@ -84,9 +84,9 @@ def guess(head: bytes, path: Path) -> str:
     """Returns the format of a file that begins with `head`.
 
     Raises:
-      ClusterConfigError: if it is neither.
+      ClusterConfigError: if the file is neither text nor TFRecords.
     """
-    # The name counts as well, so that a file whose first length is damaged is called damaged.
+    # The name counts, too, so that a file whose first length is damaged is reported as damaged.
     if is_header(head[:_HEADER_BYTES]) or _TFRECORD_NAME.search(path.name):
         return "tfrecord"
     if b"\0" in head:

@@ -1,4 +1,4 @@
-"""The files that a split makes: all of them at once, or none."""
+"""The files that a split writes: all of them at once, or none."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tf_config.errors import ClusterConfigError, shown
 _BUFFER_BYTES = 1 << 16
 _ALL_BUFFERS_BYTES = 1 << 26
 _LEAST_BUFFER_BYTES = 1 << 12
-_OTHER_OPEN_FILES = 16  # the standard streams, the input, what was inherited
+_OTHER_OPEN_FILES = 16  # the standard streams, the input and inherited files
 
 
 def shard_names(name: str, count: int, is_packed: bool) -> list[str]:
@@ -31,10 +31,10 @@ def shard_names(name: str, count: int, is_packed: bool) -> list[str]:
 
 
 def check_free(directory: Path, name: str) -> None:
-    """Raises an error if `directory` has shards of `name`, of whatever number.
+    """Checks that `directory` has no shards of `name`.
 
     Raises:
-      ClusterConfigError: if it has; a worker would take the rest of an old split for its data.
+      ClusterConfigError: if it has any; a worker would read the rest of an old split as its data.
     """
     pattern = re.compile(re.escape(name) + r"-\d{5}(\.gz)?")
     with _writing(directory):
@@ -50,13 +50,16 @@ def check_free(directory: Path, name: str) -> None:
 
 @contextlib.contextmanager
 def new_files(directory: Path, names: Sequence[str], is_packed: bool) -> Iterator[list[BinaryIO]]:
-    """Yields a file to write for each name; they are there once the block has ended well.
+    """Creates a file for each name; the files appear once the block has ended without an error.
 
-    Until then they are in a hidden directory of `directory`, of which nothing is left if the
-    block ends in an error. `directory` is made if it does not exist.
+    Until then they are in a hidden subdirectory of `directory`, which is removed if the block ends
+    with an error. `directory` is created if it does not exist.
+
+    Yields:
+      The files to write, in the order of their names.
 
     Raises:
-      ClusterConfigError: if a file cannot be made or written.
+      ClusterConfigError: if a file cannot be created or written.
     """
     _check_limit(len(names))
     buffer = min(_BUFFER_BYTES, max(_ALL_BUFFERS_BYTES // len(names), _LEAST_BUFFER_BYTES))
@@ -78,7 +81,7 @@ def new_files(directory: Path, names: Sequence[str], is_packed: bool) -> Iterato
 def _created(path: Path, is_packed: bool, buffer: int) -> BinaryIO:
     if not is_packed:
         return path.open("xb", buffer)
-    # Level 6 is gzip's own default; no time in it, so that the same input gives the same bytes.
+    # Level 6 is gzip's default. Without a time stamp, the same input gives the same bytes.
     packed = gzip.GzipFile(path, "xb", compresslevel=6, mtime=0)
     return io.BufferedWriter(cast(io.RawIOBase, packed), buffer)
 
@@ -87,7 +90,7 @@ def _move(source: Path, target: Path, names: Sequence[str]) -> None:
     moved: list[Path] = []
     try:
         for name in names:
-            # os.replace alone would overwrite what somebody else has put there meanwhile.
+            # os.replace alone would overwrite a file that another process has created meanwhile.
             (target / name).touch(exist_ok=False)
             moved.append(target / name)
             os.replace(source / name, target / name)
@@ -99,7 +102,7 @@ def _move(source: Path, target: Path, names: Sequence[str]) -> None:
 
 @contextlib.contextmanager
 def _made(directory: Path) -> Iterator[None]:
-    """Makes a directory and what it is in; removes what it made if the block fails."""
+    """Creates a directory and its parents; removes those that it created if the block fails."""
     missing = [path for path in (directory, *directory.parents) if not path.exists()]
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -113,7 +116,7 @@ def _made(directory: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _writing(directory: Path) -> Iterator[None]:
-    """Makes one line of what goes wrong with the shards."""
+    """Converts errors in writing shards to a one-line error."""
     try:
         yield
     except OSError as error:

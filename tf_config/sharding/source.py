@@ -1,4 +1,4 @@
-"""What is cut: one file, or all files of a directory."""
+"""The source of a split: one file, or all files of a directory."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ class _Kind:
 
 @dataclass(frozen=True)
 class Source:
-    """The files that are cut, in their order; all of one kind.
+    """The files to split, in order; all are of the same kind.
 
     Attributes:
-      name: what their shards are named after.
-      paths: the files that are not empty.
+      name: the name that the shards are named after.
+      paths: the non-empty files.
       format: a key of `FORMATS`.
-      is_packed: whether they are packed by gzip.
-      size: their bytes on the disk.
+      is_packed: whether the files are compressed with gzip.
+      size: the number of bytes of the files on the disk.
     """
 
     name: str
@@ -49,14 +49,15 @@ class Source:
 
     @classmethod
     def find(cls, path: Path, format: str | None = None) -> Source:
-        """Returns the source that `path` names.
+        """Returns the source at `path`.
 
         Args:
-          path: a file, or a directory: then its files by name, without hidden ones.
-          format: a key of `FORMATS`; None to guess it from the content.
+          path: a file, or a directory, whose files are taken by name, except hidden ones.
+          format: a key of `FORMATS`; None to guess it from the content and name.
 
         Raises:
-          ClusterConfigError: if there is no file, or the files are of different kinds.
+          ClusterConfigError: if `path` or a file cannot be read, or the files are of different
+            kinds.
         """
         kinds = {file: kind for file in _files(path) if (kind := _kind(file, format))}
         kind = _common(kinds)
@@ -73,7 +74,8 @@ class Source:
         """Yields the records of all files.
 
         Args:
-          watch: is told how many bytes were read, each time some were; what it raises ends this.
+          watch: called with the number of bytes after each read; an error that it raises ends the
+            iteration.
 
         Raises:
           ClusterConfigError: if a file cannot be read or is damaged.
@@ -84,7 +86,7 @@ class Source:
 
 
 class _WatchedFile(io.FileIO):
-    """A file that tells how many bytes are read from it."""
+    """A file that reports the number of bytes of each read."""
 
     def __init__(self, path: Path, watch: Callable[[int], None]):
         super().__init__(path)
@@ -109,7 +111,7 @@ def _opened(path: Path, is_packed: bool, watch: Callable[[int], None]) -> Iterat
 
 @contextlib.contextmanager
 def _reading(path: Path) -> Iterator[None]:
-    """Makes one line of what goes wrong with a file."""
+    """Converts errors in reading a file to a one-line error."""
     try:
         yield
     except (OSError, EOFError, zlib.error) as error:
@@ -130,8 +132,8 @@ def _files(path: Path) -> Iterator[Path]:
     for file in files:
         with _reading(file):
             is_file, is_directory = file.is_file(), file.is_dir()
-        # What is neither file nor directory (a broken link, a pipe) is not passed over: its
-        # records would be missing without a word.
+        # An entry that is neither file nor directory (a broken link, a pipe) is not skipped: its
+        # records would be silently missing.
         if is_file:
             yield file
         elif not is_directory:
@@ -143,7 +145,7 @@ def _files(path: Path) -> Iterator[Path]:
 
 
 def _kind(path: Path, format: str | None) -> _Kind | None:
-    """Returns what a file is; None if there is nothing in it."""
+    """Returns the kind of a file; None if it is empty."""
     with _reading(path):
         with path.open("rb") as file:
             is_packed = file.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC or path.suffix == ".gz"
@@ -153,7 +155,7 @@ def _kind(path: Path, format: str | None) -> _Kind | None:
 
 
 def _common(kinds: Mapping[Path, _Kind]) -> _Kind:
-    """Returns what all files are; text if there is no file."""
+    """Returns the common kind of all files; text if there are none."""
     first = next(iter(kinds), None)
     for path, kind in kinds.items():
         if first is not None and kind != kinds[first]:

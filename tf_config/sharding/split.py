@@ -1,4 +1,4 @@
-"""Records of a source dealt out to shards, one to each in turn."""
+"""Distribution of a source's records to shards, round-robin."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tf_config.sharding.source import Source
 
 @dataclass(frozen=True)
 class Split:
-    """What was written.
+    """The result of a split.
 
     Attributes:
-      records: how many records all shards have.
-      paths: the shards.
+      records: the number of records in all shards.
+      paths: the paths of the shards.
     """
 
     records: int
@@ -40,20 +40,22 @@ def split(
     directory: Path,
     watch: Callable[[int], None] = lambda count: None,
 ) -> Split:
-    """Writes record i of `source` to shard i mod `count`, and returns what was written.
+    """Writes record i of `source` to shard i mod `count`; returns the result.
 
-    Shards differ by at most one record, and keep the order. Each is `<name>-00000`,
-    `<name>-00001`, ... in `directory`, with `.gz` at the end if the source is packed.
+    The shards keep the order of records, and their numbers of records differ by at most one. The
+    shards are `<name>-00000`, `<name>-00001`, ... in `directory`, with the suffix `.gz` if the
+    source is compressed.
 
     Args:
-      source: what is cut.
-      count: how many shards.
-      directory: where they go. Made if it does not exist.
-      watch: is told how many bytes were read, each time some were; what it raises ends this.
+      source: the source to split.
+      count: the number of shards.
+      directory: the directory of the shards, created if it does not exist.
+      watch: called with the number of bytes after each read; an error that it raises ends the
+        split.
 
     Raises:
-      ClusterConfigError: if the source is damaged, has fewer records than there are shards, or
-        a shard cannot be written or exists. Nothing is written then.
+      ClusterConfigError: if the source is damaged or has fewer records than shards, or if a shard
+        exists or cannot be written. No shard is written then.
     """
     if not 1 <= count < 100_000:
         raise ClusterConfigError(

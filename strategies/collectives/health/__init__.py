@@ -1,1 +1,1 @@
-"""Detection of workers that have ended, or that wait in different operations."""
+"""Detection of workers that have ended or that wait in different operations."""

@@ -1,4 +1,4 @@
-"""Checks that all workers make the same call, before they exchange anything."""
+"""Checks that all workers make the same call before they exchange anything."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _MESSAGE_BYTES = 1024
 
 
 def agree(collectives: Collectives, operation: str, detail: str = "") -> None:
-    """Checks that all workers are in the same operation, with the same details; waits for all.
+    """Checks that all workers are in the same operation with the same details; waits for all.
 
-    It costs one small exchange. In a function's graph, where each worker has its own, it does
-    nothing.
+    The check costs one small exchange. It does nothing in a function's graph, because each worker
+    traces its own.
 
     >>> from strategies.collectives.base import LocalCollectives
     >>> agree(LocalCollectives(), "barrier")
@@ -26,14 +26,14 @@ def agree(collectives: Collectives, operation: str, detail: str = "") -> None:
     Args:
       collectives: the workers.
       operation: what this worker is about to do.
-      detail: what has to be the same on all workers, such as the number of steps.
+      detail: a value that must be the same on all workers, such as the number of steps.
 
     Raises:
-      ValueError: if another worker is in another operation, or has other details; on all workers.
+      ValueError: if the workers' operations or details differ; raised on all workers.
     """
     if collectives.size == 1 or not tf.executing_eagerly():
         return
-    record_call()  # the watchdog of a worker that waits here says in which call
+    record_call()  # the watchdog reports the call in which a worker waits here
     mine = f"{operation}: {detail}" if detail else operation
     sent = mine.encode()[:_BYTES].ljust(_BYTES)
     received = collectives.all_gather(tf.constant([list(sent)], tf.uint8)).numpy()
@@ -50,19 +50,19 @@ def agree(collectives: Collectives, operation: str, detail: str = "") -> None:
 
 
 def succeed_together(collectives: Collectives, what: str, error: Exception | None) -> None:
-    """Raises on all workers where something failed on one of them; waits for all.
+    """Raises an error on all workers if one of them failed; waits for all.
 
     >>> from strategies.collectives.base import LocalCollectives
     >>> succeed_together(LocalCollectives(), "Saving rows", None)
 
     Args:
       collectives: the workers.
-      what: was tried, for the message.
-      error: what this worker failed with; None if it succeeded.
+      what: the action that was tried, for the message.
+      error: the error of this worker; None if it succeeded.
 
     Raises:
-      Exception: `error` itself, on the worker that it is of.
-      RuntimeError: on the others; the message has the error of the first worker that failed.
+      Exception: `error` itself, on a worker that failed.
+      RuntimeError: on the other workers; the message has the error of the first one that failed.
     """
     if collectives.size > 1:
         text = "" if error is None else f"{type(error).__name__}: {error}"
@@ -80,7 +80,7 @@ def succeed_together(collectives: Collectives, what: str, error: Exception | Non
 
 
 def spec_text(spec: Any) -> str:
-    """Returns a text of the dtypes and ranks of a dataset's components.
+    """Returns a description of the dtypes and ranks of a dataset's components.
 
     >>> spec_text((tf.TensorSpec([None, 3]), tf.TensorSpec([None], tf.int64)))
     'float32 of rank 2, int64 of rank 1'

@@ -1,7 +1,7 @@
-"""The call of Keras that the main thread is in, for threads that must not look at its frames.
+"""The Keras call that the main thread is in, for threads that must not look at its frames.
 
-That a call is running is told by the names of its file and function, see stack.py; what its
-arguments are was recorded by the thread that made it.
+The names of file and function on the stack tell that a call is running, see stack.py. Its
+arguments were recorded by the thread that made the call.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any
 from strategies._keras import methods, running_call
 from strategies.collectives.health.stack import Entry
 
-# By method: the text of its latest call, and its model.
+# For each method, the text of its latest call and a reference to the model.
 _latest: dict[str, tuple[str, Callable[[], Any]]] = {}
 
 
 def record_call() -> str:
-    """Records the call of Keras that this thread is in; returns it as text, "" for none.
+    """Records the Keras call that this thread is in; returns it as text, "" for none.
 
     >>> record_call()
     ''
@@ -30,16 +30,16 @@ def record_call() -> str:
 
 
 def call_in(stack: Sequence[Entry]) -> tuple[str, Any]:
-    """Returns the call of Keras that a thread is in, as text, and its model; "" and None for none.
+    """Returns the text of the Keras call that a thread is in and its model; "" and None for none.
 
-    Until a call begins to iterate over its data, what is told is the call of that method before
-    it, or if there was none, only the name.
+    Until a call begins to iterate over its data, the text is that of the method's previous call, or
+    only the method's name if it was not called before.
 
     >>> call_in([])
     ('', None)
 
     Args:
-      stack: of the thread, see `stack_of`.
+      stack: the thread's stack, from `stack_of`.
     """
     names = {(code.co_filename, code.co_name): name for code, name in methods().items()}
     called = (names.get((entry.filename, entry.function)) for entry in stack)

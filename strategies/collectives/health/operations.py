@@ -1,4 +1,4 @@
-"""Collectives that record what this worker waits in, for a watchdog to read."""
+"""Collectives that record the operation in which this worker waits, for a watchdog."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from strategies.collectives.health.spans import EXCHANGE, SpanStream
 
 
 class OperationTracker:
-    """Records the collective operations of this process: those begun, and those not ended.
+    """Records the collective operations that this process has begun and ended.
 
-    Those that run eagerly are counted here. Those inside of functions count themselves, in two
-    variables, for Python does not see them run.
+    Eager operations are counted in Python. Operations in functions count themselves in two
+    variables, because Python does not see them run.
     """
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class OperationTracker:
 
     @contextlib.contextmanager
     def track_eager(self, kind: str) -> Iterator[None]:
-        """Records an eager operation for as long as the block runs."""
+        """Records an eager operation while the block runs."""
         self._count += 1
         thread = threading.get_ident()
         self._eager[thread] = (self._count, kind)
@@ -44,7 +44,7 @@ class OperationTracker:
 
     @contextlib.contextmanager
     def track_step(self, what: str) -> Iterator[None]:
-        """Records, for as long as the block runs, what a step does in Python."""
+        """Records an action of a step in Python while the block runs."""
         self._steps += 1
         thread = threading.get_ident()
         self._in_steps[thread] = (self._steps, what)
@@ -54,14 +54,14 @@ class OperationTracker:
             self._in_steps.pop(thread, None)
 
     def add_counters(self, kind: str) -> tuple[ResourceVariable, ResourceVariable]:
-        """Creates the counters of operations of a kind that functions have begun and ended."""
+        """Returns new counters of the operations of a kind that functions have begun and ended."""
         with tf.init_scope(), tf.device("/device:CPU:0"):
             begun, ended = (ResourceVariable(0, dtype=tf.int64, trainable=False) for _ in range(2))
         self._graphs.append((kind, begun, ended))
         return begun, ended
 
     def waiting(self) -> tuple[str, str, float]:
-        """Returns what this worker waits in: "eager", "function" or ""; its name; for how long."""
+        """Returns the kind ("eager", "function" or ""), name and seconds of this worker's wait."""
         counts = [
             (kind, int(begun.numpy()), int(ended.numpy()))
             for kind, begun, ended in list(self._graphs)
@@ -82,9 +82,9 @@ class WatchedCollectives:
     """Collectives whose operations are recorded by an `OperationTracker`; see `Collectives`.
 
     Args:
-      collectives: that do the work.
-      operations: the account.
-      is_measured: whether the time that they take is recorded, too.
+      collectives: the collectives that run the operations.
+      operations: the tracker that records them.
+      is_measured: whether the duration of operations is recorded, too.
     """
 
     def __init__(
@@ -100,8 +100,8 @@ class WatchedCollectives:
 
     def new_stream(self) -> WatchedCollectives:
         """Returns collectives whose operations are ordered independently; see `Collectives`."""
-        # Kept, for what tf.data holds is a variable's handle, and not the variable. Not measured,
-        # for a step waits for it as a part of its input.
+        # Kept alive, because tf.data holds only the handles of variables. Not measured, because a
+        # step waits for it as a part of its input.
         stream = WatchedCollectives(
             self._collectives.new_stream(), self._operations, is_measured=False
         )
@@ -113,7 +113,7 @@ class WatchedCollectives:
         return self._run("all_reduce", self._collectives.all_reduce, list(tensors))
 
     def all_gather(self, tensor: tf.Tensor) -> tf.Tensor:
-        """Returns the workers' tensors joined along axis 0; see `Collectives`."""
+        """Returns the workers' tensors concatenated along axis 0; see `Collectives`."""
         return self._run("all_gather", self._collectives.all_gather, tensor)
 
     def broadcast(self, tensor: tf.Tensor) -> tf.Tensor:
@@ -144,7 +144,7 @@ class WatchedCollectives:
 
 
 def _size(tensors: Sequence[tf.Tensor]) -> str:
-    """Returns how many bytes tensors have, as the end of a name; "" if that is not known."""
+    """Returns the number of bytes of tensors, as the end of a name; "" if it is unknown."""
     elements = [tensor.shape.num_elements() for tensor in tensors]
     if None in elements:
         return ""

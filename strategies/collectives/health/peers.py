@@ -1,4 +1,4 @@
-"""What the other workers of a job do, as they tell it, and for how long they have been silent."""
+"""The states that the other workers of a job report, and how long they have been silent."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from typing import Protocol
 from tf_config import Task
 
 SILENT_SECONDS = 15.0
-# Between two looks; after a longer pause it is not known who was silent meanwhile.
+# Between two looks. After a longer pause it is unknown which workers were silent meanwhile.
 _LONGEST_PAUSE_SECONDS = 30.0
 
 
 class Entries(Protocol):
-    """Texts of all workers, in a place that each of them reaches."""
+    """Entries of all workers in a store that each of them can reach."""
 
     def put(self, key: Task | str, value: bytes) -> bool:
-        """Writes an entry; returns whether the place was reached."""
+        """Writes an entry; returns whether the store was reached."""
 
     def get(self, key: Task | str) -> bytes | None:
-        """Returns an entry; None if there is none, or the place was not reached."""
+        """Returns an entry; None if it does not exist or the store was not reached."""
 
 
 @dataclasses.dataclass(frozen=True)
 class State:
-    """What a worker is doing, as it tells the others.
+    """The state of a worker, as it reports it to the others.
 
     Attributes:
-      kind: of the collective operation that it waits in: "eager", "function", "" for none.
-      operation: which one.
-      waited: for how many seconds.
-      place: the line of the user's program, and the call.
+      kind: the kind of the collective operation that it waits in: "eager", "function", "" for none.
+      operation: the name of the operation.
+      waited: the number of seconds for which it has waited.
+      place: the running Keras call and the line of the user's program.
       ended: whether it has ended.
-      beat: another number each time that it tells.
-      silent: for how many seconds it has told nothing, as seen by the one that reads it.
+      beat: a number that differs in each report.
+      silent: the number of seconds since its last report, as measured by the reader.
     """
 
     kind: str = ""
@@ -49,7 +49,7 @@ class State:
 
     @property
     def is_silent(self) -> bool:
-        """Whether it has told nothing for longer than it takes a busy worker to tell."""
+        """Whether the worker has reported nothing for longer than a busy worker takes."""
         return self.silent >= SILENT_SECONDS
 
     def may_match(self, other: State) -> bool:
@@ -57,7 +57,7 @@ class State:
         return bool(self.kind) and (self.kind, self.operation) == (other.kind, other.operation)
 
     def describe(self, seconds: float) -> str:
-        """Returns a description of what the worker does."""
+        """Returns a description of the state."""
         if self.ended:
             return "has ended"
         if self.is_silent:
@@ -66,12 +66,12 @@ class State:
         return f"{doing} in {self.place}" if self.place else doing
 
     def to_bytes(self) -> bytes:
-        """Returns the entry that `from_bytes` reads."""
+        """Returns the entry, which `from_bytes` can read."""
         return json.dumps(dataclasses.asdict(self)).encode()
 
     @classmethod
     def from_bytes(cls, entry: bytes | None) -> State | None:
-        """Returns what a worker wrote; None if it is nothing that a worker of this version did.
+        """Returns the state in an entry; None if no worker of this version wrote it.
 
         >>> State.from_bytes(State("function", "all_reduce").to_bytes()).operation
         'all_reduce'
@@ -86,8 +86,8 @@ class Peers:
     """The other workers of a job.
 
     Args:
-      entries: of all workers.
-      others: the tasks of the others.
+      entries: the entries of all workers.
+      others: the tasks of the other workers.
     """
 
     def __init__(self, entries: Entries, others: Sequence[Task]):
@@ -98,14 +98,14 @@ class Peers:
         self._looked = float("-inf")
 
     def state_of(self, task: Task) -> State | None:
-        """Returns what a worker does; None if that is not known."""
+        """Returns the state of a worker; None if it is unknown."""
         return State.from_bytes(self._entries.get(task))
 
     def look(self, is_reached: bool = True) -> dict[Task, State]:
-        """Returns what each of them does, with the seconds for which it has been silent.
+        """Returns the state of each other worker, with the time for which it has been silent.
 
         Args:
-          is_reached: whether the entries can be reached, so that it is worth asking.
+          is_reached: whether the store can be reached; if not, it is not asked.
         """
         now = time.monotonic()
         if now - self._looked > _LONGEST_PAUSE_SECONDS:

@@ -1,4 +1,4 @@
-"""Tells the launcher at which step this process is, which says so of one that is killed."""
+"""Reports this process's step to the launcher, which shows it if the process is killed."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from tf_config.settings import PROGRESS_VARIABLE
 from tf_config.vitals import write_progress
 
 _PAUSE_SECONDS = 0.5
-_SECONDS_TO_END = 5.0  # a directory that does not answer may hold it up
+_SECONDS_TO_END = 5.0  # a directory that does not answer may delay the thread
 _is_told = False
 
 
 def tell_progress() -> None:
-    """Starts to write where the main thread is, if the launcher asks for it; once a process."""
+    """Starts to report the main thread's place if the launcher asks for it; once per process."""
     global _is_told
     path = os.environ.get(PROGRESS_VARIABLE, "")
     if path and not _is_told:
@@ -30,7 +30,7 @@ def tell_progress() -> None:
 
 
 def where(thread: int) -> str:
-    """Returns the step that a model's optimizer has made, and the line of the user's program."""
+    """Returns the optimizer's number of steps and the thread's place in the user's program."""
     stack = stack_of(thread)
     _, model = call_in(stack)
     place = place_in(stack)
@@ -46,12 +46,12 @@ def _tell(path: str, stopped: threading.Event) -> None:
             write_progress(path, where(main))
         except OSError:
             return
-        except Exception:  # a model in the making has no optimizer yet, or no iterations
+        except Exception:  # a model under construction may have no optimizer or iterations yet
             continue
 
 
 def _stop(thread: threading.Thread, stopped: threading.Event) -> None:
-    # The thread may be the last one to hold a model, and then frees it. Within TensorFlow, Python
-    # cannot end a thread: it aborts.
+    # The thread may hold the last reference to a model and free it within TensorFlow. If Python
+    # ended the thread there, it would abort.
     stopped.set()
     thread.join(_SECONDS_TO_END)

@@ -1,9 +1,9 @@
-"""Spans of time in which this worker waited for input or exchanged values, for pictures of steps.
+"""Spans of time in which this worker waited for input or exchanged values, for step timelines.
 
-Functions are measured by operations in their graphs, for Python does not see them run: the clock
-is read when what an operation needs is there, and when its results are. That is the same for all
-ways of communication, and says nothing of what happens inside of one. Times are those of the wall
-clock, the only one that workers have in common.
+Functions are measured by operations in their graphs, because Python does not see them run: the
+clock is read when an operation's inputs are ready, and again when its results are. This is the same
+for all ways of communication, and shows nothing of what happens within them. Times are of the wall
+clock, the only clock that workers have in common.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import tensorflow as tf
 from strategies._tensorflow import ResourceVariable
 
 INPUT, EXCHANGE, BACKGROUND = "input", "exchange", "background"
-_KEPT = 1 << 16  # spans of a stream; the newest
+_KEPT = 1 << 16  # the number of newest spans kept per stream
 _T = TypeVar("_T")
 Period = tuple[float, float]
 
@@ -32,9 +32,9 @@ class Span(NamedTuple):
     """A span of time.
 
     Attributes:
-      name: what was done.
-      begin: in seconds of the wall clock.
-      end: likewise.
+      name: the name of the operation.
+      begin: the begin, in seconds of the wall clock.
+      end: the end, in seconds of the wall clock.
     """
 
     name: str
@@ -43,14 +43,14 @@ class Span(NamedTuple):
 
 
 class SpanStream:
-    """Operations that all workers begin in the same order, or one worker does by itself.
+    """The spans of operations that all workers begin in the same order, or that one worker runs.
 
     Nothing is recorded before the first call of `record_spans`.
 
     Args:
       kind: `INPUT`, `EXCHANGE`, or `BACKGROUND` for exchanges that no step waits for.
-      is_common: whether all workers do the same in it, each waiting for the others.
-      is_measured: whether anything is recorded.
+      is_common: whether all workers run the same operations and wait for one another.
+      is_measured: whether spans are recorded.
     """
 
     def __init__(self, kind: str, is_common: bool = False, is_measured: bool = True):
@@ -66,21 +66,21 @@ class SpanStream:
                 _streams.append(self)
 
     def measure(self, name: str, run: Callable[[], _T]) -> _T:
-        """Returns what `run` returns, and records when it began and ended.
+        """Returns the result of `run`, and records when it began and ended.
 
         >>> SpanStream(INPUT).measure("sum", lambda: int(tf.constant(1) + 2))
         3
 
         Args:
-          name: what it is.
-          run: makes operations, in a function's graph or eagerly.
+          name: the name of the span.
+          run: creates operations, in a function's graph or eagerly.
         """
         if _is_on and self._is_measured and not tf.executing_eagerly():
             return self._measure_in_graph(name, run)
         return self.measure_call(name, run)
 
     def measure_call(self, name: str, call: Callable[[], _T]) -> _T:
-        """Returns what a Python function returns, and records when it began and ended."""
+        """Returns the result of a Python function, and records when it began and ended."""
         begin = time.time()
         result = call()
         if _is_on and self._is_measured:
@@ -100,12 +100,12 @@ class SpanStream:
             row = tf.stack([tf.constant(float(len(self._names)), tf.float64), begin, end])
             rows.scatter_nd_update([[place]], [row])
         self._names.append(name)
-        # What needs the result waits for the clock to be read, or it may be read much later.
+        # Consumers of the result wait until the clock is read, or it might be read much later.
         with tf.control_dependencies([end]):
             return tf.nest.map_structure(tf.identity, result, expand_composites=True)
 
     def _graph_ring(self) -> tuple[ResourceVariable, ResourceVariable]:
-        """Returns the number of spans that functions have recorded, and the last ones."""
+        """Returns the variables for the number of spans recorded in functions and the last ones."""
         if self._ring is None:
             with tf.init_scope(), tf.device("/device:CPU:0"):
                 count = ResourceVariable(0, dtype=tf.int64, trainable=False)
@@ -114,7 +114,7 @@ class SpanStream:
         return self._ring
 
     def since(self, start: float) -> tuple[list[Span], float]:
-        """Returns the spans that ended after `start`, and the time from which none is missing."""
+        """Returns the spans that ended after `start`, and the time after which none is missing."""
         spans = [span for span in list(self._spans) if span.end > start]
         complete = self._spans[0].end if self._is_cut else start
         if self._ring is not None:
@@ -127,12 +127,12 @@ class SpanStream:
 
 
 class Recorded(NamedTuple):
-    """The spans of one stream.
+    """The recorded spans of one stream.
 
     Attributes:
-      kind: the stream's.
-      is_common: the stream's.
-      spans: in the order of their begin.
+      kind: the stream's kind.
+      is_common: whether the stream is common to all workers.
+      spans: the spans in the order of their begin.
     """
 
     kind: str
@@ -141,13 +141,13 @@ class Recorded(NamedTuple):
 
 
 def record_spans() -> None:
-    """Has spans recorded from now on, also in functions that are traced from now on."""
+    """Starts to record spans, including those in functions that are traced from now on."""
     global _is_on
     _is_on = True
 
 
 def recorded(start: float) -> tuple[list[Recorded], float]:
-    """Returns the spans of all streams after a time, and the time from which none is missing."""
+    """Returns the spans of all streams after `start`, and the time after which none is missing."""
     found, complete = [], start
     for stream in tuple(_streams):
         spans, its_complete = stream.since(start)
@@ -157,7 +157,7 @@ def recorded(start: float) -> tuple[list[Recorded], float]:
 
 
 def covered(spans: Iterable[Span], periods: Sequence[Period]) -> float:
-    """Returns how many seconds of some periods are in a span, those in several counted once.
+    """Returns the number of seconds of `periods` that spans cover, overlaps counted once.
 
     >>> covered([Span("a", 0, 2), Span("b", 1, 3), Span("c", 5, 9)], [(0, 6)])
     4.0
@@ -166,7 +166,7 @@ def covered(spans: Iterable[Span], periods: Sequence[Period]) -> float:
 
 
 def union(spans: Iterable[Span]) -> list[Period]:
-    """Returns the time that is in a span, in order.
+    """Returns the periods that spans cover, in order.
 
     >>> union([Span("a", 0, 2), Span("b", 1, 3), Span("c", 5, 9)])
     [(0, 3), (5, 9)]
@@ -181,7 +181,7 @@ def union(spans: Iterable[Span]) -> list[Period]:
 
 
 def common(first: Sequence[Period], second: Sequence[Period]) -> list[Period]:
-    """Returns the time that two lists of periods have in common; each is in order.
+    """Returns the periods that two lists of periods have in common; both lists are in order.
 
     >>> common([(0, 3), (5, 9)], [(1, 6), (8, 10)])
     [(1, 3), (5, 6), (8, 9)]

@@ -1,10 +1,10 @@
-"""What another thread is executing.
+"""The calls that another thread is executing.
 
-A frame that another thread runs must not be held while that thread goes on. Seen on Python 3.11.7:
-a thread that walked from frame to frame ended the process with SIGSEGV; one that was left as the
-last to hold a frame freed the tensors in it, within TensorFlow while Python shut down, which ended
-the process with SIGABRT. `faulthandler` holds no frames, but reads the list of threads without its
-lock: it ends the process where TensorFlow lets a thread of its own begin to run Python.
+A frame of another thread must not be held while that thread runs. Seen on Python 3.11.7: a thread
+that walked from frame to frame ended the process with SIGSEGV; a thread that held the last
+reference to a frame freed its tensors, within TensorFlow while Python shut down, which ended the
+process with SIGABRT. `faulthandler` holds no frames, but reads the list of threads without its
+lock: it ends the process if a TensorFlow thread begins to run Python meanwhile.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _DESCRIPTION = attrgetter("f_code.co_filename", "f_lineno", "f_code.co_name")
 
 
 class Entry(NamedTuple):
-    """A call: the file, the line and the function that is executed."""
+    """A call: the file, line and function that are being executed."""
 
     filename: str
     line: int
@@ -28,7 +28,7 @@ class Entry(NamedTuple):
 
 
 def stack_of(thread: int) -> list[Entry]:
-    """Returns the calls that a thread is in, the innermost first; none if there is no such thread.
+    """Returns the calls that a thread is in, innermost first; none if the thread does not exist.
 
     >>> import threading
     >>> stack_of(threading.get_ident())[0].function
@@ -37,15 +37,14 @@ def stack_of(thread: int) -> list[Entry]:
     []
 
     Args:
-      thread: its identifier, as `threading.get_ident` returns it.
+      thread: the thread's identifier, as `threading.get_ident` returns it.
     """
-    # All of it is one call of deque.extend, in which Python executes no bytecode: so it keeps its
-    # lock, and no other thread goes on, from the first frame to the last. It ends with an error,
-    # behind the outermost one.
+    # A single call of deque.extend walks all frames without executing bytecode, so Python keeps its
+    # lock and no other thread runs meanwhile. The call ends with an error behind the last frame.
     innermost = islice(map(methodcaller("get", thread), iter(sys._current_frames, None)), 1)  # noqa: SLF001  # a public function
     frames = accumulate(chain(innermost, repeat("f_back")), getattr)
     found: deque[tuple[str, int, str]] = deque()
-    # Of what is collected, finalizers would release the lock.
+    # Finalizers of collected objects would release the lock.
     was_enabled = gc.isenabled()
     gc.disable()
     try:

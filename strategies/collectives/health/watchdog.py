@@ -1,11 +1,11 @@
 """Reports which worker waits for which, and ends a job whose workers are in different operations.
 
-Each worker tells a store, which the first one serves, what it is in. A wait may be long for a good
-reason: a function is traced, a first worker validates or saves by itself. So a worker that waits
-says whom it waits for, again and again; it ends the job only where nothing can end the wait: the
-other one has ended, waits as long in another operation, or is on a host that does not answer; and
-where the user has said how long a wait may be. It leaves its reason where all others find it, so
-that each of them ends with it.
+Each worker writes its state to a store that the first worker serves. A wait may be long for a good
+reason: a function is being traced, or the first worker validates or saves alone. So a waiting
+worker repeatedly logs which workers it waits for. It ends the job only if nothing can end the wait,
+because the other worker has ended, waits as long in another operation, or is on a host that does
+not answer; or if the wait exceeds the limit that the user has set. It writes the reason to the
+store, where all other workers find it and end with it.
 """
 
 from __future__ import annotations
@@ -41,21 +41,21 @@ _PAUSE_SECONDS = 1.0
 _PUBLISH_SECONDS = 2.0
 _ENDED_SECONDS = 3.0
 _LEAVING_SECONDS = 12.0
-# A host that does not answer for so long is not waited for any more.
+# After this time, workers no longer wait for a host that does not answer.
 LOST_SECONDS = 60.0
 _CONNECT_SECONDS = 5.0
-# In which the others read why a worker ends the job, before it does.
+# The time in which the others read why a worker ends the job, before it ends itself.
 _LINGER_SECONDS = 4.0
 _VERDICT = "verdict"
 _SCOPE = "keras_strategies_operations"
-_NAMED = 3  # workers in a message
+_NAMED = 3  # the number of workers named in a message
 _NOT_THE_USERS = (
     str(Path(__file__).parents[2]),  # this package
-    os.path.dirname(os.__file__),  # Python's own, with site-packages inside
+    os.path.dirname(os.__file__),  # Python's library, including site-packages
     "<",
 )
 
-# What this process watches: it has one job, strategies may be many.
+# The watched collectives of this process: it has one job, but may have many strategies.
 _watched: dict[int, WatchedCollectives] = {}
 _watchdog: Watchdog | None = None
 
@@ -63,7 +63,7 @@ _watchdog: Watchdog | None = None
 def is_deadlocked(mine: State, theirs: State, seconds: float) -> bool:
     """Returns whether two workers wait for each other forever.
 
-    A wait inside of a function may be a step that still computes, on both: that is no proof.
+    Waits inside functions on both workers prove nothing: their steps may still be computing.
 
     >>> step, save = State("function", "", 40), State("eager", "all_gather number 7", 40)
     >>> [is_deadlocked(step, theirs, 30) for theirs in (save, step, State())]
@@ -81,13 +81,13 @@ def is_deadlocked(mine: State, theirs: State, seconds: float) -> bool:
 def watch(
     collectives: Collectives, cluster: ClusterSpec, task: Task, seconds: float
 ) -> WatchedCollectives:
-    """Starts to watch the waits of collectives; returns those to use, the same ones each time.
+    """Starts to watch collectives; returns the watched ones, the same object each time.
 
     Args:
-      collectives: among the workers of `cluster`, which all call this.
-      cluster: the workers; their order is the rank.
-      task: this one.
-      seconds: how long a wait may be before it is told of.
+      collectives: the collectives among the workers of `cluster`, which all call this function.
+      cluster: the workers, in the order of their ranks.
+      task: the task of this process.
+      seconds: the number of seconds after which a wait is reported.
     """
     global _watchdog
     if _watchdog is None:
@@ -96,7 +96,7 @@ def watch(
             store, cluster, task, OperationTracker(), seconds, step_timeout=step_timeout_seconds()
         )
         _watchdog.start()
-        # Before what Horovod and TensorFlow do at the end, which would end the others' waits.
+        # Runs before the exit handlers of Horovod and TensorFlow, which end the others' waits.
         atexit.register(_watchdog.leave)
     if id(collectives) not in _watched:
         _watched[id(collectives)] = WatchedCollectives(collectives, _watchdog.operations)
@@ -110,7 +110,7 @@ def watch_seconds(environ: Mapping[str, str] = os.environ) -> float:
     5.0
 
     Raises:
-      ValueError: if the environment says no such time.
+      ValueError: if the environment variable is not a number of seconds above 0.
     """
     return _seconds(environ, WATCH_VARIABLE, WATCH_SECONDS, f"{WATCH_SECONDS:g}")
 
@@ -122,7 +122,7 @@ def step_timeout_seconds(environ: Mapping[str, str] = os.environ) -> float:
     (600.0, inf)
 
     Raises:
-      ValueError: if the environment says no such time.
+      ValueError: if the environment variable is not a number of seconds above 0.
     """
     return _seconds(environ, STEP_TIMEOUT_VARIABLE, float("inf"), "no limit")
 
@@ -144,17 +144,17 @@ def _seconds(environ: Mapping[str, str], variable: str, default: float, in_words
 
 
 class Watchdog:
-    """A thread that publishes what this worker does, and checks its peers while it waits.
+    """A thread that publishes this worker's state, and checks its peers while it waits.
 
     Args:
-      entries: of all workers' states.
-      cluster: its workers, by rank.
-      task: this one.
-      operations: what this worker is in.
-      seconds: how long a wait may be before it is told of.
-      end: ends the process, with a message.
-      step_timeout: how long a wait may be before it ends the job.
-      misses_ended: whether it is in vain to wait when a worker has ended.
+      entries: the entries of all workers' states.
+      cluster: the workers, in the order of their ranks.
+      task: the task of this process.
+      operations: the tracker of this worker's operations.
+      seconds: the number of seconds after which a wait is reported.
+      end: ends the process with a message; None logs it and exits.
+      step_timeout: the number of seconds after which a wait ends the job.
+      misses_ended: whether waiting is in vain once a worker has ended.
     """
 
     def __init__(
@@ -178,7 +178,7 @@ class Watchdog:
         self._step_timeout = step_timeout
         self._misses_ended = misses_ended
         self._end = end or _end_process
-        # The more workers, the less often: the first one answers all of them.
+        # Less often with more workers: the first worker answers all of them.
         self._publish_seconds = max(_PUBLISH_SECONDS, len(tasks) / 10)
         self._main = threading.main_thread().ident or 0
         self._stopped = threading.Event()
@@ -192,10 +192,10 @@ class Watchdog:
         self._thread.start()
 
     def leave(self) -> None:
-        """Announces that this worker has ended, and waits until the others have seen it.
+        """Announces that this worker has ended, and waits briefly for the others to end, too.
 
-        Returns at once where all others have ended, nobody misses one that has, or this one ends
-        with an error; and in a child that this process was forked into, which is no worker.
+        Returns at once if all others have ended, if no worker waits for ended ones, if this worker
+        ends with an error, or in a forked child of this process, which is not a worker.
         """
         if os.getpid() != self._process:
             return
@@ -215,7 +215,7 @@ class Watchdog:
                 time.sleep(0.1)
 
     def check_peers(self, mine: State, is_reached: bool = True) -> None:
-        """Checks the other workers while this one waits; logs a warning, or ends the process."""
+        """Checks the other workers while this one waits; logs a warning or ends the job."""
         states = self._peers.look(is_reached)
         lost = {other: state for other, state in states.items() if self._is_lost(mine, state)}
         late = {o: s for o, s in states.items() if not mine.may_match(s)} or states
@@ -246,14 +246,14 @@ class Watchdog:
         return is_deadlocked(mine, theirs, self._seconds)
 
     def _explain(self, is_reached: bool) -> None:
-        """Logs which workers are on hosts that do not answer; their silence ends operations."""
+        """Logs which workers are on hosts that do not answer, which makes operations fail."""
         cut_off = self._cut_off(self._peers.look(is_reached), SILENT_SECONDS)
         if cut_off:
             names = ", ".join(self._described(*each) for each in cut_off.items())
             logging.error("%s ends: %s, on a host that does not answer.", self._task, names)
 
     def _cut_off(self, states: Mapping[Task, State], seconds: float) -> dict[Task, State]:
-        """Returns the workers that are silent for so long, on hosts that do not answer."""
+        """Returns the workers silent for at least `seconds`, on hosts that do not answer."""
         silent = {task: state for task, state in states.items() if state.silent >= seconds}
         addresses = self._cluster.addresses
         reached = connect([addresses[task] for task in silent], _CONNECT_SECONDS)
@@ -264,7 +264,7 @@ class Watchdog:
         }
 
     def _end_all(self, message: str) -> None:
-        """Ends the job: this process, and by what it leaves to be read all others."""
+        """Ends the job: this process, and all others, which read the message in the store."""
         self._entries.put(_VERDICT, f"{self._task} ended the job: {message}".encode())
         self._end(message)
 
@@ -303,7 +303,7 @@ class Watchdog:
 
 
 def _end_process(message: str) -> None:
-    # The main thread is inside of an operation that Python cannot interrupt.
+    # The main thread is in an operation that Python cannot interrupt.
     logging.error("%s", message)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -312,7 +312,7 @@ def _end_process(message: str) -> None:
 
 
 def place_in(stack: Sequence[Entry]) -> str:
-    """Returns the line of the user's program that a thread is in, and the running call of Keras."""
+    """Returns the running Keras call and the line of the user's program that a thread is in."""
     call, _ = call_in(stack)
     innermost = next(filter(_is_the_users, stack), None)
     if innermost is None:

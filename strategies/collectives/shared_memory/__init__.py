@@ -1,4 +1,4 @@
-"""Collectives among the workers of one host, through memory that they share."""
+"""Collectives among the workers of one host, through shared memory."""
 
 from strategies.collectives.shared_memory.collectives import SharedMemoryCollectives
 from strategies.collectives.shared_memory.host import Host

@@ -1,8 +1,8 @@
-"""Messages between the workers of one host: each writes to its own memory, the others read it.
+"""Messages between the workers of one host: each writes to its own memory, and the others read it.
 
-A worker's part of a channel is a ring of chunks and counters: how many chunks it has written, and
-how many of each other worker's it has read. A chunk is written again when all others have read it.
-With each chunk goes a label, which says what operation it belongs to.
+A worker's part of a channel is a ring of chunks and some counters: the number of chunks that it has
+written, and the number that it has read of each other worker. A chunk is overwritten when all
+others have read it. Each chunk has a label that names the operation it belongs to.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from strategies.collectives.base import OperationsDifferError
 CHUNK_BYTES = 1 << 20
 _CHUNKS = 2
 _LABEL_BYTES = 256
-_LINE_BYTES = 64  # of a cache: counters of different workers do not share one
+_LINE_BYTES = 64  # a cache line; each counter has its own
 _SPINS = 200
 _FIRST_SLEEP_SECONDS = 2e-5
 _LONGEST_SLEEP_SECONDS = 1e-3
@@ -27,7 +27,7 @@ _CHECK_SECONDS = 0.5
 
 
 def bytes_of_channel(size: int) -> int:
-    """Returns the length of one worker's part of a channel among so many workers."""
+    """Returns the number of bytes of one worker's part of a channel among `size` workers."""
     return _in_pages(_counter_bytes(size) + _CHUNKS * (CHUNK_BYTES + _LABEL_BYTES))
 
 
@@ -43,9 +43,9 @@ class Channel:
     """One worker's view of a channel.
 
     Args:
-      rank: this worker's number.
+      rank: this worker's rank.
       parts: the workers' parts, by rank: `bytes_of_channel` bytes each.
-      check: called while it waits long for a worker, with its rank; raises if that has ended.
+      check: called with a worker's rank during long waits; raises if that worker has ended.
     """
 
     def __init__(self, rank: int, parts: Sequence[mmap.mmap], check: Callable[[int], None]):
@@ -63,17 +63,17 @@ class Channel:
         self._different: dict[int, str] = {}
         self._written = 0
         self._read = [0] * self.size
-        # More workers than cores would take each other's time.
+        # With more workers than cores, spinning would take time from the other workers.
         self._spins = _SPINS if self.size <= len(os.sched_getaffinity(0)) else 1
 
     def begin_operation(self, label: str) -> None:
-        """Says what the next chunks belong to.
+        """Sets the label of the next chunks.
 
         Args:
-          label: the same on all workers if they are in the same operation.
+          label: the name of the operation, the same on all workers that are in it.
 
         Raises:
-          OperationsDifferError: if the workers were not in the same one before.
+          OperationsDifferError: if the workers were in different operations before.
         """
         if self._different:
             raise OperationsDifferError(self._different)
@@ -81,22 +81,22 @@ class Channel:
         self._label = np.frombuffer(content, np.uint8)
 
     def begin_write(self) -> np.ndarray:
-        """Returns the next chunk to fill, when all others have read what was in it."""
+        """Returns the next chunk to fill, once all others have read its content."""
         for peer in self.peers:
             self._wait(peer, _read_counter(self.rank), self._written - _CHUNKS + 1)
         return self._chunks[self.rank][self._written % _CHUNKS]
 
     def end_write(self) -> None:
-        """Lets the others read the chunk."""
+        """Lets the other workers read the chunk."""
         self._labels[self.rank][self._written % _CHUNKS] = self._label
         self._written += 1
         self._counters[self.rank][0] = self._written
 
     def begin_read(self, peer: int) -> np.ndarray:
-        """Returns the next chunk of another worker, when it is written.
+        """Returns the next chunk of another worker, once it is written.
 
         Raises:
-          OperationsDifferError: if it belongs to another operation.
+          OperationsDifferError: if the chunk belongs to another operation.
         """
         self._wait(peer, 0, self._read[peer] + 1)
         place = self._read[peer] % _CHUNKS
@@ -108,7 +108,7 @@ class Channel:
         return self._chunks[peer][place]
 
     def end_read(self, peer: int) -> None:
-        """Lets the other worker write over the chunk."""
+        """Lets the other worker overwrite the chunk."""
         self._read[peer] += 1
         self._counters[self.rank][_read_counter(peer)] = self._read[peer]
 

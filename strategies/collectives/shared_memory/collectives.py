@@ -1,4 +1,4 @@
-"""Collectives among workers of one host, which copy and add in memory that they share."""
+"""Collectives among workers of one host, which copy and sum in shared memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from strategies.collectives.shared_memory.host import Host
 from strategies.collectives.shared_memory.stream import Operation, Stream
 
 _CPU = "/device:CPU:0"
-# Types that NumPy does not have.
+# Dtypes that NumPy lacks, and the dtypes in which their values are moved.
 _CARRIERS = {tf.bfloat16: tf.uint16}
 
 
@@ -21,7 +21,7 @@ class SharedMemoryCollectives:
     """Collectives among the workers of one host.
 
     Args:
-      host: of this worker.
+      host: this worker's host.
     """
 
     def __init__(self, host: Host):
@@ -35,7 +35,7 @@ class SharedMemoryCollectives:
 
     def new_stream(self) -> SharedMemoryCollectives:
         """Returns collectives whose operations are ordered independently; see `Collectives`."""
-        # Kept, for what tf.data holds is a queue's handle, and not the queue.
+        # Kept alive, because tf.data holds only the handle of a queue.
         self._child_streams.append(SharedMemoryCollectives(self._host))
         return self._child_streams[-1]
 
@@ -53,7 +53,7 @@ class SharedMemoryCollectives:
             ]
 
     def all_gather(self, tensor: tf.Tensor) -> tf.Tensor:
-        """Returns the workers' tensors joined along axis 0; see `Collectives`."""
+        """Returns the workers' tensors concatenated along axis 0; see `Collectives`."""
         (joined,) = self._move(self._gather, tensor)
         return tf.ensure_shape(joined, [None, *tensor.shape[1:]])
 
@@ -69,7 +69,7 @@ class SharedMemoryCollectives:
         return tf.ensure_shape(rows, [None, *tensor.shape[1:]]), received
 
     def _move(self, operation: Operation, tensor: tf.Tensor, *others: tf.Tensor) -> list[tf.Tensor]:
-        """Runs an operation that only moves a tensor's values; they keep their bits."""
+        """Runs an operation that only moves a tensor's values, whose bits do not change."""
         check_is_numeric(tensor.dtype)
         carrier = _CARRIERS.get(tensor.dtype)
         with tf.device(_CPU):

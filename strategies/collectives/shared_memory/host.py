@@ -1,4 +1,4 @@
-"""The workers of each host, and the memory that they share."""
+"""The workers of each host and the memory that they share."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ _FAILED, _DONE = b"failed", b"done"
 
 
 class WorkerEndedError(RuntimeError):
-    """A worker has ended while another one waits for it."""
+    """Raised when a worker has ended while another one waits for it."""
 
 
 class Host:
-    """The workers of this host, and the memory that they share; made by `meet`.
+    """The workers of this host and the memory that they share; created by `meet`.
 
     Args:
-      rank: this worker's number among them.
-      names: theirs, by rank, for messages.
-      leaders: for each host the number, among all workers of the job, of its first worker.
+      rank: this worker's rank on this host.
+      names: the names of this host's workers, by rank, for messages.
+      leaders: for each host, the rank of its first worker among all workers of the job.
       own: this worker's memory.
-      peers: that of each other one, by rank.
+      peers: the memory of each other worker of this host, by rank.
       is_first: whether this is the first worker of the job.
 
     Attributes:
-      rank: this worker's number on this host, from 0.
-      size: how many workers are on this host.
-      leaders: as given.
-      is_first: as given.
+      rank: this worker's rank on this host, from 0.
+      size: the number of workers on this host.
+      leaders: for each host, the rank of its first worker among all workers of the job.
+      is_first: whether this is the first worker of the job.
     """
 
     def __init__(
@@ -62,12 +62,12 @@ class Host:
     def meet(
         cls, rank: int, names: Sequence[str], exchange: Exchange, is_wanted: bool = True
     ) -> Host | None:
-        """Returns this worker's host; None, on all workers, where one of them may not share memory.
+        """Returns this worker's host; None on all workers if one of them cannot share memory.
 
         Args:
-          rank: this worker's number in the job.
-          names: of all workers, by rank.
-          exchange: with all of them; they call this together.
+          rank: this worker's rank in the job.
+          names: the names of all workers, by rank.
+          exchange: exchanges bytes among all workers, which call this method together.
           is_wanted: whether this worker may share memory.
         """
         own = OwnMemory.create() if is_wanted and is_supported() else None
@@ -91,7 +91,7 @@ class Host:
         return cls(here.index(rank), names_here, leaders, own, peers, rank == 0)
 
     def new_channel(self) -> Channel:
-        """Returns the next channel; the workers make theirs in the same order."""
+        """Returns the next channel; all workers create their channels in the same order."""
         length = bytes_of_channel(self.size)
         start = next(self._channels) * length
         parts = [

@@ -1,8 +1,8 @@
 """Memory that processes of one host share, without a name that could be left behind.
 
-A block is a file without a path (memfd_create): other processes of the same user open it by the
-number that its owner gives it, and the kernel frees it with the last process that has it open,
-however that ends. Its size is virtual: a page takes memory when it is first written.
+A block is a file without a path (memfd_create). Other processes of the same user open it by the
+owner's file descriptor, and the kernel frees it when the last process that has it open ends,
+however that process ends. Its size is virtual: a page takes memory only when it is first written.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from pathlib import Path
 from absl import logging
 
 _VIRTUAL_BYTES = 1 << 46
-# Stores become visible to other cores in their order; elsewhere that takes fences, which Python
-# does not have.
+# On these machines, stores become visible to other cores in program order. Other machines need
+# memory fences, which Python does not have.
 _ORDERED_STORES = ("x86_64", "AMD64")
 
 
@@ -29,20 +29,20 @@ def is_supported() -> bool:
 
 
 def host_identity() -> bytes:
-    """Returns what is the same in processes that can open each other's memory, and no others.
+    """Returns an identity that only processes share that can open each other's memory.
 
-    That is the running kernel, the namespace of process numbers (a container has its own) and
-    the user.
+    It consists of the running kernel's boot, the PID namespace (each container has its own) and the
+    user.
     """
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{boot} {os.readlink('/proc/self/ns/pid')} {os.geteuid()}".encode()
 
 
 class OwnMemory:
-    """A block of this process, which others may open.
+    """A block of memory of this process, which other processes may open.
 
     Attributes:
-      number: what they open it by, together with this process's number.
+      number: the file descriptor. Other processes open the block by it and the process ID.
     """
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class OwnMemory:
 
     @classmethod
     def create(cls) -> OwnMemory | None:
-        """Returns a block; None where this process may have none, as under `ulimit -f`."""
+        """Returns a block; None if this process may not have one, as under `ulimit -f`."""
         try:
             return cls()
         except OSError as error:
@@ -63,19 +63,19 @@ class OwnMemory:
             return None
 
     def map(self, start: int, length: int) -> mmap.mmap:
-        """Returns a part of the block; `start` is a multiple of a page."""
+        """Returns a part of the block; `start` is a multiple of the page size."""
         return mmap.mmap(self.number, length, offset=start)
 
 
 class PeerMemory:
-    """A block of another process of this host.
+    """A block of memory of another process of this host.
 
     Args:
-      process: its number.
-      number: the block's, in that process.
+      process: the ID of the other process.
+      number: the block's file descriptor in that process.
 
     Raises:
-      OSError: if it cannot be opened.
+      OSError: if the block cannot be opened.
     """
 
     def __init__(self, process: int, number: int):
@@ -85,9 +85,9 @@ class PeerMemory:
         self._file = os.open(f"/proc/{process}/fd/{number}", os.O_RDWR | os.O_CLOEXEC)
 
     def map(self, start: int, length: int) -> mmap.mmap:
-        """Returns a part of the block, to read; `start` is a multiple of a page."""
+        """Returns a part of the block for reading; `start` is a multiple of the page size."""
         return mmap.mmap(self._file, length, offset=start, prot=mmap.PROT_READ)
 
     def has_ended(self) -> bool:
-        """Returns whether its process has ended."""
+        """Returns whether the other process has ended."""
         return bool(self._ended.poll(0))

@@ -1,9 +1,10 @@
-"""A stream of operations on NumPy arrays, which functions of TensorFlow's start and wait for.
+"""A stream of operations on NumPy arrays, which TensorFlow functions start and wait for.
 
-In a function an operation only hands its tensors to a thread of its stream, and takes the results
-from there, by TensorFlow's queues. So no thread of TensorFlow's waits for another worker: it works
-with one thread, and what does not need the results is computed meanwhile. The thread runs what
-comes in the order of the program, which is the same on all workers: nothing is negotiated.
+In a function, an operation hands its tensors to a thread of its stream and takes the results back,
+both through TensorFlow queues. So no TensorFlow thread waits for another worker: the function works
+even with a single thread, and computes whatever does not need the results meanwhile. The stream's
+thread runs operations in program order, which is the same on all workers, so nothing has to be
+negotiated.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _SECONDS_TO_END = 1.0  # an operation that waits for another worker may never en
 
 
 class Stream:
-    """Runs operations one after the other, in the order of the program."""
+    """Runs operations one after the other, in program order."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -35,13 +36,13 @@ class Stream:
     def run(
         self, operation: Operation, tensors: Sequence[tf.Tensor], dtypes: Sequence[tf.DType]
     ) -> list[tf.Tensor]:
-        """Runs an operation after those before it.
+        """Runs an operation after all operations before it; returns its results.
 
         Args:
-          operation: takes the tensors' values, and words that tell this run of it from others;
+          operation: takes the tensors' values and a text that distinguishes this run from others;
             returns arrays.
-          tensors: of types that NumPy has, too.
-          dtypes: of what it returns.
+          tensors: tensors of dtypes that NumPy has.
+          dtypes: the dtypes of the results.
         """
         if tf.executing_eagerly():
             with self._lock:
@@ -54,9 +55,9 @@ class Stream:
 class _Functions:
     """Runs the operations of functions in a thread, which ends with this object.
 
-    The queues are resources that operations write to, and TensorFlow keeps what writes to the
-    same one in order, in conditions and loops as well. A function can fail after any of its
-    operations: what it left in a queue is told by its ticket.
+    The queues are resources, and TensorFlow keeps operations that write to the same resource in
+    order, also in conditions and loops. A function can fail after any of its operations; tickets
+    identify the entries that it left in a queue.
 
     Args:
       lock: held while an operation runs.
@@ -68,8 +69,8 @@ class _Functions:
             self._order = tf.queue.FIFOQueue(_CAPACITY, [tf.int32, tf.int64], [(), ()])
             self._tickets = ResourceVariable(0, dtype=tf.int64, trainable=False)
             self._executions = ResourceVariable(0, dtype=tf.int64, trainable=False)
-        # How often each graph has been executed when it is: after one that failed midway on each
-        # worker at another operation, it tells what is left of that from what comes next.
+        # The execution number, in each graph. If an execution failed on each worker at another
+        # operation, the number distinguishes what is left of it from the next execution.
         self._execution: MutableMapping[tf.Graph, tf.Tensor] = weakref.WeakKeyDictionary()
         arguments = (self._order, self._calls, lock)
         thread = threading.Thread(target=_serve, args=arguments, name="collectives", daemon=True)
@@ -79,13 +80,13 @@ class _Functions:
     def run(
         self, operation: Operation, tensors: Sequence[tf.Tensor], dtypes: Sequence[tf.DType]
     ) -> list[tf.Tensor]:
-        """Adds an operation to the function that is traced; see `Stream.run`."""
+        """Adds an operation to the function that is being traced; see `Stream.run`."""
         call = _Call(operation, [tensor.dtype for tensor in tensors], dtypes)
         number = len(self._calls)
         self._calls.append(call)
         graph = tf.compat.v1.get_default_graph()
         if graph not in self._execution:
-            # Of nothing else: a step that fails before its first exchange counts, too.
+            # No dependencies: a step that fails before its first exchange counts, too.
             with tf.control_dependencies(None):
                 self._execution[graph] = self._executions.assign_add(1)
         ticket = self._tickets.assign_add(1)
@@ -96,7 +97,7 @@ class _Functions:
 
 
 class _Call:
-    """One place of a function where an operation is run, and the queues to it and from it."""
+    """A place in a function at which an operation runs, with the queues to and from it."""
 
     def __init__(
         self, operation: Operation, sent: Sequence[tf.DType], received: Sequence[tf.DType]
@@ -111,11 +112,11 @@ class _Call:
     def request(
         self, ticket: tf.Tensor, execution: tf.Tensor, tensors: Sequence[tf.Tensor]
     ) -> tf.Operation:
-        """Hands over the tensors of one run."""
+        """Enqueues the tensors of one run."""
         return self._requests.enqueue([ticket, execution, *tensors])
 
     def results(self, ticket: tf.Tensor) -> list[tf.Tensor]:
-        """Takes the results of one run; raises where it failed, or they are another run's."""
+        """Dequeues the results of one run; fails if it failed, or if they are another run's."""
         received, error, *results = self._results.dequeue()
         is_mine = tf.debugging.Assert(
             tf.equal(received, ticket),
@@ -130,7 +131,7 @@ class _Call:
             return [tf.identity(result) for result in results]
 
     def serve(self, ticket: int) -> None:
-        """Runs the operation for the tensors of one run, past those that were never announced."""
+        """Runs the operation on the tensors of one run; skips those of runs never announced."""
         received, execution, *tensors = self._take_request()
         while int(received) != ticket:
             received, execution, *tensors = self._take_request()
@@ -138,7 +139,7 @@ class _Call:
             moment = f"in execution {int(execution)}: "
             results = _tensors(self._operation(_arrays(tensors), moment))
             error = self._no_error
-        except Exception as failure:  # raised again where the function takes the results
+        except Exception as failure:  # raised again where the function dequeues the results
             results = [tf.zeros([], dtype) for dtype in self._received]
             error = tf.constant(str(failure))
         tf.raw_ops.QueueEnqueueV2(
@@ -152,14 +153,14 @@ class _Call:
 
 
 def _arrays(tensors: Sequence[tf.Tensor]) -> list[np.ndarray]:
-    """Returns tensors' values, without a copy."""
+    """Returns tensors' values without a copy."""
     return [np.asarray(memoryview(tensor)) for tensor in tensors]
 
 
 def _tensors(arrays: Sequence[np.ndarray]) -> list[tf.Tensor]:
-    """Returns tensors of arrays, which are not written to again; without a copy if aligned.
+    """Returns tensors of arrays that are not written to again; without a copy if aligned.
 
-    TensorFlow ends the process where a tensor that it did not copy is not aligned.
+    TensorFlow aborts the process if a tensor that it did not copy is not aligned.
     """
     return [
         tf.convert_to_tensor(array)

@@ -13,13 +13,13 @@ import numpy as np
 from strategies.collectives.shared_memory.channel import CHUNK_BYTES, Channel
 
 _BUFFERS = 8
-_UNUSED = 3  # references
-ALIGNMENT = 64  # TensorFlow takes an array over without a copy where it begins at a multiple
+_UNUSED = 3  # references to an unused buffer
+ALIGNMENT = 64  # of an array that TensorFlow can use without a copy
 
 
 @dataclasses.dataclass(frozen=True)
 class _Piece:
-    """Numbers of one array that are in one chunk: array[start:stop], from a byte of the chunk."""
+    """The elements array[start:stop] of one array in one chunk, from byte `offset` of the chunk."""
 
     array: int
     start: int
@@ -30,13 +30,14 @@ class _Piece:
 def sum_vectors(
     channel: Channel, arrays: Sequence[np.ndarray], buffers: BufferPool, moment: str = ""
 ) -> list[np.ndarray]:
-    """Returns the sums of arrays over all workers, added up in the order of their ranks.
+    """Returns the sums of arrays over all workers, added in the order of ranks.
 
     Args:
-      channel: among the workers.
-      moment: what tells this operation from others like it, the same on every worker.
+      channel: the channel among the workers.
       arrays: vectors, of the same lengths and dtypes on every worker.
-      buffers: where results are.
+      buffers: the memory for the results.
+      moment: a text that distinguishes this operation from others like it; the same on every
+        worker.
     """
     described = tuple((array.size, array.dtype.str) for array in arrays)
     channel.begin_operation(f"{moment}sum of {described}")
@@ -82,7 +83,7 @@ def _write(channel: Channel, arrays: Sequence[np.ndarray], pieces: Sequence[_Pie
 def _pieces(
     arrays: tuple[tuple[int, str], ...],
 ) -> tuple[list[int], list[list[_Piece]]]:
-    """Returns where arrays begin in one buffer, with its length, and the pieces of each chunk."""
+    """Returns the arrays' offsets in one buffer, then its length; and the pieces of each chunk."""
     starts: list[int] = []
     chunks: list[list[_Piece]] = []
     start = 0
@@ -102,12 +103,12 @@ def _pieces(
 def gather(
     channel: Channel, array: np.ndarray, buffers: BufferPool, moment: str = ""
 ) -> np.ndarray:
-    """Returns the workers' arrays joined along axis 0, by rank.
+    """Returns the workers' arrays concatenated along axis 0, by rank.
 
     Args:
-      channel: among the workers.
-      array: only its first dimension may differ between workers.
-      buffers: where the result is.
+      channel: the channel among the workers.
+      array: an array of which only the first dimension may differ between workers.
+      buffers: the memory for the result.
       moment: as for `sum_vectors`.
     """
     channel.begin_operation(f"{moment}all_gather of {array.dtype.str} {array.shape[1:]}")
@@ -130,9 +131,9 @@ def broadcast(
     """Returns the first worker's array.
 
     Args:
-      channel: among the workers.
-      array: of the same shape and dtype on every worker.
-      buffers: where the result is.
+      channel: the channel among the workers.
+      array: an array of the same shape and dtype on every worker.
+      buffers: the memory for the result.
       moment: as for `sum_vectors`.
     """
     channel.begin_operation(f"{moment}broadcast of {array.dtype.str} {array.shape}")
@@ -153,13 +154,13 @@ def all_to_all(
     buffers: BufferPool,
     moment: str = "",
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the rows that all workers sent to this one, by rank, and the number from each.
+    """Returns the rows that all workers sent to this one, by rank, and their number per worker.
 
     Args:
-      channel: among the workers.
-      array: rows, those for the first worker first.
-      counts: [workers] int64, how many rows are for each.
-      buffers: where the rows are.
+      channel: the channel among the workers.
+      array: the rows to send, ordered by the receiver's rank.
+      counts: [workers] int64, the number of rows for each worker.
+      buffers: the memory for the rows.
       moment: as for `sum_vectors`.
     """
     channel.begin_operation(f"{moment}all_to_all of {array.dtype.str} {array.shape[1:]}")
@@ -184,15 +185,15 @@ def _exchange(
     payload: np.ndarray,
     wanted: Callable[[np.ndarray], Sequence[tuple[int, np.ndarray]]],
 ) -> None:
-    """Gives all workers bytes to choose from, and copies those that this one wants.
+    """Offers bytes to all workers, and copies the bytes that this worker wants of theirs.
 
     Args:
-      channel: among the workers.
-      header: [n] int64, of the same length on every worker; its last number is the length of
-        the payload.
-      payload: bytes.
-      wanted: is given all headers, [workers, n], and returns, for each worker, the first byte
-        that this one wants of its payload and the bytes to copy them to.
+      channel: the channel among the workers.
+      header: [n] int64, of the same length on every worker; the last number is the length of the
+        payload.
+      payload: the bytes that this worker offers.
+      wanted: takes all headers, [workers, n]; returns for each worker the first byte that this
+        worker wants of its payload, and the bytes to copy to.
     """
     space = CHUNK_BYTES - header.nbytes
     chunk = channel.begin_write()
@@ -228,18 +229,18 @@ def _exchange(
 
 
 class BufferPool:
-    """Memory for results, used again when nobody holds what was in it.
+    """Memory for results, reused when nothing refers to the earlier results in it.
 
-    New memory of many megabytes costs more than to fill it: the kernel makes its pages one by one.
+    Allocating many megabytes costs more than filling them: the kernel creates pages one by one.
     """
 
     def __init__(self) -> None:
         self._owners: list[np.ndarray] = []
 
     def take(self, length: int) -> np.ndarray:
-        """Returns so many bytes, not initialized, which begin at a multiple of `ALIGNMENT`."""
+        """Returns `length` uninitialized bytes that begin at a multiple of `ALIGNMENT`."""
         for owner in self._owners:
-            # Referred to by the list, by the loop and for the call; by each array in it as well.
+            # Unused: only the list, the loop and the call refer to it, and no array within it.
             if len(owner) == length + ALIGNMENT and sys.getrefcount(owner) == _UNUSED:
                 return _aligned(owner, length)
         self._owners = [*self._owners[1 - _BUFFERS :], np.empty(length + ALIGNMENT, np.uint8)]

@@ -1,4 +1,4 @@
-"""TensorFlow's gRPC server, which makes this process a worker of a cluster."""
+"""TensorFlow's gRPC server, through which this process joins a cluster as a worker."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from tf_config import ClusterConfigError, ClusterSpec, Task
 
 _ANSWER_SECONDS = 2.0
 _LEAVE_SECONDS = 5.0
-# The group of those that are about to end; all others have higher numbers.
+# The group key of the operation before a worker ends; all other group keys are higher.
 _LEAVE_GROUP = 0
 
-# A process has one server of TensorFlow's.
+# A process has one TensorFlow server.
 _joined: tuple[ClusterSpec, Task] | None = None
 
 
@@ -30,13 +30,13 @@ def join(cluster: ClusterSpec, task: Task, timeout: float) -> None:
 
     Args:
       cluster: the workers.
-      task: this one.
-      timeout: seconds to wait for the others.
+      task: the task of this process.
+      timeout: the number of seconds to wait for the other workers.
 
     Raises:
-      TimeoutError: if a worker does not come in time; the message names it.
+      TimeoutError: if a worker does not arrive in time; the message names it.
       ClusterConfigError: if this worker's port is taken, or the workers' clusters differ.
-      RuntimeError: if TensorFlow has made tensors before, or has joined another job.
+      RuntimeError: if TensorFlow has already created tensors or joined another job.
     """
     global _joined
     if _joined == (cluster, task):
@@ -70,13 +70,13 @@ def device_of(task: Task) -> str:
 def _leave(size: int, watch: LivenessWatch, process: int) -> None:
     """Waits briefly for the other workers before the process ends.
 
-    What this worker sent last may still be on its way out of the process. A child that it was
-    forked into does nothing.
+    The last values that this worker sent may still be on their way out of the process. In a forked
+    child it does nothing.
     """
     if os.getpid() != process:
         return
     watch.stop()
-    if hasattr(sys, "last_value"):  # an error ends this process: nobody else is about to leave
+    if hasattr(sys, "last_value"):  # an error ends this process: no other worker is leaving
         return
     with contextlib.suppress(tf.errors.OpError), tf.device("/device:CPU:0"):
         tf.raw_ops.CollectiveReduceV2(
@@ -129,7 +129,7 @@ def _serve_tensorflow(cluster: ClusterSpec, task: Task) -> None:
 
 
 def _wait_for_servers(cluster: ClusterSpec, task: Task, start: float, timeout: float) -> None:
-    """Waits until the server of every worker answers; names those that do not."""
+    """Waits until the server of every worker answers; an error names those that do not."""
     missing = [other for other in cluster.training_tasks if other != task]
 
     def all_answer() -> bool:

@@ -1,4 +1,4 @@
-"""Liveness checks, so that no worker waits for one that has died."""
+"""Liveness checks, so that no worker waits for a dead one."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _TRIES = 3
 class LivenessWatch:
     """A thread that checks the liveness of all workers in turn.
 
-    Where one is not, what waits for it ends with `tf.errors.UnavailableError`. A process that has
-    ended refuses the connection: it is missed after two pauses. A host that falls silent is
-    missed after three times `_ANSWER_SECONDS`.
+    If a worker is dead, operations that wait for it end with `tf.errors.UnavailableError`. A
+    process that has ended refuses the connection, which is detected after two pauses. A silent
+    host is detected after three times `_ANSWER_SECONDS`.
 
     Args:
-      workers: each worker's name, by TensorFlow's name for its task.
+      workers: each worker's name, by its TensorFlow device name.
     """
 
     def __init__(self, workers: Mapping[str, str]):
@@ -35,7 +35,7 @@ class LivenessWatch:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stops the thread, so that it checks nothing while Python shuts down."""
+        """Stops the thread, so that it does not run while Python shuts down."""
         self._stopped.set()
         self._thread.join()
 

@@ -1,7 +1,7 @@
-"""The rendezvous of all workers at the start, with a timeout that names those missing.
+"""The rendezvous of all workers at the start, with a timeout that names the missing ones.
 
-The first worker serves a small store over HTTP (Horovod's rendezvous server, or `StoreServer`);
-each worker leaves its name there and looks for the names of all others.
+The first worker serves a small key-value store over HTTP (Horovod's rendezvous server, or
+`StoreServer`). Each worker writes its name there and looks for the names of all others.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tf_config.listening import listening_hosts
 from tf_config.secret import SECRET_VARIABLE, secret_of
 from tf_config.store import StoreHandler, StoreServer, ask
 
-# Gives what every worker gave it, by rank; all of them call it together.
+# Returns the bytes that every worker passed, by rank; all workers call it together.
 Exchange = Callable[[bytes], list[bytes]]
 
 _POLL_SECONDS = 0.1
@@ -39,14 +39,15 @@ _EXCHANGES = "keras_strategies_exchange"
 def meeting(
     cluster: ClusterSpec, task: Task, timeout: float, communication: str
 ) -> Iterator[Exchange]:
-    """Waits for all workers, through a store that the first one serves while the block runs.
+    """Waits for all workers through a store that the first worker serves while the block runs.
 
     Yields:
-      What exchanges bytes with all of them.
+      A function that exchanges bytes among all workers.
 
     Raises:
-      TimeoutError: if a worker does not come in time; the message names it.
-      ClusterConfigError: if the first worker's port is taken, or the workers differ.
+      TimeoutError: if a worker does not arrive in time; the message names it.
+      ClusterConfigError: if the first worker's port is taken, or the workers' clusters or ways of
+        communication differ.
     """
     is_first = task == cluster.training_tasks[0]
     address = cluster.addresses[task]
@@ -57,17 +58,17 @@ def meeting(
         leave(cluster, task, wait_for_others=is_first)
     finally:
         if server is not None:
-            # Something else may listen at the same address next.
+            # Another server may listen at the same address next.
             server.shutdown()
             server.server_close()
 
 
 def wait_for_end(cluster: ClusterSpec, task: Task) -> None:
-    """Waits until the store of a meeting is gone, so that a next one begins with an empty store.
+    """Waits until the store of a meeting is gone, so that the next one begins with an empty store.
 
     Args:
       cluster: the workers.
-      task: this one, which has left the meeting.
+      task: the task of this process, which has left the meeting.
     """
     store = Store(cluster.addresses[cluster.training_tasks[0]], _DEPARTURES)
     end = time.monotonic() + 2 * _LEAVE_SECONDS
@@ -112,18 +113,18 @@ def _exchange_in_store(cluster: ClusterSpec, task: Task, timeout: float) -> Exch
 def wait_for_all(
     cluster: ClusterSpec, task: Task, timeout: float, communication: str = "horovod"
 ) -> None:
-    """Waits for all workers; logs those that are missing every 5 seconds.
+    """Waits for all workers; logs the missing ones every 5 seconds.
 
     Args:
-      cluster: what this task was told of the cluster.
-      task: this one.
-      timeout: seconds until it gives up.
-      communication: what it takes to exchange values.
+      cluster: the cluster as this task knows it.
+      task: the task of this process.
+      timeout: the number of seconds to wait.
+      communication: the way in which this task exchanges values.
 
     Raises:
-      TimeoutError: if a worker did not come in time; the message names it.
-      ClusterConfigError: if a worker came that was told of another cluster, or that takes
-        something else to exchange values.
+      TimeoutError: if a worker does not arrive in time; the message names it.
+      ClusterConfigError: if a worker arrives with another cluster or another way of
+        communication.
     """
     tasks = cluster.training_tasks
     store = Store(cluster.addresses[tasks[0]])
@@ -134,9 +135,9 @@ def wait_for_all(
 
     def all_arrived() -> bool:
         nonlocal has_arrived
-        # Each time: a first worker that was started again knows of nobody.
+        # Repeated each time: a restarted first worker has an empty store.
         has_arrived = not others or store.put(task, mine)
-        # One question at a time: with all at once, N workers would ask N * N.
+        # One request at a time: with all at once, N workers would send N * N.
         while has_arrived and others and _has_arrived(store, others[0], mine):
             others.pop(0)
         return not others
@@ -144,7 +145,7 @@ def wait_for_all(
     def missing() -> str:
         if has_arrived:
             others[:] = [other for other in others if not _has_arrived(store, other, mine)]
-        # Where nobody answers, the first worker is not here, and only that is known.
+        # If the store does not answer, only the first worker is known to be missing.
         absent = others if has_arrived else tasks[:1]
         names = ", ".join(f"{other} ({cluster.addresses[other]})" for other in absent)
         return f"{names}, who has another {SECRET_VARIABLE}" if store.is_refused else names
@@ -168,8 +169,8 @@ def leave(cluster: ClusterSpec, task: Task, wait_for_others: bool = False) -> No
 
     Args:
       cluster: the workers.
-      task: this one.
-      wait_for_others: whether to return only when all others have said so, or are late.
+      task: the task of this process.
+      wait_for_others: whether to wait, for a limited time, until all others have announced it.
     """
     tasks = cluster.training_tasks
     store = Store(cluster.addresses[tasks[0]], _DEPARTURES)
@@ -183,14 +184,14 @@ def leave(cluster: ClusterSpec, task: Task, wait_for_others: bool = False) -> No
 
 
 class Store:
-    """The first worker's key-value store, as the others see it.
+    """A client of the first worker's key-value store.
 
     Args:
-      address: of the first worker.
-      scope: what the entries belong to.
+      address: the address of the first worker.
+      scope: the scope of the entries.
 
     Attributes:
-      is_refused: whether the last request was, for the job's secret is another one there.
+      is_refused: whether the last request was refused, because the store has another secret.
     """
 
     def __init__(self, address: Address, scope: str = _ARRIVALS):
@@ -200,12 +201,12 @@ class Store:
         self.is_refused = False
 
     def put(self, key: Task | str, value: bytes) -> bool:
-        """Writes an entry, of a task or of all; returns whether the store was there."""
+        """Writes an entry under a task or a name; returns whether the store accepted it."""
         status, _ = self._request("PUT", key, value)
         return status == HTTPStatus.OK
 
     def get(self, key: Task | str) -> bytes | None:
-        """Returns an entry; None if there is none."""
+        """Returns an entry; None if it does not exist."""
         status, body = self._request("GET", key)
         return body if status == HTTPStatus.OK else None
 
@@ -219,13 +220,13 @@ class Store:
 def serve(
     server_class: type[socketserver.BaseServer], address: Address, task: Task, *arguments: object
 ) -> socketserver.BaseServer:
-    """Starts a server at an address, in a thread of its own.
+    """Starts a server at an address, in a separate thread.
 
     Args:
-      server_class: what is started.
-      address: where it listens.
-      task: whose address that is.
-      *arguments: those of `server_class` after the address.
+      server_class: the class of the server.
+      address: the address to listen on.
+      task: the task whose address it is.
+      *arguments: the arguments of `server_class` after the address.
 
     Raises:
       ClusterConfigError: if the address is taken.
@@ -233,7 +234,7 @@ def serve(
     places = listening_hosts(address.host)
     attributes = {
         "daemon_threads": True,
-        "allow_reuse_port": False,  # newer Pythons share the port between two servers
+        "allow_reuse_port": False,  # newer Python versions would let two servers share the port
         "address_family": places[0][0],
     }
     server_class = type("Server", (server_class,), attributes)
@@ -250,7 +251,7 @@ def serve(
                 f"but {error.strerror}. Choose a free port of this machine in TF_CONFIG."
             ) from None
         break
-    # To stop it takes up to so many seconds.
+    # The longest time that stopping the server takes.
     poll = {"poll_interval": _SERVE_POLL_SECONDS}
     thread = threading.Thread(
         target=server.serve_forever, kwargs=poll, name="rendezvous", daemon=True

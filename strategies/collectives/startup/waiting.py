@@ -1,4 +1,4 @@
-"""Waiting for other tasks, with a timeout that names those missing."""
+"""Waiting for other tasks, with a timeout that names the missing ones."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def wait_until(
     """Waits until a condition holds; logs what is missing every 5 seconds.
 
     Args:
-      is_done: the condition, asked again and again.
-      missing: names those that are waited for; an empty text if they have all come meanwhile.
-      message: of the error, made of the names of those that are missing.
-      timeout: seconds until it gives up.
+      is_done: returns whether the condition holds; called repeatedly.
+      missing: returns the names of the missing tasks; empty if all have arrived meanwhile.
+      message: returns the error's message, given the names of the missing tasks.
+      timeout: the number of seconds to wait.
       waiter: the task that waits, for the log.
-      start: when the wait began, of `time.monotonic`; None is now.
-      poll_seconds: the longest pause between two questions; the first ones are shorter.
+      start: when the wait began, by `time.monotonic`; None is now.
+      poll_seconds: the longest pause between two checks; the first ones are shorter.
 
     Raises:
       TimeoutError: if the condition does not hold in time.
@@ -53,7 +53,7 @@ def wait_until(
 
 
 def pauses_up_to(seconds: float) -> Iterator[float]:
-    """Yields the seconds between two questions: ever longer, for most waits are short.
+    """Yields the seconds between two checks: increasing, because most waits are short.
 
     >>> pauses = pauses_up_to(0.1)
     >>> [round(next(pauses), 3) for _ in range(7)]

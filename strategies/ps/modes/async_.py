@@ -14,23 +14,23 @@ from strategies.ps.step_program import StepProgram
 
 
 class Async:
-    """Sends a worker's updates from a background thread, while the worker computes on.
+    """Sends a worker's updates from a background thread while the worker keeps computing.
 
-    Steps wait in a queue; where the servers fall behind, it fills up and the worker waits. The
-    thread takes up to `max_merge` steps at once from it and sends their sum as one update; steps
-    that have no sum, such as those that assign values, it sends one by one. After every
-    `pull_every` steps sent it pulls the variables' present values, which the worker goes on with
-    from its next step.
+    Steps wait in a queue. If the servers fall behind, the queue fills up and the worker waits. The
+    thread takes up to `max_merge` steps from the queue and sends their sum as one update; it sends
+    steps that cannot be summed, such as those that assign values, one by one. After every
+    `pull_every` steps sent, it pulls the variables' present values, which the worker uses from its
+    next step on.
 
-    Staleness: what a worker computes with lacks at most `send_queue_size` of its own steps that
-    wait or are on their way, and `pull_every - 1` that were sent after the last pull. How many of
-    another worker's it lacks has no bound.
+    Staleness: the values that a worker computes with lack at most `send_queue_size` of its own
+    steps that are queued or being sent, and `pull_every - 1` that were sent after the last pull.
+    The number of another worker's steps that they lack is unbounded.
 
     Args:
-      servers: of the job.
-      max_merge: how many steps may be merged into one update.
-      send_queue_size: how many steps may wait or be on their way.
-      pull_every: steps between two pulls.
+      servers: the servers of the job.
+      max_merge: the maximum number of steps that are merged into one update.
+      send_queue_size: the maximum number of steps that are queued or being sent.
+      pull_every: the number of steps between two pulls.
     """
 
     def __init__(self, servers: Servers, max_merge: int, send_queue_size: int, pull_every: int):
@@ -65,7 +65,7 @@ class Async:
         self._raise()
 
     def forget_pulled(self) -> None:
-        """Drops values that were pulled and not gone on with yet, for there are newer ones."""
+        """Drops pulled values that no step has used yet, because they are outdated."""
         with self._lock:
             self._newest.clear()
 
@@ -118,6 +118,6 @@ class Async:
         with self._lock:
             for other in self._newest:
                 if other is not program and other.shares_variables(program):
-                    # Older than what this program goes on with; pulled again when it is asked for.
+                    # Older than this program's new values; pulled again when needed.
                     self._newest[other] = None
             self._newest[program] = [vector for vectors in changed for vector in vectors]

@@ -1,4 +1,4 @@
-"""GEO-SGD: local training, with the progress added to the servers every few steps."""
+"""GEO-SGD: local training whose progress is added to the servers every few steps."""
 
 from __future__ import annotations
 
@@ -15,23 +15,22 @@ from strategies.ps.variables import SharedVariable, add, assign_copy, local_copy
 class Geo:
     """GEO-SGD: each of N workers adds 1/N of its progress to the servers' values.
 
-    A worker trains its copy W with an optimizer of its own, and remembers the value W' that it
-    last had in common with the servers. At an exchange it sends delta = (W - W') / N, which the
-    servers add to their value V; then W' becomes W' + delta, W becomes W + V - W', and W' becomes
-    V. So the progress that is not sent yet shrinks by 1 - 1/N an exchange, nothing of it is lost,
-    and of one worker W equals V after each exchange. The algorithm is that of PaddlePaddle's
-    GeoCommunicator.
+    A worker trains its copy W with its own optimizer and keeps W', the value that it last had in
+    common with the servers. At an exchange it sends delta = (W - W') / N, which the servers add to
+    their value V; then W' becomes W' + delta, W becomes W + V - W', and W' becomes V. Each
+    exchange thus multiplies the unsent progress by 1 - 1/N, no progress is lost, and with a single
+    worker W equals V after each exchange. The algorithm is that of PaddlePaddle's GeoCommunicator.
 
-    Steps are counted for each set of variables by itself, for models that are trained in turn make
-    steps of different ones.
+    Steps are counted separately for each set of variables, because models that are trained in
+    turn update different variables.
 
-    Staleness: what a worker computes with lacks none of its own steps; of another worker's it
-    lacks those of up to `every` steps that are not sent yet, and those sent since the last
-    exchange of its own.
+    Staleness: the values that a worker computes with lack none of its own steps. They lack up to
+    `every` steps that another worker has not sent yet, and the steps that it has sent since this
+    worker's last exchange.
 
     Args:
-      size: how many workers there are.
-      every: steps between two exchanges of the same variables.
+      size: the number of workers.
+      every: the number of steps between two exchanges of the same variables.
     """
 
     def __init__(self, size: int, every: int):
@@ -40,11 +39,11 @@ class Geo:
         self._steps: dict[frozenset[str], ResourceVariable] = {}
 
     def step(self, variables: Sequence[SharedVariable], push_and_pull: PushAndPull) -> None:
-        """Counts a step, and exchanges the variables when it is due.
+        """Counts a step, and exchanges the variables if an exchange is due.
 
         Args:
-          variables: that the step has changed.
-          push_and_pull: applies updates on the servers, and returns the new values.
+          variables: the variables that the step has changed.
+          push_and_pull: applies updates on the servers and returns the new values.
         """
 
         def exchange_deltas() -> tf.Tensor:
@@ -64,7 +63,7 @@ class Geo:
         tf.cond(steps % self._every == 0, exchange_deltas, lambda: tf.constant(False))
 
     def _steps_of(self, variables: Sequence[SharedVariable]) -> ResourceVariable:
-        """Returns the number of steps that have changed just these variables."""
+        """Returns the counter of the steps that have changed exactly these variables."""
         names = frozenset(variable.remote.name for variable in variables)
         if names not in self._steps:
             with tf.init_scope(), tf.device("/device:CPU:0"):

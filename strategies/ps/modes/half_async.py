@@ -1,4 +1,4 @@
-"""Half-asynchronous training: a worker waits for its own updates only."""
+"""Half-asynchronous training: a worker waits only for its own updates."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from strategies.ps.step_program import StepProgram
 
 
 class HalfAsync:
-    """Applies a worker's updates in each of its steps, and goes on with the new values.
+    """Applies a worker's updates in each of its steps; the next step uses the new values.
 
-    Staleness: of a worker's own steps none is missing from what it computes with; of another
-    worker's, those that were sent while it computed.
+    Staleness: the values that a worker computes with lack none of its own steps. They lack another
+    worker's steps that were sent while this worker computed.
 
     Args:
-      servers: of the job.
+      servers: the servers of the job.
     """
 
     def __init__(self, servers: Servers):
@@ -31,4 +31,4 @@ class HalfAsync:
         """Does nothing: no updates are pending."""
 
     def forget_pulled(self) -> None:
-        """Does nothing: a step goes on with what it pulled."""
+        """Does nothing: each step uses the values that it pulled."""

@@ -1,4 +1,4 @@
-"""Synchronous training: one update a step, from the gradients of all workers."""
+"""Synchronous training: one update per step, from the gradients of all workers."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from strategies.ps.step_program import StepProgram
 
 
 class Sync:
-    """Applies one update a step on each server; all workers go on with the new values.
+    """Applies one update per step on each server; all workers continue with the new values.
 
-    Gradients come here reduced, the same on all workers, so one worker sends them: of N workers
-    the k-th one to the servers k, k + N, ... Where that one has ended, the next one does.
+    Gradients are already reduced and the same on all workers, so one worker sends them to each
+    server: of N workers, the k-th sends them to servers k, k + N, ... If that worker has ended,
+    the next one sends them.
 
     Staleness: none.
 
     Args:
-      servers: of the job.
-      operations: takes what this worker is in.
+      servers: the servers of the job.
+      operations: tracks the operation that this worker is in.
     """
 
     def __init__(self, servers: Servers, operations: OperationTracker):
@@ -40,7 +41,7 @@ class Sync:
         """Does nothing: no updates are pending."""
 
     def forget_pulled(self) -> None:
-        """Does nothing: a step goes on with what it pulled."""
+        """Does nothing: each step uses the values that it pulled."""
 
     def _update(self, server: Server, program: StepProgram, push: Push) -> list[np.ndarray]:
         changed = None
@@ -50,7 +51,7 @@ class Sync:
                 changed = program.push_and_pull(push, server)
             _, present = self._barrier(server)(0)
             self._present[server.number] = present.tolist()
-            # Who has not come to the barrier had ended before it sent anything.
+            # A sender absent from the barrier had ended before it sent anything.
             if present[sender]:
                 return program.pull(server) if changed is None else changed
 
