@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from strategies._keras import is_unsynchronized_state
+from strategies._keras import is_unsynchronized_state, optimizer_of
 from strategies._tensorflow import (
     MirroredVariable,
     UpdateContext,
@@ -17,8 +17,10 @@ from strategies._tensorflow import (
 )
 from strategies.collectives import LocalCollectives
 from strategies.core.extended import ReplicatedExtended
+from strategies.gpus import count_gpus
 from strategies.mirrored import MirroredReduction, checked_devices, local_devices
 from strategies.reduction import ReductionOptions
+from strategies.variables.elementwise import update_without_xla
 from strategies.variables.sparse_variable import SparseVariable
 
 _HOST = "/device:CPU:0"
@@ -70,7 +72,7 @@ class CentralStorageStrategy(MirroredReduction, tf.distribute.MirroredStrategy):
                 "both. Leave out one."
             )
         if compute_devices is None:
-            gpus = len(tf.config.list_physical_devices("GPU"))
+            gpus = count_gpus()
             compute_devices = local_devices(num_replicas, range(gpus))
         else:
             compute_devices = checked_devices(compute_devices)
@@ -130,6 +132,7 @@ class CentralExtended(ReplicatedExtended):
     def _update(self, var: Any, fn: Callable[..., Any], args: Any, kwargs: Any, group: bool) -> Any:
         if isinstance(var, SparseVariable) or len(set(map(id, var.values))) > 1:
             return super()._update(var, fn, args, kwargs, group)
+        update_without_xla(optimizer_of(fn))
         with tf.device(self._holder), UpdateContext(0):
             updated = fn(var.values[0], *select_replica(0, args), **select_replica(0, kwargs))
         return update_regroup(self, [updated] * len(self._devices), group)
@@ -142,6 +145,7 @@ class CentralExtended(ReplicatedExtended):
         kwargs: Any = None,
         group: bool = True,
     ) -> Any:
+        update_without_xla(optimizer_of(fn))
         if not isinstance(var, CentralVariable) or not self._is_inside_branch():
             return super()._replica_ctx_update(var, fn, args, kwargs, group)
         if self.local_replica() > 0:

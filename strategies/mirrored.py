@@ -12,6 +12,7 @@ from strategies._tensorflow import canonicalize
 from strategies.collectives import LocalCollectives
 from strategies.collectives.health.agreement import agree
 from strategies.core.extended import ReplicatedExtended
+from strategies.gpus import count_gpus
 from strategies.reduction import ReductionOptions
 
 
@@ -119,7 +120,7 @@ class MirroredStrategy(MirroredReduction, tf.distribute.MirroredStrategy):
                 "Leave out one."
             )
         if devices is None:
-            gpus = len(tf.config.list_physical_devices("GPU"))
+            gpus = count_gpus()
             devices = local_devices(num_replicas, range(gpus))
         else:
             devices = checked_devices(devices)

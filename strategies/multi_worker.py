@@ -14,6 +14,7 @@ from strategies.core.announcement import announce
 from strategies.core.extended import ReplicatedExtended
 from strategies.core.random_seeds import share_seed
 from strategies.core.resolver import config_of, resolver_of
+from strategies.gpus import count_gpus
 from strategies.mirrored import MirroredReduction, local_devices
 from strategies.reduction import ReductionOptions
 from strategies.reduction.options import packed
@@ -137,7 +138,7 @@ def start_timeout_seconds(seconds: float | None, environ: Mapping[str, str] = os
 
 def gpus_of(config: TFConfig | None, environ: Mapping[str, str] = os.environ) -> range:
     """Returns the numbers of this worker's GPUs; the workers of a host share its GPUs evenly."""
-    gpus = len(tf.config.list_physical_devices("GPU"))
+    gpus = count_gpus()
     if config is None or config.task not in config.cluster.training_tasks:
         return range(gpus)
     if any(all(environ.get(name) for name in group) for group in _OWN_GPUS):
@@ -146,6 +147,13 @@ def gpus_of(config: TFConfig | None, environ: Mapping[str, str] = os.environ) ->
     here = config.cluster.addresses[config.task].host
     local = [task for task in tasks if config.cluster.addresses[task].host == here]
     if gpus < len(local):  # CUDA_VISIBLE_DEVICES may give each worker its own, all numbered 0
+        if gpus and not environ.get("CUDA_VISIBLE_DEVICES"):
+            logging.warning(
+                "Each worker needs a GPU of its own. Received: %d workers on this host, where "
+                "TensorFlow sees %d. Start fewer workers, set CUDA_VISIBLE_DEVICES=-1 to train on "
+                "the CPU, or set %s=1 if each worker sees another GPU.",
+                len(local), gpus, OWN_GPUS_VARIABLE,
+            )  # fmt: skip
         return range(gpus)
     each = gpus // len(local)
     return range(local.index(config.task) * each, (local.index(config.task) + 1) * each)

@@ -31,10 +31,13 @@ def main() -> int:
         return 2
     cluster = config.cluster  # type: ignore[union-attr]
     address = cluster.addresses[task]
-    tf.config.set_visible_devices([], "GPU")
     jobs = tf.train.ClusterSpec({"ps": {task.index: str(address)}})
     try:
-        server = tf.distribute.Server(jobs, job_name="ps", task_index=task.index)
+        # What `tf.config` sets is not the server's: it would take the memory of all GPUs.
+        without_gpus = tf.compat.v1.ConfigProto(device_count={"GPU": 0})
+        server = tf.distribute.Server(
+            jobs, job_name="ps", task_index=task.index, config=without_gpus
+        )
     except tf.errors.OpError as error:
         print(
             f"strategies.serve: A server listens at its own address. Received: {address} for "

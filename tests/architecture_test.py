@@ -19,6 +19,7 @@ LAYERS = [
     "strategies.checks",
     "strategies.assertions",
     "strategies.partitioning",
+    "strategies.gpus",
     "strategies._tensorflow",
     "strategies.frames",
     "strategies._keras",

@@ -11,8 +11,8 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from strategies._keras import watched_gradients
-from strategies._tensorflow import ResourceVariable
+from strategies._keras import tensorflow_variable, watched_gradients
+from strategies._tensorflow import ResourceVariable, is_compiled_by_xla
 from strategies.callbacks.base import Callback
 from strategies.collectives.workers import collectives_of
 
@@ -115,12 +115,16 @@ class _Counts:
 
     def __init__(self, variables: Sequence[Any]):
         self.variables = list(variables)  # kept alive, so that no other variable gets one's id
-        with tf.init_scope(), tf.device("/device:CPU:0"):
+        # XLA compiles a step for the device that the variables are on.
+        is_compiled = is_compiled_by_xla(tf.compat.v1.get_default_graph())
+        first = tensorflow_variable(variables[0]) if variables else None
+        self._device = first.device if is_compiled and first is not None else "/device:CPU:0"
+        with tf.init_scope(), tf.device(self._device):
             self._found = ResourceVariable(tf.zeros([len(variables)], tf.int64), trainable=False)
 
     def add(self, wrong: tf.Tensor) -> None:
         """Adds one to the count of each gradient that is not finite."""
-        with tf.device("/device:CPU:0"):
+        with tf.device(self._device):
             self._found.assign_add(tf.cast(wrong, tf.int64), read_value=False)
 
     def take(self) -> np.ndarray:

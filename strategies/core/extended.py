@@ -18,6 +18,7 @@ from strategies._keras import (
     SEED_STATE,
     check_overflow_can_be_agreed,
     is_unsynchronized_state,
+    optimizer_of,
     overflow_agreed,
     running_method,
 )
@@ -46,6 +47,7 @@ from strategies.data.same_rows import compare_first_batch
 from strategies.data.sharding import equal_steps, number_of_rows, shard_dataset, unsharded
 from strategies.reduction import ReductionOptions, ReplicaCrossDeviceOps
 from strategies.reduction.xla import check_devices
+from strategies.variables.elementwise import update_without_xla
 from strategies.variables.on_read import OnReadVariable
 from strategies.variables.sparse_variable import SparseVariable, table_asked_for
 from strategies.variables.zero import ShardedOptimizerState
@@ -311,6 +313,7 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         self, var: SparseVariable, fn: Callable[..., Any], args: Any, kwargs: Any
     ) -> Any:
         """Updates this worker's rows of a table, which its replicas share."""
+        update_without_xla(optimizer_of(fn))
         args, kwargs = tf.nest.map_structure(self._first_local, (tuple(args), dict(kwargs or {})))
         with tf.device(self._worker_device):
             return fn(var, *args, **kwargs)

@@ -77,7 +77,8 @@ class Epochs:
         goes_on = tf.data.Dataset.from_tensors(True).repeat()
         self._endless = tf.data.Dataset.zip((goes_on, self.one_epoch)).concatenate(end).repeat()
         run = iter(self._endless)
-        inside = tf.Variable(False, trainable=False)
+        with tf.device("/device:CPU:0"):  # where tf.data runs
+            inside = tf.Variable(False, trainable=False)
 
         @_as_written
         def take(_: tf.Tensor) -> Any:

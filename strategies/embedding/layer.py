@@ -46,8 +46,6 @@ class EmbeddingLayer:
       tables: the tables, None before the layer is built.
     """
 
-    # Tells Keras 3 to leave XLA out, which has no hash tables.
-    supports_jit = False
     initializers: Any  # keras.initializers or tf_keras.initializers
     optimizers: Any  # keras.optimizers or tf_keras.optimizers
     not_equal: Callable[..., Any]  # of tensors, and of what Keras traces a model with
@@ -78,6 +76,7 @@ class EmbeddingLayer:
     ):
         # Keras would make ids in floating point less exact, in the dtype of a mixed policy.
         super().__init__(**{**check_of_stock(kwargs), "autocast": False})
+        self.supports_jit = False  # tells Keras 3 not to compile by XLA, which has no hash tables
         check_dtype(self)
         check_which(output_dim, features)
         check_settings(combiner, unseen, seed)

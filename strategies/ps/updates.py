@@ -11,7 +11,7 @@ import tensorflow as tf
 from strategies._keras import optimizer_of
 from strategies.ps.creation import is_assignment
 from strategies.ps.variables import SharedVariable
-from strategies.variables.elementwise import ELEMENTWISE, is_elementwise
+from strategies.variables.elementwise import ELEMENTWISE, is_elementwise, update_without_xla
 
 # Nadam's update reads and writes state that all variables share.
 _NOT_PER_VARIABLE = "Nadam"
@@ -92,6 +92,7 @@ def check_applicable(updates: Sequence[VariableUpdate]) -> None:
         optimizer = optimizer_of(update.fn)
         if optimizer is None:
             continue
+        update_without_xla(optimizer)
         name = type(optimizer).__name__
         if any(cls.__name__ == _NOT_PER_VARIABLE for cls in type(optimizer).__mro__):
             raise ValueError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -14,12 +15,14 @@ from strategies._tensorflow import (
     regroup,
 )
 from strategies.collectives import Collectives
+from strategies.gpus import has_virtual_gpus
 from strategies.reduction import sparse
 from strategies.reduction.options import ReductionOptions
 from strategies.reduction.xla import check_communication
 
 _LARGEST_RANK = 16  # of a tensor to gather
 _ANY, _NONE = -1, -2
+_NCCL_DTYPES = (tf.float16, tf.float32, tf.float64)
 
 
 class ReplicaCrossDeviceOps(tf.distribute.CrossDeviceOps):
@@ -87,10 +90,13 @@ class ReplicaCrossDeviceOps(tf.distribute.CrossDeviceOps):
         replica_weights = [None] * len(replicas) if weights is None else list(weights)
         # A mark is lost in tf.cond, so these are told apart first.
         is_reduced = [sparse.is_marked_reduced(value) for value in replicas[0]]
-        finite = [
-            _finite_where_counted([v for v, k in zip(values, is_reduced, strict=True) if not k], w)
-            for values, w in zip(replicas, replica_weights, strict=True)
-        ]
+        finite = []
+        for values, weight, scope in zip(
+            replicas, replica_weights, self._scopes(len(replicas)), strict=True
+        ):
+            chosen = [v for v, k in zip(values, is_reduced, strict=True) if not k]
+            with scope:
+                finite.append(_finite_where_counted(chosen, weight))
         if not mean:
             replica_weights = [None] * len(replicas)
         columns = list(zip(*finite, strict=True))
@@ -128,20 +134,53 @@ class ReplicaCrossDeviceOps(tf.distribute.CrossDeviceOps):
         dense = [
             n for n, column in enumerate(columns) if not isinstance(column[0], tf.IndexedSlices)
         ]
-        weighted = [
-            [_weighted(value, weight) for value, weight in zip(columns[n], weights, strict=True)]
-            for n in dense
-        ]
+        weighted: list[list[tf.Tensor]] = []
+        for n in dense:
+            weighted.append([])
+            scopes = self._scopes(len(weights))
+            for value, weight, scope in zip(columns[n], weights, scopes, strict=True):
+                with scope:
+                    weighted[-1].append(_weighted(value, weight))
         if self._local is None or len(weights) == 1 or not dense:
             sums: list[Any] = [v[0] if len(v) == 1 else tf.add_n(v) for v in weighted]
         else:
-            values = [PerReplica(column) for column in weighted]
-            op = tf.distribute.ReduceOp.SUM
-            sums = self._local.batch_reduce(op, [(value, value) for value in values])
+            sums = self._reduced_locally(weighted, self._local)
         results: list[Any] = [None] * len(columns)
         for n, total in zip(dense, sums, strict=True):
             results[n] = total
         return results
+
+    def _reduced_locally(
+        self, columns: Sequence[Sequence[tf.Tensor]], local: tf.distribute.CrossDeviceOps
+    ) -> list[Any]:
+        """Returns the sums over this worker's replicas, of one dtype at a time."""
+        sums: list[Any] = [None] * len(columns)
+        is_nccl = isinstance(local, tf.distribute.NcclAllReduce)
+        for dtype in dict.fromkeys(column[0].dtype for column in columns):
+            chosen = [n for n, column in enumerate(columns) if column[0].dtype == dtype]
+            if is_nccl and dtype not in _NCCL_DTYPES:
+                found: list[Any] = [tf.add_n(columns[n]) for n in chosen]
+            else:
+                values = [PerReplica(self._on_own_devices(columns[n])) for n in chosen]
+                op = tf.distribute.ReduceOp.SUM
+                found = local.batch_reduce(op, [(value, value) for value in values])
+            for n, total in zip(chosen, found, strict=True):
+                sums[n] = total
+        return sums
+
+    def _on_own_devices(self, column: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Returns the replicas' tensors on their devices, which NCCL requires."""
+        placed = []
+        for value, scope in zip(column, self._scopes(len(column)), strict=True):
+            with scope:
+                placed.append(tf.identity(value))
+        return placed
+
+    def _scopes(self, count: int) -> list[contextlib.AbstractContextManager[Any]]:
+        """Returns a scope of each replica's device; of none for a value that all have alike."""
+        if count == len(self._devices) > 1:
+            return [tf.device(device) for device in self._devices]
+        return [contextlib.nullcontext() for _ in range(count)]
 
     def _densified(self, column: Sequence[tf.IndexedSlices]) -> list[tf.Tensor]:
         """Returns a sparse gradient as dense tensors to reduce; an empty list for large tables."""
@@ -163,7 +202,7 @@ class ReplicaCrossDeviceOps(tf.distribute.CrossDeviceOps):
         else:
             mine = sparse.unique(mine) if self._options.sum_rows else mine
             result = sparse.all_gather(mine, self._collectives)
-            result = sparse.unique(result) if self._options.sum_rows else result
+            result = sparse.unique_of_workers(result) if self._options.sum_rows else result
         if total is None:
             return result
         values = _divided(result.values, total, size)
@@ -341,7 +380,7 @@ def nccl_between(devices: Sequence[str]) -> tf.distribute.CrossDeviceOps | None:
     True
     """
     is_for_all = len(devices) > 1 and all("gpu" in device.lower() for device in devices)
-    return tf.distribute.NcclAllReduce() if is_for_all else None
+    return tf.distribute.NcclAllReduce() if is_for_all and not has_virtual_gpus() else None
 
 
 def _bytes_of(value: tf.Tensor) -> int:

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from strategies.collectives import Collectives
 
+_HOST = "/device:CPU:0"
 # By the identity of a gradient's indices, which what scales or clips it leaves as they are.
 _reduced_indices: weakref.WeakValueDictionary[int, tf.Tensor] = weakref.WeakValueDictionary()
 _rebuilders: dict[int, tuple[tf.Tensor, Callable[..., Any]]] = {}
@@ -89,7 +90,14 @@ def all_gather(slices: tf.IndexedSlices, collectives: Collectives) -> tf.Indexed
 
 def all_reduce(slices: tf.IndexedSlices, collectives: Collectives) -> tf.IndexedSlices:
     """Sums the gradients of all workers, which all call it; returns each row once."""
-    return unique(all_gather(slices, collectives))
+    return unique_of_workers(all_gather(slices, collectives))
+
+
+def unique_of_workers(slices: tf.IndexedSlices) -> tf.IndexedSlices:
+    """Returns `unique` of a gradient that all workers have gathered: the same bits on each."""
+    # A GPU adds the values of a row in an order that differs from run to run.
+    with tf.device(_HOST):
+        return unique(slices)
 
 
 def num_elements(slices: tf.IndexedSlices) -> float:

@@ -41,9 +41,9 @@ def is_elementwise(optimizer: Any) -> bool:
 
 
 def update_without_xla(optimizer: Any) -> None:
-    """Has an optimizer of tf_keras not compile its updates by XLA, which it does on GPUs.
+    """Makes an optimizer of tf_keras not compile its updates with XLA, as it does on GPUs.
 
-    What reads and writes a part of a variable alone is more than XLA can compile.
+    XLA compiles for one device, and cannot compile updates of a part of a variable.
     """
     if getattr(optimizer, "jit_compile", False):
         optimizer.jit_compile = False

@@ -156,3 +156,14 @@ def test_a_setting_of_another_type_is_refused(api, name, value):
         EMBEDDINGS[api](2, **{name: value})
     with pytest.raises(ValueError, match="TableConfig. Received: 'items'"):
         strategies.FeatureConfig("items")
+
+
+def test_keras_compiles_no_model_with_a_table_by_xla():
+    """Keras does by default where there is a GPU, for one replica without a strategy."""
+    layer = strategies.DistributedEmbedding(2)
+    assert layer.supports_jit is False
+    model = keras.Sequential([layer, keras.layers.Flatten(), keras.layers.Dense(1)])
+    with pytest.warns(UserWarning, match="doesn't support `jit_compile=True`"):
+        model.compile("sgd", "mse", jit_compile=True)
+    model.fit(np.ones([4, 3], np.int64), np.ones([4, 1]), verbose=0)
+    assert layer.rows()[0].tolist() == [1]

@@ -49,3 +49,28 @@ def test_whole_numbers_of_a_batch_stay_whole_and_others_have_a_mean():
     # By themselves they have one, as in stock tf.distribute.
     np.testing.assert_allclose(strategy.reduce("MEAN", values["ids"], axis=None)[0], 5.5)
     assert strategy.reduce("SUM", {"ids": values["ids"]}, axis=None)["ids"][0] == 11
+
+
+@pytest.mark.parametrize("op", ["SUM", "MEAN"])
+def test_nccl_gets_the_values_of_each_replica_on_its_device(op):
+    """As where there are several GPUs; the graph is made, and cannot be run here."""
+    nccl = tf.distribute.NcclAllReduce()
+    strategy = strategies.MirroredStrategy(["CPU:0", "CPU:1"], cross_device_ops=nccl)
+
+    def replica(x):
+        total = tf.reduce_sum(x)
+        dtypes = [tf.float32, tf.float64, tf.int64, tf.int32, tf.bfloat16]
+        context = tf.distribute.get_replica_context()
+        return context.all_reduce(op, [tf.cast(total, dtype) for dtype in dtypes])
+
+    @tf.function(input_signature=[tf.TensorSpec([None])])
+    def step(x):
+        return strategy.run(replica, args=(x,))
+
+    graph = step.get_concrete_function().graph
+    found = {
+        (node.get_attr("T"), node.device[-5:])
+        for node in graph.get_operations()
+        if node.type == "NcclAllReduce"
+    }
+    assert found == {(dtype, f"CPU:{n}") for dtype in (tf.float32, tf.float64) for n in range(2)}

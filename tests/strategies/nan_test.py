@@ -133,6 +133,17 @@ def test_it_is_used_again_and_leaves_the_optimizer_as_it_was(api):
         assert not {"apply", "apply_gradients"} & set(vars(model.optimizer))
 
 
+def test_it_looks_at_a_step_that_xla_compiles(caplog):
+    with tf.device("CPU:1"):
+        model = model_of(keras)
+        model.compile("sgd", ["mse", "mse"], jit_compile=True)
+        y = X[:, :1].copy()
+        y[3] = np.nan
+        assert fit(model, TerminateOnNaN(), y) == 2
+    (message,) = said(caplog)
+    assert "second/kernel" in message
+
+
 def test_another_workers_gradient_ends_training_here(monkeypatch, caplog):
     def others(rank, mine):
         return [[0, 2, 0, 0]] if rank == 1 else mine

@@ -7,8 +7,10 @@ import tensorflow as tf
 
 from strategies._tensorflow import CommunicationOptions
 from strategies.collectives import horovod, selection
+from strategies.gpus import count_gpus
 from strategies.mirrored import local_devices
 from strategies.multi_worker import gpus_of
+from strategies.reduction.cross_device_ops import nccl_between
 from tf_config import TFConfig
 
 
@@ -20,7 +22,44 @@ def config_of(index, hosts):
 
 @pytest.fixture
 def four_gpus(monkeypatch):
+    see_gpus(monkeypatch, 4)
+
+
+def see_gpus(monkeypatch, count, virtual=None):
+    monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: [kind] * count)
+    monkeypatch.setattr(tf.config, "get_logical_device_configuration", lambda gpu: virtual)
+
+
+def test_virtual_gpus_count_and_nccl_is_not_used_between_them(monkeypatch):
+    devices = ["/device:GPU:0", "/device:GPU:1"]
+    see_gpus(monkeypatch, 2)
+    assert count_gpus() == 2
+    assert isinstance(nccl_between(devices), tf.distribute.NcclAllReduce)
+    see_gpus(monkeypatch, 1, ["half", "half"])
+    assert count_gpus() == 2
+    assert local_devices(2, range(count_gpus())) == devices
+    assert nccl_between(devices) is None
+
+
+def test_gpus_that_are_hidden_do_not_count(monkeypatch):
     monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: [kind] * 4)
+    see_gpus(monkeypatch, 0)
+    assert count_gpus() == 0
+    assert list(gpus_of(config_of(0, "aa"), {})) == []
+
+
+@pytest.mark.parametrize(
+    ("environ", "is_warned"),
+    [
+        ({}, True),
+        ({"CUDA_VISIBLE_DEVICES": "0"}, False),
+        ({"KERAS_STRATEGIES_OWN_GPUS": "1"}, False),
+    ],
+)
+def test_workers_that_have_to_share_a_gpu_are_warned(monkeypatch, caplog, environ, is_warned):
+    see_gpus(monkeypatch, 1)
+    assert list(gpus_of(config_of(1, "aa"), environ)) == [0]
+    assert ("2 workers on this host, where TensorFlow sees 1" in caplog.text) == is_warned
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,13 @@ import types
 
 import numpy as np
 import pytest
+import tf_keras
 
 from strategies.collectives.health.operations import OperationTracker
 from strategies.parameter_server import update_mode_of
 from strategies.ps.options import ParameterServerOptions
 from strategies.ps.push import Push
-from strategies.ps.updates import VariableUpdate
+from strategies.ps.updates import VariableUpdate, check_applicable
 from strategies.ps.variables import add
 
 
@@ -71,6 +72,43 @@ def steps(update_mode, program, numbers):
         found.append(None if fresh is None else int(fresh[0][0]))
         update_mode.drain()
     return found
+
+
+def test_an_error_in_the_background_is_raised_in_each_step_after_it():
+    class Broken(StepProgram):
+        def push(self, push, server):
+            raise RuntimeError("the server is gone")
+
+    mode, program = update_mode(send_queue_size=1), Broken()
+    mode.step(program, push(1))
+    with pytest.raises(RuntimeError, match="gone"):
+        mode.drain()
+    raised = []
+
+    def make_steps():
+        for _ in range(3):
+            try:
+                mode.step(program, push(1))
+            except RuntimeError as error:
+                raised.append(error)
+
+    thread = threading.Thread(target=make_steps, daemon=True)
+    thread.start()
+    thread.join(10)
+    assert len(raised) == 3
+
+
+def test_servers_do_not_compile_updates_by_xla():
+    optimizer = tf_keras.optimizers.Adam()
+    optimizer.jit_compile = True  # as where there is a GPU
+
+    def update_of(self):
+        return lambda variable, gradient: self.update_step(gradient, variable)
+
+    remote = types.SimpleNamespace(slices=[1])
+    variable = types.SimpleNamespace(remote=remote)
+    check_applicable([types.SimpleNamespace(fn=update_of(optimizer), variable=variable)])
+    assert optimizer.jit_compile is False
 
 
 @pytest.mark.parametrize(

@@ -110,6 +110,6 @@ def _reserved_port(place: Path | Address) -> Iterator[int]:
             yield port
             return
     raise ClusterConfigError(
-        f"A task listens on a port from {PORTS.start} to {PORTS.stop}. Received: all are taken "
+        f"A task listens on a port from {PORTS.start} to {PORTS.stop - 1}. Received: all are taken "
         "on this host. End what takes them."
     )

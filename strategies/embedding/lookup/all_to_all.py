@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from strategies.collectives import Collectives
 from strategies.embedding.shard.hashing import shard_of
+from strategies.variables.growable_array import HOST
 
 
 class AllToAll:
@@ -24,9 +25,10 @@ class AllToAll:
             return SentKeys(self.collectives, keys, None, tf.shape(keys)[:1])
         owners = self.owner_of(keys[:, 1])
         order = tf.argsort(owners, stable=True)
-        counts = tf.math.bincount(
-            tf.cast(owners, tf.int32), minlength=self.collectives.size, dtype=tf.int32
-        )
+        with tf.device(HOST):  # its kernel for GPUs refuses `enable_op_determinism`
+            counts = tf.math.bincount(
+                tf.cast(owners, tf.int32), minlength=self.collectives.size, dtype=tf.int32
+            )
         return SentKeys(self.collectives, tf.gather(keys, order), order, counts)
 
     def owner_of(self, ids: tf.Tensor) -> tf.Tensor:

@@ -47,7 +47,8 @@ class TrafficCounter:
         if self._tables == 1:
             return tf.shape(keys)[:1]
         numbers = tf.cast(keys[:, 0], tf.int32)
-        return tf.math.bincount(numbers, minlength=self._tables, maxlength=self._tables)
+        with tf.device(HOST):  # its kernel for GPUs refuses `enable_op_determinism`
+            return tf.math.bincount(numbers, minlength=self._tables, maxlength=self._tables)
 
     def record_lookup(self, remote: tf.Tensor | None, training: bool) -> None:
         """Records keys that were sent, and rows that come back."""

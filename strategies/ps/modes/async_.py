@@ -52,7 +52,9 @@ class Async:
             self._thread = threading.Thread(target=self._send, name="send", daemon=True)
             self._thread.start()
         self._free.acquire()
-        self._raise()
+        if self._error is not None:
+            self._free.release()
+            raise self._error
         self._queue.put((program, push))
         with self._lock:
             is_pulled = program in self._newest

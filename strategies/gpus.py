@@ -1,0 +1,19 @@
+"""The GPUs that TensorFlow may use in this process."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+
+def count_gpus() -> int:
+    """Returns the number of GPUs, including virtual ones, without starting TensorFlow.
+
+    GPUs that `tf.config.set_visible_devices` hides do not count.
+    """
+    gpus = tf.config.get_visible_devices("GPU")
+    return sum(len(tf.config.get_logical_device_configuration(gpu) or [gpu]) for gpu in gpus)
+
+
+def has_virtual_gpus() -> bool:
+    """Returns whether several GPUs of TensorFlow's share a physical one, which NCCL refuses."""
+    return count_gpus() > len(tf.config.get_visible_devices("GPU"))
