@@ -1,4 +1,4 @@
-"""Embeddings of ids, any number of any int64, sharded over workers or parameter servers."""
+"""Embeddings for an unbounded number of int64 ids, sharded over workers or parameter servers."""
 
 from strategies.embedding.config import Admission, Eviction, FeatureConfig, TableConfig
 

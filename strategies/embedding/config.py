@@ -1,4 +1,4 @@
-"""Configuration of tables, and of the features that look up in them: valid once built."""
+"""Configurations of embedding tables and features, validated on construction."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ COMBINERS = (None, "sum", "mean", "sqrtn")
 UNSEEN = ("initial", "zeros")
 OVERFLOW = ("error", "share")
 PLACEMENTS = ("sharded", "replicated")
-# How often a row was trained on is counted up to here.
+# The frequency of a row stops counting here.
 MAX_FREQUENCY = 2**20 - 1
 
 
 @dataclass(frozen=True)
 class Admission:
-    """Rule by which ids get rows: when they have come often enough.
+    """Rule that gives an id a row once it has occurred often enough.
 
-    Until then an id has the values of one without a row.
+    Until then, a lookup returns the values of an id without a row; see `unseen`.
 
     >>> Admission(count=3)
     Admission(count=3, memory=None)
 
     Args:
-      count: number of occurrences in training at which an id gets its row: the row comes in the
-        step of the `count`-th one.
-      memory: None counts exactly, with a number for each id that was refused. Else so many bytes
-        on each worker or server hold a count-min sketch (Cormode and Muthukrishnan, "An improved
-        data stream summary", 2005), which may admit an id too early, and never too late.
+      count: number of occurrences in training after which an id gets a row. The row is created in
+        the step of the `count`-th occurrence.
+      memory: size in bytes, on each worker or server, of a count-min sketch (Cormode and
+        Muthukrishnan, "An improved data stream summary", 2005), which may admit an id too early
+        but never too late. None counts exactly and stores one number for each refused id.
 
     Raises:
-      ValueError: if a number is out of range.
+      ValueError: if an argument is out of range.
     """
 
     count: int
@@ -47,18 +47,18 @@ class Admission:
 
 @dataclass(frozen=True)
 class Eviction:
-    """Rule by which `evict` removes rows: those that are too old, or trained on too rarely.
+    """Rule for the rows that `evict` removes: those trained on too long ago or too rarely.
 
     >>> Eviction(age=1000)
     Eviction(age=1000, count=None)
 
     Args:
       age: removes rows that were not trained on in the last `age` steps.
-      count: removes rows that were trained on fewer than `count` times, each occurrence counted;
-        at most 1,048,575, where counting ends.
+      count: removes rows that were trained on fewer than `count` times. Every occurrence of an id
+        counts. At most 1,048,575, where the counter stops.
 
     Raises:
-      ValueError: if neither is given, or a number is out of range.
+      ValueError: if neither argument is given, or one is out of range.
     """
 
     age: int | None = None
@@ -81,25 +81,26 @@ class Eviction:
 
 @dataclass(frozen=True)
 class TableConfig:
-    """Configuration of a table of rows, in which one or several features look up.
+    """Configuration of an embedding table, which one or more features share.
 
     Args:
       name: name of the table, unique in the layer.
       output_dim: width of a row.
-      input_dim: number of ids that may have a row, on all workers together; None is any number.
-      embeddings_initializer: a Keras initializer or its name, for the initial values of rows.
-      admission: when an id gets a row; None is at its first occurrence.
-      eviction: which rows `evict` removes; None is none.
-      overflow: handling of ids beyond `input_dim`: "error" ends training, "share" gives all of
-        them one row that they share.
-      optimizer: a Keras optimizer or its name, which trains this table's rows in place of the
-        model's; None is the model's.
-      placement: "sharded" gives each row to one worker, or server. "replicated" gives all workers
-        a copy of every row, and ids and gradients go to all of them: for a small table that is
-        used much, which has `input_dim`, and no `admission`, `eviction` or shared row.
+      input_dim: maximum number of ids with a row, over all workers; None sets no limit.
+      embeddings_initializer: Keras initializer of the rows, or its name.
+      admission: rule that gives an id a row; None creates the row at the first occurrence.
+      eviction: rule for the rows that `evict` removes; None removes none.
+      overflow: handling of ids beyond `input_dim`: "error" ends training with an error, "share"
+        maps all of them to one shared row.
+      optimizer: Keras optimizer, or its name, that trains this table's rows instead of the model's
+        optimizer; None uses the model's optimizer.
+      placement: "sharded" stores each row on one worker or server. "replicated" stores a copy of
+        every row on each worker and sends ids and gradients to all workers. Use it for a small,
+        frequently used table; it requires `input_dim` and does not support `admission`, `eviction`
+        or `overflow="share"`.
 
     Raises:
-      ValueError: if a value is invalid.
+      ValueError: if an argument is invalid.
     """
 
     name: str
@@ -114,7 +115,7 @@ class TableConfig:
 
     @property
     def is_replicated(self) -> bool:
-        """Whether each worker has all rows."""
+        """Whether each worker has a copy of all rows."""
         return self.placement == "replicated"
 
     def __post_init__(self) -> None:
@@ -152,7 +153,7 @@ class TableConfig:
             )
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the fields as plain values; Keras's objects stay as they are."""
+        """Returns the fields as plain values; Keras objects are left as they are."""
         of_keras = ("embeddings_initializer", "optimizer")
         plain = {
             name: value if value is None or isinstance(value, (int, str)) else asdict(value)
@@ -163,7 +164,7 @@ class TableConfig:
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> TableConfig:
-        """Returns a table from the fields that `to_dict` returned."""
+        """Creates a table configuration from the output of `to_dict`."""
         kinds = {"admission": Admission, "eviction": Eviction}
         made = {
             name: kinds[name](**value) if name in kinds and isinstance(value, Mapping) else value
@@ -174,14 +175,15 @@ class TableConfig:
 
 @dataclass(frozen=True)
 class FeatureConfig:
-    """Configuration of a feature: ids that are looked up in a table.
+    """Configuration of a feature, whose ids are looked up in a table.
 
     Args:
-      table: the table; features that share it name the same one.
-      combiner: None returns each id's row, "sum", "mean" or "sqrtn" one row for each bag of ids.
+      table: configuration of the table; features with the same configuration share the table.
+      combiner: None returns one row for each id; "sum", "mean" or "sqrtn" returns one row for each
+        bag of ids.
 
     Raises:
-      ValueError: if there is no such combiner.
+      ValueError: if `table` is not a `TableConfig` or the combiner is unknown.
     """
 
     table: TableConfig
@@ -201,7 +203,7 @@ class FeatureConfig:
 
 
 def _check_type(name: str, value: Any, kind: type, example: str) -> None:
-    """Raises ValueError unless a value is of a kind, or None."""
+    """Raises ValueError unless a value is None or an instance of `kind`."""
     if not isinstance(value, (kind, type(None))):
         raise ValueError(
             f"{name} is a strategies.{kind.__name__}. Received: {value!r}. "

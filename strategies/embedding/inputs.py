@@ -1,4 +1,4 @@
-"""Inputs of a layer: ids of every kind of tensor as one vector, and the combiners of their rows."""
+"""Inputs of a layer: ids of any kind of tensor as one vector, and combiners of their rows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def int64_tensor(ids: tf.Tensor) -> tf.Tensor:
     """Converts a tensor of integers to int64.
 
     Raises:
-      ValueError: if one is out of range; in a graph it is an InvalidArgumentError.
+      ValueError: if a value is out of range; in a graph, `tf.errors.InvalidArgumentError`.
     """
     result = tf.cast(ids, tf.int64)
     if ids.dtype != tf.uint64:
@@ -34,13 +34,13 @@ def int64_tensor(ids: tf.Tensor) -> tf.Tensor:
 
 
 def int64_array(ids: Any) -> np.ndarray:
-    """Converts integers to a NumPy array of int64.
+    """Converts integers to an int64 NumPy array.
 
     >>> int64_array(np.array([1, 2], np.uint64))
     array([1, 2])
 
     Raises:
-      ValueError: if they are no integers, or one is out of range.
+      ValueError: if the values are not integers, or one is out of range.
     """
     ids = np.asarray(ids)
     if ids.size and ids.dtype.kind not in "iu":
@@ -50,7 +50,7 @@ def int64_array(ids: Any) -> np.ndarray:
     return ids.astype(np.int64)
 
 
-# Up to where a dtype has all whole numbers.
+# Bounds up to which a dtype represents every integer exactly.
 _EXACT_BELOW = {
     tf.float16: 2**11,
     tf.bfloat16: 2**8,
@@ -60,17 +60,17 @@ _EXACT_BELOW = {
 
 
 class Bags:
-    """Bags of ids of one feature in a batch: a flat vector, and the bag of each id.
+    """Bags of ids of one feature in a batch: a flat vector of ids, and the bag of each.
 
     Args:
-      inputs: ids, a dense tensor, a `tf.RaggedTensor` or a `tf.SparseTensor`, of integers or of
+      inputs: ids in a dense tensor, a `tf.RaggedTensor` or a `tf.SparseTensor`, as integers or
         whole numbers in floating point.
       weights: None, or floats in the same form as the ids.
       combiner: None, "sum", "mean" or "sqrtn".
-      mask_zero: whether id 0 stands for no id.
+      mask_zero: whether id 0 is padding.
 
     Raises:
-      ValueError: if they do not fit together.
+      ValueError: if the arguments do not fit together.
     """
 
     def __init__(self, inputs: Any, weights: Any, combiner: str | None, mask_zero: bool):
@@ -111,7 +111,7 @@ class Bags:
             ids = tf.reshape(inputs, [-1])
             length = 1 if inputs.shape.rank == 1 else tf.shape(inputs, tf.int64)[-1]
             self._count = tf.size(ids, tf.int64) // tf.maximum(tf.cast(length, tf.int64), 1)
-            if inputs.shape.rank != 1:  # bags without ids are bags as well
+            if inputs.shape.rank != 1:  # counts bags without ids as well
                 self._count = tf.reduce_prod(tf.shape(inputs, tf.int64)[:-1])
             self._bags = tf.repeat(tf.range(self._count), length)
             weights = None if weights is None else tf.reshape(weights, [-1])
@@ -124,7 +124,7 @@ class Bags:
         self.ids = ids
 
     def combined(self, rows: tf.Tensor) -> Any:
-        """Combines one row for each of `ids`, float32 [n, width], to the feature's output."""
+        """Combines the rows of `ids`, float32 [n, width], into the feature's output."""
         width = rows.shape[-1]
         if self._combiner is None:
             if isinstance(self._inputs, tf.RaggedTensor):
@@ -146,7 +146,7 @@ class Bags:
             return tf.math.unsorted_segment_sum(values, bags, self._count)
 
         result = total(rows)
-        # Summed first and divided then, so that an empty bag is 0.
+        # Dividing after the sum makes the output of an empty bag 0.
         if self._combiner == "mean":
             result = tf.math.divide_no_nan(result, total(weights)[:, tf.newaxis])
         elif self._combiner == "sqrtn":
@@ -159,12 +159,12 @@ class Bags:
         return tf.ensure_shape(result, [inputs.shape[0], width])
 
     def _is_even(self) -> bool:
-        """Returns whether all bags have equally many ids, each of which counts for 1."""
+        """Returns whether all bags have the same number of ids, each of weight 1."""
         is_dense = isinstance(self._inputs, tf.Tensor) and self._inputs.shape.rank > 1
         return is_dense and self._weights is None and self._kept is None
 
     def _summed(self, rows: tf.Tensor) -> tf.Tensor:
-        """Combines the rows of bags that have equally many ids: a sum along one axis."""
+        """Combines the rows of bags with the same number of ids by a sum along one axis."""
         shape = tf.concat([tf.shape(self._inputs), [rows.shape[-1]]], 0)
         rows = tf.ensure_shape(tf.reshape(rows, shape), [*self._inputs.shape, rows.shape[-1]])
         if self._inputs.shape[-1] == 1:
@@ -180,9 +180,9 @@ class Bags:
 def whole(ids: tf.Tensor) -> tf.Tensor:
     """Converts ids to int64.
 
-    In floating point they come where a model has an input of Keras's default dtype, and where
-    Keras traces a model to build it. Those have no values, so values are checked when there are:
-    where a function is traced, it ends with `tf.errors.InvalidArgumentError`.
+    Ids are in floating point if a model has an input of Keras's default dtype, or while Keras
+    traces a model to build it. Traced ids have no values yet, so values are checked when the
+    function runs.
 
     >>> whole(tf.constant([3.0, -4.0])).numpy().tolist()
     [3, -4]
@@ -191,7 +191,8 @@ def whole(ids: tf.Tensor) -> tf.Tensor:
       ids: a tensor of any shape.
 
     Raises:
-      ValueError: if they are no numbers, not whole, or too large to be exact.
+      ValueError: if the ids are not numbers, not whole, or too large to be exact. In a function,
+        invalid values raise `tf.errors.InvalidArgumentError`.
     """
     if ids.dtype.is_integer:
         return int64_tensor(ids)
@@ -201,7 +202,7 @@ def whole(ids: tf.Tensor) -> tf.Tensor:
             "strings become ids by keras.layers.StringLookup or Hashing."
         )
     bound = _EXACT_BELOW[ids.dtype]
-    # Written so that NaN is wrong too.
+    # Comparisons with NaN are false, so NaN is invalid too.
     is_right = (tf.round(ids) == ids) & (tf.abs(ids) < tf.cast(bound, ids.dtype))
     wrong = tf.boolean_mask(ids, ~is_right)[:3]
     before = (
@@ -223,7 +224,7 @@ def whole(ids: tf.Tensor) -> tf.Tensor:
 
 def _assert_same_bags(ids: tf.RaggedTensor, weights: tf.RaggedTensor) -> tf.Operation | None:
     same = tf.size(ids.row_splits) == tf.size(weights.row_splits)
-    # Of other sizes they cannot be compared.
+    # Splits of different sizes cannot be compared.
     length = tf.where(same, tf.size(ids.row_splits), 0)
     same &= tf.reduce_all(ids.row_splits[:length] == weights.row_splits[:length])
     return assert_in_step(

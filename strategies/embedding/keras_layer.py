@@ -11,52 +11,53 @@ from strategies.embedding.layer import EmbeddingLayer
 
 @keras.saving.register_keras_serializable(package="strategies")
 class DistributedEmbedding(EmbeddingLayer, keras.layers.Layer):
-    """Turns ids into dense vectors that are trained with the model: any int64, any number of them.
+    """Embedding layer for an unbounded number of int64 ids, sharded in distributed training.
 
-    It is used as `keras.layers.Embedding` is, and needs no size. Where training is distributed,
-    each worker, or each parameter server, has its part of the rows, and the ids, rows and
-    gradients travel. A step of training costs what it touches: the optimizer updates the rows of
-    the ids that came, and no others.
+    Use it like `keras.layers.Embedding`; the size of the vocabulary is optional. In distributed
+    training, each worker or parameter server stores a shard of the rows, and ids, rows and
+    gradients are exchanged. The cost of a training step depends on the rows it uses, not on the
+    size of the table: the optimizer updates only the rows of the ids in the batch.
 
     >>> import tensorflow as tf
     >>> layer = DistributedEmbedding(2, combiner="sum", embeddings_initializer="ones")
     >>> layer(tf.ragged.constant([[5, -5], [], [2**63 - 1]], dtype=tf.int64)).numpy().tolist()
     [[2.0, 2.0], [0.0, 0.0], [1.0, 1.0]]
 
-    * An id gets its row when it comes in training: in `fit`, or where a tape records, unless
-      `training` says otherwise. Elsewhere it adds nothing.
-    * A row's first value depends on the seed, the table and the id alone.
-    * Optimizers that work element by element are run on the touched rows: SGD, Adagrad, Adam,
-      RMSprop, Adadelta, Ftrl, Lion and their like. Momentum and decay of a row that is not
-      touched wait until it is. Clipping by norm is of what a worker has. Other optimizers,
-      `use_ema` and `gradient_accumulation_steps` are refused.
-    * In `get_weights` one row of numbers next to zero stands for the rows, which stay in memory
-      for as long as it does, 4 GiB of them on a worker at most; `set_weights` brings them back,
-      as `EarlyStopping(restore_best_weights=True)` does. `rows` returns them.
-    * Rows are float32. `embeddings_regularizer`, `embeddings_constraint`, `weights` and other
-      arguments of `keras.layers.Embedding` that are of a whole table are refused.
+    * An id gets a row when it first occurs in training: in `fit`, or under a `tf.GradientTape`,
+      unless `training` says otherwise. Lookups outside of training create no rows.
+    * The initial value of a row depends only on the seed, the table's name and the id.
+    * Element-wise optimizers update only the rows of the batch: SGD, Adagrad, Adam, RMSprop,
+      Adadelta, Ftrl, Lion and similar ones. Momentum and decay of the other rows are not applied
+      until those rows are used again. Clipping by norm uses the norm of the worker's own part of
+      the gradient. Other optimizers, `use_ema` and `gradient_accumulation_steps` raise an error.
+    * `get_weights` returns a token for each weight: an array of one row of numbers close to zero.
+      The rows stay in memory as long as the token does, at most 4 GiB per weight on each worker.
+      `set_weights` restores them, as in `EarlyStopping(restore_best_weights=True)`. To get the
+      rows themselves, call `rows`.
+    * Rows are float32. Arguments of `keras.layers.Embedding` that apply to a whole table, such as
+      `embeddings_regularizer`, `embeddings_constraint` and `weights`, raise an error.
 
     Args:
       output_dim: width of a row.
-      input_dim: number of ids that may have a row, on all workers together; None is any number.
-      combiner: None returns each id's row, [..., output_dim]; "sum", "mean" or "sqrtn" put the rows
-        of the last dimension, of ragged or sparse inputs too, together to one.
-      embeddings_initializer: initializer of the rows, one whose numbers do not depend on the
-        shape.
-      features: in place of the arguments above: a dictionary of `FeatureConfig`; the layer is
-        called with a dictionary of ids and returns one.
-      admission: when an id gets a row; None is at its first occurrence.
-      eviction: which rows `evict` removes.
-      overflow: handling of ids beyond `input_dim`: "error" ends training, "share" gives all of
-        them one row that they share.
-      optimizer: trains the rows in place of the model's optimizer.
-      placement: "sharded", or "replicated" for a small table that all workers have a copy of.
-      mask_zero: whether id 0 is no id: masked without a combiner, left out with one.
-      unseen: the values of an id that has no row: its "initial" ones, or "zeros".
+      input_dim: maximum number of ids with a row, over all workers; None sets no limit.
+      combiner: None returns one row for each id, [..., output_dim]; "sum", "mean" or "sqrtn"
+        combines the rows along the last dimension, also of ragged or sparse inputs, into one.
+      embeddings_initializer: initializer of the rows. Its values must not depend on the shape.
+      features: dictionary of `FeatureConfig`, which replaces the arguments that configure a single
+        table. The layer is then called with a dictionary of ids and returns a dictionary.
+      admission: rule that gives an id a row; None creates the row at the first occurrence.
+      eviction: rule for the rows that `evict` removes; None removes none.
+      overflow: handling of ids beyond `input_dim`: "error" ends training with an error, "share"
+        maps all of them to one shared row.
+      optimizer: optimizer that trains the rows instead of the model's optimizer.
+      placement: "sharded", or "replicated" for a small table of which each worker has a copy.
+      mask_zero: whether id 0 is padding: masked without a combiner, skipped with one.
+      unseen: values of an id without a row: "initial" returns its initial values, "zeros" zeros.
       seed: seed of the initial values.
 
     Raises:
-      ValueError: if an argument is invalid, or under another package's strategy.
+      ValueError: if an argument is invalid, or the layer is created under a strategy of another
+        package.
     """
 
     initializers = keras.initializers
@@ -64,6 +65,6 @@ class DistributedEmbedding(EmbeddingLayer, keras.layers.Layer):
     not_equal = staticmethod(keras.ops.not_equal)
 
     def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
-        """Returns the output's spec by tracing `call`: ids may be ragged, sparse or in features."""
-        # Not from `compute_output_shape`, as Keras's layers do that have one.
+        """Returns the output's spec by tracing `call`, which handles ragged and sparse ids."""
+        # Keras would use `compute_output_shape`, which only describes dense ids.
         return keras.Operation.compute_output_spec(self, *args, **kwargs)

@@ -1,4 +1,4 @@
-"""The base of the layers for Keras 3 and tf_keras, which are in files of their own."""
+"""Base class of the layers for Keras 3 and tf_keras."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ from strategies.variables.sparse_variable import SparseVariable, recognize_slots
 
 
 class EmbeddingLayer:
-    """The base of `DistributedEmbedding`; see there.
+    """Base class of `strategies.DistributedEmbedding`.
 
     Attributes:
-      made_under: the strategy that the layer was made under.
+      made_under: strategy that the layer was created under.
       specs: specification of the tables.
-      tables: the tables, None before the layer is built.
+      tables: the tables; None before the layer is built.
     """
 
     initializers: Any  # keras.initializers or tf_keras.initializers
     optimizers: Any  # keras.optimizers or tf_keras.optimizers
-    not_equal: Callable[..., Any]  # of tensors, and of what Keras traces a model with
-    # Of Keras's layer.
+    not_equal: Callable[..., Any]  # for tensors and Keras's symbolic tensors
+    # Attributes of Keras's base layer.
     name: str
     trainable: bool
     compute_dtype: str
@@ -74,14 +74,14 @@ class EmbeddingLayer:
         seed: int = 0,
         **kwargs: Any,
     ):
-        # Keras would make ids in floating point less exact, in the dtype of a mixed policy.
+        # Autocast to the dtype of a mixed policy would round ids in floating point.
         super().__init__(**{**check_of_stock(kwargs), "autocast": False})
-        self.supports_jit = False  # tells Keras 3 not to compile by XLA, which has no hash tables
+        self.supports_jit = False  # tells Keras 3 not to compile with XLA, which has no hash tables
         check_dtype(self)
         check_which(output_dim, features)
         check_settings(combiner, unseen, seed)
         if features is None and output_dim is not None:
-            # From a saved configuration, admission and eviction are plain values.
+            # In a saved configuration, admission and eviction are plain values.
             table = TableConfig.from_dict(
                 {
                     "name": self.name,
@@ -119,14 +119,14 @@ class EmbeddingLayer:
         self.specs = TableSpecs(given, initial, unseen)
         if isinstance(self.made_under.extended, ServerExtended):
             check_on_servers(self.specs)
-        # By table, of those that the model's optimizer does not train.
+        # Optimizers of the tables that the model's optimizer does not train, by table.
         self.table_optimizers = {
             name: self._optimizer(table)
             for name, table in tables.items()
             if table.optimizer is not None
         }
         for position, each in enumerate(self.table_optimizers.values()):
-            # Keras lets TensorFlow's checkpoints know of attributes, not of a dictionary's values.
+            # Through Keras, TensorFlow's checkpoints track attributes, not a dictionary's values.
             setattr(self, f"_table_optimizer_{position}", each)
         self._lead_weight: Any = None
         self.tables: Tables | None = None
@@ -141,13 +141,13 @@ class EmbeddingLayer:
         return initial_rows(kind, fields, self.seed, config.name, config.output_dim)
 
     def _optimizer(self, config: TableConfig) -> Any:
-        """Returns a copy of a table's optimizer: the one given may be another table's too."""
+        """Returns a copy of a table's optimizer, which may be shared with another table."""
         check_optimizer(config, self.compute_dtype)
         given = self.optimizers.get(config.optimizer)
         return type(given).from_config(given.get_config())
 
     def build(self, input_shape: Any = None) -> None:
-        """Makes the tables."""
+        """Creates the tables."""
         del input_shape
         strategy = strategy_of_tables() if tf.distribute.has_strategy() else self.made_under
         if isinstance(strategy.extended, ServerExtended):
@@ -166,7 +166,7 @@ class EmbeddingLayer:
             self._restored = None
 
     def _weight_of(self, variable: SparseVariable, trainable: bool) -> Any:
-        """Adds a table's variable to the layer as a weight; returns the weight."""
+        """Adds a table's variable to the layer's weights; returns the weight."""
 
         def create(next_creator: Any, **kwargs: Any) -> Any:
             return variable
@@ -178,10 +178,10 @@ class EmbeddingLayer:
             )  # fmt: skip
 
     def _lead(self) -> Any:
-        """Returns the weight by which tables with an optimizer of their own get their gradient.
+        """Returns the scalar weight that stands for the rows of tables with their own optimizer.
 
-        The model's optimizer knows of this one and not of their rows. It stays 0: so is its
-        gradient.
+        Keras differentiates the loss with respect to this weight instead of the rows, so the
+        model's optimizer does not see the rows. The weight and its gradient are always 0.
         """
         if self._lead_weight is None:
             self._lead_weight = self.add_weight(
@@ -193,11 +193,12 @@ class EmbeddingLayer:
         """Looks up the rows of ids.
 
         Args:
-          inputs: ids, integers: a dense, ragged or sparse tensor; a dictionary with `features`.
+          inputs: integer ids in a dense, ragged or sparse tensor; with `features`, a dictionary of
+            them.
           weights: weight of each id's row in the combiner, in the same form as `inputs`.
-          training: whether ids get rows, and their rows gradients. None, which is what Keras
-            leaves where a model's `call` does not take the argument, is yes under a tape that
-            records, as in `fit`, and no elsewhere.
+          training: whether ids get rows and rows get gradients. None, which Keras passes if the
+            model's `call` has no such argument, is true under a `tf.GradientTape`, as in `fit`, and
+            false elsewhere.
         """
         bags = self.bags(inputs, weights)
         training = is_training(training) if self.trainable else False
@@ -205,129 +206,153 @@ class EmbeddingLayer:
         return outputs[""] if self._is_single else outputs
 
     def bags(self, inputs: Any, weights: Any = None) -> dict[str, Bags]:
-        """Returns the bags of ids of each feature."""
+        """Returns the bags of ids by feature."""
         if self._is_single:
             inputs = {"": inputs}
             weights = None if weights is None else {"": weights}
         return bags_of(inputs, {} if weights is None else weights, self.specs, self.mask_zero)
 
     def compute_output_shape(self, input_shape: Any) -> Any:
-        """Returns the shape of the output for dense ids; of features, a dictionary of shapes."""
+        """Returns the output's shape for dense ids; with `features`, a dictionary of shapes."""
         return self._of_each(shape_of, input_shape)
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
-        """Returns the mask of the ids that are not 0, with `mask_zero` and without a combiner."""
+        """Returns the mask of the ids other than 0; None without `mask_zero` or with a combiner."""
         del mask
         if not self.mask_zero:
             return None
         return self._of_each(partial(mask_of, not_equal=self.not_equal), inputs)
 
     def _of_each(self, function: Callable[..., Any], given: Any) -> Any:
-        """Calls a function with each feature's part of a value and the feature."""
+        """Calls a function with each feature's part of a value, and with the feature."""
         features = self.specs.features
         if self._is_single:
             return function(given, features[""])
         return {name: function(given[name], feature) for name, feature in features.items()}
 
     def evict(self) -> dict[str, int]:
-        """Removes the rows that the tables' `eviction` names; returns their number, by table.
+        """Removes the rows that the tables' `eviction` rules select.
 
-        All workers call it together, for example at the end of an epoch. An id that comes again
-        gets a new row.
+        All workers must call it together, for example at the end of an epoch. An id that occurs
+        again gets a new row.
+
+        Returns:
+          The number of removed rows by table.
         """
         return self._built_tables().evict()
 
     def statistics(self) -> dict[str, dict[str, float]]:
-        """Returns statistics of each table since it was made, of all workers.
+        """Returns statistics of each table since its creation, over all workers.
 
-        All workers call it together. For each table: `rows` there are, `lookups` (ids that came
-        in training, each occurrence) and how many were `unique` within a step and a worker's
-        part, `new` rows, ids `refused` by admission, rows `evicted`, `unique_ratio`,
-        `imbalance`, the rows of the worker or server that has most to the mean of all, how many
-        rows were `prefetched` (see `prefetch_rows`), and `bytes_ids`, `bytes_rows` and
-        `bytes_gradients`, what went from one worker to another or between workers and servers.
+        All workers must call it together. The statistics of a table are:
+
+        * `rows`: number of rows now.
+        * `lookups`: number of ids in training, every occurrence counted.
+        * `unique`: number of them that were distinct within a step and a worker's part.
+        * `unique_ratio`: ratio of `unique` to `lookups`.
+        * `new`, `evicted`: number of rows created, and removed by `evict`.
+        * `refused`, `shared`: number of ids that admission refused, and that got the shared row.
+        * `imbalance`: rows of the largest worker or server, divided by the mean.
+        * `prefetched`: number of rows from `prefetch_rows`.
+        * `bytes_ids`, `bytes_rows`, `bytes_gradients`: bytes sent between workers, or between
+          workers and servers.
         """
         return self._built_tables().statistics()
 
     def plan(self) -> str:
-        """Returns a report of the placement of each table, its memory now, and the reasons.
+        """Returns a printable report of each table's placement, the reason for it, and its memory.
 
-        All workers call it together, and `print` shows it. Bytes are those of all workers, with
-        the slot variables that the optimizer has made.
+        All workers must call it together. Bytes are those of all workers now, and include the slot
+        variables that exist so far.
         """
         return self._built_tables().plan()
 
     def rows_by_owner(self) -> dict[str, dict[tuple[str, int], int]]:
-        """Returns how many rows of each table each worker or server has.
+        """Returns the number of rows of each table on each worker or server.
 
-        All workers call it together. For each table the numbers of rows by owner: ("ps", 0) is the
-        first server, ("worker", 1) the worker of rank 1.
+        All workers must call it together.
+
+        Returns:
+          For each table, the number of rows by owner: ("ps", 0) is the first server, ("worker", 1)
+          the worker of rank 1.
         """
         return self._built_tables().rows_by_owner()
 
     def rows(self, table: str | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """Returns this worker's ids of a table, int64 [n] in rising order, and rows [n, width].
+        """Returns this worker's ids of a table and their rows.
 
-        With parameter servers each server's are one worker's, of N workers the k-th one's those
-        of the servers k, k + N, ...
+        With parameter servers, one worker returns the rows of each server: worker k of N returns
+        those of the servers k, k + N, ...
 
         Args:
-          table: name of the table; None is the layer's only one.
+          table: name of the table; None is the layer's only table.
+
+        Returns:
+          The ids, int64 [n] in ascending order, and the rows, float32 [n, width].
         """
         return self._built_tables().rows(table)
 
     def set_rows(self, ids: np.ndarray, rows: np.ndarray, table: str | None = None) -> None:
-        """Sets the rows of ids; other ids keep theirs.
+        """Sets the rows of ids; other rows are unchanged.
 
-        All workers call it, with the same ids or each with a part of them that it owns.
+        All workers must call it, either with the same ids or each with those that it owns.
 
         Args:
-          ids: int64 [n], each once.
-          rows: float32 [n, width].
-          table: name of the table; None is the layer's only one.
+          ids: distinct ids, int64 [n].
+          rows: their rows, float32 [n, width].
+          table: name of the table; None is the layer's only table.
 
         Raises:
-          ValueError: if the rows do not fit.
+          ValueError: if an id is repeated, or the rows do not fit the table.
         """
         self._built_tables().set_rows(ids, rows, table)
 
     def save_rows(self, directory: str, *, delta: bool = False) -> str:
-        """Saves rows, slot variables and counts; returns the name of the folder.
+        """Saves rows, slot variables and counts in NumPy's format.
 
-        All workers call it, and each writes its part, into the same directory. What was saved
-        there before is replaced when all is written. The files are NumPy's.
+        All workers must call it with the same directory, and each writes its part. What was saved
+        there before is replaced once all parts are written.
 
         Args:
-          directory: a directory that all workers see.
-          delta: whether to add what was trained on since, and leave what is there. All rows are
-            saved if some were set or restored meanwhile, or others saved to the directory.
+          directory: a directory that all workers can access.
+          delta: whether to save only the rows that were trained on since the last save to the
+            directory, and keep what is there. All rows are saved if rows were set, or restored
+            from elsewhere, in the meantime, or if another job saved to the directory.
+
+        Returns:
+          The path of the new folder in the directory.
 
         Raises:
-          ValueError: if there is nothing that a delta could build on.
+          ValueError: if `delta` is true and the directory has no saved rows.
         """
         return self._built_tables().save(directory, delta)
 
     def load_rows(self, directory: str) -> None:
-        """Restores what `save_rows` saved, by any number of workers.
+        """Restores what `save_rows` saved, with any number of workers.
 
-        All workers call it. Slot variables that the optimizer makes later are set then.
+        All workers must call it. Slot variables that do not exist yet are restored when the
+        optimizer creates them.
+
+        Args:
+          directory: the directory that was passed to `save_rows`.
 
         Raises:
-          ValueError: if nothing was saved there, or other tables.
+          ValueError: if the directory has no saved rows, or those of other tables, or a file is
+            damaged.
         """
         self._built_tables().load(directory)
 
     def export_rows(self, directory: str, table: str | None = None, *, format: str = "npy") -> None:
-        """Exports ids and rows to files that other systems read; all workers call it.
+        """Exports ids and rows to files that other systems can read.
 
-        Each worker writes its part: `part-00000-of-00002-keys.npy`, int64 [n], and
-        `part-00000-of-00002-values.npy`, float32 [n, width]; or one Parquet file with the columns
-        `key` and `value`.
+        All workers must call it, and each writes its part: `part-00000-of-00002-keys.npy`, int64
+        [n], and `part-00000-of-00002-values.npy`, float32 [n, width]; or one Parquet file with the
+        columns `key` and `value`.
 
         Args:
-          directory: an empty directory that all workers see.
-          table: name of the table; None is the layer's only one.
-          format: "npy" or "parquet", which needs pyarrow.
+          directory: an empty directory that all workers can access.
+          table: name of the table; None is the layer's only table.
+          format: "npy", or "parquet", which requires pyarrow.
 
         Raises:
           ValueError: if an argument is invalid, or the directory is not empty.
@@ -336,19 +361,19 @@ class EmbeddingLayer:
         self._built_tables().export_rows(directory, format, table)
 
     def import_rows(self, directory: str, table: str | None = None) -> None:
-        """Imports the rows of ids from files, of `export_rows` or of other systems.
+        """Imports ids and rows from files written by `export_rows` or another system.
 
-        All workers call it, any number of them. Other ids keep their rows; slot variables stay as
-        they are. A file of values is named as its file of keys: `users-keys.npy` and
-        `users-values.npy`.
+        All workers must call it; their number need not be that of the export. The rows of other
+        ids and the slot variables are unchanged. Files of keys and values have matching names:
+        `users-keys.npy` and `users-values.npy`.
 
         Args:
-          directory: a directory with files of one table.
-          table: name of the table; None is the layer's only one.
+          directory: a directory with the files of one table.
+          table: name of the table; None is the layer's only table.
 
         Raises:
-          ValueError: if the files do not fit.
-          ImportError: if they are Parquet, and pyarrow is not installed.
+          ValueError: if the files do not fit the table.
+          ImportError: if they are Parquet files and pyarrow is not installed.
         """
         self._built_tables().import_rows(directory, table)
 
@@ -359,15 +384,15 @@ class EmbeddingLayer:
         return self.tables.snapshot()
 
     def restore_rows(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Restores the rows from a checkpoint, at once or when the layer is built."""
+        """Restores the rows from a checkpoint, immediately or when the layer is built."""
         if self.tables is None:
             self._restored = arrays
         else:
-            with tf.init_scope():  # a layer may be built where a function is traced
+            with tf.init_scope():  # a layer may be built while a function is traced
                 self.tables.restore(arrays)
 
     def save_own_variables(self, store: Any) -> None:
-        """Adds the rows to the store that Keras saves."""
+        """Writes the rows to the store that Keras saves."""
         saving.to_store(self.snapshot_rows(), store)
 
     def load_own_variables(self, store: Any) -> None:
@@ -375,7 +400,7 @@ class EmbeddingLayer:
         self.restore_rows(saving.from_store(store))
 
     def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
-        """Returns what TensorFlow saves; in a SavedModel, tables that need no code of ours."""
+        """Returns the objects to save; in a SavedModel, tables that work without this package."""
         children = super()._trackable_children(save_type, **kwargs)  # type: ignore[misc]
         if save_type != "savedmodel":
             return children

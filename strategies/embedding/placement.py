@@ -1,4 +1,4 @@
-"""Placement of a layer's tables: in the workers' memory, or on parameter servers."""
+"""Placement of a layer's tables in the memory of workers or on parameter servers."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def place_on_workers(
     strategy: tf.distribute.Strategy | None,
     optimizers: Mapping[str, Any],
 ) -> Tables:
-    """Makes tables whose rows are in the workers' memory.
+    """Creates tables whose rows are in the workers' memory.
 
     Args:
       specs: specification of the tables.
-      collectives: the workers.
-      strategy: the strategy that they are made under, None for none.
-      optimizers: optimizers of tables that have one of their own, by name.
+      collectives: collectives among the workers.
+      strategy: strategy that the tables are created under; None without a strategy.
+      optimizers: optimizers of the tables that have their own, by the table's name.
     """
     variables = {
         group: SparseVariable(
@@ -72,14 +72,14 @@ def place_on_workers(
 
 
 def place_on_servers(specs: TableSpecs, strategy: tf.distribute.Strategy) -> Tables:
-    """Makes tables whose rows are on the parameter servers of a strategy.
+    """Creates tables whose rows are on the parameter servers of a strategy.
 
     Args:
       specs: specification of the tables.
-      strategy: the strategy that they are made under.
+      strategy: strategy that the tables are created under.
 
     Raises:
-      ValueError: if servers do not support such a table.
+      ValueError: if parameter servers do not support one of the tables.
     """
     check_on_servers(specs)
     extended = strategy.extended

@@ -1,4 +1,4 @@
-"""Report of the placement of each table, its memory and traffic, and the reasons."""
+"""Report of each table's placement, the reason for it, its memory and its traffic."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from tf_config.text_table import text_table
 
 @dataclass(frozen=True)
 class Placement:
-    """Placement of rows, and the reason for it.
+    """Placement of a table's rows and the reason for it.
 
     >>> sharded_over_workers(4).where
     'sharded over 4 workers'
 
     Attributes:
-      where: the tasks that have the rows.
-      why: the reason.
+      where: tasks that store the rows.
+      why: reason for the placement.
       copies: number of copies of each row.
-      task_type: the type of the tasks that have the rows.
+      task_type: type of the tasks that store the rows.
     """
 
     where: str
@@ -66,18 +66,18 @@ def sharded_over_servers(servers: int) -> Placement:
 
 @dataclass(frozen=True)
 class TableUsage:
-    """Memory and traffic of one table, of all workers together.
+    """Memory and traffic of one table, over all workers.
 
     Attributes:
       name: name of the table.
       placement: placement of its rows.
       width: width of a row.
-      slots: names of the slot variables that the optimizer has made.
-      rows: number of ids that have a row.
-      row_bytes: bytes of one row, with its slot variables, metadata and id.
-      counter_bytes: bytes of the counts of ids that have no row.
+      slots: names of the slot variables that exist so far.
+      rows: number of ids with a row.
+      row_bytes: size of one row in bytes, including slot variables, metadata and id.
+      counter_bytes: size in bytes of the counts of ids without a row.
       steps: number of training steps so far.
-      traffic_bytes: bytes sent between workers, or workers and servers, in these steps.
+      traffic_bytes: bytes sent between workers, or between workers and servers, in these steps.
     """
 
     name: str
@@ -92,7 +92,7 @@ class TableUsage:
 
 
 def report(tables: Sequence[TableUsage]) -> str:
-    """Returns a line for each table, and the reasons for their placements."""
+    """Returns a text table with a line for each table, and the reasons for their placements."""
     header = ("table", "where", "rows", "bytes a row", "bytes", "sent a step")
     rows = []
     for table in tables:

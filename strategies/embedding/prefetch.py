@@ -1,4 +1,4 @@
-"""Prefetching of rows from parameter servers for the next batches, while a step computes."""
+"""Prefetching of rows from parameter servers during the preceding training steps."""
 
 from __future__ import annotations
 
@@ -25,46 +25,46 @@ def prefetch_rows(
     *,
     steps: int = 1,
 ) -> tf.data.Dataset:
-    """Prefetches the rows of a dataset's batches from parameter servers, before their steps begin.
+    """Prefetches the rows of a dataset's batches from parameter servers.
 
-    Without it a step begins by waiting for its rows. With it, a worker looks up those of the next
-    batch while it computes this one:
+    Without prefetching, each step waits for its rows. With it, a worker looks up the rows of the
+    next batch while it computes the current one:
 
         layer = strategies.DistributedEmbedding(16)
         dataset = strategies.prefetch_rows(dataset, layer, lambda x, y: x["ids"])
         model.fit(dataset, epochs=3)
 
-    The cost is staleness: rows lack the changes of `steps` more of the worker's own steps
-    than in the mode without it. An id gets its row, and counts for `admission` and `eviction`,
-    when it is prefetched; so the dataset is for training alone, and a batch that is prefetched and
-    not trained on, where training ends before the dataset or `evict` or `set_rows` comes between,
-    has counted.
+    The cost is staleness: prefetched rows lack the updates of `steps` more of the worker's own
+    steps than without prefetching. An id gets its row, and counts for `admission` and
+    `eviction`, when it is prefetched. So use the dataset for training only. A batch counts even if
+    it is prefetched but not trained on, because training ends before the dataset does or because
+    `evict` or `set_rows` is called in between.
 
-    Where workers go in step, which excludes stale rows, and where rows are in workers, the
-    dataset is returned as it is. `layer.statistics()` says how many rows were `prefetched`.
+    The dataset is returned unchanged if workers run in step, which excludes stale rows, or if the
+    rows are stored on workers. `layer.statistics()` reports how many rows were `prefetched`.
 
     >>> from strategies.embedding.keras_layer import DistributedEmbedding
     >>> dataset, layer = tf.data.Dataset.range(8).batch(2), DistributedEmbedding(16)
     >>> prefetch_rows(dataset, layer, lambda ids: ids) is dataset
     True
 
-    Pass the dataset to `fit` or `strategy.experimental_distribute_dataset` as it is: under
-    parameter servers, it is this worker's part.
+    Pass the result to `fit` or `strategy.experimental_distribute_dataset` without further
+    transformations: with parameter servers, it is already this worker's shard.
 
     Args:
-      dataset: global batches, as one would pass them to `fit`; or of `read_files`.
-      layer: the layer that looks up their ids.
-      ids: a function that takes a batch as `dataset.map` gives it, and returns what the layer is
-        called with in training. It is made of TensorFlow's operations.
+      dataset: dataset of global batches, as for `fit`, or a dataset of `read_files`.
+      layer: layer that looks up the ids.
+      ids: function from a batch, with the arguments of `dataset.map`, to the inputs that the layer
+        is called with in training. It must consist of TensorFlow operations.
       steps: number of batches to prefetch.
 
     Returns:
-      The dataset of the same batches.
+      A dataset of the same batches.
 
     Raises:
-      TypeError: if the layer or the dataset is of another type.
-      ValueError: if `steps` or the batches are invalid, or the dataset is arrays that Keras
-        shuffles. Training raises it if what `ids` returns is not what the layer looks up.
+      TypeError: if `dataset` is not a `tf.data.Dataset` or `layer` not a `DistributedEmbedding`.
+      ValueError: if `steps` or the batches are invalid, or the dataset consists of arrays that
+        Keras shuffles. Training raises it if the output of `ids` differs from the layer's inputs.
     """
     _check(dataset, layer, steps)
     extended = layer.made_under.extended
@@ -94,13 +94,13 @@ def prefetch_rows(
 def _submit(
     layer: EmbeddingLayer, queues: dict[Group, PrefetchQueue], inputs: Any, starts_step: bool
 ) -> tf.Operation:
-    """Submits the lookup of what a layer will be called with; returns the operation."""
+    """Submits the lookup of a layer's coming inputs; returns the operation."""
     bags = layer.bags(inputs)
     done = []
     for group in queues:
 
         def submit(keys: np.ndarray, group: Group = group) -> np.int64:
-            # The first batches may come before the layer is built, or while it is frozen.
+            # The first batches may arrive before the layer is built, or while it is frozen.
             if layer.tables is not None and layer.trainable:
                 layer.tables.prefetch(group, queues[group], keys, starts_step)
             return np.int64(0)

@@ -1,4 +1,4 @@
-"""Registers the layer for tf_keras as soon as tf_keras is imported, by whomever and whenever."""
+"""Registration of the layer with tf_keras, as soon as any code imports tf_keras."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _LAYER = "strategies.embedding.tf_keras_layer"
 
 
 def register_with_tf_keras() -> None:
-    """Lets tf_keras load models with the layer, without importing tf_keras, which takes seconds.
+    """Registers the layer with tf_keras, so that tf_keras can load models that contain it.
 
-    Where it is not imported yet, an import hook waits for it.
+    tf_keras takes seconds to import, so an import hook waits for it unless it is imported already.
     """
     if sys.modules.get(_TF_KERAS) is not None:
         importlib.import_module(_LAYER)
@@ -27,7 +27,7 @@ def register_with_tf_keras() -> None:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds tf_keras where it would be found without it, with a loader that registers the layer."""
+    """Import hook that wraps the loader of tf_keras in one that registers the layer."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None

@@ -1,4 +1,4 @@
-"""All tables of a layer: their lookups, and operations on their rows by all workers."""
+"""The tables of a layer: their lookups, and operations on their rows across all workers."""
 
 from __future__ import annotations
 
@@ -32,16 +32,17 @@ from strategies.variables.sparse_variable import SparseVariable
 
 
 class Tables:
-    """The tables of a layer, of which those of a group are looked up together.
+    """The tables of a layer; the tables of a group are looked up together.
 
     Args:
       specs: specification of the tables.
-      collectives: the workers.
-      shards: shards of the tables that this worker reaches; it saves and restores those it owns.
+      collectives: collectives among the workers.
+      shards: shards of the tables that this worker can access; it saves and restores those it
+        owns.
       placements: placement of each group.
-      variables: for each group, the variable that an optimizer sees.
-      routers: for each group, what routes keys to their rows.
-      fused_optimizers: optimizers of the groups that the model's does not train.
+      variables: variable of each group, as seen by the optimizer.
+      routers: router of each group from keys to their rows.
+      fused_optimizers: optimizers of the groups that the model's optimizer does not train.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class Tables:
         fused_optimizers: Mapping[Group, FusedOptimizer],
     ):
         self.collectives = collectives
-        # The layer's weights, each with its optimizer if that is not the model's.
+        # The layer's weights, each with its fused optimizer or None.
         self.weights = [(variables[group], fused_optimizers.get(group)) for group in specs.groups]
         self._shards = shards
         self._placements = {
@@ -72,7 +73,7 @@ class Tables:
         self.serving = Serving(shards, collectives, specs.unseen)
         for group, configs in specs.groups.items():
             variables[group].snapshots = self._snapshots(group, configs)
-            # A delta would bring back what the rows of its base have of the former optimizer.
+            # A delta's base would restore slot variables of the former optimizer.
             variables[group].on_slots_removed = self._delta_bases.clear
 
     def _snapshots(self, group: Group, configs: Sequence[TableConfig]) -> Snapshots:
@@ -94,21 +95,21 @@ class Tables:
 
     @contextlib.contextmanager
     def _paused(self) -> Iterator[None]:
-        """Keeps all workers from training in the block."""
+        """Pauses training on all workers in the block."""
         self._shards[0].barrier()
         yield
         self._shards[0].barrier()
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[None]:
-        """Keeps all workers from training in the block, which changes or removes rows."""
+        """Pauses training in the block and discards prefetched rows after it."""
         with self._paused():
             yield
         self._clear_prefetched()
 
     @contextlib.contextmanager
     def _setting_rows(self) -> Iterator[None]:
-        """Keeps all workers from training in the block, which sets rows, and rebalances then."""
+        """Pauses training in the block, which sets rows, and rebalances capacities at its end."""
         with self._changing():
             self._delta_bases.clear()
             yield
@@ -126,7 +127,7 @@ class Tables:
     def prefetch(
         self, group: Group, queue: PrefetchQueue, keys: np.ndarray, starts_step: bool
     ) -> None:
-        """Submits the lookup of a coming step to a queue."""
+        """Submits the lookup of a future step to a queue."""
         self._lookups[group].router.prefetch(queue, keys, starts_step)
 
     def outputs(
@@ -150,17 +151,17 @@ class Tables:
         return {name: outputs[name] for name in self._specs.features}
 
     def evict(self) -> dict[str, int]:
-        """Evicts the rows that the tables' `eviction` names; returns their number, by table."""
+        """Evicts rows by the tables' `eviction` rules; returns their number by table."""
         with self._changing():
             return evict(self._shards, self.collectives)
 
     def statistics(self) -> dict[str, dict[str, float]]:
-        """Returns statistics of each table, of all workers."""
+        """Returns statistics of each table over all workers."""
         with self._paused():
             return {name: self._statistics(name, traffic) for name, traffic in self._traffic()}
 
     def _traffic(self) -> list[tuple[str, np.ndarray]]:
-        """Returns each table's name and traffic, of all workers."""
+        """Returns each table's name and its traffic over all workers."""
         return [
             (config.name, self.collectives.all_reduce([tf.constant(counts)])[0].numpy())
             for group, lookup in self._lookups.items()
@@ -180,7 +181,7 @@ class Tables:
             local.append([size, *counts])
         counted = np.reshape(np.array(local, np.int64), [-1, 1 + len(STATISTICS)])
         by_shard = self.collectives.all_gather(tf.constant(counted)).numpy()
-        # One of the copies of a replicated table: each of them counted everything.
+        # Each copy of a replicated table counts everything, so one copy is enough.
         by_shard = by_shard[:: self._placements[name].copies]
         total = by_shard.sum(axis=0)
         numbers = dict(zip(("rows", *STATISTICS), total.tolist(), strict=True))
@@ -192,12 +193,12 @@ class Tables:
         return numbers
 
     def plan(self) -> str:
-        """Returns a report of where each table's rows are, their memory and the reasons."""
+        """Returns a report of each table's placement, the reason for it, and its memory."""
         with self._paused():
             return report([self._usage(name, traffic) for name, traffic in self._traffic()])
 
     def rows_by_owner(self) -> dict[str, dict[tuple[str, int], int]]:
-        """Returns how many rows of each table each worker or server has."""
+        """Returns the number of rows of each table on each worker or server."""
         with self._paused():
             return {name: self._rows_by_owner(name) for name in self._placements}
 
@@ -239,7 +240,7 @@ class Tables:
         return traffic_bytes(traffic, width, brings_rows=is_sharded)
 
     def set_rows(self, ids: np.ndarray, rows: np.ndarray, name: str | None) -> None:
-        """Sets the rows of ids, each in the shard that owns it."""
+        """Sets the rows of ids in the shards that own them."""
         ids, rows = int64_array(ids), np.asarray(rows, np.float32)
         if len(np.unique(ids)) != ids.size or ids.ndim != 1:
             raise ValueError(
@@ -251,7 +252,7 @@ class Tables:
         snapshot.check_shapes(table, arrays)
         with self._setting_rows():
             if table.config.is_replicated:
-                # Each worker may have given a part.
+                # Each worker may have passed only a part.
                 gathered = snapshot.gather_all(arrays, self.collectives)
                 _, once = np.unique(gathered["ids"], return_index=True)
                 arrays = {key: array[once] for key, array in gathered.items()}
@@ -259,13 +260,13 @@ class Tables:
                 snapshot.restore_rows(shard, table.config.name, arrays)
 
     def export_rows(self, directory: str, format: str, name: str | None) -> None:
-        """Writes a table's ids and rows to plain files; see `export_import`."""
+        """Exports a table's ids and rows to plain files; see `export_import`."""
         with self._paused():
             chunks = snapshot.row_chunks(self._shards, self.table(name).config.name, only=("rows",))
             export_import.write(directory, format, chunks, self.collectives)
 
     def import_rows(self, directory: str, name: str | None) -> None:
-        """Sets the rows of ids from plain files; see `export_import`."""
+        """Imports ids and rows from plain files; see `export_import`."""
         table = self.table(name)
         parts = export_import.read(directory)
         keys = np.concatenate([part.keys() for part in parts])
@@ -276,7 +277,7 @@ class Tables:
                 "them different."
             )
         int64_array(keys)
-        for part in parts:  # all of them before the first row is set
+        for part in parts:  # checks all parts before any row is set
             part.check(table.config.output_dim)
         with self._setting_rows():
             for ids, rows in (chunk for part in parts for chunk in part.chunks()):
@@ -285,36 +286,39 @@ class Tables:
                     snapshot.restore_rows(shard, table.config.name, arrays)
 
     def snapshot(self) -> Arrays:
-        """Returns all rows of all workers, which all call it."""
+        """Returns the rows of all workers; all workers must call it."""
         with self._paused():
             return snapshot.take(self._shards, self.collectives)
 
     def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Sets all rows to a snapshot's."""
+        """Restores all rows from a snapshot."""
         with self._setting_rows():
             snapshot.restore(self._local_shards, arrays)
 
     def save(self, directory: str, delta: bool) -> str:
         """Saves the rows to a directory; see `checkpoint`."""
-        # What was prefetched is trained on later, and counts as touched before.
+        # Prefetched rows count as touched now but are trained on only later.
         with self._changing():
             return checkpoint.save(
                 self._shards, directory, self.collectives, delta, self._delta_bases
             )
 
     def load(self, directory: str) -> None:
-        """Sets the rows from a directory; see `checkpoint`."""
+        """Restores the rows from a directory; see `checkpoint`."""
         with self._setting_rows():
             checkpoint.load(self._shards, directory, self.collectives)
             self._delta_bases.add(Path(directory))
 
     def rows(self, name: str | None) -> tuple[np.ndarray, np.ndarray]:
-        """Returns this worker's ids of a table in rising order, and their rows."""
+        """Returns this worker's ids of a table in ascending order, and their rows."""
         self._shards[0].drain()
         return snapshot.ids_and_rows(self._shards, self.table(name).config.name)
 
     def table(self, name: str | None) -> Table:
-        """Returns the first shard of a table by its name; None is the only table.
+        """Returns the first shard of a table.
+
+        Args:
+          name: name of the table; None is the only table.
 
         Raises:
           ValueError: if there is no such table.
@@ -330,12 +334,12 @@ class Tables:
 
 
 def _combined(bags: Bags, rows: tf.Tensor, dtype: str) -> Any:
-    """Returns a feature's output of its rows, which are summed before they lose precision."""
+    """Returns a feature's output; rows are combined in float32 before the cast to `dtype`."""
     return tf.cast(bags.combined(rows), dtype)
 
 
 def _split(rows: tf.Tensor, bags: Sequence[Bags]) -> list[tf.Tensor]:
-    """Returns each feature's rows of those that were looked up together."""
+    """Splits rows that were looked up together into those of each feature."""
     if len(bags) == 1:
         return [rows]
     parts = tf.split(rows, tf.stack([tf.size(bag.ids) for bag in bags]), num=len(bags))

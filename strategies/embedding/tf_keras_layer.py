@@ -12,14 +12,14 @@ from strategies.embedding.layer import EmbeddingLayer
 
 @tf_keras.saving.register_keras_serializable(package="strategies")
 class DistributedEmbedding(EmbeddingLayer, tf_keras.layers.Layer):
-    """The layer `strategies.DistributedEmbedding` for tf_keras.
+    """Version of `strategies.DistributedEmbedding` for tf_keras.
 
     >>> DistributedEmbedding(3, combiner="mean").get_config()["combiner"]
     'mean'
 
     Args:
-      *args: as of `strategies.DistributedEmbedding`.
-      **kwargs: as of `strategies.DistributedEmbedding`.
+      *args: positional arguments of `strategies.DistributedEmbedding`.
+      **kwargs: keyword arguments of `strategies.DistributedEmbedding`.
     """
 
     initializers = tf_keras.initializers
@@ -28,17 +28,17 @@ class DistributedEmbedding(EmbeddingLayer, tf_keras.layers.Layer):
 
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments as plain values."""
-        # tf_keras leaves it to the layers that name it as an argument.
+        # tf_keras saves the regularizer only for layers that take it as a named argument.
         regularizer = tf_keras.regularizers.serialize(self.activity_regularizer)
         return {**super().get_config(), "activity_regularizer": regularizer}
 
     def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
-        # tf_keras's `export` looks for tables among what a checkpoint has.
+        # tf_keras's `export` looks for tables among a checkpoint's children.
         return {**super()._trackable_children(save_type, **kwargs), **self._served()}
 
     @property
     def _tracking_metadata(self) -> str:
-        # tf_keras's `model.save` alone asks for it, for what its `load_model` makes layers from.
+        # Only tf_keras's `model.save` reads it, as metadata from which `load_model` makes layers.
         raise ValueError(
             "tf_keras makes no tables from a SavedModel, which is for serving. Received: "
             f"model.save to one, of a model with {self.name!r}. Save to a path that ends in "

@@ -1,4 +1,4 @@
-"""Validation of the arguments that a layer is made and called with."""
+"""Validation of a layer's constructor and call arguments."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from strategies.embedding.config import COMBINERS, UNSEEN, FeatureConfig, TableC
 from strategies.embedding.inputs import Bags
 from strategies.embedding.shard.shard import TableSpecs
 
-# Arguments of a stock Embedding that rows cannot have, with the reason and the way out.
+# Unsupported arguments of the stock Embedding, each with the reason and an alternative.
 _OF_STOCK = {
     "embeddings_regularizer": "A penalty is of all rows in every step, and a step reads those of "
     "its ids. Add one of the looked-up rows by activity_regularizer, or compile with AdamW",
@@ -34,23 +34,23 @@ _OF_STOCK = {
 
 
 def check_of_stock(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Removes arguments of a stock Embedding that are not set.
+    """Returns the arguments without the unset ones of the stock Embedding.
 
     >>> check_of_stock({"name": "ids", "embeddings_constraint": None})
     {'name': 'ids'}
 
     Raises:
-      ValueError: if one is set; it names the argument and the reason.
+      ValueError: if such an argument is set; the message names it and the reason.
     """
     for name, reason in _OF_STOCK.items():
-        # Not by truth: it may be an array.
+        # Not by truth value, since the argument may be an array.
         if arguments.get(name) is not None and arguments[name] is not False:
             raise ValueError(f"{reason}. Received: {name}={arguments[name]!r}.")
     return {name: value for name, value in arguments.items() if name not in _OF_STOCK}
 
 
 def check_dtype(layer: Any) -> None:
-    """Raises ValueError if a layer's variables are not to be float32, or it quantizes."""
+    """Raises ValueError unless a layer's variables are float32 and not quantized."""
     policy = dtype_policy_of(layer)
     quantizes = getattr(policy, "quantization_mode", None)
     if policy.variable_dtype != "float32" or quantizes:
@@ -62,10 +62,10 @@ def check_dtype(layer: Any) -> None:
 
 
 def strategy_of_tables() -> tf.distribute.Strategy:
-    """Returns the strategy that a layer is made under.
+    """Returns the strategy that a layer is created under.
 
     Raises:
-      ValueError: if it is one that a layer cannot be made under.
+      ValueError: if it is a strategy of another package.
     """
     strategy = tf.distribute.get_strategy()
     is_ours = isinstance(strategy.extended, ReplicatedExtended)
@@ -79,7 +79,7 @@ def strategy_of_tables() -> tf.distribute.Strategy:
 
 
 def feature_from(value: Any) -> FeatureConfig:
-    """Returns a FeatureConfig from one or from its plain values."""
+    """Returns a `FeatureConfig`, created from plain values if necessary."""
     if isinstance(value, FeatureConfig):
         return value
     if isinstance(value, Mapping):
@@ -91,7 +91,7 @@ def tables_of(features: Mapping[str, FeatureConfig]) -> dict[str, TableConfig]:
     """Returns the tables of features by name.
 
     Raises:
-      ValueError: if there is none, or two different ones have the same name.
+      ValueError: if there are no features, or two different tables have the same name.
     """
     if not features:
         raise ValueError("A layer has a feature or more. Received: none. Name one.")
@@ -110,7 +110,8 @@ def bags_of(inputs: Any, weights: Any, specs: TableSpecs, mask_zero: bool) -> di
     """Returns the bags of each feature, by name.
 
     Raises:
-      ValueError: if they are not named as the features are, or do not fit together.
+      ValueError: if the names are not those of the features, or a feature's ids and weights do not
+        fit together.
     """
     _check_names(inputs, weights, specs.features)
     return {
@@ -136,7 +137,7 @@ def _check_names(inputs: Any, weights: Any, features: Mapping[str, FeatureConfig
 
 
 def check_which(output_dim: Any, features: Any) -> None:
-    """Raises ValueError unless a layer has either one table or features."""
+    """Raises ValueError unless exactly one of `output_dim` and `features` is given."""
     if (output_dim is None) == (features is None):
         which = "neither" if features is None else "both"
         raise ValueError(
@@ -146,7 +147,7 @@ def check_which(output_dim: Any, features: Any) -> None:
 
 
 def check_not_of_tables(settings: Mapping[str, Any], initializer: Any) -> None:
-    """Raises ValueError if a layer with features is given arguments of a single table."""
+    """Raises ValueError if arguments of a single table are combined with features."""
     named = [name for name, value in settings.items() if value is not None]
     if named or initializer != "uniform":
         raise ValueError(
@@ -168,7 +169,7 @@ def check_settings(combiner: Any, unseen: Any, seed: Any) -> None:
 
 
 def check_optimizer(table: TableConfig, dtype: str) -> None:
-    """Raises ValueError if a table's own optimizer cannot be exact with a layer's dtype."""
+    """Raises ValueError if a table's own optimizer does not support a layer's compute dtype."""
     if dtype == "float16":
         raise ValueError(
             "A table's own optimizer runs within the backward pass, and knows of no scale of "
@@ -194,12 +195,12 @@ def is_training(training: Any) -> bool | None:
 
 
 def mask_of(ids: Any, feature: FeatureConfig, not_equal: Callable[..., Any]) -> Any:
-    """Returns the mask of a feature's ids; None with a combiner, and if they are not dense.
+    """Returns the mask of a feature's ids; None with a combiner or if the ids are not dense.
 
     Args:
-      ids: a tensor, or the placeholder that Keras traces a model with.
-      feature: the feature.
-      not_equal: compares either kind with a number.
+      ids: tensor, or symbolic tensor of Keras.
+      feature: configuration of the feature.
+      not_equal: function that compares either kind of tensor with a number.
     """
     is_dense = not isinstance(ids, (tf.RaggedTensor, tf.SparseTensor))
     if feature.combiner is not None or not is_dense or _is_placeholder_of_bags(ids):
@@ -208,7 +209,7 @@ def mask_of(ids: Any, feature: FeatureConfig, not_equal: Callable[..., Any]) -> 
 
 
 def _is_placeholder_of_bags(ids: Any) -> bool:
-    """Returns whether it is a placeholder of ragged or sparse ids, of Keras 3 or tf_keras."""
+    """Returns whether `ids` is a symbolic ragged or sparse tensor of Keras 3 or tf_keras."""
     kind = getattr(ids, "type_spec", None)
     if isinstance(kind, (tf.RaggedTensorSpec, tf.SparseTensorSpec)):
         return True
@@ -216,7 +217,7 @@ def _is_placeholder_of_bags(ids: Any) -> bool:
 
 
 def shape_of(ids: Any, feature: FeatureConfig) -> tuple[Any, ...]:
-    """Returns the shape of a feature's output for dense ids of a shape.
+    """Returns the shape of a feature's output for the shape of dense ids.
 
     >>> feature = FeatureConfig(TableConfig("users", 16), "sum")
     >>> shape_of((None, 5), feature), shape_of((None,), feature)

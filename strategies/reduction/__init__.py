@@ -1,4 +1,4 @@
-"""Reduction of values over replicas and workers."""
+"""Reduction of values across replicas and workers."""
 
 from strategies.reduction.cross_device_ops import ReplicaCrossDeviceOps
 from strategies.reduction.options import ReductionOptions

@@ -1,4 +1,4 @@
-"""Reduction, gathering and broadcast of a strategy's values, on top of the collectives."""
+"""All-reduce, gather and broadcast of a strategy's values, built on the collectives."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from strategies.reduction import sparse
 from strategies.reduction.options import ReductionOptions
 from strategies.reduction.xla import check_communication
 
-_LARGEST_RANK = 16  # of a tensor to gather
+_LARGEST_RANK = 16  # of tensors that are gathered
 _ANY, _NONE = -1, -2
 _NCCL_DTYPES = (tf.float16, tf.float32, tf.float64)
 
 
 class ReplicaCrossDeviceOps(tf.distribute.CrossDeviceOps):
-    """A `tf.distribute.CrossDeviceOps` for workers that hold one replica each, or more.
+    """Implementation of `tf.distribute.CrossDeviceOps` for workers with one or more replicas each.
 
-    This is the one place where a strategy's values leave a replica, in its own context (Keras
-    3's optimizers) and in the cross-replica context (tf_keras, `strategy.reduce`) alike. Values
-    are summed over the replicas of the process first, then over the workers.
+    All reductions of a strategy go through this class, both in the replica context (Keras 3's
+    optimizers) and in the cross-replica context (tf_keras, `strategy.reduce`). Values are summed
+    over the replicas of the process first, then over the workers.
 
     Args:
-      collectives: what moves the values between workers.
-      devices: the devices of this worker's replicas.
-      options: how they are moved.
-      weights: returns what each replica's values count for, None where all count once.
-      local: what sums tensors over the replicas of this worker; None is NCCL between GPUs, and
-        sums on the first replica's device elsewhere.
+      collectives: collectives among the workers.
+      devices: devices of this worker's replicas.
+      options: options of the reduction.
+      weights: function that returns the weight of each replica's values; None if all are 1.
+      local: operations that sum tensors over this worker's replicas. None uses NCCL between GPUs,
+        and otherwise sums on one device.
     """
 
     def __init__(
@@ -71,24 +71,25 @@ class ReplicaCrossDeviceOps(tf.distribute.CrossDeviceOps):
         replicas: Sequence[Sequence[tf.Tensor | tf.IndexedSlices]],
         weights: Sequence[tf.Tensor] | None = None,
     ) -> list[tf.Tensor | tf.IndexedSlices]:
-        """Returns the sums or means over all replicas, the same bits on each worker.
+        """Returns the sums or means over all replicas, bitwise identical on all workers.
 
-        `IndexedSlices` are gathered: the result holds all replicas' rows, and is their sum.
+        `IndexedSlices` are gathered: the result contains the rows of all replicas and represents
+        their sum.
 
         Args:
           reduce_op: SUM or MEAN.
-          replicas: for each replica of this worker its values: tensors of the same shapes on
-            every replica, or `IndexedSlices`.
-          weights: what each replica's values count for in a MEAN, float32 scalars: 0 for one
-            without rows, whose NaN and infinity (means over nothing) are 0 in a SUM as well.
-            None counts each replica once.
+          replicas: values of each replica of this worker: tensors of the same shapes on every
+            replica, or `IndexedSlices`.
+          weights: weights of the replicas in a MEAN, float32 scalars. A replica without examples
+            has weight 0, and its NaN and infinite values (means of nothing) become 0, in a SUM as
+            well. None weights all replicas equally.
         """
         check_communication(self._collectives)
         replicas = [[_as_tensors(value) for value in values] for values in replicas]
         mean = reduce_op == tf.distribute.ReduceOp.MEAN
         size = self._collectives.size * len(replicas)
         replica_weights = [None] * len(replicas) if weights is None else list(weights)
-        # A mark is lost in tf.cond, so these are told apart first.
+        # tf.cond loses the marks, so marked gradients are found before it.
         is_reduced = [sparse.is_marked_reduced(value) for value in replicas[0]]
         finite = []
         for values, weight, scope in zip(
@@ -119,7 +120,7 @@ class ReplicaCrossDeviceOps(tf.distribute.CrossDeviceOps):
                 )
             elif mean:
                 results.append(_divided(summed[0], total, size))
-            else:  # what is on all devices already need not be copied there
+            else:  # a local sum that is on all devices already is not copied again
                 results.append(local if self._collectives.size == 1 else summed[0])
         others = iter(results)
         return [
@@ -130,7 +131,7 @@ class ReplicaCrossDeviceOps(tf.distribute.CrossDeviceOps):
     def _local_sums(
         self, columns: Sequence[Sequence[Any]], weights: Sequence[tf.Tensor | None]
     ) -> list[Any]:
-        """Returns the sum of each tensor over this worker's replicas, None for rows."""
+        """Returns the sum of each tensor over this worker's replicas; None for `IndexedSlices`."""
         dense = [
             n for n, column in enumerate(columns) if not isinstance(column[0], tf.IndexedSlices)
         ]
@@ -183,7 +184,7 @@ class ReplicaCrossDeviceOps(tf.distribute.CrossDeviceOps):
         return [contextlib.nullcontext() for _ in range(count)]
 
     def _densified(self, column: Sequence[tf.IndexedSlices]) -> list[tf.Tensor]:
-        """Returns a sparse gradient as dense tensors to reduce; an empty list for large tables."""
+        """Returns a sparse gradient as dense tensors to reduce; empty if it stays sparse."""
         joined = sparse.concatenated(column)
         is_small = sparse.num_elements(joined) <= self._options.dense_below
         return sparse.densified(joined) if self._options.sum_rows and is_small else []
@@ -195,7 +196,7 @@ class ReplicaCrossDeviceOps(tf.distribute.CrossDeviceOps):
         total: int | tf.Tensor | None,
         size: int,
     ) -> tf.IndexedSlices:
-        """Returns the rows that any worker touched, from a reduced table or gathered."""
+        """Returns the rows of all workers, from an all-reduced dense gradient or gathered."""
         if summed:
             table, counts = summed
             result = sparse.touched_rows(table, counts, like=mine)
@@ -220,7 +221,7 @@ class ReplicaCrossDeviceOps(tf.distribute.CrossDeviceOps):
         return sums
 
     def gather(self, value: tf.Tensor, axis: int) -> tf.Tensor:
-        """Returns the workers' tensors joined along `axis`, by rank."""
+        """Returns the workers' tensors, concatenated along `axis` in the order of ranks."""
         if axis == 0:
             return self._collectives.all_gather(value)
         order = tf.range(tf.rank(value))
@@ -229,20 +230,21 @@ class ReplicaCrossDeviceOps(tf.distribute.CrossDeviceOps):
         return tf.transpose(joined, swapped)
 
     def _check_shapes(self, values: Sequence[tf.Tensor], axis: int) -> list[tf.Operation]:
-        """Checks that all replicas' tensors can be joined, on all workers.
+        """Checks that the tensors of all replicas on all workers can be concatenated.
 
         Returns:
-          What checks it in a function, where it raises `tf.errors.InvalidArgumentError`.
+          In a function, the operations of the check, which raise
+          `tf.errors.InvalidArgumentError`; an empty list in eager mode.
 
         Raises:
-          ValueError: on every worker, if shapes differ in another dimension than `axis`.
+          ValueError: on every worker, if shapes differ in a dimension other than `axis`.
         """
         if self._collectives.size == 1:
             return []
         rows_of_shapes = []
         for value in values:
             shape = tf.tensor_scatter_nd_update(tf.shape(value), [[axis]], [_ANY])
-            # As many numbers from every worker, whatever the ranks of their tensors.
+            # The gathered shapes must have the same size whatever the ranks of the tensors.
             rows_of_shapes.append(
                 tf.pad(shape, [[0, _LARGEST_RANK - tf.size(shape)]], constant_values=_NONE)
             )
@@ -258,9 +260,9 @@ class ReplicaCrossDeviceOps(tf.distribute.CrossDeviceOps):
             )
         return []
 
-    # The methods below are CrossDeviceOps' own, and not the `..._implementation` ones that it has
-    # for subclasses: those are reached after checks of `destinations`, which refuse the arguments
-    # of a tf.function. Results go to all devices of this worker.
+    # The methods below override CrossDeviceOps' public methods, not the `..._implementation` ones
+    # for subclasses, since the checks of `destinations` before those reject the arguments of a
+    # tf.function. Results go to all devices of this worker.
 
     def reduce(
         self,
@@ -278,11 +280,11 @@ class ReplicaCrossDeviceOps(tf.distribute.CrossDeviceOps):
         value_destination_pairs: Iterable[tuple[Any, Any]],
         options: Any = None,
     ) -> list[Any]:
-        """Returns the sums or means over all replicas, reduced together."""
+        """Returns the sums or means over all replicas, reduced in one batch."""
         del options
         columns = [_components(value) for value, _ in value_destination_pairs]
         results: list[Any] = [None] * len(columns)
-        # What every replica has alike comes as one value: each worker's counts once.
+        # A value that all replicas share comes once, and counts once for each worker.
         for count in sorted({len(column) for column in columns}):
             chosen = [n for n, column in enumerate(columns) if len(column) == count]
             replicas = list(zip(*(columns[n] for n in chosen), strict=True))
@@ -292,10 +294,10 @@ class ReplicaCrossDeviceOps(tf.distribute.CrossDeviceOps):
         return results
 
     def broadcast(self, tensor: Any, destinations: Any) -> Any:
-        """Broadcasts a tensor from the first replica of this worker to its others.
+        """Broadcasts a tensor from this worker's first replica to its other replicas.
 
-        So it is in stock tf.distribute, where a variable with ONLY_FIRST_REPLICA (a counter of
-        steps) does not leave the worker. Optimizers write one in every step.
+        As in stock tf.distribute, a variable with ONLY_FIRST_REPLICA (a step counter) does not
+        leave the worker. Optimizers write such a variable in every step.
         """
         del destinations
         return self._mirrored(_as_tensors(tensor))
@@ -339,7 +341,7 @@ class ReplicaCrossDeviceOps(tf.distribute.CrossDeviceOps):
 def _finite_where_counted(
     values: Sequence[tf.Tensor | tf.IndexedSlices], weight: tf.Tensor | None
 ) -> Sequence[tf.Tensor | tf.IndexedSlices]:
-    """Replaces NaN and infinity by 0 where the weight is 0."""
+    """Replaces NaN and infinity by 0 if the weight is 0."""
     if not values or weight is None or tf.get_static_value(weight):
         return values
 
@@ -353,7 +355,7 @@ def _finite_where_counted(
 
 
 def buckets(sizes: Sequence[int], limit: int) -> list[list[int]]:
-    """Groups positions into buckets of at most `limit` bytes or one position, the last first.
+    """Groups positions, last first, into buckets of at most `limit` bytes or a single position.
 
     >>> buckets([10, 10, 30, 5], 20)
     [[3], [2], [1, 0]]
@@ -372,7 +374,7 @@ def buckets(sizes: Sequence[int], limit: int) -> list[list[int]]:
 
 
 def nccl_between(devices: Sequence[str]) -> tf.distribute.CrossDeviceOps | None:
-    """Returns NCCL's operations if all of several devices are GPUs, else None.
+    """Returns NCCL operations for several GPUs; None for one device or if one is not a GPU.
 
     >>> type(nccl_between(["/device:GPU:0", "/device:GPU:1"])).__name__
     'NcclAllReduce'
@@ -384,7 +386,7 @@ def nccl_between(devices: Sequence[str]) -> tf.distribute.CrossDeviceOps | None:
 
 
 def _bytes_of(value: tf.Tensor) -> int:
-    """Returns the number of bytes of a tensor; 0 if its static shape is unknown."""
+    """Returns the size of a tensor in bytes; 0 if its static shape is unknown."""
     return (value.shape.num_elements() or 0) * value.dtype.size
 
 

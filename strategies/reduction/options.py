@@ -1,4 +1,4 @@
-"""Options of the reduction of gradients, for all strategies."""
+"""Options for the reduction of gradients, for all strategies."""
 
 from __future__ import annotations
 
@@ -14,34 +14,37 @@ _MODES = ("all_reduce", "reduce")
 
 @dataclass(frozen=True)
 class ReductionOptions:
-    """Options of the reduction of gradients, validated on construction.
+    """Options for the reduction of gradients, validated on construction.
 
     >>> ReductionOptions(compression="fp16").compression
     'fp16'
 
     Attributes:
-      bucket_bytes: values that are reduced together travel in buckets of about so many bytes,
-        the last ones first: so backpropagation makes gradients, and what is ready is on its way
-        while the rest is computed (PyTorch's DistributedDataParallel, arXiv 2006.15704). 0 is
-        one bucket.
-      compression: "fp16" sends float32 gradients (sums) as float16: half of the bytes, a
-        relative error of 5e-4, infinity above 65504, and 0 below 3e-8: where gradients are as
-        small as that, as those of a mean over a large batch may be, layers stop learning. None
-        sends them as they are.
-      sum_rows: gradients of rows (`IndexedSlices`) are gathered from all workers. False sends
-        every row that a batch looks up, as often as it does: so an optimizer sees what it sees in
-        one process. True sends each row's sum once, which is less where rows repeat, and gives
-        the optimizer each row once. Linear optimizers (SGD) and tf_keras, which sums by itself,
-        come to the same; Keras 3's Adam, RMSprop and their like square repeated rows one by one
-        in one process, and their sum here.
-      dense_below: with sum_rows, tables of at most so many elements travel whole.
-      mode: "all_reduce" lets every replica update all variables. "reduce" splits the optimizer's
-        state: each of N replicas holds and updates an N-th, and the variables are gathered
-        afterwards (Fluid's ReduceStrategy.Reduce, ZeRO stage 1). A step moves half as much again,
-        and Adam's state takes 2/N of the variables' bytes in place of 2. Optimizers that look at a
-        variable as a whole (Adafactor, Lamb, Muon) work, and gather their state in every step.
-        What reads that state (`save`, checkpoints) runs on all workers.
-      split_above: with mode "reduce", the state of variables of more elements is split.
+      bucket_bytes: approximate size in bytes of the buckets in which gradients are all-reduced.
+        Buckets start with the last gradients, which backpropagation computes first, so that a
+        bucket is sent while the remaining gradients are computed (PyTorch's
+        DistributedDataParallel, arXiv 2006.15704). 0 uses a single bucket.
+      compression: "fp16" sends float32 gradients (sums) as float16. This halves the bytes, with a
+        relative error of 5e-4; values above 65504 become infinite and values below 3e-8 become 0.
+        Layers whose gradients are that small, as those of a mean over a large batch may be, stop
+        learning. None sends gradients uncompressed.
+      sum_rows: whether to sum the gradients of repeated rows (`IndexedSlices`) before they are
+        gathered from all workers. False sends a row for each lookup in the batch, so the optimizer
+        sees the same gradient as in one process. True sends each row once, which is less data if
+        rows repeat, and the optimizer sees each row once. The result is the same with linear
+        optimizers (SGD) and with tf_keras, which sums repeated rows itself. It differs with Keras
+        3's Adam, RMSprop and similar ones, which in one process square repeated rows one by one;
+        here, they square the sum.
+      dense_below: with `sum_rows`, gradients of tables of at most this many elements are
+        all-reduced as dense tensors.
+      mode: "all_reduce" lets every replica update all variables. "reduce" shards the optimizer
+        state: each of N replicas stores and updates one N-th, and the variables are gathered
+        afterwards (Fluid's ReduceStrategy.Reduce, ZeRO stage 1). A step sends 1.5 times the data,
+        and Adam's state takes 2/N times the variables' bytes instead of 2 times. Optimizers that
+        use a variable as a whole (Adafactor, Lamb, Muon) also work, but gather their state in every
+        step. Operations that read the state (`save`, checkpoints) must run on all workers.
+      split_above: with mode "reduce", the optimizer state of variables with more elements than
+        this is sharded.
     """
 
     bucket_bytes: int = 25 << 20
@@ -68,13 +71,13 @@ class ReductionOptions:
 
 
 def packed(reduction: ReductionOptions | None, options: CommunicationOptions) -> ReductionOptions:
-    """Returns the reduction options, with buckets of `bytes_per_pack` if that is given.
+    """Returns the reduction options, with buckets of `bytes_per_pack` bytes if that is set.
 
     >>> packed(None, CommunicationOptions(bytes_per_pack=100)).bucket_bytes
     100
 
     Raises:
-      ValueError: if both say how large a pack is, and not the same.
+      ValueError: if `bytes_per_pack` and `bucket_bytes` are both set and differ.
     """
     default = ReductionOptions()
     reduction = default if reduction is None else reduction

@@ -1,7 +1,8 @@
-"""Gradients of rows (`tf.IndexedSlices`): the one place where they are summed.
+"""Sums of sparse gradients (`tf.IndexedSlices`) across replicas and workers.
 
-Rows that are named twice are summed, over the replicas of a worker and over the workers; gradients
-of small tables become dense before they are sent. Gradients that were summed already are marked.
+Repeated rows are summed over the replicas of a worker and over the workers. Gradients of small
+tables are converted to dense tensors before they are sent. Gradients that are already summed over
+all workers are marked.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ import tensorflow as tf
 from strategies.collectives import Collectives
 
 _HOST = "/device:CPU:0"
-# By the identity of a gradient's indices, which what scales or clips it leaves as they are.
+# By the identity of a gradient's indices, which scaling and clipping do not change.
 _reduced_indices: weakref.WeakValueDictionary[int, tf.Tensor] = weakref.WeakValueDictionary()
 _rebuilders: dict[int, tuple[tf.Tensor, Callable[..., Any]]] = {}
 
 
 def as_tensors(slices: tf.IndexedSlices) -> tf.IndexedSlices:
-    """Converts a gradient of Python or NumPy values to one of tensors.
+    """Converts the Python or NumPy values of a gradient to tensors.
 
     >>> as_tensors(tf.IndexedSlices(tf.ones([1, 2]), [3], (5, 2))).dense_shape.numpy().tolist()
     [5, 2]
@@ -36,7 +37,7 @@ def as_tensors(slices: tf.IndexedSlices) -> tf.IndexedSlices:
 
 
 def concatenated(slices: Sequence[tf.IndexedSlices]) -> tf.IndexedSlices:
-    """Concatenates the gradients of several replicas; the result stands for their sum."""
+    """Concatenates the gradients of several replicas; the result represents their sum."""
     if len(slices) == 1:
         return slices[0]
     values = tf.concat([one.values for one in slices], 0)
@@ -45,7 +46,7 @@ def concatenated(slices: Sequence[tf.IndexedSlices]) -> tf.IndexedSlices:
 
 
 def unique(slices: tf.IndexedSlices) -> tf.IndexedSlices:
-    """Sums the values of rows that are named twice; returns the gradient with each row once.
+    """Sums the values of repeated rows; returns the gradient with each row once.
 
     >>> rows = tf.IndexedSlices(tf.constant([[1.0], [2.0], [4.0]]), tf.constant([3, 1, 3]))
     >>> unique(rows).values.numpy().tolist(), unique(rows).indices.numpy().tolist()
@@ -65,12 +66,12 @@ def sum_by_index(
     ([3, 1], [0, 1, 0], [5, 2])
 
     Args:
-      indices: [n].
-      *values: tensors of a first dimension of n.
+      indices: indices, [n].
+      *values: tensors with a first dimension of n.
 
     Returns:
-      The distinct indices in the order in which they come first, the position of each index among
-      them, and for each tensor the sums.
+      The distinct indices in the order of first occurrence, the position of each index among them,
+      and the sums of each tensor.
     """
     distinct, positions = tf.unique(indices)
     count = tf.size(distinct)
@@ -82,14 +83,14 @@ def sum_by_index(
 
 
 def all_gather(slices: tf.IndexedSlices, collectives: Collectives) -> tf.IndexedSlices:
-    """Concatenates the gradients of all workers, which all call it; it stands for their sum."""
+    """Concatenates the gradients of all workers, which represents their sum; all must call it."""
     values = collectives.all_gather(slices.values)
     indices = collectives.all_gather(slices.indices)
     return tf.IndexedSlices(values, indices, slices.dense_shape)
 
 
 def all_reduce(slices: tf.IndexedSlices, collectives: Collectives) -> tf.IndexedSlices:
-    """Sums the gradients of all workers, which all call it; returns each row once."""
+    """Sums the gradients of all workers, with each row once; all workers must call it."""
     return unique_of_workers(all_gather(slices, collectives))
 
 
@@ -101,13 +102,13 @@ def unique_of_workers(slices: tf.IndexedSlices) -> tf.IndexedSlices:
 
 
 def num_elements(slices: tf.IndexedSlices) -> float:
-    """Returns the number of elements of the table; infinity where it is not known statically."""
+    """Returns the number of elements of the table; infinity if it is not known statically."""
     shape = None if slices.dense_shape is None else tf.get_static_value(slices.dense_shape)
     return math.inf if shape is None else float(math.prod(shape.tolist()))
 
 
 def densified(slices: tf.IndexedSlices) -> list[tf.Tensor]:
-    """Returns the dense gradient of the table, and the number of times that each row is named."""
+    """Returns the dense gradient of the table and the number of occurrences of each row."""
     counts = tf.ones_like(slices.indices, slices.values.dtype)
     rows = slices.dense_shape[0]
     return [
@@ -117,7 +118,10 @@ def densified(slices: tf.IndexedSlices) -> list[tf.Tensor]:
 
 
 def touched_rows(table: tf.Tensor, counts: tf.Tensor, like: tf.IndexedSlices) -> tf.IndexedSlices:
-    """Returns the named rows of a sum of what `spread` returned: optimizers skip the others."""
+    """Returns the rows with a gradient from sums of the outputs of `densified`.
+
+    Optimizers skip the other rows.
+    """
     indices = tf.cast(tf.where(counts > 0)[:, 0], like.indices.dtype)
     return tf.IndexedSlices(tf.gather(table, indices), indices, like.dense_shape)
 
@@ -127,12 +131,13 @@ def mark_reduced(
     rows: tf.Tensor,
     show: Callable[[tf.Tensor, tf.Tensor], tf.IndexedSlices],
 ) -> None:
-    """Marks a gradient as summed over all workers: this worker alone has its rows.
+    """Marks a gradient as already summed over all workers, so that no worker sends it again.
 
     Args:
       indices: indices of the gradient.
       rows: numbers of the rows, in the same order.
-      show: returns a marked gradient for values and rows, for the sum over this worker's replicas.
+      show: function from values and rows to a marked gradient, for the sum over this worker's
+        replicas.
     """
     key = id(indices)
     _reduced_indices[key] = indices
@@ -149,7 +154,7 @@ def is_marked_reduced(slices: object) -> bool:
 
 
 def sum_replicas(column: Sequence[tf.IndexedSlices]) -> tf.IndexedSlices:
-    """Sums gradients that `mark_reduced` marked over the replicas of this worker; marks the sum."""
+    """Sums marked gradients over the replicas of this worker; returns a marked gradient."""
     if len(column) == 1:
         return column[0]
     _, show = _rebuilders[id(column[0].indices)]

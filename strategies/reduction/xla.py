@@ -1,4 +1,4 @@
-"""What XLA cannot compile: steps that communicate, and those of several devices."""
+"""Checks that XLA does not compile steps that communicate or use several devices."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from strategies.collectives import Collectives
 
 
 def check_communication(collectives: Collectives) -> None:
-    """Checks that XLA does not compile what communicates with other workers.
+    """Checks that XLA does not compile communication with other workers.
 
     Raises:
-      ValueError: if it is to compile the function that is traced, and there are other workers.
+      ValueError: if XLA is to compile the function being traced and there are other workers.
     """
     if collectives.size > 1 and is_compiled_by_xla(tf.compat.v1.get_default_graph()):
         raise ValueError(
@@ -22,12 +22,14 @@ def check_communication(collectives: Collectives) -> None:
 
 
 def check_devices() -> None:
-    """Checks that XLA does not compile what has variables on several devices.
+    """Checks that XLA does not compile a function with variables on several devices.
 
-    TensorFlow says so as well, but when the function runs, and by the names of resources.
+    TensorFlow also raises an error, but only when the function runs, and its message names
+    resources.
 
     Raises:
-      ValueError: if it is to compile the function that was traced last, and that has.
+      ValueError: if XLA is to compile the function being traced and its variables are on several
+        devices.
     """
     graph = tf.compat.v1.get_default_graph()
     if not is_compiled_by_xla(graph):

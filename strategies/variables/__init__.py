@@ -1,1 +1,1 @@
-"""Variables of which an update sees a shard: a partition, or the rows of a step."""
+"""Variables that expose only a shard to an update: a partition, or the rows of a step."""

@@ -1,11 +1,11 @@
-"""The rows that an optimizer sees, and the gradient that they are shown for.
+"""The rows that an optimizer sees (the view), and the gradient that they belong to.
 
-A gradient names its rows by their positions in the view, so it fits no view but its own. Where
-another gradient is computed before it is applied, its view is gone. It must be recognized then, as
-rows, clipped, deduplicated or made dense, and what all of these keep is positions and the number of
-rows. So the positions of a gradient begin behind those at which gradients began that were never
-applied, and none of these ended where it ends. Where each is applied before the next one is
-computed, positions begin with 0.
+A gradient indexes its rows by their positions in the view, so it is only valid for its own view. If
+another gradient is computed before it is applied, its view is lost, and applying it must raise an
+error. So a stale gradient must be recognizable even after it was clipped, deduplicated or made
+dense, all of which preserve the positions and the number of rows. Therefore, the positions of a
+gradient start behind those at which unapplied gradients started, and end where none of these ended.
+If each gradient is applied before the next one is computed, positions start at 0.
 """
 
 from __future__ import annotations
@@ -19,33 +19,36 @@ from strategies._tensorflow import ResourceVariable
 from strategies.assertions import assert_in_step
 from strategies.variables.growable_array import HOST
 
-# How many gradients that were never applied are told apart.
+# Maximum number of unapplied gradients that are recognized as stale.
 _MAX_DROPPED = 1024
 
 
 class ActiveRows:
-    """The rows that an optimizer sees, of a table's variable and all its slot variables.
+    """The rows that an optimizer sees of a table's variable and all its slot variables.
 
     Args:
-      expected: expected number of rows in all; None if unknown.
+      expected: expected total number of rows; None if unknown.
+
+    Attributes:
+      expected: expected total number of rows; None if unknown.
+      length: number of rows, including freed ones.
+      version: object that changes whenever rows are put in view.
     """
 
     def __init__(self, expected: int | None = None):
         self.expected = expected
         with tf.init_scope(), tf.device(HOST):
             self._rows = ResourceVariable(tf.zeros([0], tf.int64), trainable=False, shape=[None])
-            # Number of rows, in use or not.
             self.length = ResourceVariable(tf.constant(0, tf.int64), trainable=False)
-            # The first position of a row in view, and the end.
+            # Start and end of the positions of the rows in view.
             self._range = ResourceVariable(tf.zeros([2], tf.int64), trainable=False)
             self._is_applied = ResourceVariable(tf.constant(True), trainable=False)
-            # The ranges of gradients that were not applied before the next one was computed.
+            # Ranges of gradients that were not applied before the next one was computed.
             self._dropped = ResourceVariable(
                 tf.zeros([0, 2], tf.int64), trainable=False, shape=[None, 2]
             )
-        # What was checked last, where, and the operations that did.
+        # What was checked last, in which graph and view, and the operations of the check.
         self._checked: tuple[Any, Any, list[tf.Operation]] = (lambda: None, None, [])
-        # Changes whenever rows are put in view.
         self.version = object()
 
     def show(self, rows: tf.Tensor) -> None:
@@ -53,7 +56,7 @@ class ActiveRows:
         self._set(rows, tf.stack([tf.constant(0, tf.int64), tf.size(rows, tf.int64)]))
 
     def show_gradient(self, rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Puts the rows of a gradient in view; returns their positions, and where these end."""
+        """Puts the rows of a gradient in view; returns their positions, and the end of these."""
         with tf.device(HOST):
             size = tf.size(rows, tf.int64)
             is_first = self._is_applied.read_value() & tf.equal(
@@ -68,7 +71,7 @@ class ActiveRows:
             return tf.range(start, end), end
 
     def _start_of_next(self, size: tf.Tensor) -> tf.Tensor:
-        """Returns the first position of a gradient, behind those that were not applied."""
+        """Returns the first position of a gradient of `size` rows, given the unapplied ones."""
         before = self._range.read_value()
         is_dropped = ~self._is_applied.read_value() & (before[1] > before[0])
         dropped = self._dropped.read_value()
@@ -79,7 +82,7 @@ class ActiveRows:
         least = tf.reduce_max(tf.concat([starts + 1, [0]], 0))
         starts = tf.range(least, least + tf.size(ends, tf.int64) + 1)
         start = tf.raw_ops.ListDiff(x=starts, y=ends - size).out[0]
-        # Without rows nothing is applied, and there may be none to stand for those before.
+        # Without rows nothing is updated, and the table may have no row to pad the view with.
         return tf.where(size > 0, start, 0)
 
     def _set(self, rows: tf.Tensor, within: tf.Tensor) -> None:
@@ -89,13 +92,13 @@ class ActiveRows:
         self.version = object()
 
     def rows(self, positions: tf.Tensor | None = None, gradient: Any = None) -> tf.Tensor:
-        """Returns the numbers of the rows in view, all or those at some positions.
+        """Returns the numbers of the rows in view.
 
-        All of them begin with numbers of rows that are not in view; see `in_view`.
+        Without `positions`, the result may start with padding, which `in_view` removes.
 
         Args:
-          positions: positions; None is all of them.
-          gradient: the gradient that is applied, if it is known.
+          positions: positions of the rows; None is all of them.
+          gradient: the gradient that is being applied, if known.
 
         Raises:
           tf.errors.InvalidArgumentError: if the rows in view are not those of the gradient.
@@ -106,7 +109,7 @@ class ActiveRows:
             )
 
     def in_view(self, *tensors: tf.Tensor) -> list[tf.Tensor]:
-        """Returns what tensors of one element for each of `rows` have for the rows in view."""
+        """Removes the elements of padding from tensors with one element for each of `rows`."""
         with tf.device(HOST):
             start = tf.unstack(self._range.read_value())[0]
             if tf.executing_eagerly() and not start:
@@ -114,17 +117,17 @@ class ActiveRows:
             return [each[start:] for each in tensors]
 
     def mark_applied(self) -> None:
-        """Notes that the gradient whose rows are in view was applied."""
+        """Records that the gradient of the rows in view was applied."""
         with tf.device(HOST):
             self._is_applied.assign(True)
 
     def _checks(self, positions: tf.Tensor | None, gradient: Any) -> list[tf.Operation]:
-        """Returns what ends the step if the rows in view are not those of a gradient."""
+        """Returns operations that end the step if the rows in view are not a gradient's."""
         given = positions if gradient is None else gradient
         if given is None:
             return []
         graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
-        # An update reads and writes several variables for one gradient.
+        # Cached, since an update reads and writes several variables for one gradient.
         checked, where, checks = self._checked
         if checked() is not given or where != (graph, self.version):
             checks = self._new_checks(given)
@@ -140,7 +143,7 @@ class ActiveRows:
         elif given.dtype.is_floating:
             count, positions = tf.shape(given)[0], end
         are_behind = tf.reduce_all(tf.cast(positions, tf.int64) >= start)
-        # In the graph of a server `==` would tell whether both are one tensor.
+        # In the graph of a server, `==` would compare the identity of tensors.
         is_right = tf.equal(tf.cast(count, tf.int64), end) & are_behind
         check = assert_in_step(
             is_right,

@@ -1,4 +1,4 @@
-"""The shard of a variable that an update is running on."""
+"""The shard of a variable that is being updated."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _Shard = TypeVar("_Shard")
 
 
 class ActiveShard(Generic[_Shard]):
-    """The active shard of each thread: that of the innermost `activate` block.
+    """Active shard of each thread, which is set by the innermost `activate` block.
 
     >>> active = ActiveShard()
     >>> with active.activate("rows 0-9"):
@@ -26,12 +26,12 @@ class ActiveShard(Generic[_Shard]):
 
     @property
     def current(self) -> _Shard | None:
-        """The active shard; None outside of all blocks."""
+        """The active shard of this thread; None outside of all blocks."""
         return getattr(self._local, "shard", None)
 
     @contextlib.contextmanager
     def activate(self, shard: _Shard) -> Iterator[None]:
-        """Makes a shard the active one of this thread, in the block."""
+        """Makes a shard the active shard of this thread in the block."""
         before = self.current
         self._local.shard = shard
         try:

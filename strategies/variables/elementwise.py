@@ -1,4 +1,4 @@
-"""Optimizers that update each element by itself, and so can update a part of a variable."""
+"""Element-wise optimizers, which can update a part of a variable independently of the rest."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from typing import Any
 
 from strategies._keras import is_legacy, is_of_keras
 
-# Optimizers that update each element by itself; the others look at a variable's norm, rows or
-# columns.
+# The other optimizers use a variable's norm, rows or columns.
 ELEMENTWISE = (
     "Adadelta",
     "Adagrad",
@@ -20,14 +19,15 @@ ELEMENTWISE = (
     "RMSprop",
     "SGD",
 )
-# An optimizer's options by which it keeps and changes whole variables in every step.
+# Options with which an optimizer stores and updates whole variables in every step.
 _WHOLE_STATE_OPTIONS = ("use_ema", "gradient_accumulation_steps")
 
 
 def is_elementwise(optimizer: Any) -> bool:
-    """Returns whether an optimizer updates each element of a variable by itself.
+    """Returns whether an optimizer updates each element of a variable independently.
 
-    Keras's are known by name. Your own says so by an attribute, `elementwise = True`.
+    Keras's optimizers are known by name. A custom optimizer declares it by the class attribute
+    `elementwise = True`.
 
     >>> import keras
     >>> is_elementwise(keras.optimizers.Adam()), is_elementwise(keras.optimizers.Lamb())
@@ -41,19 +41,19 @@ def is_elementwise(optimizer: Any) -> bool:
 
 
 def update_without_xla(optimizer: Any) -> None:
-    """Makes an optimizer of tf_keras not compile its updates with XLA, as it does on GPUs.
+    """Disables XLA compilation of an optimizer's updates, which tf_keras enables on GPUs.
 
-    XLA compiles for one device, and cannot compile updates of a part of a variable.
+    XLA compiles for one device, and cannot compile updates of only a part of a variable.
     """
     if getattr(optimizer, "jit_compile", False):
         optimizer.jit_compile = False
 
 
 def check_trains_rows(optimizer: Any) -> None:
-    """Checks that an optimizer can train the touched rows of an embedding alone.
+    """Checks that an optimizer can train only the touched rows of an embedding.
 
     Raises:
-      ValueError: if it is not; it names the optimizer or its option.
+      ValueError: if it cannot; the message names the optimizer or its option.
     """
     name = type(optimizer).__name__
     if is_legacy(optimizer):

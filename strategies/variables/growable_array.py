@@ -1,4 +1,4 @@
-"""Arrays that grow by rows, in host memory."""
+"""Arrays in host memory that grow by rows."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from strategies.assertions import assert_in_step
 HOST = "/device:CPU:0"
 # The indices of TensorFlow's in-place operations are int32.
 _MAX_ROWS = 2**31 - 1
-# How many rows are copied at once when a table grows.
+# Number of rows that are copied or filled at once when an array grows.
 _CHUNK = 65536
 
 
 def _capacities(row_bytes: int, expected: int | None) -> list[int]:
-    """Returns the capacities in rows that an array grows by, before they double.
+    """Returns the capacities, in rows, that an array grows to before it doubles.
 
-    TensorFlow does not give freed memory back, so an array that grows by copies leaves its
-    smaller ones behind. What is reserved and not written to takes none, where Linux allows it:
-    an array that is not small reserves what is expected of it, or a part of the machine's memory.
-    TensorFlow reserves no more than there is, so it is a small part.
+    TensorFlow does not return freed memory to the system, so an array that grows by copying leaves
+    its smaller copies behind. If Linux overcommits memory, reserved memory that is not written to
+    takes no space. So an array that is not small reserves its expected size, or a fraction of the
+    machine's memory. The fraction is small because TensorFlow cannot reserve more than there is.
 
     Args:
-      row_bytes: bytes of one row.
+      row_bytes: size of one row in bytes.
       expected: expected number of rows; None if unknown.
     """
     rule = Path("/proc/sys/vm/overcommit_memory")
@@ -42,7 +42,7 @@ def _capacities(row_bytes: int, expected: int | None) -> list[int]:
         return [*capacities, max(memory // 24, 1 << 25) // row_bytes]
     if expected * row_bytes <= memory // 8:
         return [*(rows for rows in capacities if rows < expected), expected]
-    # Twice as much each time, and in the end no more than that.
+    # Doubles up to the expected number of rows.
     large = memory // 8 // row_bytes
     while large < expected:
         capacities.append(large)
@@ -51,12 +51,12 @@ def _capacities(row_bytes: int, expected: int | None) -> list[int]:
 
 
 class GrowableArray:
-    """An array in host memory that grows by rows; memory that no row was written to is not used.
+    """Array in host memory that grows by rows; reserved rows take no memory until written to.
 
     Args:
       shape: shape of one row.
-      dtype: dtype of its elements.
-      fill: the row that new ones are set to; None leaves that to who writes them.
+      dtype: dtype of the elements.
+      fill: initial value of new rows; None leaves them uninitialized.
       expected: expected number of rows; None if unknown.
     """
 
@@ -76,11 +76,11 @@ class GrowableArray:
                 tf.zeros([0, *shape], self.dtype), trainable=False, shape=[None, *shape]
             )
             self._length = ResourceVariable(tf.constant(0, tf.int64), trainable=False)
-        # Many functions of a graph ask for it, and it is long.
+        # A function keeps graphs small, since it is long and used in many places.
         self._resize_in_graph = tf.function(self._resize, autograph=False)
 
     def resize(self, length: tf.Tensor) -> None:
-        """Grows to a number of rows unless there are as many."""
+        """Grows to at least `length` rows."""
         fill = None if self.fill is None else tf.constant(self.fill, self.dtype)
         (self._resize if tf.executing_eagerly() else self._resize_in_graph)(length, fill)
 
@@ -92,7 +92,7 @@ class GrowableArray:
     def gather(self, rows: tf.Tensor) -> tf.Tensor:
         """Returns rows by their numbers."""
         with tf.device(HOST):
-            # Not `read_value`: Keras's `export` saves every variable that a function reads so.
+            # Not `read_value`, since Keras's `export` saves every variable that it reads.
             array = tf.raw_ops.ReadVariableOp(resource=self._array.handle, dtype=self.dtype)
             array = tf.ensure_shape(array, [None, *self.shape])
             values = tf.gather(array, rows)
@@ -100,11 +100,11 @@ class GrowableArray:
         return tf.ensure_shape(values, [*rows.shape, *self.shape])
 
     def update(self, rows: tf.Tensor, values: tf.Tensor) -> None:
-        """Sets rows, each named once."""
+        """Sets distinct rows."""
         self._write(tf.raw_ops.InplaceUpdate, rows, values)
 
     def add(self, rows: tf.Tensor, values: tf.Tensor) -> None:
-        """Adds to rows; a row that is named twice gets both values."""
+        """Adds values to rows; the values of a repeated row are all added."""
         self._write(tf.raw_ops.InplaceAdd, rows, values)
 
     def _write(self, operation: Callable[..., Any], rows: tf.Tensor, values: tf.Tensor) -> None:
@@ -117,15 +117,15 @@ class GrowableArray:
     def _order_after(self, done: list[tf.Tensor], array: tf.Tensor) -> None:
         """Makes all later uses of the array wait for operations on it.
 
-        TensorFlow's own operations on a variable's rows make it one that copies what is assigned
-        to it, so that growing would write to all of its capacity. The operations here
-        work on the value where it is; to assign the same value again puts them in order.
+        TensorFlow's own operations on a variable's rows switch the variable to a mode that copies
+        every assigned value, so growing would write to the whole capacity. The operations here
+        work in place on the value; assigning the same value again puts them in order.
         """
         with tf.control_dependencies(done):
             self._array.assign(array, read_value=False)
 
     def reset(self, rows: tf.Tensor) -> None:
-        """Sets rows to the value of new ones, as far as there are such rows."""
+        """Resets rows to the initial value; rows beyond the array's length are skipped."""
         there = tf.boolean_mask(rows, rows < self._length.read_value())
         self.update(there, self._tiled(tf.constant(self.fill, self.dtype), tf.size(there)))
 
@@ -154,7 +154,7 @@ class GrowableArray:
         return True
 
     def _reallocate(self, there: tf.Tensor, length: tf.Tensor, capacity: tf.Tensor) -> bool:
-        """Copies the rows into an array of a larger capacity, which takes no memory yet."""
+        """Copies the rows to an array of larger capacity, whose other rows take no memory yet."""
         capacity = tf.maximum(length, 2 * capacity)
         for rows in reversed(self._capacities):
             capacity = tf.where(length <= rows, tf.constant(rows, tf.int64), capacity)

@@ -1,4 +1,4 @@
-"""Variables that each replica keeps by itself, and that are reduced as they are read: metrics."""
+"""Variables with a value on each replica that are reduced when read, such as metrics."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from strategies._tensorflow import SyncOnReadVariable
 
 
 class OnReadVariable(SyncOnReadVariable):
-    """A variable that a replica without rows in a step leaves as it is.
+    """Sync-on-read variable that a replica without examples in a step leaves unchanged.
 
-    A mean of no rows is not a number, and would be in a metric to the end of the epoch. Zeros are
-    assigned all the same, for metrics are reset by them.
+    The mean of no examples is NaN and would stay in a metric until the end of the epoch. Zeros are
+    always assigned, since they reset metrics.
     """
 
     def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
-        """Sets the value, in a replica its own."""
+        """Sets the value; in a replica, that of the replica."""
         has_rows = self._has_rows()
         if has_rows is not None:
             value = tf.convert_to_tensor(value, self.dtype)
@@ -25,11 +25,11 @@ class OnReadVariable(SyncOnReadVariable):
         return super().assign(value, *args, **kwargs)
 
     def assign_add(self, value: Any, *args: Any, **kwargs: Any) -> Any:
-        """Adds to the value, in a replica to its own."""
+        """Adds to the value; in a replica, to that of the replica."""
         return super().assign_add(self._of_rows(value), *args, **kwargs)
 
     def assign_sub(self, value: Any, *args: Any, **kwargs: Any) -> Any:
-        """Subtracts from the value, in a replica from its own."""
+        """Subtracts from the value; in a replica, from that of the replica."""
         return super().assign_sub(self._of_rows(value), *args, **kwargs)
 
     def _of_rows(self, value: Any) -> Any:
@@ -40,9 +40,9 @@ class OnReadVariable(SyncOnReadVariable):
         return tf.where(has_rows, value, tf.zeros_like(value))
 
     def _has_rows(self) -> tf.Tensor | None:
-        """Returns whether the calling replica has rows; None if it has, or that is not known."""
+        """Returns whether the calling replica has examples; None if it surely has or if unknown."""
         if not self.dtype.is_floating or not self.shape.is_fully_defined():
-            return None  # of no means
+            return None  # holds no means
         strategy = self.distribute_strategy
         context = tf.distribute.get_replica_context()
         if context is None or context.strategy is not strategy:

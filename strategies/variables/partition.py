@@ -1,9 +1,9 @@
-"""Partitioned variables: whole to their readers, one of their parts to an update.
+"""Partitioned variables, which act as a whole to readers and as one part during an update.
 
-Optimizer state that is split over workers, and variables that are split over servers, have to
-look whole to Keras, which builds, saves and restores them by the shape of the model's variable.
-Stock optimizers that treat each element by itself run as well on a part as on the whole. So a
-variable answers as one of its parts while that part is in view, and as the whole otherwise.
+Optimizer state that is sharded over workers, and variables that are sharded over servers, must look
+whole to Keras, which builds, saves and restores them by the shape of the model's variable. Stock
+element-wise optimizers run on a part as well as on the whole. So a variable acts as one of its
+parts while that part is in view, and as the whole otherwise.
 """
 
 from __future__ import annotations
@@ -25,10 +25,9 @@ from strategies.variables.active_shard import ActiveShard
 
 @dataclass(frozen=True)
 class PartitionSpec:
-    """An even partition of tensors of one shape: by whole rows, or by elements if rows are few.
+    """Even partition of tensors of one shape, by rows, or by elements if there are too few rows.
 
-    The first parts have one row or element more than the last ones where it does not come out
-    even.
+    If the division has a remainder, the first parts have one row or element more than the others.
 
     >>> PartitionSpec((5, 3), 2).sizes, PartitionSpec((5, 3), 2).shape_of(1)
     ((3, 2), (2, 3))
@@ -39,8 +38,8 @@ class PartitionSpec:
     [[9, 10, 11], [12, 13, 14]]
 
     Attributes:
-      shape: of the tensors.
-      count: how many parts there are.
+      shape: shape of the tensors.
+      count: number of parts.
     """
 
     shape: tuple[int, ...]
@@ -48,12 +47,12 @@ class PartitionSpec:
 
     @property
     def by_rows(self) -> bool:
-        """Whether parts are whole rows, and so have the rank of the whole."""
+        """Whether parts consist of whole rows, and so have the rank of the whole."""
         return len(self.shape) > 0 and self.shape[0] >= self.count
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """The parts' first dimensions."""
+        """The first dimension of each part."""
         units = self.shape[0] if self.by_rows else math.prod(self.shape)
         bounds = (part_bounds(units, number, self.count) for number in range(self.count))
         return tuple(stop - start for start, stop in bounds)
@@ -63,11 +62,11 @@ class PartitionSpec:
         return sum(self.sizes[:number])
 
     def shape_of(self, number: int) -> tuple[int, ...]:
-        """Returns a part's shape."""
+        """Returns the shape of a part."""
         return (self.sizes[number], *(self.shape[1:] if self.by_rows else ()))
 
     def part(self, value: Any, number: int) -> Any:
-        """Returns one part of a tensor, or of a gradient of rows (`tf.IndexedSlices`)."""
+        """Returns one part of a tensor or of a sparse gradient (`tf.IndexedSlices`)."""
         begin, size = self.offset_of(number), self.sizes[number]
         if isinstance(value, tf.IndexedSlices) and self.by_rows:
             indices = value.indices - tf.cast(begin, value.indices.dtype)
@@ -82,19 +81,19 @@ class PartitionSpec:
         return value[begin : begin + size]
 
     def whole(self, joined: tf.Tensor) -> tf.Tensor:
-        """Returns the whole tensor, given its parts joined along the first axis."""
+        """Returns the whole tensor from its parts, concatenated along the first axis."""
         return tf.reshape(joined, self.shape)
 
 
 class Partition:
-    """The parts of one variable, and which of them is in view.
+    """The parts of one variable and the part in view.
 
     Args:
-      spec: how the variable is cut.
-      numbers: the parts that this process holds.
-      join: returns all parts joined along their first axis, given this process's.
-      written: returns which of `numbers` an assignment writes that is made with no part in view;
-        the others are written elsewhere.
+      spec: specification of the partition.
+      numbers: numbers of the parts that this process holds.
+      join: function from this process's parts to all parts, concatenated along the first axis.
+      written: function that returns which of `numbers` an assignment writes if no part is in view;
+        the other parts are written elsewhere. None writes all of `numbers`.
     """
 
     def __init__(
@@ -112,27 +111,27 @@ class Partition:
 
     @property
     def in_view(self) -> int | None:
-        """The number of the part in view; None for the whole."""
+        """The number of the part in view; None if the whole is in view."""
         return self._active.current
 
     def viewing(self, number: int) -> AbstractContextManager[None]:
-        """Makes the variables of this partition answer as one of their parts, in the block."""
+        """Makes the variables of this partition act as one of their parts in the block."""
         return self._active.activate(number)
 
 
 class _Readable(tf.Variable):
-    """Base class of variables that are made of other variables, through `value` and `assign`."""
+    """Base class of variables composed of other variables; subclasses have `value` and `assign`."""
 
     def __init__(self, name: str, dtype: tf.DType):
         self._given_name = name if ":" in name else f"{name}:0"
         self._given_dtype = dtype
 
     def value(self) -> tf.Tensor:
-        """Returns what is in view."""
+        """Returns the value in view."""
         raise NotImplementedError
 
     def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
-        """Writes what is in view."""
+        """Sets the value in view."""
         raise NotImplementedError
 
     def __tf_tensor__(self, dtype: tf.DType | None = None, name: str | None = None) -> tf.Tensor:
@@ -142,31 +141,31 @@ class _Readable(tf.Variable):
         return np.asarray(self.numpy(), dtype)
 
     def read_value(self) -> tf.Tensor:
-        """Returns what is in view."""
+        """Returns the value in view."""
         return self.value()
 
     def numpy(self) -> Any:
-        """Returns what is in view as an array."""
+        """Returns the value in view as a NumPy array."""
         return self.value().numpy()
 
     def assign_add(self, delta: Any, *args: Any, **kwargs: Any) -> Any:
-        """Adds to what is in view."""
+        """Adds to the value in view."""
         return self.assign(self.value() + delta)
 
     def assign_sub(self, delta: Any, *args: Any, **kwargs: Any) -> Any:
-        """Subtracts from what is in view."""
+        """Subtracts from the value in view."""
         return self.assign(self.value() - delta)
 
     def scatter_add(self, sparse_delta: tf.IndexedSlices, *args: Any, **kwargs: Any) -> Any:
-        """Adds rows to those in view."""
+        """Adds to rows of the value in view."""
         return self._scattered(tf.tensor_scatter_nd_add, sparse_delta)
 
     def scatter_sub(self, sparse_delta: tf.IndexedSlices, *args: Any, **kwargs: Any) -> Any:
-        """Subtracts rows from those in view."""
+        """Subtracts from rows of the value in view."""
         return self._scattered(tf.tensor_scatter_nd_sub, sparse_delta)
 
     def scatter_update(self, sparse_delta: tf.IndexedSlices, *args: Any, **kwargs: Any) -> Any:
-        """Writes rows of those in view."""
+        """Sets rows of the value in view."""
         return self._scattered(tf.tensor_scatter_nd_update, sparse_delta)
 
     def _scattered(self, operation: Callable[..., tf.Tensor], rows: tf.IndexedSlices) -> Any:
@@ -174,17 +173,17 @@ class _Readable(tf.Variable):
 
     @property
     def dtype(self) -> tf.DType:
-        """The elements' type."""
+        """The dtype of the elements."""
         return self._given_dtype
 
     @property
     def name(self) -> str:
-        """The name of the variable that it stands for."""
+        """The name of the variable."""
         return self._given_name
 
     @property
     def trainable(self) -> bool:
-        """False: no tape watches it."""
+        """False, so that no tape watches the variable."""
         return False
 
     def __repr__(self) -> str:
@@ -192,12 +191,12 @@ class _Readable(tf.Variable):
 
 
 class PartitionedVariable(_Readable):
-    """A variable of which this process holds some parts, such as optimizer state.
+    """Variable of which this process holds some parts, such as sharded optimizer state.
 
     Args:
-      parts: this process's, in the order of the split's numbers.
-      partition: how it is split.
-      name: as Keras asked for.
+      parts: parts of this process, in the order of `partition.numbers`.
+      partition: partition of the variable.
+      name: name that Keras requested.
     """
 
     def __init__(self, parts: Sequence[tf.Variable], partition: Partition, name: str):
@@ -209,7 +208,7 @@ class PartitionedVariable(_Readable):
 
     @property
     def parts(self) -> tuple[tf.Variable, ...]:
-        """This process's parts."""
+        """The parts of this process."""
         return tuple(self._parts.values())
 
     @property
@@ -224,7 +223,7 @@ class PartitionedVariable(_Readable):
         return self.parts[0].device
 
     def value(self) -> tf.Tensor:
-        """Returns the part in view, or the whole: then all workers have to read it."""
+        """Returns the part in view, or the whole, which all workers must read together."""
         number, partition = self._partition.in_view, self._partition
         if number is not None:
             return self._parts[number].value()
@@ -234,7 +233,7 @@ class PartitionedVariable(_Readable):
 
     @contextlib.contextmanager
     def cached_whole(self) -> Iterator[None]:
-        """Caches the whole, so that this process can read it in the block without the others."""
+        """Caches the whole, so that this process can read it alone in the block."""
         self._cached = self.value()
         try:
             yield
@@ -242,7 +241,7 @@ class PartitionedVariable(_Readable):
             self._cached = None
 
     def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
-        """Writes the part in view, or the parts that this process holds of the whole."""
+        """Sets the part in view, or this process's parts of the whole."""
         value = tf.convert_to_tensor(value, self.dtype)
         number, partition = self._partition.in_view, self._partition
         if number is not None:
@@ -260,13 +259,13 @@ class PartitionedVariable(_Readable):
 
 
 class PartView(_Readable):
-    """One part of a whole variable during an update, which is written back afterwards.
+    """View of one part of a whole variable during an update; the caller writes the part back.
 
     Args:
-      variable: the whole, of one replica.
-      spec: how it is cut.
-      number: the part.
-      key: the `_unique_id` by which an optimizer knows the variable.
+      variable: the whole variable of one replica.
+      spec: specification of the partition.
+      number: number of the part.
+      key: the `_unique_id` by which an optimizer identifies the variable.
     """
 
     def __init__(self, variable: tf.Variable, spec: PartitionSpec, number: int, key: str):
@@ -284,16 +283,16 @@ class PartView(_Readable):
 
     @property
     def device(self) -> str:
-        """The device of the whole."""
+        """The device of the whole variable."""
         return self._variable.device
 
     def value(self) -> tf.Tensor:
-        """Returns the part as the update has left it so far."""
+        """Returns the part with the changes of the update so far."""
         if self._written is None:
             return self._spec.part(self._variable.value(), self._number)
         return self._written
 
     def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
-        """Stores the value, until the whole is written from the parts of all workers."""
+        """Stores the value until the whole is written from the parts of all workers."""
         self._written = tf.convert_to_tensor(value, self.dtype)
         return self

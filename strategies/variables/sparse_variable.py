@@ -1,20 +1,22 @@
-"""Variables of which an optimizer sees the rows in view alone: a step costs what it touches.
+"""Variables that show an optimizer only the rows of the current step.
 
-A table of an embedding has as many rows as ids have come, and a step touches a few thousand of
-them. Stock optimizers are written for whole variables. So a table's variable and the optimizer's
-slot variables answer as if they were the touched rows alone: what reads them gathers these rows,
-what writes them scatters. `update_step` of any optimizer that works element by element runs on
-that unchanged, Keras 3's and tf_keras's, and rows that are not touched stay as they are.
+An embedding table has a row for every id seen so far, but a step touches only a few thousand of
+them, and stock optimizers are written for whole variables. So a table's variable and the
+optimizer's slot variables act as if they consisted only of the touched rows: reading them gathers
+these rows, writing them scatters. The `update_step` of any element-wise optimizer of Keras 3 or
+tf_keras runs on them unchanged, and its cost depends only on the touched rows. Other rows are not
+changed.
 
-Which rows are in view is known when the gradient is: it leaves the backward pass as
-`tf.IndexedSlices` with each row once, its indices the positions in the view (`active_rows`). In
-these terms it is a gradient as any other: it can be clipped, scaled, scattered or made dense.
-The rows themselves stand in a variable, for the update may be another function than the backward
-pass. Nothing hooks into the update, so it works without a strategy as well.
+The rows in view are set when the gradient is computed. The gradient leaves the backward pass as
+`tf.IndexedSlices` with each row once, indexed by positions in the view (`active_rows`), and can be
+clipped, scaled, scattered or made dense like any other gradient. The numbers of the rows in view
+are stored in a variable, since the update may be in another function than the backward pass. There
+are no hooks in the update, so it also works without a strategy.
 
-The other half is that slot variables become such variables too. Under this package's strategies
-`extended` makes them, where an optimizer asks for a variable beside a table's. Without a strategy
-Keras asks in no such words; a variable creator then knows them by the table's name in theirs.
+Slot variables must be created as such variables too. Under this package's strategies, `extended`
+creates them when an optimizer requests a variable colocated with a table's variable. Without a
+strategy, Keras does not request colocation, so a variable creator recognizes slot variables by the
+table's name in theirs.
 """
 
 from __future__ import annotations
@@ -49,28 +51,28 @@ _creators = threading.local()
 
 
 class Snapshots(Protocol):
-    """Takes and restores snapshots of the rows of a table's variable."""
+    """Snapshots of the rows of a table's variable."""
 
     def take(self) -> np.ndarray:
-        """Takes a snapshot; returns an array of the variable's shape that stands for it."""
+        """Takes a snapshot; returns its token, an array of the variable's shape."""
 
     def restore(self, value: np.ndarray) -> None:
-        """Restores the rows from the snapshot for which `take` returned a value."""
+        """Restores the rows from the snapshot of a token that `take` returned."""
 
 
 class SparseVariable(ResourceVariable):
-    """A table's trainable variable, or a slot variable of it.
+    """Trainable variable of a table, or one of its slot variables.
 
-    Its own value is of one row, of which gradients are taken and which gives the shape; its rows
-    are elsewhere.
+    The value of the underlying resource is a single row, which defines the shape and with respect
+    to which gradients are taken. The rows of the table are in a `GrowableArray`.
 
     Args:
       view: the rows in view.
-      row: the row that new ones are set to, [width].
-      trainable: whether it is the table's, and not a slot variable.
-      name: part of the names of the slot variables.
-      strategy: the strategy that it is made under.
-      rows: array of all rows, if there is one already.
+      row: initial value of the single row, and of new rows of a slot variable, [width].
+      trainable: whether this is a table's variable rather than a slot variable.
+      name: name of the variable, which the names of its slot variables contain.
+      strategy: strategy that the variable is created under.
+      rows: array of all rows if it exists already.
     """
 
     def __init__(
@@ -97,11 +99,11 @@ class SparseVariable(ResourceVariable):
             rows.fill = np.array(row)
         self._array = rows
         self.slots: dict[str, SparseVariable] = {}
-        # By the names of the slot variables.
+        # Optimizers by the names of their slot variables.
         self._optimizers: dict[str, weakref.ref[Any]] = {}
         self._on_slot: Callable[[str, SparseVariable], None] = lambda name, slot: None
         self._resized_for: object = None
-        # Of a table's variable, not of slot variables.
+        # Set for a table's variable, not for slot variables.
         self.snapshots: Snapshots | None = None
         self.on_slots_removed: Callable[[], None] = lambda: None
         if trainable:
@@ -123,24 +125,24 @@ class SparseVariable(ResourceVariable):
         self._array = rows
 
     def token(self) -> tf.Tensor:
-        """Returns a tensor whose gradient is the variable's."""
+        """Returns a tensor whose gradient is that of the variable."""
         return self._read_variable_op()
 
     def on_slot(self, function: Callable[[str, SparseVariable], None]) -> None:
-        """Registers a function that is called with each new slot variable and its name."""
+        """Registers a function to call with the name of each new slot variable and the variable."""
         self._on_slot = function
 
     def make_slot(self, name: str, initial_value: Any, dtype: Any = None) -> SparseVariable:
-        """Makes a slot variable of this variable.
+        """Creates a slot variable of this variable.
 
         Args:
-          name: name that the optimizer gives it.
-          initial_value: a value of the shape of this variable, or a function that returns one.
-          dtype: dtype of its elements; None is that of the value.
+          name: name that the optimizer gives the slot variable.
+          initial_value: value of this variable's shape, or a function that returns one.
+          dtype: dtype of the elements; None is the dtype of the value.
 
         Raises:
-          ValueError: if it is not one row for each row, or the optimizer that makes it is one that
-            is not right on the touched rows alone.
+          ValueError: if the value does not have this variable's shape, or the optimizer cannot
+            train only the touched rows.
         """
         optimizer = innermost(is_optimizer)
         if optimizer is not None:
@@ -155,27 +157,26 @@ class SparseVariable(ResourceVariable):
                 f"{name!r} of shape {value.shape}, for {tuple(self.shape)}. Choose one of "
                 f"{', '.join(ELEMENTWISE)}."
             )
-        # Keras 3 puts it behind the variable's name, tf_keras before it.
+        # Keras 3 puts the slot's name behind the variable's name, tf_keras before it.
         before, _, behind = name.partition(self.table_name)
         key = behind.strip("_:") or before.split("/")[0]
         if optimizer is not None and all(
             each() is not optimizer for each in self._optimizers.values()
         ):
             self._remove_slots_of_former_optimizers()
-        while key in self.slots:  # another optimizer's
+        while key in self.slots:  # the slot of another optimizer
             key += "_"
         if optimizer is not None:
             self._optimizers[key] = weakref.ref(optimizer)
         return self.add_slot(key, self._new_slot(name, key, value[0]))
 
     def _remove_slots_of_former_optimizers(self) -> None:
-        """Removes the slot variables of optimizers that are gone, as by another `compile`.
+        """Removes the slot variables of deleted optimizers, for example after another `compile`.
 
-        What is saved would have both, and what is restored would give the next optimizer the first
-        one's.
+        Otherwise, a save would include them, and a restore would give them to the next optimizer.
         """
         if self._optimizers:
-            gc.collect()  # a model and its optimizer refer to each other
+            gc.collect()  # a model and its optimizer form a reference cycle
         removed = [key for key, optimizer in self._optimizers.items() if optimizer() is None]
         for key in removed:
             del self._optimizers[key], self.slots[key]
@@ -183,7 +184,7 @@ class SparseVariable(ResourceVariable):
             self.on_slots_removed()
 
     def add_slot(self, key: str, slot: SparseVariable) -> SparseVariable:
-        """Registers a slot variable by a name; returns it."""
+        """Registers a slot variable under a name; returns it."""
         self.slots[key] = slot
         self._on_slot(key, slot)
         return slot
@@ -193,21 +194,21 @@ class SparseVariable(ResourceVariable):
         return SparseVariable(self.view, row, False, name, self._distribute_strategy)
 
     def _ensure_rows(self) -> None:
-        """Grows the array to the rows that the store has allocated."""
+        """Grows the array to the number of rows that the store has allocated."""
         version = (self.view.version, tf.compat.v1.get_default_graph())
         if tf.executing_eagerly() or self._resized_for != version:
             self.table.resize(self.view.length.read_value())
         self._resized_for = version
 
     def _active(self, positions: tf.Tensor | None = None) -> tf.Tensor:
-        """Returns the numbers of the rows in view, for the gradient that is applied now."""
+        """Returns the numbers of the rows in view for the gradient that is being applied."""
         self._ensure_rows()
         return self.view.rows(positions, gradient_in_update())
 
     def _write(
         self, write: Callable[..., None], values: Any, positions: tf.Tensor | None = None
     ) -> None:
-        """Writes to the rows in view, all or those at some positions."""
+        """Writes to the rows in view, or only to those at `positions`."""
         rows, values = self._active(positions), tf.convert_to_tensor(values)
         if positions is None:
             rows, values = self.view.in_view(rows, values)
@@ -225,13 +226,13 @@ class SparseVariable(ResourceVariable):
         return self.value()
 
     def sparse_read(self, indices: tf.Tensor, name: Any = None) -> tf.Tensor:
-        """Returns rows by their positions in the view; `tf.gather` calls it."""
+        """Returns rows by their positions in the view; `tf.gather` calls this method."""
         del name
         return self.table.gather(self._active(indices))
 
     @property
     def _handle(self) -> Any:
-        # Eager operations on variables read them by this attribute, from C++, not by `value`.
+        # Eager operations read variables through this attribute from C++, not through `value`.
         if tf.executing_eagerly() and gradient_in_update() is not None:
             self._in_view_now = ResourceVariable(self.value(), trainable=False)
             return self._in_view_now.handle
@@ -243,10 +244,10 @@ class SparseVariable(ResourceVariable):
 
     @property
     def handle(self) -> Any:
-        """The handle of the row that stands for the table.
+        """The handle of the single row that stands for the table.
 
         Raises:
-          ValueError: if one of tf_keras's legacy optimizers asks for it, to write to it.
+          ValueError: if a legacy optimizer of tf_keras reads it, to write to the variable's memory.
         """
         asking = inspect.currentframe().f_back.f_locals.get("self")  # type: ignore[union-attr]
         if is_legacy(asking):
@@ -254,10 +255,10 @@ class SparseVariable(ResourceVariable):
         return self._handle
 
     def numpy(self) -> np.ndarray:
-        """Returns one row: for a table's variable, the token of a snapshot that it takes.
+        """Returns a single row: for a table's variable, the token of a new snapshot.
 
         Raises:
-          ValueError: if it is a table's variable, and is written to a file without its rows.
+          ValueError: if a table's variable is written to a model's .h5 file, which lacks the rows.
         """
         if self.snapshots is None:
             return self._stand_in()
@@ -269,10 +270,10 @@ class SparseVariable(ResourceVariable):
         return np.array(self._read_variable_op())
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        """Returns the row that stands for a slot variable.
+        """Returns the single row that stands for a slot variable.
 
         Raises:
-          ValueError: if it is a table's variable, whose rows the array would not have.
+          ValueError: if this is a table's variable, since the array would lack the rows.
         """
         del copy
         if self.snapshots is not None:
@@ -290,7 +291,7 @@ class SparseVariable(ResourceVariable):
     def assign(
         self, value: Any, use_locking: Any = None, name: Any = None, read_value: bool = True
     ) -> Any:
-        """Sets the rows in view."""
+        """Sets the rows in view; outside of an update, restores the snapshot of a token."""
         del use_locking, name, read_value
         if (
             tf.executing_eagerly()
@@ -302,10 +303,13 @@ class SparseVariable(ResourceVariable):
         return self
 
     def _restore_snapshot(self, value: Any) -> bool:
-        """Restores a value of `numpy`, which model.set_weights assigns; returns whether it was one.
+        """Restores a value that `numpy` returned and `model.set_weights` assigns.
+
+        Returns:
+          Whether the value has the shape of such a value.
 
         Raises:
-          ValueError: if it is another one of the shape of these.
+          ValueError: if the value has that shape but was not returned by `numpy`.
         """
         if tuple(getattr(value, "shape", ())) != tuple(self.shape):
             return False
@@ -336,7 +340,7 @@ class SparseVariable(ResourceVariable):
     def scatter_add(
         self, sparse_delta: tf.IndexedSlices, use_locking: bool = False, name: Any = None
     ) -> Any:
-        """Adds to rows, named by their positions in the view."""
+        """Adds to rows, indexed by their positions in the view."""
         del use_locking, name
         self._write(self.table.add, sparse_delta.values, sparse_delta.indices)
         return self
@@ -344,33 +348,33 @@ class SparseVariable(ResourceVariable):
     def scatter_sub(
         self, sparse_delta: tf.IndexedSlices, use_locking: bool = False, name: Any = None
     ) -> Any:
-        """Subtracts from rows, named by their positions in the view."""
+        """Subtracts from rows, indexed by their positions in the view."""
         return self.scatter_add(tf.IndexedSlices(-sparse_delta.values, sparse_delta.indices))
 
     def scatter_update(
         self, sparse_delta: tf.IndexedSlices, use_locking: bool = False, name: Any = None
     ) -> Any:
-        """Sets rows, named by their positions in the view."""
+        """Sets rows, indexed by their positions in the view."""
         del use_locking, name
         self._write(self.table.update, sparse_delta.values, sparse_delta.indices)
         return self
 
 
 def new_name() -> str:
-    """Returns a name for a table's variable that is no prefix of another one's."""
+    """Returns a name for a table's variable that is not a prefix of another table's name."""
     return f"embeddings_rows_{next(_numbers)}_"
 
 
 def recognize_slots() -> None:
-    """Recognizes slot variables by their names, where there is no strategy that makes them.
+    """Makes variable creation recognize slot variables by name, without a strategy.
 
-    From now on, in this thread. Other variables are not concerned.
+    This applies to the current thread from now on. Other variables are not affected.
 
     Raises:
-      RuntimeError: if it is called inside a `tf.variable_creator_scope` of others.
+      RuntimeError: if it is called inside another `tf.variable_creator_scope`.
     """
     with tf.init_scope():
-        # Keras's clear_session replaces the graph that has the creators, in eager mode too.
+        # Keras's clear_session replaces the graph that holds the creators, in eager mode too.
         graph = tf.compat.v1.get_default_graph()
         if getattr(_creators, "graph", None) is graph:
             return
@@ -380,9 +384,9 @@ def recognize_slots() -> None:
 
 
 def table_asked_for(kwargs: dict[str, Any]) -> SparseVariable | None:
-    """Returns the table's variable of a new variable's name; None if it has another name.
+    """Returns the table's variable that has the requested name; None if there is none.
 
-    Keras 3 makes a layer's weights later where it builds a model by trying it out.
+    Keras 3 creates a layer's weights later if it builds a model by tracing it.
     """
     return _named.get(kwargs.get("name") or "")
 
@@ -392,7 +396,7 @@ def _create(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
     table = table_asked_for(kwargs)
     if table is not None:
         return table
-    # Without a value it is one that TensorFlow makes for what it loads from a SavedModel.
+    # A variable without an initial value is one that TensorFlow loads from a SavedModel.
     is_slot = not kwargs.get("trainable") and kwargs.get("initial_value") is not None
     if "embeddings_rows_" in name and is_slot:
         for known, variable in list(_named.items()):

@@ -1,9 +1,9 @@
-"""Optimizer state sharded over the replicas (ZeRO stage 1): mode "reduce".
+"""Optimizer state sharded over the replicas (ZeRO stage 1), for mode "reduce".
 
-Fluid calls it ReduceStrategy.Reduce, DeepSpeed ZeRO stage 1 (arXiv 1910.02054): each replica
-updates one part of each variable and holds that part's optimizer state alone; the parts of the
-variable are gathered afterwards. Each replica needs the sums of its own part only, but gradients
-are summed on all, for Keras asks for the sums before it says which variable they are for.
+Fluid calls this ReduceStrategy.Reduce, DeepSpeed ZeRO stage 1 (arXiv 1910.02054). Each replica
+updates one part of each variable and holds only that part's optimizer state; the parts of the
+variable are gathered afterwards. Each replica needs only the gradient sums of its own part, but
+gradients are all-reduced, since Keras requests the sums before it names their variables.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from strategies.variables.partition import Partition, PartitionedVariable, Parti
 
 
 class ShardedOptimizerState:
-    """The sharded optimizer state of one strategy.
+    """Sharded optimizer state of one strategy.
 
     Args:
-      collectives: the workers.
-      devices: this worker's, one for each replica.
-      above: variables of more elements are split.
+      collectives: collectives among the workers.
+      devices: devices of this worker, one for each replica.
+      above: number of elements above which the state of a variable is sharded.
     """
 
     def __init__(self, collectives: Collectives, devices: Sequence[str], above: int):
@@ -53,15 +53,15 @@ class ShardedOptimizerState:
         first_value: Callable[[Any, Any], tf.Tensor],
         kwargs: Mapping[str, Any],
     ) -> PartitionedVariable | None:
-        """Creates a sharded slot variable; returns None if it is not to be sharded.
+        """Creates a sharded slot variable; returns None if the variable should not be sharded.
 
         Args:
-          next_creator: makes a variable on the device in scope.
-          first_value: makes an initial value the same on all workers.
-          kwargs: of the variable that Keras asks for.
+          next_creator: function that creates a variable on the device in scope.
+          first_value: function that returns an initial value, the same on all workers.
+          kwargs: arguments of the variable that Keras requests.
 
         Raises:
-          ValueError: if one of tf_keras's legacy optimizers asks for it.
+          ValueError: if a legacy optimizer of tf_keras requests it.
         """
         beside = kwargs.get("colocate_with")
         if not self._is_sharded(beside) or is_written_outside_updates(kwargs["name"]):
@@ -93,14 +93,15 @@ class ShardedOptimizerState:
     ) -> None:
         """Updates a variable on all replicas of this worker.
 
-        An elementwise optimizer's step runs on each replica's part, and the whole is gathered;
-        other functions see the whole, once.
+        The step of an element-wise optimizer runs on each replica's part, and the whole is gathered
+        afterwards. Any other function is called once, with the whole.
 
         Args:
-          variable: one that `can_update` knows.
-          update: takes the variable and the arguments.
-          args: gradients and others; those of the variable's shape are cut as it is.
-          kwargs: further arguments.
+          variable: variable for which `can_update` returns true.
+          update: function of the variable and the arguments.
+          args: positional arguments; gradients and other values of the variable's shape are
+            partitioned like the variable.
+          kwargs: keyword arguments.
         """
         if _is_elementwise_step(update, args, variable.shape):
             partition = self._partitions[unique_id(variable)]
@@ -130,15 +131,19 @@ class ShardedOptimizerState:
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
     ) -> None:
-        """Updates a variable on one replica, called by that replica's own function; see `update`.
+        """Updates a variable on one replica, in that replica's own function; see `update`.
 
         Args:
-          variable: one that `can_update` knows.
-          replica: the replica's number on this worker.
-          collectives: among all replicas.
-          update: takes the variable and the arguments.
-          args: gradients and others; those of the variable's shape are cut as it is.
-          kwargs: further arguments.
+          variable: variable for which `can_update` returns true.
+          replica: number of the replica on this worker.
+          collectives: collectives among all replicas.
+          update: function of the variable and the arguments.
+          args: positional arguments; gradients and other values of the variable's shape are
+            partitioned like the variable.
+          kwargs: keyword arguments.
+
+        Raises:
+          ValueError: if the optimizer is not element-wise and this worker has several replicas.
         """
         if _is_elementwise_step(update, args, variable.shape):
             part = self._part(variable, replica, update, args, kwargs)
@@ -167,7 +172,7 @@ class ShardedOptimizerState:
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
     ) -> tf.Tensor:
-        """Updates one replica's part of a variable, and returns it."""
+        """Updates one replica's part of a variable; returns the new part."""
         partition = self._partitions[unique_id(variable)]
         number = partition.numbers[replica]
         part = PartView(variable.values[replica], partition.spec, number, unique_id(variable))
@@ -207,7 +212,7 @@ class ShardedOptimizerState:
         return self._collectives.all_gather(parts[0] if len(parts) == 1 else tf.concat(parts, 0))
 
     def _written(self) -> Sequence[int]:
-        """Returns the parts that an assignment writes: in a replica's function, its own."""
+        """Returns the parts that an assignment writes; in a replica's function, only its own."""
         context = tf.distribute.get_replica_context()
         if len(self._devices) == 1 or context is None or not tf.distribute.has_strategy():
             return self._numbers
@@ -215,7 +220,7 @@ class ShardedOptimizerState:
 
 
 def _prepare(optimizer: Any) -> None:
-    """Prepares an optimizer, if one is known, to update parts of variables."""
+    """Prepares an optimizer to update parts of variables; rejects legacy optimizers."""
     if is_legacy(optimizer):
         name = type(optimizer).__name__
         raise ValueError(
@@ -227,7 +232,7 @@ def _prepare(optimizer: Any) -> None:
 
 
 def _part_of(value: Any, spec: PartitionSpec, number: int) -> Any:
-    """Returns a copy of a part, which does not keep the whole in memory as a slice would."""
+    """Returns a copy of a part; a slice would keep the whole in memory."""
     part = spec.part(value, number)
     return part if isinstance(part, tf.IndexedSlices) else tf.raw_ops.DeepCopy(x=part)
 

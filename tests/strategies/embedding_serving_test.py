@@ -178,6 +178,16 @@ def test_parquet_files(tmp_path, monkeypatch, pieces):
     np.testing.assert_array_equal(other(np.array([-3, 3, 0]))[:2], [[3, 4], [1, 2]])
 
 
+@pytest.mark.parametrize("prefix", ["", "part-1-", "monkeys-"])
+def test_npy_files_of_another_system(tmp_path, prefix):
+    np.save(tmp_path / f"{prefix}keys.npy", np.array([3, -3]))
+    np.save(tmp_path / f"{prefix}values.npy", np.array([[1.0, 2.0], [3.0, 4.0]]))
+    layer = DistributedEmbedding(2)
+    layer.build(None)
+    layer.import_rows(str(tmp_path))
+    np.testing.assert_array_equal(layer.rows()[1], [[3, 4], [1, 2]])
+
+
 def in_pieces_of(monkeypatch, layer, rows):
     """Lets rows be moved in pieces of so many."""
     size = layer._built_tables().table(None).store.row_bytes() * rows

@@ -1,1 +1,1 @@
-"""Persistence of rows: checkpoints, SavedModels, Keras's formats and plain files."""
+"""Persistence of rows: checkpoints, SavedModels, Keras formats and plain files."""

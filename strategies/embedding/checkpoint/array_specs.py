@@ -1,10 +1,13 @@
-"""The arrays of a table by their names: which there are, and of which dtypes and shapes.
+"""Names, dtypes and shapes of the arrays of a saved table.
 
-By name: `ids`; `rows`, `slot/<name>` for each slot variable, `times` (the last step of each row)
-and `touches` (its frequency), all in the order of `ids`; `initial_slot_<name>`, what new rows of a
-slot variable are set to, [1, width]; `refused_ids` and `refused_counts`, or
-`sketch`, of ids without a row. Of the rows that ids share, one a worker: `overflow_rows`,
-`overflow_slot_<name>` and so on. Files have these names: those of earlier versions are read.
+* `ids`, and in the same order `rows`, `slot/<name>` for each slot variable, `times` (the last step
+  of each row) and `touches` (its frequency).
+* `present_ids`: in a delta, all ids with a row.
+* `initial_slot_<name>`: initial value of a slot variable's new rows, [1, width].
+* `refused_ids` and `refused_counts`, or `sketch`: counts of ids without a row.
+* `overflow_rows`, `overflow_slot_<name>` and so on: the shared rows, one for each worker.
+
+Files have these names, which must not change, so that files of earlier versions can be read.
 """
 
 from __future__ import annotations
@@ -24,20 +27,20 @@ PRESENT = "present_ids"
 
 
 def is_row_array(key: str) -> bool:
-    """Returns whether an array of this name is in the order of `ids`, or is `ids`."""
+    """Returns whether the array of this name is `ids` or in the order of `ids`."""
     return key in ("ids", "rows", "times", "touches") or key.startswith(SLOT)
 
 
 def is_extra_array(key: str) -> bool:
-    """Returns whether an array of this name is one of `extra_arrays`."""
+    """Returns whether the array of this name is one of `snapshot.extra_arrays`."""
     return key != PRESENT and not is_row_array(key)
 
 
 def check(table: Table, arrays: Mapping[str, np.ndarray]) -> None:
-    """Checks arrays of a table before any of them is restored.
+    """Checks the arrays of a table before any of them is restored.
 
     Raises:
-      ValueError: if one is missing, or is not of the table.
+      ValueError: if an array is missing or does not fit the table.
     """
     if "step" not in arrays or np.shape(arrays["step"]) != ():
         raise ValueError(_wrong(table, "no step"))
@@ -55,10 +58,10 @@ def check(table: Table, arrays: Mapping[str, np.ndarray]) -> None:
 
 
 def check_sketch(table: Table, sketch: np.ndarray) -> None:
-    """Checks the counts of ids without a row, before they are restored.
+    """Checks the sketch of ids without a row before it is restored.
 
     Raises:
-      ValueError: if the table counts otherwise.
+      ValueError: if the table counts exactly, or with a sketch of another size.
     """
     if isinstance(table.counter, ExactCounter):
         raise ValueError(
@@ -71,10 +74,10 @@ def check_sketch(table: Table, sketch: np.ndarray) -> None:
 
 
 def specs(table: Table, names: Iterable[str]) -> dict[str, tuple[type, tuple[int | None, ...]]]:
-    """Returns the dtype and shape that arrays of these names have; None is any length.
+    """Returns the dtypes and shapes of the arrays of these names; None is any length.
 
     Raises:
-      ValueError: if an array is missing, or there is one that this table has no use for.
+      ValueError: if an array is missing, or the table does not have such an array.
     """
     names, width = set(names), table.config.output_dim
     expected: dict[str, tuple[type, tuple[int | None, ...]]] = {
@@ -113,7 +116,7 @@ def _wrong(table: Table, received: str) -> str:
 
 
 def missing_overflow(table: Table) -> str:
-    """Returns the message of an error: rows that ids share, and a table without such rows."""
+    """Returns the error message for shared rows and a table without a shared row."""
     return (
         "Rows that ids share are restored to a table whose ids may share one. Received: such "
         f"rows for {table.config.name!r}, with overflow='error'. Choose overflow='share'."

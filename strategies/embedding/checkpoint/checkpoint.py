@@ -1,14 +1,14 @@
-"""Checkpoints of rows: each worker writes its part, any number of workers reads them.
+"""Checkpoints of rows: each worker writes its part, and any number of workers can read the parts.
 
-A directory has a folder for each time that was saved to it, and a file `latest` that names the
-last whole one, and those that it builds on. `latest` is put in place when all parts are written:
-a job that is killed while saving leaves what was saved before. A part is one `.npy` file for each
-array of `array_specs`, which NumPy alone can read. It is written and read in chunks: the memory for
-that does not grow with the rows, but for a list of their ids and numbers while they are saved.
+A checkpoint directory has one folder for each save, and a file `latest` that names the last
+complete folder and those that it builds on. `latest` is replaced once all parts are written, so a
+job that is killed while saving keeps the previous checkpoint. A part is one `.npy` file for each
+array of `array_specs`, readable with NumPy alone. Parts are written and read in chunks, so memory
+use does not grow with the rows, except for a list of their ids and numbers during a save.
 
-Each worker writes a manifest beside its files, with their sizes and checksums, and nothing is
-restored before all files of all workers are found to be right. Folders of 0.1.0 have no manifest;
-of these the sizes and types of the arrays are checked.
+Each worker writes a manifest with the sizes and checksums of its files, and no row is restored
+before all files of all workers have been verified. Folders of version 0.1.0 have no manifest; of
+these, only the shapes and dtypes of the arrays are verified.
 """
 
 from __future__ import annotations
@@ -39,26 +39,26 @@ _MANIFEST = "worker{}.json"
 
 
 class DeltaBases:
-    """The directories whose rows are those of now but for what was trained on since.
+    """Directories whose rows differ from the current ones only by later training.
 
-    A row tells when it was trained on, and not that it was set or restored. So a delta builds on
-    what these tables saved to a directory or loaded from it, unless rows changed in other ways
-    since, or somebody else saved to it.
+    A row records when it was trained on, but not whether it was set or restored. So a delta can
+    only build on rows that these tables saved to a directory or loaded from it, unless rows have
+    since changed other than by training, or another job saved to the directory.
     """
 
     def __init__(self) -> None:
         self._latest: dict[Path, Any] = {}
 
     def clear(self) -> None:
-        """Forgets all directories, for rows that change in other ways than by training."""
+        """Removes all directories, when rows change other than by training."""
         self._latest.clear()
 
     def add(self, path: Path) -> None:
-        """Adds a directory that the rows were saved to or loaded from just now."""
+        """Adds a directory that the rows were just saved to or loaded from."""
         self._latest[path.resolve()] = _read(path)
 
     def has(self, path: Path, latest: Any, collectives: Collectives) -> bool:
-        """Returns whether a delta can build on a directory; all workers call it."""
+        """Returns whether a delta can build on a directory; all workers must call it."""
         is_known = latest is not None and self._latest.get(path.resolve()) == latest
         return bool(collectives.all_gather(tf.constant([is_known], tf.int32)).numpy().all())
 
@@ -70,21 +70,24 @@ def save(
     delta: bool,
     bases: DeltaBases,
 ) -> str:
-    """Saves the rows of all workers, which all call it; returns the name of the new folder.
+    """Saves the rows of all workers; all workers must call it.
 
     Args:
       shards: shards of the tables.
-      directory: a directory that all workers see.
-      collectives: the workers.
-      delta: whether to write only rows that were trained on since the directory was saved to, as
-        far as `bases` has it.
-      bases: the directories that a delta can build on; this one is added.
+      directory: a directory that all workers can access.
+      collectives: collectives among the workers.
+      delta: whether to write only the rows that were trained on since the last save, if `bases`
+        has the directory.
+      bases: directories that a delta can build on; this one is added.
+
+    Returns:
+      The path of the new folder.
 
     Raises:
-      ValueError: if there is nothing that a delta could build on, or workers have optimizer state
-        of other names.
-      OSError: if a file cannot be written. What was saved before stays as it was.
-      RuntimeError: if that happened to another worker.
+      ValueError: if `delta` is true and the directory has no saved rows, or the names of the slot
+        variables differ between workers.
+      OSError: if a file cannot be written. The previous checkpoint is unchanged.
+      RuntimeError: if a file cannot be written on another worker.
     """
     snapshot.check_same_slots(shards, collectives)
     path = Path(directory)
@@ -103,10 +106,10 @@ def save(
     tables = shards[0].tables
     with all_writing(collectives, "Rows", directory, folder):
         if collectives.rank == 0:
-            # A job that was killed while saving may have left other arrays there than come now.
+            # A job that was killed while saving may have left other files there.
             remove(folder)
             folder.mkdir(parents=True)
-    # No worker may write to what is removed.
+    # Separate from the above: no worker may write to a folder that is being removed.
     with all_writing(collectives, "Rows", directory, folder):
         _write_part(shards, folder, collectives.rank, since)
     with all_writing(collectives, "Rows", directory):
@@ -132,7 +135,7 @@ def save(
 def _write_part(
     shards: Sequence[TableShard], folder: Path, rank: int, since: Mapping[str, int] | None
 ) -> None:
-    """Writes the rows of the shards that this worker owns, and its manifest."""
+    """Writes the rows of this worker's shards and its manifest."""
     local = [shard for shard in shards if shard.is_local_owner]
     for position, name in enumerate(shards[0].tables):
         after = None if since is None else since[name]
@@ -146,16 +149,17 @@ def _write_part(
 
 
 def load(shards: Sequence[TableShard], directory: str, collectives: Collectives) -> None:
-    """Sets the rows to the saved ones, by any number of workers; sets none if a file is damaged.
+    """Restores the saved rows with any number of workers; restores none if a file is damaged.
 
     Args:
       shards: shards of the tables.
-      directory: the directory that they were saved to.
-      collectives: the workers.
+      directory: directory of the checkpoint.
+      collectives: collectives among the workers.
 
     Raises:
-      ValueError: if nothing was saved there, or other tables, or a file is damaged.
-      RuntimeError: if another worker found that.
+      ValueError: if the directory has no saved rows, or those of other tables, or a file is
+        damaged.
+      RuntimeError: if another worker raised an error.
     """
     error = None
     try:
@@ -175,7 +179,7 @@ def load(shards: Sequence[TableShard], directory: str, collectives: Collectives)
 
 
 def _checked(shards: Sequence[TableShard], path: Path, collectives: Collectives) -> dict[str, Any]:
-    """Returns what `latest` says, of files that are right; each worker reads a part of them."""
+    """Returns the content of `latest` after verifying the files, a part of them on each worker."""
     directory = str(path)
     latest = _read(path)
     if latest is None:
@@ -209,7 +213,7 @@ def _checked(shards: Sequence[TableShard], path: Path, collectives: Collectives)
 
 
 def _check_sums(folder: Path, rank: int) -> None:
-    """Checks the files of a worker against its manifest."""
+    """Verifies the files of a worker against its manifest."""
     for name, (size, checksum) in read_json(folder / _MANIFEST.format(rank))["files"].items():
         file = folder / name
         if not file.exists():
@@ -223,15 +227,15 @@ def _check_sums(folder: Path, rank: int) -> None:
 
 
 def _is_without_rows(folder: Path, position: int) -> bool:
-    """Returns whether a worker may have saved nothing of a table, whose rows others have.
+    """Returns whether a worker may have saved no files of a table, because others have.
 
-    The rows of each parameter server are saved by one worker, and there may be fewer servers.
+    One worker saves the rows of each parameter server, and there may be fewer servers than workers.
     """
     return any(folder.glob(f"table{position}-worker*.npy"))
 
 
 def _check_arrays(shard: TableShard, name: str, files: Mapping[str, Path]) -> None:
-    """Checks the dtypes and shapes of a table's arrays, of one worker."""
+    """Verifies the dtypes and shapes of the arrays that one worker saved of a table."""
     specs = array_specs.specs(shard.tables[name], files)
     lengths = {key: npy_stream.check(files[key], *spec) for key, spec in specs.items()}
     if "sketch" in files:
@@ -245,7 +249,7 @@ def _check_arrays(shard: TableShard, name: str, files: Mapping[str, Path]) -> No
 def _load_table(
     shards: Sequence[TableShard], name: str, parts: Sequence[Mapping[str, Path]]
 ) -> None:
-    """Sets the rows of one table from the files of all workers that saved it."""
+    """Restores the rows of one table from the files of all workers that saved it."""
     for shard in shards:
         if any(array_specs.PRESENT in part for part in parts):
             snapshot.retain(shard, name, _present_ids(shard, name, parts))
@@ -271,7 +275,7 @@ def _load_table(
 
 
 def _present_ids(shard: TableShard, name: str, parts: Sequence[Mapping[str, Path]]) -> np.ndarray:
-    """Returns the saved ids that had rows, of those that are in a shard."""
+    """Returns the saved ids with a row that belong to a shard."""
     of_parts = [
         chunk[array_specs.PRESENT][shard.has(name, chunk[array_specs.PRESENT])]
         for part in parts
@@ -281,13 +285,13 @@ def _present_ids(shard: TableShard, name: str, parts: Sequence[Mapping[str, Path
 
 
 def _files(folder: Path, position: int, rank: int) -> dict[str, Path]:
-    """Returns the files of a table that one worker wrote, by the names of the arrays."""
+    """Returns the files that one worker wrote of a table, by the name of the array."""
     prefix = _file(folder, position, rank, "").stem
     return {_key(file.name.removeprefix(prefix)): file for file in folder.glob(f"{prefix}*.npy")}
 
 
 def _file(folder: Path, position: int, rank: int, key: str) -> Path:
-    """Returns the path of the file of an array.
+    """Returns the path of an array's file.
 
     >>> _file(Path("rows"), 0, 1, "slot/momentum").name
     'table0-worker1-slot.momentum.npy'
@@ -300,7 +304,7 @@ def _key(name: str) -> str:
 
 
 def _read(path: Path) -> dict[str, Any] | None:
-    """Returns what `latest` says; None if there is none."""
+    """Returns the content of `latest`; None if there is no such file."""
     file = path / _LATEST
     if not file.exists():
         return None

@@ -1,8 +1,8 @@
-"""Export and import of ids and rows: plain files that other systems read and write.
+"""Export and import of ids and rows as plain files that other systems can read and write.
 
-A part is a file of keys, int64 [n], and one of values, float [n, width], in NumPy's format, or one
-Parquet file with the columns `key` and `value`. Each worker writes a part; any number of workers
-reads any number of parts.
+A part is a file of keys, int64 [n], and a file of values, float [n, width], in NumPy's format, or
+one Parquet file with the columns `key` and `value`. Each worker writes one part; any number of
+workers can read any number of parts.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ def write(
     chunks: Iterator[Mapping[str, np.ndarray]],
     collectives: Collectives,
 ) -> None:
-    """Writes each worker's ids and rows; all workers call it.
+    """Writes each worker's ids and rows; all workers must call it.
 
     Args:
       directory: the directory.
       format: one of `FORMATS`.
-      chunks: chunks of `ids` and `rows`, one at least.
-      collectives: the workers.
+      chunks: chunks of `ids` and `rows`, at least one.
+      collectives: collectives among the workers.
 
     Raises:
-      ValueError: if there is no such format, or the directory is not empty.
-      ImportError: if the format needs a package that is not installed.
+      ValueError: if the format is unknown, or the directory is not empty.
+      ImportError: if the format requires a package that is not installed.
     """
     if format not in FORMATS:
         raise ValueError(
@@ -54,7 +54,7 @@ def write(
         _parquet()
     path = Path(directory)
     there = sum(1 for _ in path.iterdir()) if path.exists() else 0
-    # What the first worker found counts, for it waits for nobody's file.
+    # The first worker decides, since other workers may list files of this export already.
     there = int(collectives.broadcast(tf.constant(there)))
     if there:
         raise ValueError(
@@ -68,26 +68,27 @@ def write(
 
 
 class Part(Protocol):
-    """A part of an export, by this package or another system."""
+    """Part of an export of this package or another system."""
 
     def check(self, width: int) -> None:
-        """Raises ValueError if it is damaged, or its values have another width."""
+        """Raises ValueError if the part is damaged, or its values have another width."""
 
     def keys(self) -> np.ndarray:
-        """Returns all its keys."""
+        """Returns all keys of the part."""
 
     def chunks(self) -> Iterator[Arrays]:
         """Yields chunks of keys and values."""
 
 
 def read(directory: str) -> list[Part]:
-    """Returns the parts of a directory.
+    """Returns the parts in a directory.
 
     Raises:
-      ValueError: if there is no part, or some parts of an export are missing.
+      ValueError: if there are no parts or parts of both formats, or a part of an export is missing.
     """
     path = Path(directory)
-    keys, parquet = sorted(path.glob("*keys*.npy")), sorted(path.glob("*.parquet"))
+    keys = sorted(file for file in path.glob("*keys*.npy") if _is_of_keys(file.name))
+    parquet = sorted(path.glob("*.parquet"))
     if bool(keys) == bool(parquet):
         raise ValueError(
             "Rows are imported from a directory with files such as keys.npy and values.npy, or "
@@ -100,8 +101,17 @@ def read(directory: str) -> list[Part]:
     return [_ParquetPart(file) for file in parquet]
 
 
+def _is_of_keys(name: str) -> bool:
+    """Returns whether a file is one of keys, of which the rest of the name says nothing.
+
+    >>> _is_of_keys("monkeys-keys.npy"), _is_of_keys("monkeys-values.npy")
+    (True, False)
+    """
+    return name.rfind("keys") > name.rfind("values")
+
+
 def _check_complete(names: Sequence[str], directory: str) -> None:
-    """Raises ValueError if files of `write` are not all the parts of one export."""
+    """Raises ValueError if there are files of `write` other than all parts of one export."""
     counts = [int(match[1]) for match in map(_OURS.match, names) if match]
     if counts and counts != [len(names)] * len(names):
         raise ValueError(
@@ -118,7 +128,8 @@ def _write_npy(path: Path, chunks: Iterator[Arrays]) -> None:
 
 class _NpyPart:
     def __init__(self, file: Path):
-        values = file.with_name(file.name.replace("keys", "values"))
+        before, _, behind = file.name.rpartition("keys")
+        values = file.with_name(f"{before}values{behind}")
         if not values.exists():
             raise ValueError(
                 "A file of keys has one of values beside it. Received: "

@@ -1,4 +1,4 @@
-"""Saving of a layer's rows with a model, in the formats of TensorFlow and Keras."""
+"""Saving of a layer's rows with its model, in the formats of TensorFlow and Keras."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class HasRows(Protocol):
     """A layer whose rows are saved as arrays by name."""
 
     def snapshot_rows(self) -> Mapping[str, np.ndarray]:
-        """Returns the rows of all workers, which all call it."""
+        """Returns the rows of all workers; all workers must call it."""
 
     def restore_rows(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Restores the rows, at once or when the layer is built."""
+        """Restores the rows, immediately or when the layer is built."""
 
 
 class RowsInCheckpoint(tf.train.experimental.PythonState):
@@ -44,18 +44,18 @@ class RowsInCheckpoint(tf.train.experimental.PythonState):
         """Restores the rows from the bytes of an .npz file.
 
         Raises:
-          ValueError: if they are damaged.
+          ValueError: if the bytes are damaged.
         """
         try:
             with np.load(io.BytesIO(string_value)) as file:
                 arrays = dict(file)
-        except Exception as error:  # of zip files, which have checksums, or of NumPy's headers
+        except Exception as error:  # from zip checksums or NumPy headers
             raise ValueError(_damaged(error)) from error
         self._layer.restore_rows(arrays)
 
 
 def to_store(arrays: Mapping[str, np.ndarray], store: MutableMapping[str, Any]) -> None:
-    """Adds arrays to the store of a layer that Keras saves, and their checksum."""
+    """Adds arrays and their checksum to the store of a layer that Keras saves."""
     for name, array in arrays.items():
         store[name.replace("/", ".")] = array
     if arrays:
@@ -63,10 +63,10 @@ def to_store(arrays: Mapping[str, np.ndarray], store: MutableMapping[str, Any]) 
 
 
 def from_store(store: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Returns the arrays that `to_store` added; files of 0.1.0 have no checksum.
+    """Returns the arrays that `to_store` added; files of version 0.1.0 have no checksum.
 
     Raises:
-      ValueError: if they are damaged.
+      ValueError: if the arrays are damaged.
     """
     try:
         arrays = {_name(key): np.array(store[key]) for key in store.keys()}  # noqa: SIM118  # HDF5's
@@ -79,14 +79,14 @@ def from_store(store: Mapping[str, Any]) -> dict[str, np.ndarray]:
 
 
 def serialized(api: Any, value: Any) -> dict[str, Any]:
-    """Returns the serialized configuration of an initializer or optimizer, as plain values.
+    """Returns the configuration of an initializer or optimizer without `shared_object_id`.
 
-    Keras numbers objects by their place in memory, where another one may be by then, and writes
-    the number into what it returned before. That would make one table look like two.
+    Keras derives this id from memory addresses, which may be reused, and writes it into
+    configurations that it returned before. That would make one table look like two.
 
     Args:
-      api: the Keras module that has `serialize` for it.
-      value: the initializer or optimizer.
+      api: Keras module with the `serialize` function for the value.
+      value: initializer or optimizer.
     """
     fields = api.serialize(value)
     return {name: each for name, each in fields.items() if name != "shared_object_id"}
@@ -109,7 +109,7 @@ def _damaged(received: object) -> str:
 
 
 def _name(key: str) -> str:
-    """Returns the name of the array for a key of the store.
+    """Returns the array's name for a key of the store.
 
     >>> _name("0.slot.momentum")
     '0/slot/momentum'

@@ -1,4 +1,4 @@
-"""Streams of NumPy's .npy files, written and read in chunks: no array is in memory as a whole."""
+"""Streams of .npy files, written and read in chunks, so that no array is in memory as a whole."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from typing import BinaryIO, Literal
 
 import numpy as np
 
-# Of all arrays together.
+# Size of a chunk of all arrays together.
 _CHUNK_BYTES = 1 << 24
 
-# NumPy has Python parse the header. Seen in Python 3.11.7: where two threads parse at a time, one
-# may get "SystemError: AST constructor recursion depth mismatch".
+# NumPy parses headers with Python's parser. In Python 3.11.7, one of two threads that parse at the
+# same time may raise "SystemError: AST constructor recursion depth mismatch".
 _PARSING = threading.Lock()
 
 
 class NpyWriter:
-    """Writes arrays to a file each, chunk by chunk.
+    """Writes each array to its own file, chunk by chunk.
 
     >>> import tempfile
     >>> directory = Path(tempfile.mkdtemp())
@@ -33,7 +33,7 @@ class NpyWriter:
     [3, 4, 5]
 
     Args:
-      path_of: returns the path of the file for an array's name.
+      path_of: function from an array's name to the path of its file.
     """
 
     def __init__(self, path_of: Callable[[str], Path]):
@@ -65,9 +65,9 @@ class NpyWriter:
 
 
 class _NpyFile:
-    """Writes one file; its header is written again when the length is known.
+    """Writes one file, and rewrites its header once the length is known.
 
-    NumPy leaves room for any length in the header, so that it stays as long as it is.
+    NumPy pads the header for any length, so its size does not change.
     """
 
     def __init__(self, path: Path, like: np.ndarray):
@@ -87,7 +87,7 @@ class _NpyFile:
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):  # a disk that was full a moment ago
+        with contextlib.suppress(OSError):  # closing flushes, which fails if the disk is full
             self._file.close()
 
     def _write_header(self) -> None:
@@ -97,13 +97,13 @@ class _NpyFile:
 
 
 def read_chunks(files: Mapping[str, Path]) -> Iterator[dict[str, np.ndarray]]:
-    """Yields chunks of arrays of one length; one at least if there are files.
+    """Yields chunks of arrays of the same length; at least one chunk if there are files.
 
     Args:
-      files: paths of the files by the arrays' names.
+      files: paths of the files by the array's name.
 
     Raises:
-      ValueError: if the arrays are not of one length.
+      ValueError: if the arrays differ in length.
     """
     arrays = {name: load(path, "r") for name, path in files.items()}
     lengths = {path.name: len(arrays[name]) for name, path in files.items()}
@@ -114,7 +114,7 @@ def read_chunks(files: Mapping[str, Path]) -> Iterator[dict[str, np.ndarray]]:
     length = max(lengths.values(), default=0)
     row = sum(array[:1].nbytes for array in arrays.values()) or 1
     step = max(_CHUNK_BYTES // row, 1)
-    del arrays  # what is read of a mapped file stays in memory as long as it is mapped
+    del arrays  # pages read from a mapped file stay in memory as long as it is mapped
     for start in range(0, max(length, 1), step) if files else ():
         yield {
             name: np.array(load(path, "r")[start : start + step]) for name, path in files.items()
@@ -131,19 +131,19 @@ def checksum(path: Path) -> int:
 
 
 def check(path: Path, dtype: np.dtype | type, shape: tuple[int | None, ...]) -> int:
-    """Checks what a file holds by its header and its size; returns the array's length.
+    """Checks a file's array by the header and the file's size; returns the array's length.
 
     Args:
-      path: of a .npy file.
-      dtype: of the array.
-      shape: of the array; None is any length.
+      path: path of a .npy file.
+      dtype: expected dtype of the array.
+      shape: expected shape of the array; None is any length.
 
     Raises:
-      ValueError: if it is damaged, or holds something else; the message names the file.
+      ValueError: if the file is damaged or has another array; the message names the file.
     """
     try:
         array = load(path, "r")
-    except Exception as error:  # NumPy has Python parse the header, which raises what it likes
+    except Exception as error:  # Python's parser of headers may raise any exception
         raise ValueError(f"{path.name} is damaged ({type(error).__name__}: {error})") from None
     fits = len(shape) == array.ndim and all(
         size is None or size == given for size, given in zip(shape, array.shape, strict=True)
@@ -157,6 +157,6 @@ def check(path: Path, dtype: np.dtype | type, shape: tuple[int | None, ...]) -> 
 
 
 def load(path: str | Path, mmap_mode: Literal["r"] | None = None) -> np.ndarray:
-    """Returns the array of a .npy file, as `np.load` does; several threads may do so at once."""
+    """Returns the array of a .npy file like `np.load`, but is safe to call from several threads."""
     with _PARSING:
         return np.load(path, mmap_mode=mmap_mode)

@@ -1,8 +1,9 @@
-"""Tables for serving: in a SavedModel they are TensorFlow's own, and need no code of this package.
+"""Tables for serving, which a SavedModel stores as TensorFlow's own hash tables.
 
-A function that is traced while a SavedModel is written looks up in these in place of the layer's
-tables, which no other process has. They are empty in the process that saves: what is written is
-fetched from all workers when it is written, and is kept by none.
+A SavedModel can therefore be served without this package. A function that is traced while a
+SavedModel is written looks up ids in these tables instead of the layer's tables, which exist only
+in the training job. The tables are empty in the process that saves: their contents are fetched from
+all workers during the save and not kept afterwards.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from strategies.variables.growable_array import HOST
 
 
 class ServedTable(tf.lookup.experimental.MutableHashTable):
-    """A hash table of rows by their keys, int64, in a SavedModel.
+    """Hash table from int64 keys to rows, in a SavedModel.
 
     Args:
       width: width of a row.
-      fetch: returns all keys and their rows; all workers call it.
+      fetch: function that returns all keys and their rows; all workers must call it.
     """
 
     def __init__(self, width: int, fetch: Callable[[], tuple[np.ndarray, np.ndarray]]):
@@ -37,14 +38,14 @@ class ServedTable(tf.lookup.experimental.MutableHashTable):
             super().__init__(tf.int64, tf.float32, tf.zeros([width]))
 
     def find(self, keys: tf.Tensor, others: tf.Tensor) -> tf.Tensor:
-        """Returns the rows of keys, [n, width]; of absent keys those of `others`."""
+        """Returns the rows of keys, [n, width], and those of `others` for absent keys."""
         with tf.device(HOST):
             return tf.ensure_shape(self.lookup(keys, dynamic_default_values=others), others.shape)
 
     def _serialize_to_tensors(self) -> dict[str, tf.Tensor]:
         """Returns the tensors to write: none in a checkpoint, which has the layer's own tables.
 
-        Of a SavedModel TensorFlow traces this first, and then calls it.
+        For a SavedModel, TensorFlow first traces this method and then calls it.
         """
         if not tf.executing_eagerly():
             self._is_served = True
@@ -61,8 +62,8 @@ class Serving:
 
     Args:
       shards: shards of the tables.
-      collectives: the workers.
-      unseen: "initial" or "zeros", the values of an id that has no row.
+      collectives: collectives among the workers.
+      unseen: "initial" or "zeros", the values of an id without a row.
     """
 
     def __init__(self, shards: Sequence[TableShard], collectives: Collectives, unseen: str):
@@ -71,7 +72,7 @@ class Serving:
         self._collectives = collectives
         self._unseen = unseen
         self._rows = {}
-        # By the rank of the worker that owns an id, of workers without capacity left.
+        # Shared rows by the rank of the owner, for workers without capacity left.
         self._shared = {}
         for name, table in tables.items():
             width = table.config.output_dim
@@ -81,7 +82,7 @@ class Serving:
 
     @property
     def parts(self) -> dict[str, Any]:
-        """The tables by the names that they have in a SavedModel."""
+        """The tables by their names in a SavedModel."""
         return {
             **{f"rows_{name}": table for name, table in self._rows.items()},
             **{f"shared_{name}": table for name, table in self._shared.items()},

@@ -1,4 +1,4 @@
-"""Snapshots of tables: their rows as NumPy arrays, of one worker or of all; see `array_specs`."""
+"""Snapshots of tables as the NumPy arrays of `array_specs`, from one worker or all workers."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ Arrays = dict[str, np.ndarray]
 
 
 class Column(Protocol):
-    """Values of each row."""
+    """Column of one value for each row."""
 
     def gather(self, rows: tf.Tensor) -> tf.Tensor:
         """Returns the values of rows."""
 
     def update(self, rows: tf.Tensor, values: tf.Tensor) -> None:
-        """Sets the values of rows, each named once."""
+        """Sets the values of distinct rows."""
 
     def resize(self, length: tf.Tensor) -> None:
-        """Grows to a number of rows unless there are as many."""
+        """Grows to at least `length` rows."""
 
 
-# Of what is gathered at once, and of one message to a server or from it.
+# Size of the rows that are gathered at once, and of one message to or from a server.
 _CHUNK_BYTES = 1 << 24
 
 
 def table_arrays(shards: Sequence[TableShard], name: str) -> Arrays:
-    """Returns all arrays of a table, of the shards that this worker owns.
+    """Returns all arrays of a table from the shards that this worker owns.
 
     Args:
       shards: shards of the tables.
@@ -58,7 +58,7 @@ def table_arrays(shards: Sequence[TableShard], name: str) -> Arrays:
 
 
 def ids_and_rows(shards: Sequence[TableShard], name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Returns this worker's ids of a table in rising order, and their rows."""
+    """Returns this worker's ids of a table in ascending order, and their rows."""
     arrays = joined(list(row_chunks(shards, name, only=("rows",))))
     order = np.argsort(arrays["ids"])
     return arrays["ids"][order], arrays["rows"][order]
@@ -71,15 +71,15 @@ def row_chunks(
     only: Sequence[str] | None = None,
     of_all_owners: bool = False,
 ) -> Iterator[Arrays]:
-    """Yields a table's rows in chunks of a bounded size, one at least for each shard.
+    """Yields a table's rows in chunks of bounded size, at least one for each shard.
 
     Args:
       shards: shards of the tables.
       name: name of the table.
-      since: a step; of rows that were not trained on after it, nothing but the id is returned,
-        among `present_ids`. None returns all rows.
-      only: names of the arrays; None is all of them.
-      of_all_owners: whether to return the rows of all shards, also those that others own.
+      since: step after which rows must have been trained on. Of the other rows, only the ids are
+        returned, in `present_ids`. None returns all rows.
+      only: names of the arrays besides `ids`; None is all arrays.
+      of_all_owners: whether to include shards that other workers own.
     """
     for shard in shards:
         table = shard.tables[name]
@@ -111,10 +111,7 @@ def _gather_columns(
 
 
 def extra_arrays(shards: Sequence[TableShard], name: str) -> Arrays:
-    """Returns the arrays of a table that are not of its ids' rows.
-
-    Counts, shared rows and the initial values of slot variables.
-    """
+    """Returns a table's counts, shared rows and initial values of slot variables."""
     return joined([_extra(shard, shard.tables[name]) for shard in shards])
 
 
@@ -144,17 +141,17 @@ def _extra(shard: TableShard, table: Table) -> Arrays:
 
 
 def _chunks(count: int, table: Table) -> list[slice]:
-    """Returns slices of a number of rows for its chunks, one at least."""
+    """Returns the slices of `count` rows for chunks, at least one."""
     step = max(_CHUNK_BYTES // table.store.row_bytes(), 1)
     return [slice(start, start + step) for start in range(0, max(count, 1), step)]
 
 
 def joined(parts: Sequence[Mapping[str, np.ndarray]]) -> Arrays:
-    """Concatenates the arrays of several shards; sketches are summed, initial values are alike."""
+    """Concatenates the arrays of shards; sketches are summed, initial values taken from one."""
     result = {}
     for name in {name for part in parts for name in part}:
         arrays = [part[name] for part in parts if name in part]
-        # Each shard counts other ids: the sum is what one shard would have counted.
+        # Shards count different ids, so the sum is the sketch of all ids.
         if name == "sketch":
             result[name] = sum(arrays[1:], arrays[0])
         else:
@@ -163,10 +160,10 @@ def joined(parts: Sequence[Mapping[str, np.ndarray]]) -> Arrays:
 
 
 def gather_all(arrays: Mapping[str, np.ndarray], collectives: Collectives) -> Arrays:
-    """Gathers a table's arrays from all workers, which all call it.
+    """Gathers a table's arrays from all workers; all workers must call it.
 
     Raises:
-      ValueError: if one worker alone calls it, in a callback of the first worker.
+      ValueError: if only the first worker calls it, in a callback.
     """
     if collectives.size > 1 and in_single_worker_scope():
         raise ValueError(
@@ -199,22 +196,22 @@ def set_step(shards: Sequence[TableShard], name: str, step: int) -> None:
 
 
 def check_same_slots(shards: Sequence[TableShard], collectives: Collectives) -> None:
-    """Checks that all workers have the same optimizer state for the tables; waits for all.
+    """Checks that all workers have the same slot variables for the tables; all must call it.
 
-    Each forgets that of an optimizer that is gone when it finds that it is.
+    They may differ since each worker removes the slot variables of a former optimizer by itself.
 
     Raises:
-      ValueError: if one has another; on all workers.
+      ValueError: if the slot variables differ; on all workers.
     """
     slots = {name: sorted(table.store.slots()) for name, table in shards[0].tables.items()}
     agree(collectives, "saving rows", f"optimizer state {slots}")
 
 
 def take(shards: Sequence[TableShard], collectives: Collectives) -> Arrays:
-    """Takes a snapshot of all tables, of all workers, which all call it.
+    """Takes a snapshot of all tables on all workers; all workers must call it.
 
     Raises:
-      ValueError: if their optimizer state differs.
+      ValueError: if the slot variables of workers differ.
     """
     if not in_single_worker_scope():
         check_same_slots(shards, collectives)
@@ -227,10 +224,10 @@ def take(shards: Sequence[TableShard], collectives: Collectives) -> Arrays:
 
 
 def restore(shards: Sequence[TableShard], arrays: Mapping[str, np.ndarray]) -> None:
-    """Restores a snapshot of all tables, in the shards that this worker owns.
+    """Restores a snapshot of all tables in the shards that this worker owns.
 
     Raises:
-      ValueError: if it is of other tables.
+      ValueError: if the snapshot is that of other tables.
     """
     tables = list(shards[0].tables) if shards else []
     of_tables = [_of_table(arrays, position) for position in range(len(tables))]
@@ -258,7 +255,7 @@ def _of_table(arrays: Mapping[str, np.ndarray], position: int) -> Arrays:
 
 
 def clear(shards: Sequence[TableShard]) -> None:
-    """Removes all rows and counts."""
+    """Removes all rows and counts of shards."""
     for shard in shards:
         for name, table in shard.tables.items():
             key = ("clear", name, *table.store.slots())
@@ -287,10 +284,10 @@ def check_shapes(table: Table, arrays: Mapping[str, np.ndarray]) -> None:
 
 
 def expect_slots(shard: TableShard, name: str, arrays: Mapping[str, np.ndarray]) -> None:
-    """Makes slot variables that the optimizer has not made yet, with their initial values.
+    """Creates slot variables, with their initial values, that the optimizer has not created yet.
 
-    Rows that are set before it makes them, and have no values of their own, have these then.
-    Arrays of 0.1.0 have no initial values.
+    Rows without saved values of a slot variable get its initial value. Arrays of version 0.1.0
+    have no initial values.
     """
     prefix = f"{INITIAL}slot_"
     for key in arrays:
@@ -300,9 +297,9 @@ def expect_slots(shard: TableShard, name: str, arrays: Mapping[str, np.ndarray])
 
 
 def restore_rows(shard: TableShard, name: str, arrays: Mapping[str, np.ndarray]) -> None:
-    """Sets the rows of a shard from arrays, as far as they belong there; ids with rows keep them.
+    """Sets the values of the rows that belong to a shard; rows are created for new ids.
 
-    Slot variables that the optimizer has not made yet are set when it makes them.
+    Slot variables that the optimizer has not created yet get their values when it creates them.
 
     Raises:
       ValueError: if the arrays do not fit the table.
@@ -329,7 +326,7 @@ def restore_rows(shard: TableShard, name: str, arrays: Mapping[str, np.ndarray])
 
 
 def restore_extra(shard: TableShard, name: str, arrays: Mapping[str, np.ndarray]) -> None:
-    """Sets the counts and the shared row of a shard from arrays of all workers.
+    """Restores the counts and the shared row of a shard from the arrays of all workers.
 
     Raises:
       ValueError: if the arrays do not fit the table.
@@ -340,7 +337,7 @@ def restore_extra(shard: TableShard, name: str, arrays: Mapping[str, np.ndarray]
 
 
 def _restore_shared_row(shard: TableShard, table: Table, arrays: Mapping[str, np.ndarray]) -> None:
-    """Sets the shared row, to that of the same worker or, if there were fewer, of another."""
+    """Restores the same worker's shared row, or another's if fewer workers saved theirs."""
     given = {
         name.removeprefix(OVERFLOW).replace("slot_", SLOT, 1): values
         for name, values in arrays.items()
@@ -366,7 +363,7 @@ def _restore_shared_row(shard: TableShard, table: Table, arrays: Mapping[str, np
 
 
 def _find_or_insert(table: Table, ids: tf.Tensor) -> tf.Tensor:
-    """Returns the rows of ids, after inserting those that had none."""
+    """Returns the rows of ids, after inserting the ids without a row."""
     rows = table.map.find(ids)
     missing = tf.where(rows < 0)[:, 0]
     new = table.store.allocate(tf.size(missing, tf.int64))
@@ -375,7 +372,7 @@ def _find_or_insert(table: Table, ids: tf.Tensor) -> tf.Tensor:
 
 
 def retain(shard: TableShard, name: str, present: np.ndarray) -> None:
-    """Removes the rows of all ids but these."""
+    """Removes the rows of all ids that are not in `present`."""
     table = shard.tables[name]
     ids, rows = shard.call(("all", name), table.map.all)
     gone = ~np.isin(ids, present)
@@ -402,7 +399,7 @@ def _restore_counts(shard: TableShard, table: Table, arrays: Mapping[str, np.nda
 
 
 def _columns_of(table: Table) -> dict[str, Column]:
-    """Returns the columns of a table's rows, by the names of their arrays."""
+    """Returns the columns of a table's rows by the names of their arrays."""
     store = table.store
     slots = {SLOT + name: slot for name, slot in store.slots().items()}
     for slot in slots.values():

@@ -1,12 +1,12 @@
-"""Tokens that stand for rows in `model.get_weights`, with snapshots of the rows in memory.
+"""Tokens that stand for rows in `model.get_weights`, and in-memory snapshots of these rows.
 
 Keras's `EarlyStopping(restore_best_weights=True)`, `get_weights` and `set_weights` move a weight as
-one array of its own shape, and rows have no such shape. So the array of a table's weight is a
-token: one row of numbers next to zero that no other snapshot has. The rows stay in this process
-for as long as the array does, and are set again where the array is assigned to a table.
+one array of its shape, but the rows of a table have no fixed shape. So the array of a table's
+weight is a token: one row of numbers close to zero, unique to a snapshot. The rows stay in this
+process as long as the array does, and are restored when the array is assigned to a table.
 
-Each worker keeps its own part, and needs no other worker for it. With parameter servers a worker
-keeps the rows of all of them, for any worker may set the variables there.
+Each worker keeps its own part of the rows without communication. With parameter servers, a worker
+keeps the rows of all servers, since any worker may set the variables there.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from strategies.embedding.checkpoint.snapshot import (
 )
 from strategies.embedding.shard.shard import TableShard
 
-# Of a group of tables, on one worker.
+# Limit for a group of tables on one worker.
 MAX_SNAPSHOT_BYTES = 1 << 32
 _KEPT = ("rows", "times", "touches")
 _SAVED = (
@@ -46,11 +46,11 @@ _numbers = itertools.count(1)
 
 @dataclass(frozen=True, eq=False)
 class Snapshot:
-    """Rows at one moment.
+    """Snapshot of the rows of a group of tables.
 
     Attributes:
       tables: arrays of each table, by their names in `array_specs`.
-      part: index and number of parts of the rows; (0, 1) is all of them.
+      part: index of the part and number of parts; (0, 1) is all rows.
     """
 
     tables: Sequence[Mapping[str, np.ndarray]]
@@ -58,16 +58,16 @@ class Snapshot:
 
 
 class Token(np.ndarray):
-    """A row of numbers, float32 [1, width], that stands for a snapshot and keeps it alive."""
+    """Array of one row, float32 [1, width], that stands for a snapshot and keeps it alive."""
 
     snapshot: Snapshot | None = None
 
     def __array_finalize__(self, other: Any) -> None:
-        """Keeps the snapshot alive in copies as well."""
+        """Keeps the snapshot alive in copies and views as well."""
         self.snapshot = getattr(other, "snapshot", None)
 
     def __reduce__(self) -> NoReturn:
-        """Refuses to be pickled: the rows would stay behind.
+        """Prevents pickling, which would lose the rows.
 
         Raises:
           ValueError: always.
@@ -82,11 +82,11 @@ class Snapshots:
     """Takes and restores snapshots of a group of tables.
 
     Args:
-      shards: shards of the tables that this worker reaches.
+      shards: shards of the tables that this worker can access.
       names: names of the tables.
-      part: index and number of parts of the rows, of those in the shards.
+      part: index of the part of the rows in the shards, and number of parts.
       is_of_workers: whether several workers restore the rows together.
-      on_restored: called after rows were restored.
+      on_restored: function that is called after rows were restored.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class Snapshots:
         """Takes a snapshot of the rows; returns its token.
 
         Raises:
-          ValueError: if it would exceed `MAX_SNAPSHOT_BYTES`.
+          ValueError: if the snapshot would exceed `MAX_SNAPSHOT_BYTES`.
         """
         self._check_size()
         self._shards[0].drain()
@@ -120,13 +120,13 @@ class Snapshots:
         return token
 
     def restore(self, value: np.ndarray) -> None:
-        """Restores the rows from the snapshot of a token; slot variables stay.
+        """Restores the rows from the snapshot of a token; slot variables are unchanged.
 
-        Ids that got rows since lose them.
+        Rows created after the snapshot are removed.
 
         Raises:
-          ValueError: if the value is no token of this process, or is of other tables or of another
-            worker's rows, or one of several workers calls it alone.
+          ValueError: if the value is not a token of this process, or belongs to other tables or
+            another worker's rows, or only one of several workers calls it.
         """
         snapshot = _taken.get(np.ascontiguousarray(value, np.float32).tobytes())
         self._check(snapshot)
@@ -182,7 +182,7 @@ class Snapshots:
 
 
 def _row(number: int, width: int) -> np.ndarray:
-    """Returns the row of a token, float32 [1, width]: next to 0, and one that no sum comes to.
+    """Returns the row of a token, float32 [1, width]: values close to 0 that rows never take.
 
     >>> bool((_row(1, 2) != _row(2, 2)).any()), float(abs(_row(1, 2)).max()) < 1e-29
     (True, True)

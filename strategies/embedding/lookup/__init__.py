@@ -1,1 +1,1 @@
-"""Lookup of ids in the shards of all workers or servers, and the way back of gradients."""
+"""Lookup of ids in the shards of workers or servers, and the return of gradients to them."""

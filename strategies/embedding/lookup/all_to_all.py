@@ -10,17 +10,17 @@ from strategies.variables.growable_array import HOST
 
 
 class AllToAll:
-    """Sends keys to their owners; every worker takes part with any number of them, 0 as well.
+    """Sends keys to their owners; every worker takes part, even with no keys.
 
     Args:
-      collectives: the workers.
+      collectives: collectives among the workers.
     """
 
     def __init__(self, collectives: Collectives):
         self.collectives = collectives
 
     def send(self, keys: tf.Tensor) -> SentKeys:
-        """Sends keys, int64 [n, k], each to the owner of the id in column 1."""
+        """Sends each key, a row of int64 [n, k], to the owner of the id in column 1."""
         if self.collectives.size == 1:
             return SentKeys(self.collectives, keys, None, tf.shape(keys)[:1])
         owners = self.owner_of(keys[:, 1])
@@ -32,21 +32,21 @@ class AllToAll:
         return SentKeys(self.collectives, tf.gather(keys, order), order, counts)
 
     def owner_of(self, ids: tf.Tensor) -> tf.Tensor:
-        """Returns the rank of the worker that has an id's row, int64 [n]."""
+        """Returns the rank of the worker that owns each id, int64 [n]."""
         return shard_of(ids, self.collectives.size)
 
 
 class SentKeys:
-    """Keys that were sent to their owners, to exchange values of them in either direction.
+    """Keys that were sent to their owners, for exchanges of their values in either direction.
 
     Args:
-      collectives: the workers.
-      keys: keys to be sent, in the order of their owners.
-      order: the positions that they had, None if they were in that order.
-      counts: number of keys that each worker owns.
+      collectives: collectives among the workers.
+      keys: keys to send, ordered by owner.
+      order: original positions of the keys; None if they were ordered already.
+      counts: number of keys for each worker.
 
     Attributes:
-      keys: keys that this worker received, which it owns.
+      keys: keys that this worker received and owns.
     """
 
     def __init__(
@@ -63,15 +63,15 @@ class SentKeys:
         self.keys, self._received_counts = collectives.all_to_all(keys, counts)
 
     def local_keys(self) -> tf.Tensor:
-        """Returns those of the sent keys that this worker owns itself, [m, k]."""
+        """Returns the sent keys that this worker owns itself, [m, k]."""
         start = tf.reduce_sum(self._counts[: self._collectives.rank])
         return self._sent[start : start + self._counts[self._collectives.rank]]
 
     def gather_from_owners(self, values: tf.Tensor) -> tf.Tensor:
-        """Returns the owners' values for the sent keys, [n, width].
+        """Returns the owners' values of the sent keys, [n, width].
 
         Args:
-          values: this owner's values for the received keys, [m, width].
+          values: this worker's values of the received keys, [m, width].
         """
         values, _ = self._collectives.all_to_all(values, self._received_counts)
         if self._order is None:
@@ -79,10 +79,10 @@ class SentKeys:
         return tf.gather(values, tf.math.invert_permutation(self._order))
 
     def scatter_to_owners(self, values: tf.Tensor) -> tf.Tensor:
-        """Returns all workers' values for the received keys, [m, width].
+        """Returns all workers' values of the received keys, [m, width].
 
         Args:
-          values: this worker's values for the sent keys, [n, width].
+          values: this worker's values of the sent keys, [n, width].
         """
         if self._order is not None:
             values = tf.gather(values, self._order)

@@ -1,4 +1,4 @@
-"""Optimizer of a single table, fused into the backward pass."""
+"""A table's own optimizer, fused into the backward pass."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from strategies.variables.sparse_variable import SparseVariable
 
 
 class FusedOptimizer:
-    """Runs a table's own optimizer on its rows, within the backward pass.
+    """Runs a table's own optimizer on its rows within the backward pass.
 
-    The model's optimizer is not told of these rows, so it can be any. When the rows' gradient is
-    known, which is when all of the model that comes after them has its own, this one's step runs.
-    What Keras takes the gradient of in their place is a weight of one number, the lead.
+    The model's optimizer does not see these rows, so it can be any optimizer. The table's optimizer
+    runs as soon as the backward pass has computed the rows' gradient. In place of the rows, Keras
+    differentiates with respect to a scalar weight, the lead.
 
     Args:
-      optimizer: optimizer of Keras 3 or tf_keras, of this table alone.
+      optimizer: optimizer of Keras 3 or tf_keras for this table only.
       variable: variable of the table.
     """
 
@@ -27,11 +27,11 @@ class FusedOptimizer:
         self._lead: Any = None
 
     def build(self, weight: Any, lead: Any) -> None:
-        """Makes the optimizer's variables.
+        """Creates the optimizer's variables.
 
         Args:
-          weight: variable of the table, as the weight of a layer.
-          lead: the weight that Keras takes the gradient of.
+          weight: layer weight of the table's variable.
+          lead: weight that Keras differentiates with respect to.
         """
         self._weight, self._lead = weight, lead
         self._optimizer.build([weight])

@@ -1,4 +1,4 @@
-"""Lookup in a group of tables: one exchange of ids, one of rows and one of gradients."""
+"""Lookup in a group of tables with one exchange of ids, one of rows and one of gradients."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from strategies.reduction import sparse as row_gradients
 from strategies.variables.active_rows import ActiveRows
 from strategies.variables.sparse_variable import SparseVariable
 
-# One trace of a function serves calls under a tape and calls without one.
+# A function's trace is the same whether or not its caller records a tape.
 _OUTSIDE = (
     "Whether an embedding trains follows from a tape only where both are in the same tf.function, "
     "or neither is in any. Received: a gradient asked for outside of the function that calls the "
@@ -27,15 +27,15 @@ _OUTSIDE = (
 
 
 class Lookup:
-    """Looks up in the tables of a group, for whose rows one variable stands.
+    """Looks up ids in the tables of a group, whose rows share one variable.
 
-    A gradient is summed over all examples of all workers, as often as an id came. Keras divides the
-    loss by the number of replicas; here nothing is divided.
+    The gradient of a row is the sum over all occurrences of its id on all workers. It is not
+    divided here; Keras divides the loss by the number of replicas.
 
     Args:
-      variable: the variable that an optimizer sees.
+      variable: variable of the rows, as seen by the optimizer.
       router: routes keys to their rows.
-      fused_optimizer: optimizer of the rows, None if it is the model's.
+      fused_optimizer: optimizer of the rows; None if the model's optimizer trains them.
     """
 
     def __init__(
@@ -54,8 +54,8 @@ class Lookup:
         """Returns the rows of ids, float32 [n, width] for each table.
 
         Args:
-          ids: for each table, int64 [n].
-          training: whether ids get rows, and rows gradients; None is whether a tape records.
+          ids: ids of each table, int64 [n].
+          training: whether ids get rows and rows get gradients; None is true if a tape records.
         """
         keys, positions = keys_of(ids)
         sizes = [tf.size(each) for each in ids]
@@ -82,8 +82,8 @@ class Lookup:
 
         Args:
           result: result of the lookup.
-          token: tensor that the gradient is taken of.
-          is_inferred: whether training follows from a tape.
+          token: tensor that the gradient is taken with respect to.
+          is_inferred: whether training was inferred from a tape.
         """
         function = _function()
 
@@ -97,7 +97,7 @@ class Lookup:
                 rows = tf.gather(result.rows, there)
                 if result.are_distinct:
                     self._recorded.distinct = weakref.ref(rows)
-                # More rows than there is memory for, so that nothing makes this dense.
+                # A shape too large for memory, so that nothing makes the gradient dense.
                 return tf.IndexedSlices(
                     tf.gather(scattered, there),
                     rows,
@@ -112,7 +112,7 @@ class Lookup:
     def _token(self) -> tuple[tf.Tensor, bool]:
         """Returns the token of this forward pass, and whether this is its first lookup.
 
-        The backward pass knows all lookups by it.
+        The backward pass collects the gradients of all lookups through the token.
         """
         token = getattr(self._recorded, "token", None)
         if token is not None and is_recorded([token]) and _is_accessible(token):
@@ -144,7 +144,7 @@ class Lookup:
         return gate(token)
 
     def _unique(self, gradient: tf.IndexedSlices) -> tf.IndexedSlices:
-        """Returns a gradient with each row once; that of a single lookup may be so already."""
+        """Returns a gradient with each row once, as that of a single lookup may be already."""
         distinct = getattr(self._recorded, "distinct", None)
         if distinct is not None and distinct() is gradient.indices:
             return gradient
@@ -152,8 +152,8 @@ class Lookup:
 
 
 def _without_gradient(values: tf.Tensor, token: tf.Tensor) -> tf.Tensor:
-    """Returns values that raise an error if their gradient is asked for, inside a function."""
-    if tf.executing_eagerly():  # no tape records now, so none can ask
+    """Returns values that, inside a function, raise an error if their gradient is computed."""
+    if tf.executing_eagerly():  # no tape is recording, so no gradient can be computed
         return values
 
     @tf.custom_gradient
@@ -170,11 +170,11 @@ def keys_of(ids: Sequence[tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns the unique keys of ids, and the position of each id's key among them.
 
     Args:
-      ids: for each table, int64 [n].
+      ids: ids of each table, int64 [n].
 
     Returns:
-      Number of the table, id and number of its occurrences, int64 [m, 3], each id of a table once;
-      and positions in that, int32.
+      The keys, int64 [m, 3]: the number of the table, the id, and its number of occurrences, with
+      each id of a table once. And the position of each id's key, int32.
     """
     keys, positions, before = [], [], tf.constant(0)
     for number, each in enumerate(ids):
@@ -194,25 +194,25 @@ def _is_first_replica() -> bool:
 
 
 def _is_only_replica() -> bool:
-    """Returns whether this worker has no other replica, with which gradients are summed."""
+    """Returns whether this worker has only one replica."""
     extended = _extended()
     return extended is None or len(extended.worker_devices) == 1
 
 
 def _extended() -> ReplicatedExtended | None:
-    """Returns the inside of the strategy that the calling replica is of; None without one."""
+    """Returns the `extended` of the calling replica's strategy; None outside of replicas."""
     context = tf.distribute.get_replica_context()
     extended = None if context is None else context.strategy.extended
     return extended if isinstance(extended, ReplicatedExtended) else None
 
 
 def _function() -> tf.Graph | None:
-    """Returns the graph of the tf.function that is being traced, None where there is none."""
+    """Returns the graph of the tf.function that is being traced; None in eager mode."""
     return None if tf.executing_eagerly() else function_graph(tf.compat.v1.get_default_graph())
 
 
 def _is_accessible(token: tf.Tensor) -> bool:
-    """Returns whether a tensor is of this graph: Keras tries a model out in a graph of its own."""
+    """Returns whether the current graph can use a tensor: Keras traces models in other graphs."""
     made_in = getattr(token, "graph", None)
     graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
     while graph is not made_in and graph is not None:
@@ -221,14 +221,14 @@ def _is_accessible(token: tf.Tensor) -> bool:
 
 
 def show(view: ActiveRows, values: tf.Tensor, rows: tf.Tensor) -> tf.IndexedSlices:
-    """Puts rows in view; returns their gradient with positions in the view for indices."""
+    """Puts rows in view; returns their gradient, indexed by positions in the view."""
     positions, end = view.show_gradient(rows)
     _mark_reduced(view, positions, rows)
     return tf.IndexedSlices(values, positions, tf.stack([end, tf.shape(values, tf.int64)[1]]))
 
 
 def _mark(view: ActiveRows, values: tf.Tensor, rows: tf.Tensor) -> tf.IndexedSlices:
-    """Returns one replica's gradient of rows, which are put in view once replicas are summed."""
+    """Returns one replica's gradient; its rows are put in view after the sum over replicas."""
     positions = tf.range(tf.size(rows, tf.int64))
     _mark_reduced(view, positions, rows)
     return tf.IndexedSlices(values, positions, tf.shape(values, tf.int64))

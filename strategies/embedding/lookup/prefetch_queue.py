@@ -1,4 +1,4 @@
-"""Queue of lookups that are submitted before the step that needs them."""
+"""Queue of lookups that are submitted before the steps that need them."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class _Request:
 
     Attributes:
       keys: number of the table, id and number of its occurrences, int64 [n, 3].
-      starts_step: whether it is the first lookup of a step.
-      result: its result, once there is one.
+      starts_step: whether this is the first lookup of a step.
+      result: future of the result.
     """
 
     keys: np.ndarray
@@ -27,20 +27,20 @@ class _Request:
     result: Future[list[np.ndarray]]
 
     def matches(self, keys: np.ndarray, starts_step: bool) -> bool:
-        """Returns whether it is the lookup that a step needs."""
+        """Returns whether this is the lookup that a step needs."""
         return self.starts_step == starts_step and np.array_equal(self.keys, keys)
 
 
 class PrefetchQueue:
-    """Lookups that were submitted for the batches of one dataset, and are not yet used.
+    """Queue of submitted, unused lookups for the batches of one dataset.
 
     Args:
       distance: number of batches from the one that is trained on to the one that is submitted,
-        both counted.
+        both included.
     """
 
     def __init__(self, distance: int):
-        # Twice as many: what a dataset that was left before its end submitted is among them.
+        # Twice the distance leaves room for lookups of an iteration that was abandoned.
         self._capacity = 2 * distance
         self._requests: deque[_Request] = deque()
         self._is_used = False
@@ -49,7 +49,7 @@ class PrefetchQueue:
     def submit(
         self, keys: np.ndarray, starts_step: bool, look_up: Callable[[], list[np.ndarray]]
     ) -> None:
-        """Starts a lookup and does not wait for it; one that is in the queue starts no more."""
+        """Starts a lookup in a thread, unless the same one is in the queue already."""
         request = _Request(keys, starts_step, Future())
         with self._lock:
             if any(each.matches(keys, starts_step) for each in self._requests):
@@ -57,7 +57,7 @@ class PrefetchQueue:
             self._requests.append(request)
             if len(self._requests) > self._capacity:
                 self._requests.popleft()
-        # Not a daemon: Python ends badly where one is inside of TensorFlow.
+        # Not a daemon thread: Python's exit fails if one is inside of TensorFlow.
         threading.Thread(target=_run, args=(request.result, look_up)).start()
 
     def pop(self, keys: np.ndarray, starts_step: bool) -> list[np.ndarray] | None:
@@ -73,7 +73,7 @@ class PrefetchQueue:
         return request.result.result()
 
     def check(self) -> None:
-        """Raises ValueError if the queue is full and no step ever used a lookup of it."""
+        """Raises ValueError if the queue is full and no step has ever used one of its lookups."""
         if self._is_used or len(self._requests) < self._capacity:
             return
         raise ValueError(
@@ -84,7 +84,7 @@ class PrefetchQueue:
         )
 
     def clear(self) -> None:
-        """Removes all lookups, whose results are not used any more."""
+        """Removes all lookups and discards their results."""
         with self._lock:
             self._requests.clear()
 

@@ -14,14 +14,14 @@ from strategies.reduction.sparse import all_reduce
 
 
 class ReplicatedRouter:
-    """Looks up in this worker's copy of the rows; in training all workers get all keys.
+    """Looks up keys in this worker's copy of the rows; in training, all workers get all keys.
 
-    All of them insert the same ids in the same order and change the same rows by the same numbers,
-    so that their copies stay equal.
+    All workers insert the same ids in the same order and apply the same updates to the same rows,
+    so their copies stay equal.
 
     Args:
-      collectives: the workers.
-      shard_lookup: looks up in this worker's copy.
+      collectives: collectives among the workers.
+      shard_lookup: lookup in this worker's copy.
     """
 
     def __init__(self, collectives: Collectives, shard_lookup: ShardLookup):
@@ -30,7 +30,7 @@ class ReplicatedRouter:
         self.traffic = TrafficCounter(shard_lookup.count, collectives.size > 1)
 
     def look_up(self, keys: tf.Tensor, training: bool, starts_step: bool) -> LookupResult:
-        """Looks up the rows of keys; in training, all workers call it together."""
+        """Looks up the rows of keys; in training, all workers must call it together."""
         remote = None
         if training:
             remote = self.traffic.remote_keys(keys, lambda: keys[:0])
@@ -50,11 +50,11 @@ class ReplicatedRouter:
         return LookupResult(values, rows, True, scatter_gradient)
 
     def reduce(self, gradient: tf.IndexedSlices) -> tf.IndexedSlices:
-        """Returns the sum of all workers' gradients; all of them call it together."""
+        """Returns the sum of all workers' gradients; all workers must call it together."""
         return all_reduce(gradient, self._collectives)
 
     def prefetch(self, queue: PrefetchQueue, keys: np.ndarray, starts_step: bool) -> None:
-        """Does nothing: the rows are in this worker."""
+        """Does nothing: the rows are on this worker."""
 
     def clear_prefetched(self) -> None:
-        """Does nothing: nothing was submitted."""
+        """Does nothing: there are no prefetched lookups."""

@@ -1,4 +1,4 @@
-"""Interface between a lookup and the shards that have the rows."""
+"""Interface between a lookup and the shards that store the rows."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ class LookupResult:
 
     Attributes:
       values: values of the keys, float32 [n, width].
-      rows: rows that the gradient of `values` is of once it is scattered, int64 [m]; -1 for none.
-      are_distinct: whether each row is named once.
-      scatter_gradient: sends a gradient of `values` to where the rows are, [m, width].
+      rows: rows of the scattered gradient, int64 [m]; -1 for none.
+      are_distinct: whether `rows` contains each row once.
+      scatter_gradient: sends the gradient of `values` to the owners of the rows; returns the
+        received gradient, [m, width].
     """
 
     values: tf.Tensor
@@ -35,7 +36,7 @@ class LookupRouter(Protocol):
     """Routes keys to the shards that have their rows, and gradients back.
 
     Attributes:
-      traffic: counts what leaves this worker.
+      traffic: counter of the keys, rows and gradients that leave this worker.
     """
 
     traffic: TrafficCounter
@@ -50,17 +51,17 @@ class LookupRouter(Protocol):
         """
 
     def reduce(self, gradient: tf.IndexedSlices) -> tf.IndexedSlices:
-        """Sums the scattered gradients over the workers, as far as they are not; each row once."""
+        """Sums scattered gradients over the workers if necessary; returns each row once."""
 
     def prefetch(self, queue: PrefetchQueue, keys: np.ndarray, starts_step: bool) -> None:
-        """Submits the lookup of a coming step to a queue."""
+        """Submits the lookup of a future step to a queue."""
 
     def clear_prefetched(self) -> None:
-        """Discards the results of all lookups that were submitted so far."""
+        """Discards the results of all lookups submitted so far."""
 
 
 def check_sizes(bounds: dict[str, int], sizes: tf.Tensor) -> None:
-    """Ends the step, on all workers, if a table has more ids than it may have."""
+    """Ends the step with an error, on all workers, if a table has more ids than `input_dim`."""
     for (name, bound), size in zip(bounds.items(), tf.unstack(sizes, len(bounds)), strict=True):
         capacity = tf.constant(bound, tf.int64)
         assert_in_step(

@@ -22,14 +22,14 @@ from strategies.reduction.sparse import all_reduce
 
 
 class ServerRouter:
-    """Routes keys to the servers that have the rows.
+    """Routes keys to the servers that store the rows.
 
-    Where workers go in step, the ids of all of them come to a server as those of one, so that
-    who is admitted does not depend on who was first.
+    If workers run in step, the ids of all workers are inserted in one call, so that admission does
+    not depend on which worker is first.
 
     Args:
-      extended: extended of the strategy.
-      shards: the shard of each server.
+      extended: `extended` of the strategy.
+      shards: shard of each server.
       group: group of the tables.
     """
 
@@ -83,11 +83,11 @@ class ServerRouter:
         return LookupResult(values, tf.ensure_shape(rows, [None]), True, scatter_gradient)
 
     def reduce(self, gradient: tf.IndexedSlices) -> tf.IndexedSlices:
-        """Sums the gradients of all workers that go in step."""
+        """Sums the gradients of all workers if they run in step."""
         return all_reduce(gradient, self._workers) if self._are_in_step else gradient
 
     def prefetch(self, queue: PrefetchQueue, keys: np.ndarray, starts_step: bool) -> None:
-        """Submits the lookup of a coming step to a queue."""
+        """Submits the lookup of a future step to a queue."""
         self._queues.add(queue)
         owners = shard_of(tf.constant(keys[:, 1]), len(self._shards)).numpy()
 
@@ -99,12 +99,12 @@ class ServerRouter:
         queue.submit(keys, starts_step, find)
 
     def clear_prefetched(self) -> None:
-        """Discards the results of all lookups that were submitted so far."""
+        """Discards the results of all lookups submitted so far."""
         for queue in list(self._queues):
             queue.clear()
 
     def _pop_prefetched(self, keys: np.ndarray, starts_step: bool) -> list[np.ndarray] | None:
-        """Returns the prefetched result for keys, None if there is none."""
+        """Returns the prefetched result for keys; None if there is none."""
         queues = list(self._queues)
         for queue in queues:
             if (result := queue.pop(keys, starts_step)) is not None:
@@ -114,7 +114,7 @@ class ServerRouter:
         return None
 
     def _insert_all(self, keys: tf.Tensor, starts_step: bool) -> tf.Tensor:
-        """Inserts the ids of all workers; returns a tensor that is there when all have done so."""
+        """Inserts the ids of all workers; returns a tensor to wait for the insertion on all."""
 
         def insert(keys: np.ndarray, owners: np.ndarray) -> list[np.ndarray]:
             def insert_at(server: Server) -> None:
@@ -135,7 +135,7 @@ class ServerRouter:
     def _find(
         self, keys: np.ndarray, owners: np.ndarray, inserts: bool, counts_step: bool
     ) -> list[np.ndarray]:
-        """Returns rows and values of keys from all servers, and the sizes of the tables."""
+        """Returns the rows and values of keys from all servers, and the sizes of the tables."""
 
         def find_at(server: Server) -> list[np.ndarray]:
             shard = self._shards[server.number]

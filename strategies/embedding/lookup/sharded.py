@@ -16,8 +16,8 @@ class ShardedRouter:
     """Routes keys to the workers that own them.
 
     Args:
-      all_to_all: sends keys to their owners.
-      shard_lookup: looks up in this worker's shard.
+      all_to_all: exchange of keys with their owners.
+      shard_lookup: lookup in this worker's shard.
     """
 
     def __init__(self, all_to_all: AllToAll, shard_lookup: ShardLookup):
@@ -26,7 +26,7 @@ class ShardedRouter:
         self.traffic = TrafficCounter(shard_lookup.count, all_to_all.collectives.size > 1)
 
     def look_up(self, keys: tf.Tensor, training: bool, starts_step: bool) -> LookupResult:
-        """Looks up the rows of keys; all workers call it together."""
+        """Looks up the rows of keys; all workers must call it together."""
         sent = self._all_to_all.send(keys)
         remote = self.traffic.remote_keys(keys, sent.local_keys)
         self.traffic.record_lookup(remote, training)
@@ -45,11 +45,11 @@ class ShardedRouter:
         return LookupResult(sent.gather_from_owners(values), rows, are_distinct, scatter_gradient)
 
     def reduce(self, gradient: tf.IndexedSlices) -> tf.IndexedSlices:
-        """Returns the gradient as it is: the owners of the rows have all workers' parts."""
+        """Returns the gradient unchanged: the rows' owners have the gradients of all workers."""
         return gradient
 
     def prefetch(self, queue: PrefetchQueue, keys: np.ndarray, starts_step: bool) -> None:
         """Does nothing: workers exchange rows within a step."""
 
     def clear_prefetched(self) -> None:
-        """Does nothing: nothing was submitted."""
+        """Does nothing: there are no prefetched lookups."""

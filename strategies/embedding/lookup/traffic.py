@@ -1,4 +1,4 @@
-"""Traffic of a lookup: bytes of ids, rows and gradients that leave a worker."""
+"""Traffic of lookups: bytes of ids, rows and gradients that leave a worker."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from strategies._tensorflow import ResourceVariable
 from strategies.variables.growable_array import HOST
 from tf_config.capacity import KEY_BYTES
 
-# The counts of each table, in this order.
+# Rows of the counts, by kind of traffic.
 _TRAINING, ELSEWHERE, _GRADIENTS, PREFETCHED = range(4)
 
 
 class TrafficCounter:
-    """Counts the keys of this worker whose rows are on another worker or a server.
+    """Counts this worker's keys whose rows are on another worker or a server.
 
-    Each of them is a row that came back, from whoever has it, if rows do. So the keys that all
-    workers sent are the rows that all workers sent, and one number counts both.
+    Each key sent brings one row back, unless rows are replicated. Over all workers, the numbers of
+    keys and rows sent are therefore equal, and one number counts both.
 
     Args:
       tables: number of tables that are looked up together.
-      is_distributed: whether other tasks have rows; else nothing leaves, and nothing is counted.
+      is_distributed: whether other tasks store rows; if not, there is no traffic to count.
     """
 
     def __init__(self, tables: int, is_distributed: bool):
@@ -33,11 +33,11 @@ class TrafficCounter:
             self._counts = ResourceVariable(tf.zeros([4, tables], tf.int64), trainable=False)
 
     def remote_keys(self, keys: tf.Tensor, local_keys: Callable[[], tf.Tensor]) -> tf.Tensor | None:
-        """Returns the number of keys for other tasks, int64 by table; None if there are none.
+        """Returns the number of keys for other tasks, int64 by table; None if not distributed.
 
         Args:
-          keys: keys that are looked up, with the number of the table first.
-          local_keys: returns those of them whose rows are in this worker.
+          keys: keys that are looked up, with the number of the table in the first column.
+          local_keys: returns the keys whose rows are on this worker.
         """
         if not self._is_distributed:
             return None
@@ -51,7 +51,7 @@ class TrafficCounter:
             return tf.math.bincount(numbers, minlength=self._tables, maxlength=self._tables)
 
     def record_lookup(self, remote: tf.Tensor | None, training: bool) -> None:
-        """Records keys that were sent, and rows that come back."""
+        """Records keys that were sent and their rows."""
         self._add(remote, _TRAINING if training else ELSEWHERE)
 
     def record_gradients(self, remote: tf.Tensor | None) -> None:

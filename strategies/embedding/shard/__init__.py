@@ -1,1 +1,1 @@
-"""One shard of a table: its ids, rows, counters and capacity."""
+"""Shards of tables: ids, rows, counters and capacity."""

@@ -1,4 +1,4 @@
-"""Admission of ids: counters of those that have no row yet."""
+"""Admission of ids: counters of ids without a row."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _DEPTH = 4
 
 
 class Counter(Protocol):
-    """Counts the occurrences of ids, int64 [n], each named once in a call."""
+    """Counter of the occurrences of ids, int64 [n], distinct within a call."""
 
     def increment(self, ids: tf.Tensor, counts: tf.Tensor) -> tf.Tensor:
         """Adds to the counts of ids; returns the totals."""
 
     def forget(self, ids: tf.Tensor) -> None:
-        """Removes the counts of ids where they are kept by id."""
+        """Removes the counts of ids if they are stored by id."""
 
     def clear(self) -> None:
         """Removes all counts."""
@@ -34,12 +34,12 @@ class Counter(Protocol):
 
 
 def make_counter(admission: Admission) -> Counter:
-    """Returns a new counter of the kind that `admission` asks for."""
+    """Creates the counter that an admission rule configures."""
     return ExactCounter() if admission.memory is None else SketchCounter(admission.memory)
 
 
 class ExactCounter:
-    """An exact counter, with a number for each id.
+    """Exact counter, which stores one number for each id.
 
     >>> counter = ExactCounter()
     >>> ids = tf.constant([-1, 5], tf.int64)
@@ -71,10 +71,10 @@ class ExactCounter:
 
 
 class SketchCounter:
-    """A count-min sketch: four rows of numbers, an id's count is the least of its four.
+    """Count-min sketch: four rows of cells; an id's count is the minimum of its four cells.
 
     Args:
-      memory: its size in bytes, on each worker.
+      memory: size of the sketch in bytes, on each worker.
     """
 
     def __init__(self, memory: int):
@@ -83,18 +83,18 @@ class SketchCounter:
             self.table = ResourceVariable(
                 tf.zeros([_DEPTH * self._width], tf.int32), trainable=False
             )
-            # Of a restored sum, what the first shard counts for; empty until then.
+            # A restored sum that only the first shard contributes; empty if there is none.
             self._counted_elsewhere = ResourceVariable(
                 tf.zeros([0], tf.int32), trainable=False, shape=[None]
             )
 
     def local_counts(self) -> tf.Tensor:
-        """Returns the numbers to be summed over all shards."""
+        """Returns the cells of this shard, to be summed over all shards."""
         table, others = self.table.read_value(), self._counted_elsewhere.read_value()
         return tf.cond(tf.size(others) > 0, lambda: table - others, lambda: table)
 
     def check(self, total: np.ndarray) -> None:
-        """Raises ValueError if restored numbers are of a sketch of another size."""
+        """Raises ValueError if restored cells are those of a sketch of another size."""
         if total.shape != tuple(self.table.shape):
             raise ValueError(
                 "A sketch is restored with the memory that it was saved with. Received: "
@@ -102,7 +102,7 @@ class SketchCounter:
             )
 
     def restore(self, total: tf.Tensor, is_first: bool) -> None:
-        """Sets the numbers to a sum over shards, which the first shard alone adds to later sums."""
+        """Restores a sum over all shards, which only the first shard includes in later sums."""
         self.table.assign(total)
         self._counted_elsewhere.assign(tf.zeros([0], tf.int32) if is_first else total)
 
@@ -119,7 +119,7 @@ class SketchCounter:
         return tf.cast(tf.reduce_min(numbers, 1), tf.int64)
 
     def forget(self, ids: tf.Tensor) -> None:
-        """Does nothing: other ids may have the same numbers."""
+        """Does nothing: other ids may share the same cells."""
 
     def clear(self) -> None:
         """Removes all counts."""
@@ -130,7 +130,7 @@ class SketchCounter:
         return tf.constant(4 * _DEPTH * self._width, tf.int64)
 
     def _cells(self, ids: tf.Tensor) -> tf.Tensor:
-        """Returns the positions of each id's numbers, [n, 4]."""
+        """Returns the positions of each id's cells, [n, 4]."""
         rows = tf.range(_DEPTH, dtype=tf.int64)
         mixture = splitmix64(splitmix64(ids)[:, tf.newaxis] ^ (rows + 1))
         return tf.math.floormod(mixture, self._width) + rows * self._width

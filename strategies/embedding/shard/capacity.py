@@ -1,7 +1,7 @@
-"""Capacity of tables whose ids share a row where `input_dim` others have one.
+"""Capacity of tables with `overflow="share"`, whose ids beyond `input_dim` share a row.
 
-Each worker has its share of `input_dim` and a shared row of its own, so that no worker has to ask
-the others whether there is capacity left. The row begins with zeros.
+Each worker has a part of the capacity and its own shared row, so it need not ask the others for the
+remaining capacity. The shared row is initialized to zeros.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from strategies.variables.growable_array import HOST
 
 
 class Overflow:
-    """Capacity of one shard of a table, and the row that its ids share beyond it.
+    """Capacity of one shard of a table, and the row that further ids share.
 
     Args:
       table: name of the table.
       total: capacity of all shards together.
-      capacity: number of ids that may have rows in this shard.
-      ids: those that have rows in this shard.
-      store: holds the shared row.
+      capacity: maximum number of ids with a row in this shard.
+      ids: map of the ids with a row in this shard.
+      store: store of the shared row.
     """
 
     def __init__(self, table: str, total: int, capacity: int, ids: IdMap, store: RowStore):
@@ -40,7 +40,7 @@ class Overflow:
         self.allocate_row()
 
     def allocate_row(self) -> None:
-        """Allocates the shared row in the store, for a new table or after the store is cleared."""
+        """Allocates the shared row, for a new table or after the store was cleared."""
         with tf.init_scope():
             row = self._store.allocate(tf.constant(1, tf.int64))
             self._row.assign(row)
@@ -52,24 +52,24 @@ class Overflow:
             return self._row.read_value()
 
     def row_if_full(self) -> tf.Tensor:
-        """Returns the number of the shared row where no capacity is left, int64 [1] or [0]."""
+        """Returns the number of the shared row, int64 [1]; [0] while there is capacity left."""
         return self.row()[: tf.cast(self.remaining() <= 0, tf.int32)]
 
     def or_shared(self, rows: tf.Tensor) -> tf.Tensor:
-        """Returns rows, with the shared row in place of -1 where no capacity is left."""
+        """Replaces -1 in `rows` by the shared row if no capacity is left."""
         shared = tf.where(rows < 0, self.row(), rows)
         return tf.where(self.remaining() > 0, rows, shared)
 
     def remaining(self) -> tf.Tensor:
-        """Returns the number of further ids that may have rows in this shard, int64."""
+        """Returns the number of further ids that may get a row in this shard, int64."""
         with tf.device(HOST):
             return self._capacity.read_value() - self._ids.size()
 
     def rebalance(self, collectives: Collectives) -> None:
-        """Sets the capacities of all workers' shards from the number of ids in each.
+        """Redistributes the capacity by the number of ids in each worker's shard.
 
         Raises:
-          ValueError: if there are more ids than the table may have.
+          ValueError: if there are more ids than the table's `input_dim`.
         """
         with tf.init_scope():
             sizes = collectives.all_gather(self._ids.size()[tf.newaxis]).numpy().tolist()
@@ -84,22 +84,22 @@ class Overflow:
 
 
 def rebalance(overflows: Sequence[Overflow], collectives: Collectives) -> None:
-    """Shares out the capacity of tables between the workers, after rows were set or restored.
+    """Redistributes the capacity of tables over the workers, after rows were set or restored.
 
-    Rows of other workers may have come to one that now has more ids than its share; the others'
-    shares become smaller by as many. All workers call it.
+    A worker may then have more ids than its part of the capacity; the parts of the others shrink
+    accordingly. All workers must call it.
 
     Raises:
-      ValueError: if there are more ids than a table may have.
+      ValueError: if there are more ids than a table's `input_dim`.
     """
     if collectives.size > 1 and in_single_worker_scope():
-        return  # it looks up, and the others do not know of it
+        return  # the other workers do not take part
     for overflow in overflows:
         overflow.rebalance(collectives)
 
 
 def split_capacity(total: int, sizes: Sequence[int]) -> list[int]:
-    """Returns the capacity of each shard: as even as can be, and no less than the shard's size.
+    """Returns the capacity of each shard: as even as possible, and at least the shard's size.
 
     >>> split_capacity(7, [0, 0])
     [4, 3]
@@ -107,8 +107,8 @@ def split_capacity(total: int, sizes: Sequence[int]) -> list[int]:
     [6, 1, 2]
 
     Args:
-      total: capacity of all shards together, no less than the sum of the sizes.
-      sizes: number of ids that have rows in each shard.
+      total: capacity of all shards together, at least the sum of the sizes.
+      sizes: number of ids with a row in each shard.
     """
     capacities = dict(enumerate(sizes))
     others, left = list(capacities), total

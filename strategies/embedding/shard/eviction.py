@@ -1,6 +1,6 @@
-"""Eviction of rows: which rows of a shard expire, their removal, and the run over all shards.
+"""Eviction of expired rows from all shards.
 
-`config.Eviction` says the rule in numbers; `DistributedEmbedding.evict` calls `evict`.
+`config.Eviction` defines the rule; `DistributedEmbedding.evict` calls `evict`.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from strategies.embedding.shard.table import Table
 
 
 def evict(shards: Sequence[TableShard], collectives: Collectives) -> dict[str, int]:
-    """Evicts the expired rows of all tables; returns the number of them on all workers, by table.
+    """Evicts the expired rows of all tables; returns their number over all workers, by table.
 
-    All workers call it, and none of them trains meanwhile.
+    All workers must call it, and none may train in the meantime.
 
     Args:
-      shards: shards of the tables, of which each is evicted from by its owner.
-      collectives: the workers.
+      shards: shards of the tables; each owner evicts from its own.
+      collectives: collectives among the workers.
     """
     tables = shards[0].tables
     evicted = np.zeros([len(tables)], np.int64)
@@ -40,7 +40,7 @@ def evict(shards: Sequence[TableShard], collectives: Collectives) -> dict[str, i
 
 
 def evict_rows(table: Table) -> tf.Tensor:
-    """Removes the expired rows of one shard of a table; returns the number of them, int64."""
+    """Removes the expired rows of one shard of a table; returns their number, int64."""
     rule = table.config.eviction
     if rule is None:
         return tf.constant(0, tf.int64)
@@ -53,11 +53,11 @@ def evict_rows(table: Table) -> tf.Tensor:
 
 
 def is_expired(rule: Eviction, store: RowStore, rows: tf.Tensor) -> tf.Tensor:
-    """Returns a mask of the rows that a rule evicts: too old ones, or too rarely trained on.
+    """Returns a mask of the rows that a rule evicts.
 
     Args:
       rule: the rule.
-      store: holds the rows.
+      store: store of the rows.
       rows: numbers of the rows, int64 [n].
     """
     ages = store.step.read_value() - store.metadata.last_step.gather(rows)

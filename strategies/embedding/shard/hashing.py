@@ -1,7 +1,7 @@
-"""Hashes of ids and pseudorandom numbers, made by TensorFlow's own operations.
+"""Hashes of ids and pseudorandom numbers from TensorFlow operations.
 
-The mixing is that of SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number
-generators", 2014): counter-based, so that any number of the sequence is made by itself.
+The mixing function is that of SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom
+number generators", 2014). It is counter-based, so each number of a sequence is computed on its own.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ def splitmix64(values: tf.Tensor) -> tf.Tensor:
 
 
 def uniform(ids: tf.Tensor, key: int, width: int) -> tf.Tensor:
-    """Returns uniform numbers above 0 and below 1 for each id, float32 [n, width].
+    """Returns uniform numbers between 0 and 1, both excluded, for each id, float32 [n, width].
 
     Args:
-      ids: int64 [n].
+      ids: ids, int64 [n].
       key: key of the sequence.
-      width: number of them for each id.
+      width: number of values for each id.
     """
     stream = splitmix64(splitmix64(ids + _signed(_GOLDEN)) ^ _signed(key))
     counters = tf.range(1, width + 1, dtype=tf.int64) * _signed(_GOLDEN)
     bits = splitmix64(stream[:, tf.newaxis] + counters)
-    # 23 bits and a half, so that neither 0 nor 1 comes.
+    # 23 bits and an offset of one half exclude both 0 and 1.
     return (tf.cast(_shifted(bits, 41), tf.float32) + 0.5) * 2.0**-23
 
 
@@ -47,7 +47,7 @@ def shard_of(ids: tf.Tensor, num_shards: int) -> tf.Tensor:
 
 
 def key_of(seed: int, name: str) -> int:
-    """Returns a key of 64 bits for a seed and a name.
+    """Returns a 64-bit key for a seed and a name.
 
     >>> key_of(0, "users") == key_of(0, "users"), key_of(0, "users") == key_of(1, "users")
     (True, False)
@@ -56,7 +56,7 @@ def key_of(seed: int, name: str) -> int:
 
 
 def _shifted(values: tf.Tensor, bits: int) -> tf.Tensor:
-    """Returns the logical right shift."""
+    """Returns the values after a logical right shift."""
     unsigned = tf.bitcast(values, tf.uint64)
     return tf.bitcast(tf.bitwise.right_shift(unsigned, tf.constant(bits, tf.uint64)), tf.int64)
 

@@ -1,4 +1,4 @@
-"""Maps from ids to rows, in TensorFlow's own hash table."""
+"""Map from ids to rows in a hash table of TensorFlow."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from strategies.variables.growable_array import HOST
 
 
 class IdMap:
-    """A map from ids to numbers, any int64 both; an absent id has the number -1."""
+    """Map from ids to numbers, both any int64; an absent id has the number -1."""
 
     def __init__(self) -> None:
         with tf.init_scope(), tf.device(HOST):
-            # Of TensorFlow's tables the one that has no key for itself.
+            # Unlike TensorFlow's dense hash table, it reserves no keys.
             self._table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.int64, -1)
 
     def find(self, ids: tf.Tensor) -> tf.Tensor:

@@ -1,10 +1,10 @@
-"""Initial values of rows, from the seed, the table's name and the id alone.
+"""Initial values of rows, which depend only on the seed, the table's name and the id.
 
-The same bits wherever in a tensor they stand: TensorFlow's own functions (`tf.math.ndtri`, `log`)
-compute several elements at once and the last few of a tensor one by one, by another formula, and
-5 % of these came out different in their last bits. So the quantiles of the normal distribution
-are computed here of nothing but what IEEE 754 rounds exactly: sums, products, quotients and square
-roots, and bits.
+The bits of a value must not depend on its position in a tensor. TensorFlow's own functions
+(`tf.math.ndtri`, `log`) compute several elements at once and the last few of a tensor one by one,
+by another formula, and 5 % of these differed in their last bits. So the quantiles of the normal
+distribution are computed here only from operations that IEEE 754 rounds exactly (sums, products,
+quotients and square roots) and from bit operations.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import tensorflow as tf
 
 from strategies.embedding.shard.hashing import key_of, uniform
 
-# Two standard deviations, where Keras cuts its TruncatedNormal off.
+# The probability below -2 standard deviations, where Keras truncates its TruncatedNormal.
 _CUT = 0.02275013194817921
 # Wichura, "Algorithm AS 241: The percentage points of the normal distribution", 1988: PPND7, whose
 # relative error is about 1e-7. Coefficients from the highest power down.
 _CENTRE = 0.425
 _CENTRE_OVER = (59.109374720, 159.29113202, 50.434271938, 3.3871327179)
 _CENTRE_UNDER = (67.187563600, 78.757757664, 17.895169469, 1.0)
-# Of sqrt(-log(p)) up to 5, so of p from 1.4e-11.
+# For sqrt(-log(p)) up to 5, that is, for p from 1.4e-11.
 _TAIL_OVER = (0.17023821103, 1.3067284816, 2.7568153900, 1.4234372777)
 _TAIL_UNDER = (0.12021132975, 0.73700164250, 1.0)
 # log(m) = 2 s (1 + s^2 / 3 + s^4 / 5 + ...) with s = (m - 1) / (m + 1), for m from 1 to 2.
@@ -37,7 +37,7 @@ def initial_rows(
 ) -> Callable[[tf.Tensor], tf.Tensor]:
     """Returns a function from ids, int64 [n], to their initial rows, float32 [n, width].
 
-    A row does not depend on which other ids come, in what order, or on which worker, to the bit.
+    The bits of a row do not depend on the other ids, their order or the worker.
 
     >>> rows = initial_rows("RandomUniform", {"minval": 0.0, "maxval": 2.0}, 0, "users", 3)
     >>> both, one = rows(tf.constant([7, -1], tf.int64)), rows(tf.constant([-1], tf.int64))
@@ -45,14 +45,14 @@ def initial_rows(
     True
 
     Args:
-      kind: name of a Keras initializer whose numbers do not depend on the shape.
-      config: its configuration.
+      kind: name of a Keras initializer whose values do not depend on the shape.
+      config: configuration of the initializer.
       seed: seed of the layer.
       table: name of the table.
       width: width of a row.
 
     Raises:
-      ValueError: if the initializer is another one, or has a seed of its own.
+      ValueError: if the initializer is not supported, or has its own seed.
     """
     if config.get("seed") is not None:
         raise ValueError(
@@ -94,7 +94,7 @@ def quantile(p: tf.Tensor) -> tf.Tensor:
     [0.0, 1.96]
 
     Args:
-      p: probabilities, float32 above 1e-10 and below 1.
+      p: probabilities, float32, above 1e-10 and below 1.
     """
     p = tf.cast(p, tf.float64)
     distance = p - 0.5
@@ -115,7 +115,7 @@ def _polynomial(coefficients: Sequence[float], x: tf.Tensor) -> tf.Tensor:
 
 
 def _logarithm(x: tf.Tensor) -> tf.Tensor:
-    """Returns the natural logarithms of normal numbers above 0, float64."""
+    """Returns the natural logarithms of positive normal numbers, float64."""
     bits = tf.bitcast(x, tf.int64)
     exponent = tf.bitwise.right_shift(bits, tf.constant(_MANTISSA_BITS, tf.int64)) - 1023
     one = 1023 << _MANTISSA_BITS

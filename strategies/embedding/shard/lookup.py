@@ -12,12 +12,12 @@ from strategies.reduction.sparse import sum_by_index
 
 
 class ShardLookup:
-    """Looks up in the tables of a group, whose rows are in one store.
+    """Looks up keys in one shard of a group's tables, whose rows share a store.
 
     Args:
-      store: holds the rows.
-      tables: the tables, by the number that they have in the keys.
-      unseen: "initial" or "zeros", the values of an id that has no row.
+      store: store of the rows.
+      tables: the tables, in the order of their numbers in the keys.
+      unseen: "initial" or "zeros", the values of an id without a row.
     """
 
     def __init__(self, store: RowStore, tables: Sequence[Table], unseen: str):
@@ -34,7 +34,7 @@ class ShardLookup:
           keys: number of the table, id and number of its occurrences, int64 [n, 3].
           training: whether ids get rows.
           starts_step: whether this is the first lookup of a step.
-          are_distinct: whether each id of a table is named once.
+          are_distinct: whether the keys contain each id of a table once.
         """
         if starts_step:
             self._store.step.assign_add(1, read_value=False)
@@ -45,7 +45,7 @@ class ShardLookup:
             rows = self._find_or_insert(parts, are_distinct)
         else:
             rows = [table.find(part[:, 1]) for table, part in zip(self._tables, parts, strict=True)]
-        # All tables first, for inserting may reallocate the array.
+        # Values are read after all insertions, which may reallocate the array.
         values = self._values(parts, rows, training)
         if count == 1:
             return rows[0], values
@@ -54,7 +54,7 @@ class ShardLookup:
         return tf.gather(tf.concat(rows, 0), order), tf.gather(values, order)
 
     def _find_or_insert(self, parts: Sequence[tf.Tensor], are_distinct: bool) -> list[tf.Tensor]:
-        """Returns the rows of each table's keys, after inserting the admitted ones."""
+        """Returns the rows of each table's keys, after inserting admitted ids."""
         states, positions = [], []
         for table, part in zip(self._tables, parts, strict=True):
             ids, counts, indices = part[:, 1], part[:, 2], None
@@ -62,7 +62,7 @@ class ShardLookup:
                 ids, indices, (counts,) = sum_by_index(ids, counts)
             states.append(table.look_up(ids, counts))
             positions.append(indices)
-        # Of all tables at once: what makes an array larger is a graph of its own each time.
+        # One insertion for all tables: each one adds a graph that grows the arrays.
         rows = tf.cond(
             tf.add_n([tf.size(state.missing) for state in states]) > 0,
             lambda: self._insert_admitted(states),
@@ -76,7 +76,7 @@ class ShardLookup:
         ]
 
     def _insert_admitted(self, states: Sequence[LookupState]) -> list[tf.Tensor]:
-        """Gives the admitted ids rows with their initial values; returns the rows of all ids."""
+        """Creates rows with initial values for admitted ids; returns the rows of all ids."""
         pairs = list(zip(self._tables, states, strict=True))
         positions = [table.admit(state) for table, state in pairs]
         sizes = [tf.size(each, tf.int64) for each in positions]
@@ -93,7 +93,7 @@ class ShardLookup:
         ]
 
     def _touch(self, states: Sequence[LookupState], rows: Sequence[tf.Tensor]) -> None:
-        """Notes that a step trains on rows."""
+        """Records that a step trains on rows."""
         numbers = tf.concat(rows, 0)
         counts = tf.concat([state.counts for state in states], 0)
         there = tf.where(numbers >= 0)[:, 0]
@@ -105,7 +105,7 @@ class ShardLookup:
     def _values(
         self, parts: Sequence[tf.Tensor], rows: Sequence[tf.Tensor], training: bool
     ) -> tf.Tensor:
-        """Returns the values of all tables' rows, and of unseen ids where the row is -1."""
+        """Returns the values of all tables' rows; where the row is -1, those of unseen ids."""
         if training and all(table.counter is None for table in self._tables):
             return self._store.variable.table.gather(tf.concat(rows, 0))
         each = [
@@ -131,7 +131,7 @@ class ShardLookup:
 
     @property
     def bounds(self) -> dict[str, int]:
-        """The `input_dim` of each table that may not exceed it, by name."""
+        """The `input_dim` of each table that may not exceed it, by the table's name."""
         return {
             table.config.name: table.config.input_dim
             for table in self._tables
@@ -154,7 +154,7 @@ class ShardLookup:
         return len(self._tables)
 
     def sizes(self) -> tf.Tensor:
-        """Returns the number of ids that each table of `bounds` has in this shard, int64."""
+        """Returns the number of ids in this shard for each table of `bounds`, int64."""
         bounds = self.bounds
         sizes = [table.map.size() for table in self._tables if table.config.name in bounds]
         return tf.stack(sizes) if sizes else tf.zeros([0], tf.int64)

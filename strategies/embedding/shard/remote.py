@@ -1,8 +1,8 @@
 """Shards of tables on parameter servers.
 
-Each server has the same objects that a worker has where rows are in workers: id maps, arrays of
-rows, counters. They are made in the graph of what runs there, under names that are the same for all
-workers, and whatever is done to them is one call under the server's mutex.
+Each server has the same objects as a worker that stores rows: id maps, arrays of rows and counters.
+They are created in the server's graph, under names that are the same on all workers, and every
+operation on them is one call under the server's mutex.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from strategies.variables.active_rows import ActiveRows
 from strategies.variables.growable_array import GrowableArray
 from strategies.variables.sparse_variable import SparseVariable
 
-# Not a part of any other variable's name.
+# Must not occur in the name of any other variable.
 _NAME = "rows_of_this_server"
 
 
@@ -32,7 +32,7 @@ class RemoteTableShard(TableShard):
     """One shard of a layer's tables, on a parameter server.
 
     Args:
-      extended: extended of the strategy.
+      extended: `extended` of the strategy.
       server: the server.
       specs: specification of the tables.
       name: name of the layer's rows, the same on all workers.
@@ -48,13 +48,13 @@ class RemoteTableShard(TableShard):
             num_shards = len(extended.servers)
             self._variables = _variables(specs, num_shards)
             super().__init__(server.number, num_shards, specs, self._variables)
-        # The same variables again, for changes together with those of the rest of the model.
+        # The same variables again, for updates together with the rest of the model.
         with self._again("tables"):
             self.variables = _variables(specs, num_shards)
 
     @property
     def is_local_owner(self) -> bool:
-        """Whether it is this worker that saves and restores the shard."""
+        """Whether this worker saves and restores the shard."""
         return self._extended.servers.is_leader_of(self.index)
 
     def _scope(self, what: str) -> str:
@@ -62,13 +62,13 @@ class RemoteTableShard(TableShard):
 
     @contextlib.contextmanager
     def _again(self, what: str) -> Iterator[None]:
-        """Makes variables in the block again that were made under this name before."""
+        """Creates handles, in the block, of variables that already exist under this name."""
         with self._in_step_with.building(), tf.name_scope(self._scope(what)):
             yield
 
     @contextlib.contextmanager
     def _building(self, what: str) -> Iterator[None]:
-        """Makes variables in the block on the server, which the first worker initializes."""
+        """Creates variables on the server in the block; the first worker to do so initializes."""
         name = self._scope(what)
         with self._server.building():
             known = len(self._server.graph.get_collection(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES))
@@ -77,14 +77,14 @@ class RemoteTableShard(TableShard):
             made = self._server.graph.get_collection(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES)
 
         def initialize() -> list[tf.Tensor]:
-            # All are made under one lock, so what holds for one holds for all.
+            # All are initialized under one lock, so checking one of them is enough.
             tf.cond(made[-1].is_initialized(), lambda: False, lambda: _initialize(made[known:]))
             return []
 
         self._server.run(self._server.locked(initialize)[0])
 
     def call(self, key: Any, function: Callable[..., Any], *arrays: Any) -> Any:
-        """Calls a function of tensors on the server, as one change there; returns NumPy arrays."""
+        """Calls a function of tensors on the server atomically; returns NumPy arrays."""
         arrays = tuple(np.asarray(array) for array in arrays)
 
         def build() -> tuple[list[tf.Tensor], tf.Operation, list[tf.Tensor], list[Any]]:
@@ -106,7 +106,7 @@ class RemoteTableShard(TableShard):
         return None if structure[-1] is None else tf.nest.pack_sequence_as(structure[-1], values)
 
     def new_slot(self, group: Group, name: str, row: np.ndarray) -> SparseVariable:
-        """Makes a slot variable of a group; returns it as changes of the model reach it."""
+        """Creates a slot variable of a group; returns it on the connection of model updates."""
         variable, again, width = self._variables[group], self.variables[group], group.width
         rows = self._slot_array(width, name, row)
         with self._building(f"{width}/{name}"):
@@ -118,11 +118,11 @@ class RemoteTableShard(TableShard):
             return SparseVariable(again.view, row, False, _NAME, None, rows)
 
     def expect_slot(self, store: RowStore, name: str, initial: Any = 0.0) -> None:
-        """Makes the rows of a slot variable, before the optimizer makes the variable."""
+        """Creates the rows of a slot variable before the optimizer creates the variable."""
         store.expect_slot(name, lambda: self._slot_array(store.width, name, initial))
 
     def _slot_array(self, width: int, slot: str, initial: Any) -> GrowableArray:
-        """Returns the rows of a slot variable, the same for all workers; makes them at first."""
+        """Returns the rows of a slot variable, shared by all workers; creates them if necessary."""
         if (width, slot) not in self._slots:
             with self._building(f"{width}/{slot}/rows"):
                 expected = self._variables[Group(width)].view.expected
@@ -131,14 +131,14 @@ class RemoteTableShard(TableShard):
         return self._slots[width, slot]
 
     def drain(self) -> None:
-        """Waits until the changes of this worker are applied."""
+        """Waits until this worker's updates are applied."""
         self._extended.update_mode.drain()
 
     def barrier(self) -> None:
-        """Waits until no worker trains.
+        """Waits until no worker trains; all workers must call it.
 
         Raises:
-          ValueError: if one worker alone calls it, in a callback of the first worker.
+          ValueError: if only the first worker calls it, in a callback.
         """
         if self._extended.workers.size > 1 and in_single_worker_scope():
             raise ValueError(
@@ -165,6 +165,6 @@ def _variables(specs: TableSpecs, num_shards: int) -> dict[Group, SparseVariable
 
 def _initialize(variables: Sequence[tf.Variable]) -> bool:
     for variable in variables:
-        # Not `assign`, which is of the rows in view where the variable has rows.
+        # Not `assign`, which sets the rows in view if the variable has rows.
         tf.raw_ops.AssignVariableOp(resource=variable.handle, value=variable.initial_value)
     return True

@@ -1,6 +1,6 @@
-"""Metadata of rows: the step that trained them last, and how often they were trained on.
+"""Metadata of rows: the last step that trained on each row, and how often it was trained on.
 
-Both are in one number a row, so that one lookup finds them.
+Both are packed into one number for each row, so that one lookup reads both.
 """
 
 from __future__ import annotations
@@ -10,22 +10,22 @@ import tensorflow as tf
 from strategies.embedding.config import MAX_FREQUENCY
 from strategies.variables.growable_array import GrowableArray
 
-# The lower bits hold the frequency, those above the step.
+# The lower bits hold the frequency, the upper bits the step.
 _FREQUENCY_BITS = MAX_FREQUENCY.bit_length()
 _MAX_STEP = 2 ** (63 - _FREQUENCY_BITS) - 1
 
 
 class RowMetadata:
-    """The last step and the frequency of each row.
+    """Last step and frequency of each row.
 
     Args:
       expected: expected number of rows; None if unknown.
 
     Attributes:
-      array: both numbers of each row in one, int64.
+      array: packed metadata of each row, int64.
       last_step: last step that trained on each row, int64, with the interface of an array of rows.
-      frequency: number of times that each row was trained on, int32, likewise; it stops at
-        `MAX_FREQUENCY`.
+      frequency: number of times that each row was trained on, int32, with the same interface; it
+        stops at `MAX_FREQUENCY`.
     """
 
     def __init__(self, expected: int | None = None):
@@ -34,18 +34,18 @@ class RowMetadata:
         self.frequency = BitField(self.array, 0, MAX_FREQUENCY, tf.int32)
 
     def touch(self, rows: tf.Tensor, step: tf.Tensor, counts: tf.Tensor) -> None:
-        """Notes that a step trains on rows, each named once, and how often on each."""
+        """Records that a step trains on distinct rows, and how often on each."""
         counts += self.frequency.decode(self.array.gather(rows))
         self.array.update(rows, self.last_step.encode(step) + self.frequency.encode(counts))
 
 
 class BitField:
-    """Some of the bits of an array's numbers, with the interface of an array of rows.
+    """Field of some bits of an array's numbers, with the interface of an array of rows.
 
     Args:
-      array: array of one number a row, int64.
-      offset: number of bits below these.
-      maximum: largest value, of which all bits are set.
+      array: array of one number for each row, int64.
+      offset: number of bits below the field.
+      maximum: largest value of the field, with all its bits set.
       dtype: dtype of the values that `gather` returns.
     """
 
@@ -61,16 +61,16 @@ class BitField:
         return tf.cast(self.decode(self._array.gather(rows)), self._dtype)
 
     def update(self, rows: tf.Tensor, values: tf.Tensor) -> None:
-        """Sets the values of rows, each named once."""
+        """Sets the values of distinct rows."""
         numbers = self._array.gather(rows)
         others = numbers - self.encode(self.decode(numbers))
         self._array.update(rows, others + self.encode(tf.cast(values, tf.int64)))
 
     def decode(self, numbers: tf.Tensor) -> tf.Tensor:
-        """Returns the values that the field has in numbers, int64."""
+        """Returns the values of the field in `numbers`, int64."""
         return tf.bitwise.bitwise_and(tf.bitwise.right_shift(numbers, self._offset), self._maximum)
 
     def encode(self, values: tf.Tensor) -> tf.Tensor:
         """Returns numbers with the values in this field and zeros elsewhere."""
-        # A row that comes in each example would reach any bound; beyond this one nobody asks.
+        # Clipping suffices: no eviction rule asks for a frequency above `MAX_FREQUENCY`.
         return tf.bitwise.left_shift(tf.clip_by_value(values, 0, self._maximum), self._offset)

@@ -15,14 +15,14 @@ from tf_config.capacity import MAP_ENTRY
 
 
 class RowStore:
-    """The rows of all tables of a group; freed rows are allocated again.
+    """Store of the rows of a group's tables; freed rows are reused.
 
     Args:
-      variable: holds the values of the rows, and the slot variables.
+      variable: variable of the rows' values, with its slot variables.
 
     Attributes:
-      variable: holds the values of the rows, and the slot variables.
-      view: rows that an optimizer sees.
+      variable: variable of the rows' values, with its slot variables.
+      view: rows that the optimizer sees.
       metadata: last step and frequency of each row.
       step: number of training steps so far.
     """
@@ -48,18 +48,18 @@ class RowStore:
             for rows in (self.variable.table, self.metadata.array):
                 rows.resize(length)
             for slot in self.slots().values():
-                slot.reset(again)  # once more, for a gradient may have come after `free`
+                slot.reset(again)  # again, since a gradient may have been applied after `free`
             return tf.concat([again, tf.range(there, length)], 0)
 
     def free(self, rows: tf.Tensor) -> None:
-        """Frees rows, and resets their slot variables and metadata."""
+        """Frees rows and resets their slot variables and metadata."""
         for slot in self.slots().values():
             slot.reset(rows)
         self.metadata.array.reset(rows)
         self._free.assign(tf.concat([self._free.read_value(), rows], 0))
 
     def touch(self, rows: tf.Tensor, counts: tf.Tensor) -> None:
-        """Notes that this step trains on rows, each named once, and how often on each."""
+        """Records that this step trains on distinct rows, and how often on each."""
         self.metadata.touch(rows, self.step.read_value(), counts)
 
     def clear(self) -> None:
@@ -71,21 +71,21 @@ class RowStore:
         self.view.show(tf.zeros([0], tf.int64))
 
     def slots(self) -> dict[str, GrowableArray]:
-        """Returns the arrays of the slot variables by name, also of expected ones."""
+        """Returns the arrays of the slot variables by name, including expected ones."""
         made = {name: slot.table for name, slot in self.variable.slots.items()}
         return {**made, **self._expected}
 
     def expect_slot(self, name: str, make: Callable[[], GrowableArray]) -> None:
-        """Makes the array of a slot variable unless there is one; the optimizer may adopt it."""
+        """Creates a slot variable's array, which the optimizer may adopt, unless it exists."""
         if name not in self.slots():
             self._expected[name] = make()
 
     def forget_expected_slots(self) -> None:
-        """Drops the arrays of slot variables that the optimizer has not made."""
+        """Drops the arrays of slot variables that the optimizer has not created."""
         self._expected.clear()
 
     def adopt_slot(self, name: str, slot: SparseVariable) -> bool:
-        """Gives a new slot variable the array that was made for it; returns whether one was."""
+        """Gives a new slot variable its expected array; returns whether there was one."""
         is_expected = name in self._expected
         if is_expected:
             slot.adopt_array(self._expected.pop(name))
@@ -100,6 +100,6 @@ class RowStore:
         self.step.assign(step)
 
     def row_bytes(self) -> int:
-        """Returns the bytes of one row, with its slot variables, metadata and id."""
+        """Returns the size of one row in bytes, including slot variables, metadata and id."""
         arrays = [self.variable.table, self.metadata.array, *self.slots().values()]
         return MAP_ENTRY + sum(math.prod(array.shape) * array.dtype.size for array in arrays)

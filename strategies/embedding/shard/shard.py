@@ -1,4 +1,4 @@
-"""The tables of a layer, grouped by where their rows are, and one shard of them."""
+"""Specification of a layer's tables, grouped by the store of their rows, and a shard of them."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from strategies.variables.sparse_variable import SparseVariable
 
 
 class Group(NamedTuple):
-    """Tables whose rows are in one store.
+    """Key of a group of tables whose rows share a store.
 
     Attributes:
-      width: width of their rows.
-      table: name of the only table, if it has an optimizer of its own; else None.
-      is_replicated: whether each worker has all of their rows.
+      width: width of the rows.
+      table: name of the only table if it has its own optimizer; otherwise None.
+      is_replicated: whether each worker has a copy of all rows.
     """
 
     width: int
@@ -40,9 +40,9 @@ class TableSpecs:
     """Specification of a layer's tables.
 
     Attributes:
-      features: the features that look up in them.
-      initial: for each table's name, a function from ids to their initial rows.
-      unseen: "initial" or "zeros", the values of an id that has no row.
+      features: features of the layer by name.
+      initial: function from ids to their initial rows, by the table's name.
+      unseen: "initial" or "zeros", the values of an id without a row.
     """
 
     features: Mapping[str, FeatureConfig]
@@ -60,18 +60,18 @@ class TableSpecs:
         return groups
 
     def ids(self, group: Group, bags: Mapping[str, Bags]) -> list[tf.Tensor]:
-        """Returns the ids of each table of a group, those of its features one after the other."""
+        """Returns the concatenated ids of the features of each table of a group."""
         return [
             tf.concat([bags[feature].ids for feature in self.features_of(config.name)], 0)
             for config in self.groups[group]
         ]
 
     def features_of(self, table: str) -> list[str]:
-        """Returns the features that look up in a table."""
+        """Returns the names of the features that use a table."""
         return [feature for feature, config in self.features.items() if config.table.name == table]
 
     def expected_rows(self, group: Group, num_shards: int) -> int | None:
-        """Returns the expected number of a group's rows in a shard; None if it is unknown.
+        """Returns the expected number of a group's rows in a shard; None if unknown.
 
         >>> table = TableConfig("users", 16, input_dim=1_000_000)
         >>> specs = TableSpecs({"user": FeatureConfig(table)}, {}, "initial")
@@ -83,7 +83,7 @@ class TableSpecs:
         if None in bounds:
             return None
         parts = [bound / num_shards for bound in bounds if bound is not None]
-        # A hash gives one shard more than another, by so much at most; and one row is shared.
+        # A margin for the uneven hash, and one shared row for each table.
         more = 0.0 if num_shards == 1 else sum(6 * math.sqrt(part) for part in parts)
         return math.ceil(sum(parts) + more) + len(parts)
 
@@ -95,7 +95,7 @@ class TableShard:
       index: index of the shard.
       num_shards: number of shards.
       specs: specification of the tables.
-      variables: for each group, what holds the values of its rows.
+      variables: variable of each group's rows.
 
     Attributes:
       index: index of the shard.
@@ -124,12 +124,12 @@ class TableShard:
             self.tables.update({each.config.name: each for each in tables})
             self.lookups[group] = ShardLookup(store, tables, specs.unseen)
             variables[group].on_slot(self._adopter(store))
-        # In an order that does not depend on how they are grouped, for what is saved.
+        # Saved files need an order that does not depend on the groups.
         self.tables = dict(sorted(self.tables.items()))
 
     @property
     def is_local_owner(self) -> bool:
-        """Whether it is this worker that saves and restores the shard."""
+        """Whether this worker saves and restores the shard."""
         return True
 
     def _capacity(self, config: TableConfig) -> int | None:
@@ -146,7 +146,7 @@ class TableShard:
         return adopt
 
     def has(self, name: str, ids: np.ndarray) -> np.ndarray:
-        """Returns a mask of the ids whose rows of a table are in this shard."""
+        """Returns a mask of the ids whose rows belong to this shard of a table."""
         if self.tables[name].config.is_replicated:
             return np.ones(len(ids), bool)
         return self.owns(ids)
@@ -156,12 +156,12 @@ class TableShard:
         return shard_of(tf.constant(ids, tf.int64), self.num_shards).numpy() == self.index
 
     def call(self, key: Any, function: Callable[..., Any], *arrays: Any) -> Any:
-        """Calls a function of tensors where the rows are; returns NumPy arrays.
+        """Calls a function of tensors on the task that stores the rows; returns NumPy arrays.
 
         Args:
-          key: tells it from other functions; what it captures is part of that.
-          function: makes TensorFlow's operations, returns tensors in any structure.
-          *arrays: its arguments.
+          key: key that identifies the function, including all that it captures.
+          function: function of TensorFlow operations that returns any structure of tensors.
+          *arrays: arguments of the function.
         """
         del key
         with tf.init_scope():
@@ -169,19 +169,19 @@ class TableShard:
         return None if result is None else tf.nest.map_structure(np.asarray, result)
 
     def expect_slot(self, store: RowStore, name: str, initial: Any = 0.0) -> None:
-        """Makes the rows of a slot variable, before the optimizer makes the variable.
+        """Creates the rows of a slot variable before the optimizer creates the variable.
 
         Args:
-          store: holds the rows.
+          store: store of the rows.
           name: name of the slot variable.
-          initial: what new rows are set to.
+          initial: initial value of new rows.
         """
         store.expect_slot(
             name, lambda: GrowableArray((store.width,), tf.float32, initial, store.view.expected)
         )
 
     def drain(self) -> None:
-        """Waits until the changes of this worker are applied; here they are."""
+        """Waits until this worker's updates are applied; here, they already are."""
 
     def barrier(self) -> None:
-        """Waits until no worker trains; workers that have the rows do all things together."""
+        """Waits until no worker trains; not needed here, as workers that store rows run in step."""

@@ -1,4 +1,4 @@
-"""One shard of a table: which of its ids have rows, and the lifetime of a row."""
+"""One shard of a table: its ids with rows, and the lifetime of a row."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from strategies.embedding.shard.id_map import IdMap
 from strategies.embedding.shard.row_store import RowStore
 from strategies.variables.growable_array import HOST
 
-# The events that are counted, in this order.
+# Counted events, in the order of `Table.counts`.
 STATISTICS = ("lookups", "unique", "new", "refused", "evicted", "shared")
 
 
 class LookupState(NamedTuple):
-    """Unique ids that came in training, and their rows as far as they have any.
+    """Unique ids of a lookup in training, and their rows.
 
     Attributes:
-      ids: int64 [n].
-      counts: number of occurrences of each.
-      rows: rows of the ids, -1 for those that have none.
+      ids: unique ids, int64 [n].
+      counts: number of occurrences of each id.
+      rows: rows of the ids; -1 for ids without a row.
       missing: positions of the ids that have no row and may get one.
     """
 
@@ -36,14 +36,14 @@ class LookupState(NamedTuple):
 
 
 class Table:
-    """The ids of one table that this shard owns, with their rows in a store.
+    """One shard of a table: the ids that it owns and their rows in a store.
 
     Args:
       config: configuration of the table.
-      store: holds its rows, and those of the other tables of the group.
-      initial: returns the initial rows of ids.
-      capacity: number of ids that may have rows in this shard, if further ids share a row; None
-        if they do not.
+      store: store of the rows of the group's tables.
+      initial: function from ids to their initial rows.
+      capacity: maximum number of ids with a row in this shard if further ids share a row; None if
+        they do not.
     """
 
     def __init__(
@@ -67,31 +67,31 @@ class Table:
             self.counts = ResourceVariable(tf.zeros([len(STATISTICS)], tf.int64), trainable=False)
 
     def find(self, ids: tf.Tensor) -> tf.Tensor:
-        """Returns the rows of ids, -1 for those that have none."""
+        """Returns the rows of ids; -1 for ids without a row."""
         rows = self.map.find(ids)
         return rows if self.overflow is None else self.overflow.or_shared(rows)
 
     def shared_row(self) -> tf.Tensor:
-        """Returns the row of all further ids, int64 [1], or [0] if there is none yet."""
+        """Returns the row that further ids share, int64 [1]; [0] if no ids share one yet."""
         return tf.zeros([0], tf.int64) if self.overflow is None else self.overflow.row_if_full()
 
     def look_up(self, ids: tf.Tensor, counts: tf.Tensor) -> LookupState:
-        """Looks up and counts ids that came in training.
+        """Looks up and counts ids in training.
 
         Args:
-          ids: int64 [n], each once.
-          counts: number of occurrences of each.
+          ids: distinct ids, int64 [n].
+          counts: number of occurrences of each id.
         """
         rows = self.map.find(ids)
         missing = tf.where(rows < 0)[:, 0]
         if self.overflow is not None:
-            # Without capacity nothing is counted for admission either, or the counts would grow.
+            # Without capacity, ids are not counted for admission, or the counts would keep growing.
             missing = missing[: tf.where(self.overflow.remaining() > 0, tf.size(missing), 0)]
         self.add_counts(lookups=tf.reduce_sum(counts), unique=tf.size(ids, tf.int64))
         return LookupState(ids, counts, rows, missing)
 
     def admit(self, state: LookupState) -> tf.Tensor:
-        """Counts the missing ids; returns the positions of those that get rows now, int64."""
+        """Counts the missing ids; returns the positions of those to insert now, int64."""
         positions = state.missing
         if self.counter is not None:
             ids = tf.gather(state.ids, positions)
@@ -106,13 +106,13 @@ class Table:
         return positions
 
     def insert(self, state: LookupState, positions: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
-        """Gives the ids at some positions new rows; returns the rows of all ids."""
+        """Inserts the ids at `positions` with new rows; returns the rows of all ids."""
         self.map.insert(tf.gather(state.ids, positions), rows)
         self.add_counts(new=tf.size(rows, tf.int64))
         return tf.tensor_scatter_nd_update(state.rows, positions[:, tf.newaxis], rows)
 
     def share_row(self, rows: tf.Tensor) -> tf.Tensor:
-        """Replaces -1 by the shared row where no capacity is left, and counts the ids."""
+        """Replaces -1 by the shared row if no capacity is left, and counts these ids."""
         if self.overflow is None:
             return rows
         shared = self.overflow.or_shared(rows)
@@ -125,11 +125,11 @@ class Table:
         self.store.free(rows)
 
     def counter_bytes(self) -> tf.Tensor:
-        """Returns the bytes of the counts of ids that have no row, int64."""
+        """Returns the size in bytes of the counts of ids without a row, int64."""
         return tf.constant(0, tf.int64) if self.counter is None else self.counter.bytes()
 
     def add_counts(self, **numbers: tf.Tensor) -> None:
-        """Adds to the numbers of some of the events of `STATISTICS`."""
+        """Adds to the counts of events, named as in `STATISTICS`."""
         added = [numbers.get(name, tf.constant(0, tf.int64)) for name in STATISTICS]
         with tf.device(HOST):
             self.counts.assign_add(tf.stack(added), read_value=False)
