@@ -113,6 +113,7 @@ faults: setup
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/hadolint docker/*.Dockerfile examples/kubernetes/Dockerfile
 
 types: setup
 	$(BIN)/mypy

