@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import random
 import re
 import shutil
@@ -24,7 +25,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from tests.support.job import Job
@@ -34,7 +35,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 PROGRAM = ROOT / "tests" / "distributed" / "killed_training.py"
-_STEPS = 32  # of the program
+_KILLS = 30  # of each strategy and mode
+_SHORT_WAY = "TensorFlow's collectives"
 _GONE_SECONDS = 10.0
 
 
@@ -67,6 +69,12 @@ class Row:
             f"| {self.kind} | {self.tried} | {self.survived} | {noticed} | {self.lost} | "
             f"{self.left} |"
         )
+
+
+def _tell(row: Row) -> None:
+    """Prints how a kind of fault has gone, for all of them take an hour."""
+    noticed = f", noticed within {max(row.seconds):.2f} s" if row.seconds else ""
+    print(f"{row.kind}: {row.survived} of {row.tried}{noticed}", *row.errors, sep="\n", flush=True)
 
 
 def fuzz(row: Row, count: int, seed: int) -> None:
@@ -194,32 +202,77 @@ def harm_files(row: Row, count: int, chance: random.Random) -> None:
         row.lost += not is_whole
 
 
-SERVERS = "sync"  # in place of a communication: a parameter server
+class Way(NamedTuple):
+    """A strategy and how its workers exchange values: what jobs are killed in.
+
+    Attributes:
+      victims: the tasks that are killed, and the launcher.
+      arguments: options of `tf-config run`.
+      program: options of the program.
+      communication: the value of KERAS_STRATEGIES_COMMUNICATION.
+      is_in_step: whether workers train in step, so that an undisturbed run repeats to the bit.
+    """
+
+    victims: tuple[str, ...]
+    arguments: tuple[object, ...]
+    program: tuple[object, ...] = ()
+    communication: str = "auto"
+    is_in_step: bool = True
 
 
-def _arguments(communication: str) -> list[object]:
-    return ["--workers", 2, *(["--ps", 1] if communication == SERVERS else [])]
+_ALONE = ("worker 0", "launcher")
+_WORKERS = ("worker 0", "worker 1", "launcher")
+_SERVERS = ("worker 0", "worker 1", "ps 0", "launcher")
+_ONE, _TWO, _SERVED = ("--workers", 1), ("--workers", 2), ("--workers", 2, "--ps", 1)
+WAYS = {
+    "MirroredStrategy": Way(_ALONE, _ONE, ("--strategy", "MirroredStrategy")),
+    "CentralStorageStrategy": Way(_ALONE, _ONE, ("--strategy", "CentralStorageStrategy")),
+    "shared memory": Way(_WORKERS, _TWO, communication="shared_memory"),
+    "Horovod": Way(_WORKERS, _TWO, communication="horovod"),
+    "TensorFlow's collectives": Way(_WORKERS, _TWO, communication="tensorflow"),
+    "split optimizer state": Way(_WORKERS, _TWO, ("--reduce",)),
+    "servers, sync": Way(_SERVERS, _SERVED),
+    "servers, async": Way(_SERVERS, _SERVED, ("--mode", "async"), is_in_step=False),
+    "servers, half_async": Way(_SERVERS, _SERVED, ("--mode", "half_async"), is_in_step=False),
+    "servers, geo": Way(_SERVERS, _SERVED, ("--mode", "geo"), is_in_step=False),
+}
 
 
-def _job(communication: str, directory: Path, python: str) -> Job:
+class End(NamedTuple):
+    """What a worker of the program ends with: the SHA-256 of its weights, and the steps made."""
+
+    weights: str
+    steps: int
+
+
+def _ends(output: str) -> set[End]:
+    found = re.findall(r"weights \d+ (\w+) (\d+)$", output, re.MULTILINE)
+    return {End(weights, int(steps)) for weights, steps in found}
+
+
+def _job(way: Way, directory: Path, python: str) -> Job:
     from tests.support.job import Job
 
     job = Job(directory)
     job.python = python
-    if communication != SERVERS:
-        job.environ["KERAS_STRATEGIES_COMMUNICATION"] = communication
+    job.environ["KERAS_STRATEGIES_COMMUNICATION"] = way.communication
     return job
 
 
+def _program(way: Way) -> list[object]:
+    return [PROGRAM, "checkpoints", "--embedding", *way.program]
+
+
 def kill(
-    row: Row, victim: str, communication: str, chance: random.Random, whole: str, python: str
+    row: Row, victim: str, way: Way, chance: random.Random, whole: set[End], python: str
 ) -> None:
     """Kills a process of a job at a random moment; the job goes on, or is started again."""
     directory = Path(tempfile.mkdtemp())
-    job = _job(communication, directory, python)
-    step, delay = chance.randrange(1, _STEPS - 1), chance.random() * 0.1
-    restarts = ["--max-restarts", 2, "--verbose", PROGRAM, "checkpoints"]
-    arguments = [*_arguments(communication), *restarts]
+    job = _job(way, directory, python)
+    (total,) = {end.steps for end in whole}
+    # Where workers are not in step, one may have ended when the other makes its last steps.
+    step, delay = chance.randrange(1, total * 7 // 8), chance.random() * 0.1
+    arguments = [*way.arguments, "--max-restarts", 2, "--verbose", *_program(way)]
     row.tried += 1
     what = f"{victim} at step {step} + {delay:.3f} s"
     try:
@@ -229,7 +282,8 @@ def kill(
             lines.append(line)
             if found := re.match(r"tf-config: ((?:worker|ps) \d) started.* as process (\d+)", line):
                 pids[found[1]] = int(found[2])
-            if not killed and line.startswith(f"[worker 0] step {step}\n"):
+            made = re.match(r"\[worker 0\] step (\d+)$", line)
+            if not killed and made and int(made[1]) >= step:
                 time.sleep(delay)
                 _kill(pids[victim])
                 killed = time.monotonic()
@@ -239,15 +293,15 @@ def kill(
         code = process.wait()
         if victim == "launcher":
             row.left += _left(job)
-            output, code = "", None
             code, output = job.finish(job.start(*arguments), 300)
             lines = output.splitlines(keepends=True)
-        found = {line.split()[4] for line in lines if " weights " in line}
+        ends = _ends("".join(lines))
+        is_whole = ends == whole if way.is_in_step else {end.steps for end in ends} == {total}
         row.left += _left(job)
         row.survived += code == 0
-        row.lost += code == 0 and found != {whole}
-        if code != 0 or found != {whole} or not killed:
-            row.errors.append(f"{what}: exit code {code}, weights {found}: {lines[-5:]}")
+        row.lost += code == 0 and not is_whole
+        if code != 0 or not is_whole or not killed:
+            row.errors.append(f"{what}: exit code {code}, {ends}: {lines[-5:]}")
     finally:
         job.close()
         shutil.rmtree(directory, ignore_errors=True)
@@ -267,20 +321,19 @@ def _left(job: Job) -> int:
     return len(job.processes())
 
 
-def undisturbed(communication: str, python: str) -> str:
-    """Returns the weights that the program ends with if nobody harms it."""
+def undisturbed(way: Way, python: str) -> set[End]:
+    """Returns what the workers of the program end with if nobody harms it."""
     directory = Path(tempfile.mkdtemp())
-    job = _job(communication, directory, python)
+    job = _job(way, directory, python)
     try:
-        arguments = [*_arguments(communication), PROGRAM, "checkpoints"]
-        code, output = job.finish(job.start(*arguments), 300)
+        code, output = job.finish(job.start(*way.arguments, *_program(way)), 300)
     finally:
         job.close()
         shutil.rmtree(directory, ignore_errors=True)
-    found = {line.split()[4] for line in output.splitlines() if " weights " in line}
-    if code != 0 or len(found) != 1:
+    ends = _ends(output)
+    if code != 0 or not ends or len({end.steps if not way.is_in_step else end for end in ends}) > 1:
         raise RuntimeError(f"The program ends with {code}: {output}")
-    return found.pop()
+    return ends
 
 
 _LIMIT = "import resource; resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))\n"
@@ -354,19 +407,22 @@ def disturb_all(rows: list[Row], short: bool) -> None:
             for name in ["cut"] if short else faults:
                 rows.append(Row(f"network: {faults[name]}, {kind}"))
                 disturb(rows[-1], hosts, kind, name, whole)
+                _tell(rows[-1])
 
 
 def kill_all(rows: list[Row], short: bool, chance: random.Random, python: str) -> None:
-    """Kills each kind of process, of jobs that communicate in each way."""
-    for communication in ["tensorflow"] if short else ["tensorflow", "horovod", SERVERS]:
-        whole = undisturbed(communication, python)
-        server = ["ps 0"] if communication == SERVERS else []
-        for victim in ("worker 0", "worker 1", *server, "launcher"):
-            what = "synchronous servers" if server else f"{communication}'s collectives"
-            row = Row(f"SIGKILL of {victim}, {what}")
+    """Kills each kind of process, of jobs with each strategy and mode."""
+    for name in [_SHORT_WAY] if short else WAYS:
+        way = WAYS[name]
+        whole = undisturbed(way, python)
+        of_victims = {victim: Row(f"SIGKILL of {victim}, {name}") for victim in way.victims}
+        for victim in itertools.islice(
+            itertools.cycle(way.victims), len(way.victims) if short else _KILLS
+        ):
+            kill(of_victims[victim], victim, way, chance, whole, python)
+        for row in of_victims.values():
             rows.append(row)
-            for _ in range(1 if short else 10):
-                kill(row, victim, communication, chance, whole, python)
+            _tell(row)
 
 
 def _forking(stack: contextlib.ExitStack) -> str:
@@ -388,21 +444,24 @@ def main() -> int:
     print(f"seed: {arguments.seed}; again: make faults SEED={arguments.seed}"
           f"{' SHORT=1' if short else ''}", flush=True)  # fmt: skip
     chance = random.Random(arguments.seed)
-    rows = [Row("inputs of users and schedulers"), Row("files of rows: full, killed, damaged")]
+    rows = [
+        Row("inputs of users and schedulers"),
+        Row("files of rows: full, killed, damaged"),
+        Row("a worker without memory"),
+    ]
     fuzz(rows[0], 6_000 if short else 100_000, arguments.seed)
+    _tell(rows[0])
     harm_files(rows[1], 30 if short else 300, chance)
-    rows.append(Row("a worker without memory"))
+    _tell(rows[1])
     for kind in list(_HUNGRY)[: 1 if short else 3]:
-        starve(rows[-1], kind)
+        starve(rows[2], kind)
+    _tell(rows[2])
     with contextlib.ExitStack() as stack:
-        kill_all(rows, short, chance, _forking(stack) if short else sys.executable)
+        kill_all(rows, short, chance, _forking(stack))
     disturb_all(rows, short)
     print("| Fault | Tried | Went on or ended | Noticed: median, max | Lost | Left behind |")
     print("|---|---|---|---|---|---|")
     print(*rows, sep="\n")
-    for row in rows:
-        for error in row.errors:
-            print(f"{row.kind}: {error}")
     return any(row.tried != row.survived or row.lost or row.left for row in rows)
 
 

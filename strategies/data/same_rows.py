@@ -51,7 +51,7 @@ def compare_first_batch(dataset: tf.data.Dataset, stream: Collectives) -> tf.dat
     This detects generators that Python or NumPy shuffles without a common seed. A dataset made
     only from tensors is returned unchanged: `check_same_rows` compares those. Integers, strings
     and booleans that differ end the step on all workers. If only floats differ, a warning is
-    logged, because they may be augmented at random.
+    logged, once for all iterators, because they may be augmented at random.
 
     Args:
       dataset: batches of all workers' rows.
@@ -59,14 +59,17 @@ def compare_first_batch(dataset: tf.data.Dataset, stream: Collectives) -> tf.dat
     """
     if all(list(_own_tensors(root)) for root in _roots(dataset)):
         return dataset
+    is_warned = False
 
     def compare(samples: np.ndarray) -> np.bool_:
+        nonlocal is_warned
         first = samples[0]
         others = [r for r, sample in enumerate(samples) if sample[0] != first[0]]
         if others:
             raise ValueError(_message(others[0]))
         others = [r for r, sample in enumerate(samples) if not _is_like(sample, first)]
-        if others:
+        if others and not is_warned:  # each epoch has a first batch
+            is_warned = True
             logging.warning("%s", _message(others[0]))
         return np.bool_(True)
 

@@ -30,6 +30,7 @@ parser.add_argument("--every", type=int, default=3)
 parser.add_argument("--embedding", action="store_true")
 parser.add_argument("--lost", type=int, default=0, help="of so many workers the last is lost")
 parser.add_argument("--replicas", type=int)
+parser.add_argument("--strategy", help="of one process with two replicas")
 parser.add_argument("--mode", default="sync", help="of parameter servers")
 parser.add_argument("--uneven", action="store_true", help="a batch less on each next worker")
 parser.add_argument("--reduce", action="store_true", help="split the optimizer's state")
@@ -46,7 +47,10 @@ if arguments.mode == "geo":
     options = [strategies.ParameterServerOptions("geo", geo_steps=3)]
 if arguments.reduce:
     options.append(strategies.ReductionOptions(mode="reduce", split_above=8))
-strategy = strategies.from_tf_config(num_replicas=arguments.replicas, options=options)
+if arguments.strategy:
+    strategy = getattr(strategies, arguments.strategy)(num_replicas=2)
+else:
+    strategy = strategies.from_tf_config(num_replicas=arguments.replicas, options=options)
 rank = strategies.worker_rank(strategy)
 
 

@@ -19,4 +19,4 @@ def test_a_short_run_of_all_faults_loses_nothing_and_leaves_nothing():
     used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     print(run.stdout, f"{used:.0f} s of processor time")
     assert run.returncode == 0, run.stdout + run.stderr
-    assert "| SIGKILL of launcher, tensorflow's collectives | 1 | 1 |" in run.stdout
+    assert "| SIGKILL of launcher, TensorFlow's collectives | 1 | 1 |" in run.stdout
