@@ -13,6 +13,8 @@ import numpy as np
 from strategies.collectives.shared_memory.channel import CHUNK_BYTES, Channel
 
 _BUFFERS = 8
+# Up to this size, a second round of messages costs more than it saves.
+_DIRECT_BYTES = 1 << 18
 _UNUSED = 3  # references to an unused buffer
 ALIGNMENT = 64  # of an array that TensorFlow can use without a copy
 
@@ -32,6 +34,11 @@ def sum_vectors(
 ) -> list[np.ndarray]:
     """Returns the sums of arrays over all workers, added in the order of ranks.
 
+    With two workers, and for short arrays, each worker adds up everything itself. Otherwise each
+    adds up one part of every chunk and copies the other parts from the workers that added them, so
+    that its work does not grow with their number: a reduce-scatter and an all-gather, as in
+    Rabenseifner's algorithm.
+
     Args:
       channel: the channel among the workers.
       arrays: vectors, of the same lengths and dtypes on every worker.
@@ -47,28 +54,71 @@ def sum_vectors(
         buffer[start : start + array.nbytes].view(array.dtype)
         for start, array in zip(layout, arrays, strict=False)
     ]
+    if layout[-1] > _DIRECT_BYTES:
+        _sum_by_parts(channel, arrays, sums, _parts(described, channel.size))
+    else:
+        _sum_directly(channel, arrays, sums, chunks)
+    return sums
+
+
+def _sum_directly(
+    channel: Channel,
+    arrays: Sequence[np.ndarray],
+    sums: Sequence[np.ndarray],
+    chunks: Sequence[Sequence[_Piece]],
+) -> None:
+    """Adds up all pieces of all chunks."""
     if chunks:
         _write(channel, arrays, chunks[0])
     for number, pieces in enumerate(chunks):
         if number + 1 < len(chunks):
             _write(channel, arrays, chunks[number + 1])
-        received = {peer: channel.begin_read(peer) for peer in channel.peers}
-        for piece in pieces:
-            part = slice(piece.start, piece.stop)
-            total, mine = sums[piece.array][part], arrays[piece.array][part]
-            end = piece.offset + total.nbytes
-            terms = [
-                mine
-                if rank == channel.rank
-                else received[rank][piece.offset : end].view(total.dtype)
-                for rank in range(channel.size)
-            ]
-            np.add(terms[0], terms[1], out=total)
-            for term in terms[2:]:
-                np.add(total, term, out=total)
+        _sum_pieces(channel, arrays, sums, pieces)
+
+
+def _sum_by_parts(
+    channel: Channel,
+    arrays: Sequence[np.ndarray],
+    sums: Sequence[np.ndarray],
+    chunks: Sequence[Sequence[Sequence[_Piece]]],
+) -> None:
+    """Adds up this worker's part of each chunk, and copies the other workers' parts."""
+    sent = [[piece for peer in channel.peers for piece in parts[peer]] for parts in chunks]
+    _write(channel, arrays, sent[0])
+    for number, parts in enumerate(chunks):
+        _sum_pieces(channel, arrays, sums, parts[channel.rank])
+        _write(channel, sums, parts[channel.rank])
+        if number + 1 < len(chunks):  # while the others add up
+            _write(channel, arrays, sent[number + 1])
         for peer in channel.peers:
+            received = channel.begin_read(peer)
+            for piece in parts[peer]:
+                target = sums[piece.array][piece.start : piece.stop]
+                target[:] = received[piece.offset : piece.offset + target.nbytes].view(target.dtype)
             channel.end_read(peer)
-    return sums
+
+
+def _sum_pieces(
+    channel: Channel,
+    arrays: Sequence[np.ndarray],
+    sums: Sequence[np.ndarray],
+    pieces: Sequence[_Piece],
+) -> None:
+    """Adds up pieces of the next chunk of all workers."""
+    received = {peer: channel.begin_read(peer) for peer in channel.peers}
+    for piece in pieces:
+        part = slice(piece.start, piece.stop)
+        total, mine = sums[piece.array][part], arrays[piece.array][part]
+        end = piece.offset + total.nbytes
+        terms = [
+            mine if rank == channel.rank else received[rank][piece.offset : end].view(total.dtype)
+            for rank in range(channel.size)
+        ]
+        np.add(terms[0], terms[1], out=total)
+        for term in terms[2:]:
+            np.add(total, term, out=total)
+    for peer in channel.peers:
+        channel.end_read(peer)
 
 
 def _write(channel: Channel, arrays: Sequence[np.ndarray], pieces: Sequence[_Piece]) -> None:
@@ -98,6 +148,30 @@ def _pieces(
             done += count
         start += -(-size * each // ALIGNMENT) * ALIGNMENT
     return [*starts, start], chunks
+
+
+@functools.lru_cache(maxsize=256)
+def _parts(arrays: tuple[tuple[int, str], ...], size: int) -> list[list[list[_Piece]]]:
+    """Returns the pieces of each of `size` even parts of each chunk."""
+    return [_split_evenly(pieces, arrays, size) for pieces in _pieces(arrays)[1]]
+
+
+def _split_evenly(
+    pieces: Sequence[_Piece], arrays: Sequence[tuple[int, str]], size: int
+) -> list[list[_Piece]]:
+    sizes = [np.dtype(arrays[piece.array][1]).itemsize for piece in pieces]
+    end = pieces[-1].offset + (pieces[-1].stop - pieces[-1].start) * sizes[-1]
+    # No element crosses a multiple of ALIGNMENT, so each is in one part.
+    length = -(-end // (size * ALIGNMENT)) * ALIGNMENT
+    parts: list[list[_Piece]] = [[] for _ in range(size)]
+    for number, part in enumerate(parts):
+        for piece, each in zip(pieces, sizes, strict=True):
+            begin = max(piece.start, piece.start + (number * length - piece.offset) // each)
+            stop = min(piece.stop, piece.start + ((number + 1) * length - piece.offset) // each)
+            if begin < stop:
+                offset = piece.offset + (begin - piece.start) * each
+                part.append(_Piece(piece.array, begin, stop, offset))
+    return parts
 
 
 def gather(
