@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from strategies._keras import is_optimizer, path_of
+from strategies._keras import is_optimizer, path_of, with_own_rows
 from strategies._tensorflow import (
     ResourceVariable,
     UninitializedVariable,
@@ -130,7 +130,7 @@ class ServerExtended(ReplicatedExtended):
     # Variables.
 
     def _create_variable(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
-        kwargs = kwargs if self.in_step else as_state(kwargs)
+        kwargs = with_own_rows(kwargs if self.in_step else as_state(kwargs))
         beside = kwargs.get("colocate_with")
         is_own = kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ
         is_of_rows = isinstance(beside, RemoteRowVariable) or table_asked_for(kwargs) is not None

@@ -7,9 +7,10 @@ from typing import Any
 import tensorflow as tf
 
 from strategies._tensorflow import SyncOnReadVariable
+from strategies.variables.number import NumberMixin
 
 
-class OnReadVariable(SyncOnReadVariable):
+class OnReadVariable(NumberMixin, SyncOnReadVariable):
     """Sync-on-read variable that a replica without examples in a step leaves unchanged.
 
     The mean of no examples is NaN and would stay in a metric until the end of the epoch. Zeros are
