@@ -26,8 +26,7 @@ from strategies.frames import frames, innermost
 # Names of variables.
 # The state of Keras 3's SeedGenerator: a seed, and the number of draws.
 SEED_STATE = "seed_generator_state"
-# The state that a stateful RNN of Keras 3 carries from batch to batch.
-_RNN_STATE = "rnn_state"
+RNN_STATE = "rnn_state"  # which a stateful RNN of Keras 3 carries from batch to batch
 # The scale of Keras 3's LossScaleOptimizer.
 LOSS_SCALE = "dynamic_scale"
 # The step counter of an optimizer.
@@ -255,27 +254,6 @@ def is_unsynchronized_state(kwargs: Mapping[str, Any]) -> bool:
         and "colocate_with" not in kwargs
         and _initial_dtype(kwargs).is_floating
     )
-
-
-def with_own_rows(kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns creation arguments with which each replica keeps the RNN states of its own rows.
-
-    A stateful RNN (`stateful=True`) starts each batch from the states in which the same rows of
-    the batch before ended. A mean over replicas would mix the sequences of different rows. (RNNs
-    of tf_keras cannot be stateful under a strategy.) The arguments of all other variables are
-    returned unchanged.
-
-    Args:
-      kwargs: the arguments that the variable is created with.
-    """
-    if kwargs.get("name") != _RNN_STATE:
-        return {**kwargs}
-    return {
-        **kwargs,
-        "trainable": False,
-        "synchronization": tf.VariableSynchronization.ON_READ,
-        "aggregation": tf.VariableAggregation.ONLY_FIRST_REPLICA,
-    }
 
 
 def _initial_dtype(kwargs: Mapping[str, Any]) -> tf.DType:

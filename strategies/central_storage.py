@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from strategies._keras import is_unsynchronized_state, optimizer_of, with_own_rows
+from strategies._keras import is_unsynchronized_state, optimizer_of
 from strategies._tensorflow import (
     MirroredVariable,
     UpdateContext,
@@ -22,6 +22,7 @@ from strategies.mirrored import MirroredReduction, checked_devices, local_device
 from strategies.reduction import ReductionOptions
 from strategies.variables.elementwise import update_without_xla
 from strategies.variables.number import ReplicatedVariable
+from strategies.variables.on_read import with_own_rows
 from strategies.variables.sparse_variable import SparseVariable
 
 _HOST = "/device:CPU:0"

@@ -21,7 +21,6 @@ from strategies._keras import (
     optimizer_of,
     overflow_agreed,
     running_method,
-    with_own_rows,
 )
 from strategies._tensorflow import (
     CheckpointInitialValue,
@@ -51,7 +50,7 @@ from strategies.reduction import ReductionOptions, ReplicaCrossDeviceOps
 from strategies.reduction.xla import check_devices
 from strategies.variables.elementwise import update_without_xla
 from strategies.variables.number import ReplicatedVariable
-from strategies.variables.on_read import OnReadVariable
+from strategies.variables.on_read import OnReadVariable, with_own_rows
 from strategies.variables.sparse_variable import SparseVariable, table_asked_for
 from strategies.variables.zero import ShardedOptimizerState
 from tf_config.sidecar import MADE, USED, is_reported, report

@@ -132,6 +132,14 @@ class _RemoteMirroredVariable(ReplicatedVariable):
 class SharedVariable(_RemoteMirroredVariable):
     """A weight, counter or state: this worker's copy of a variable on the servers."""
 
+    def _read_outside(self) -> Any:
+        self.distribute_strategy.extended.check_read(self)
+        return super()._read_outside()
+
+    def _read_outside_on_device(self) -> Any:
+        self.distribute_strategy.extended.check_read(self)
+        return super()._read_outside_on_device()
+
     def _update_outside(
         self, update_fn: Callable[..., Any], value: Any, kwargs: dict[str, Any]
     ) -> Any:
