@@ -26,6 +26,7 @@ from strategies.frames import frames, innermost
 # Names of variables.
 # The state of Keras 3's SeedGenerator: a seed, and the number of draws.
 SEED_STATE = "seed_generator_state"
+RNN_STATE = "rnn_state"  # which a stateful RNN of Keras 3 carries from batch to batch
 # The scale of Keras 3's LossScaleOptimizer.
 LOSS_SCALE = "dynamic_scale"
 # The step counter of an optimizer.

@@ -21,6 +21,8 @@ from strategies.gpus import count_gpus
 from strategies.mirrored import MirroredReduction, checked_devices, local_devices
 from strategies.reduction import ReductionOptions
 from strategies.variables.elementwise import update_without_xla
+from strategies.variables.number import ReplicatedVariable
+from strategies.variables.on_read import with_own_rows
 from strategies.variables.sparse_variable import SparseVariable
 
 _HOST = "/device:CPU:0"
@@ -83,7 +85,7 @@ class CentralStorageStrategy(MirroredReduction, tf.distribute.MirroredStrategy):
         tf.distribute.Strategy.__init__(self, extended)
 
 
-class CentralVariable(MirroredVariable):
+class CentralVariable(ReplicatedVariable):
     """A variable that all replicas share and update once."""
 
     def _update_replica(self, update_fn: Callable[..., Any], value: Any, **kwargs: Any) -> Any:
@@ -114,6 +116,7 @@ class CentralExtended(ReplicatedExtended):
         return len(self._devices) > 1
 
     def _create_variable(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
+        kwargs = with_own_rows(kwargs)
         if not _is_one_for_all(kwargs):
             return super()._create_variable(next_creator, **kwargs)
         made: list[Any] = []

@@ -25,6 +25,7 @@ from strategies._keras import (
 from strategies._tensorflow import (
     CheckpointInitialValue,
     CollectiveAllReduceExtended,
+    MirroredVariable,
     SyncOnReadVariable,
     WhileBodyFuncGraph,
     autograph_artifact,
@@ -48,7 +49,8 @@ from strategies.data.sharding import equal_steps, number_of_rows, shard_dataset,
 from strategies.reduction import ReductionOptions, ReplicaCrossDeviceOps
 from strategies.reduction.xla import check_devices
 from strategies.variables.elementwise import update_without_xla
-from strategies.variables.on_read import OnReadVariable
+from strategies.variables.number import ReplicatedVariable
+from strategies.variables.on_read import OnReadVariable, with_own_rows
 from strategies.variables.sparse_variable import SparseVariable, table_asked_for
 from strategies.variables.zero import ShardedOptimizerState
 from tf_config.sidecar import MADE, USED, is_reported, report
@@ -325,6 +327,8 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         table = table_asked_for(kwargs)
         if table is not None:
             return table
+        kwargs = with_own_rows(kwargs)
+        is_on_read = kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ
         beside = kwargs.get("colocate_with")
         if isinstance(beside, SparseVariable):
             return beside.make_slot(kwargs["name"], kwargs["initial_value"], kwargs.get("dtype"))
@@ -336,7 +340,7 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
                 check_overflow_can_be_agreed()
         elif is_unsynchronized_state(kwargs):
             kwargs["aggregation"] = tf.VariableAggregation.MEAN
-        elif kwargs.get("aggregation") == first and len(self._devices) == 1:
+        elif kwargs.get("aggregation") == first and len(self._devices) == 1 and not is_on_read:
             # The only replica is the first. Without an aggregation it can write in tf.cond, too.
             kwargs["aggregation"] = tf.VariableAggregation.NONE
         if self._sharded_state is not None:
@@ -348,6 +352,8 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         made = super()._create_variable(next_creator, **kwargs)
         if isinstance(made, SyncOnReadVariable) and self._may_lack_rows:
             return OnReadVariable(made.distribute_strategy, made.values, made.aggregation)
+        if isinstance(made, MirroredVariable):
+            return ReplicatedVariable(made.distribute_strategy, made.values, made.aggregation)
         return made
 
     def _get_variable_creator_initial_value(

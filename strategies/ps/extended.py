@@ -47,6 +47,7 @@ from strategies.ps.variables import (
     local_copy,
 )
 from strategies.reduction import ReductionOptions
+from strategies.variables.on_read import with_own_rows
 from strategies.variables.sparse_variable import table_asked_for
 
 _CPU = "/device:CPU:0"
@@ -130,7 +131,7 @@ class ServerExtended(ReplicatedExtended):
     # Variables.
 
     def _create_variable(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
-        kwargs = kwargs if self.in_step else as_state(kwargs)
+        kwargs = with_own_rows(kwargs if self.in_step else as_state(kwargs))
         beside = kwargs.get("colocate_with")
         is_own = kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ
         is_of_rows = isinstance(beside, RemoteRowVariable) or table_asked_for(kwargs) is not None
@@ -321,6 +322,20 @@ class ServerExtended(ReplicatedExtended):
             )
         self._enter_graph()
         self._updates.append(update_call(var, fn, args))
+
+    def check_read(self, var: SharedVariable) -> None:
+        """Checks that a copy that is read is not out of date, because the step has changed it.
+
+        Raises:
+          ValueError: if it is.
+        """
+        if self._is_recorded(var):
+            raise ValueError(
+                "A variable that the servers have been told to change has its new value here when "
+                f"the step is complete. Received: {var.remote.path!r}, read after it was changed "
+                "in the same step, as SpectralNormalization and a weight's constraint do. Read it "
+                "first, leave those out, or take mode='geo', where workers change own copies."
+            )
 
     def _is_recorded(self, var: Any) -> bool:
         return any(update.variable is var for update in self._updates)

@@ -17,6 +17,7 @@ from strategies._tensorflow import VARIABLE_VALUE_KEY, MirroredVariable, Resourc
 from strategies.ps.client import Server
 from strategies.ps.registry import RemoteVariable, VariableRegistry
 from strategies.variables.active_shard import ActiveShard
+from strategies.variables.number import ReplicatedVariable
 
 
 class ServerView:
@@ -68,7 +69,7 @@ def current_server() -> int | None:
     return None if view is None else view.server.number
 
 
-class LocalVariable(MirroredVariable):
+class LocalVariable(ReplicatedVariable):
     """A worker's own variable, such as a learning rate, whose value is sent to the servers."""
 
     def _get(self) -> Any:
@@ -81,7 +82,7 @@ class LocalVariable(MirroredVariable):
         return super().value() if view is None else view.local(self)
 
 
-class _RemoteMirroredVariable(MirroredVariable):
+class _RemoteMirroredVariable(ReplicatedVariable):
     """A mirrored variable whose values are on the servers.
 
     Attributes:
@@ -130,6 +131,14 @@ class _RemoteMirroredVariable(MirroredVariable):
 
 class SharedVariable(_RemoteMirroredVariable):
     """A weight, counter or state: this worker's copy of a variable on the servers."""
+
+    def _read_outside(self) -> Any:
+        self.distribute_strategy.extended.check_read(self)
+        return super()._read_outside()
+
+    def _read_outside_on_device(self) -> Any:
+        self.distribute_strategy.extended.check_read(self)
+        return super()._read_outside_on_device()
 
     def _update_outside(
         self, update_fn: Callable[..., Any], value: Any, kwargs: dict[str, Any]

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
 
+from strategies._keras import RNN_STATE
 from strategies._tensorflow import SyncOnReadVariable
+from strategies.variables.number import NumberMixin
 
 
-class OnReadVariable(SyncOnReadVariable):
+class OnReadVariable(NumberMixin, SyncOnReadVariable):
     """Sync-on-read variable that a replica without examples in a step leaves unchanged.
 
     The mean of no examples is NaN and would stay in a metric until the end of the epoch. Zeros are
@@ -50,3 +53,24 @@ class OnReadVariable(SyncOnReadVariable):
         weight = strategy.extended.row_weight()
         is_known = weight is None or tf.get_static_value(weight) == 1
         return None if is_known else weight > 0
+
+
+def with_own_rows(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns creation arguments with which each replica keeps the RNN states of its own rows.
+
+    A stateful RNN (`stateful=True`) starts each batch from the states in which the same rows of
+    the batch before ended. A mean over replicas would mix the sequences of different rows. (RNNs
+    of tf_keras cannot be stateful under a strategy.) The arguments of all other variables are
+    returned unchanged.
+
+    Args:
+      kwargs: the arguments that the variable is created with.
+    """
+    if kwargs.get("name") != RNN_STATE:
+        return {**kwargs}
+    return {
+        **kwargs,
+        "trainable": False,
+        "synchronization": tf.VariableSynchronization.ON_READ,
+        "aggregation": tf.VariableAggregation.ONLY_FIRST_REPLICA,
+    }

@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 import strategies
+from tests.support.assertions import raises
 from tests.support.checks import run_checks
 
 keras, mode = importlib.import_module(sys.argv[1]), sys.argv[2]
@@ -140,6 +141,26 @@ def check_the_servers_present_values_are_evaluated():
     found = model.evaluate(x, y, verbose=0)
     kernel, bias = (on_servers(weight) for weight in model.trainable_variables)
     np.testing.assert_allclose(found, np.mean((x @ kernel + bias - y) ** 2), rtol=1e-4, atol=1e-9)
+
+
+def check_a_changed_variable_is_not_read_before_the_step_is_complete():
+    """The servers change it, and what is here would be the old value."""
+    weight, other = zeros(), zeros()
+
+    def change():
+        weight.assign_add(tf.ones([3]))
+        other.assign_add(weight + 0.0)
+
+    if mode == "geo":
+        stepping(change)()
+        np.testing.assert_array_equal(other.numpy(), 1.0)
+        return
+    with raises(ValueError, "read after it was changed in the same step"):
+        stepping(change)()
+    # The step that failed has left nothing behind.
+    stepping(lambda: other.assign_add(weight + tf.ones([3])))()
+    changed = 1 if mode == "sync" else size
+    np.testing.assert_array_equal(on_servers(other), changed)
 
 
 def check_an_assignment_is_aggregated():

@@ -106,7 +106,7 @@ def check_averages_and_accumulation_are_refused():
 
 
 def check_constraints_are_refused():
-    refused("as a weight's constraint gives it", adam, constraint=keras.constraints.NonNeg())
+    refused("a weight's constraint", adam, constraint=keras.constraints.NonNeg())
 
 
 def check_no_graph_has_many_variables():

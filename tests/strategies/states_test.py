@@ -1,0 +1,25 @@
+"""What layers keep, and scalars as numbers; the checks stand in tests/distributed/states.py."""
+
+import pytest
+
+from tests.support.check_jobs import checks_of
+
+slow = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("api", "setup", "workers", "ps"),
+    [
+        ("keras", "mirrored", 1, 0),
+        pytest.param("tf_keras", "mirrored", 1, 0, marks=slow),
+        pytest.param("keras", "central_storage", 1, 0, marks=slow),
+        pytest.param("tf_keras", "central_storage", 1, 0, marks=slow),
+        ("keras", "cluster", 2, 0),
+        pytest.param("tf_keras", "cluster", 2, 0, marks=slow),
+        pytest.param("keras", "sync", 2, 1, marks=slow),
+        pytest.param("tf_keras", "sync", 2, 1, marks=slow),
+    ],
+)
+@pytest.mark.parametrize("check", checks_of("states.py"))
+def test_replicas_do_what_one_process_does(run_check, check, api, setup, workers, ps):
+    run_check(check, api, setup, workers=workers, ps=ps)
