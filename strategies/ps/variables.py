@@ -81,6 +81,14 @@ class LocalVariable(MirroredVariable):
         return super().value() if view is None else view.local(self)
 
 
+class LocalCounterVariable(LocalVariable):
+    """A worker's own number of steps; a step without rows does not count."""
+
+    def _update(self, update_fn: Callable[..., Any], value: Any, **kwargs: Any) -> Any:
+        update_fn = self.distribute_strategy.extended.in_own_step(update_fn)
+        return super()._update(update_fn, value, **kwargs)
+
+
 class _RemoteMirroredVariable(MirroredVariable):
     """A mirrored variable whose values are on the servers.
 
