@@ -9,6 +9,7 @@ the functions below with 2.21.0 only.
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import CodeType
 from typing import Any
 
 import tensorflow as tf
@@ -124,11 +125,35 @@ class Session(tf.compat.v1.Session):
         return fn(*args)
 
 
+# The code of the functions that `tf.recompute_grad` returns; None if TensorFlow's code has changed.
+RECOMPUTING = next(
+    (
+        each
+        for each in tf.recompute_grad.__code__.co_consts
+        if isinstance(each, CodeType) and each.co_name == "inner"
+    ),
+    None,
+)
+
+
 def function_graph(graph: Any) -> Any:
     """Returns the graph of the function that a graph belongs to; a branch or loop is part of it."""
     while isinstance(graph, CondBranchFuncGraph | WhileBodyFuncGraph):
         graph = graph.outer_graph
     return graph
+
+
+def is_left(graph: Any) -> bool:
+    """Returns whether `graph` is a branch or the body of a loop, and the current graph is outside.
+
+    The gradient of a branch is computed outside of it if the tape is outside.
+    """
+    if not isinstance(graph, CondBranchFuncGraph | WhileBodyFuncGraph):
+        return False
+    current = tf.compat.v1.get_default_graph()
+    while current is not None and current is not graph:
+        current = getattr(current, "outer_graph", None)
+    return current is None
 
 
 def dataset_inputs(dataset: Any) -> list[Any]:

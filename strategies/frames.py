@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 # The modules that inspect frames; their own frames are skipped.
@@ -23,6 +23,17 @@ def frames() -> Iterator[FrameType]:
         if frame.f_code.co_filename not in _LOOKING:
             yield frame
         frame = frame.f_back
+
+
+def is_running(code: CodeType | None) -> bool:
+    """Returns whether this thread is in a call of the function that has this code.
+
+    >>> def ask():
+    ...     return is_running(ask.__code__)
+    >>> ask(), is_running(ask.__code__)
+    (True, False)
+    """
+    return any(frame.f_code is code for frame in frames())
 
 
 def innermost(is_wanted: Callable[[Any], bool]) -> Any:

@@ -352,7 +352,7 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         made = super()._create_variable(next_creator, **kwargs)
         if isinstance(made, SyncOnReadVariable) and self._may_lack_rows:
             return OnReadVariable(made.distribute_strategy, made.values, made.aggregation)
-        if isinstance(made, MirroredVariable):
+        if type(made) is MirroredVariable:
             return ReplicatedVariable(made.distribute_strategy, made.values, made.aggregation)
         return made
 

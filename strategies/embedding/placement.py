@@ -98,6 +98,9 @@ def place_on_servers(specs: TableSpecs, strategy: tf.distribute.Strategy) -> Tab
         )
         for group in specs.groups
     }
+    for group, variable in variables.items():
+        for shard in shards:
+            shard.share_optimizers(group, variable)
     routers = {group: ServerRouter(extended, shards, group) for group in specs.groups}
     placements = dict.fromkeys(specs.groups, sharded_over_servers(len(shards)))
     return Tables(specs, extended.workers, shards, placements, variables, routers, {})

@@ -70,6 +70,8 @@ class Tables:
             for group in specs.groups
         }
         self._delta_bases = checkpoint.DeltaBases()
+        # The slot variables in the bases of deltas, by table and by name in the files.
+        self._slots_in_bases: dict[tuple[str, str], str] = {}
         self.serving = Serving(shards, collectives, specs.unseen)
         for group, configs in specs.groups.items():
             variables[group].snapshots = self._snapshots(group, configs)
@@ -299,6 +301,8 @@ class Tables:
         """Saves the rows to a directory; see `checkpoint`."""
         # Prefetched rows count as touched now but are trained on only later.
         with self._changing():
+            snapshot.find_former_slots(self._shards)
+            self._check_slots_in_bases()
             return checkpoint.save(
                 self._shards, directory, self.collectives, delta, self._delta_bases
             )
@@ -307,7 +311,19 @@ class Tables:
         """Restores the rows from a directory; see `checkpoint`."""
         with self._setting_rows():
             checkpoint.load(self._shards, directory, self.collectives)
+            self._check_slots_in_bases()
             self._delta_bases.add(Path(directory))
+
+    def _check_slots_in_bases(self) -> None:
+        """Forgets the bases of deltas if one has a slot variable of a former optimizer."""
+        before = self._slots_in_bases
+        self._slots_in_bases = {
+            (name, slot): key
+            for name, table in self._shards[0].tables.items()
+            for slot, key in table.store.saved_slots().items()
+        }
+        if any(self._slots_in_bases.get(each, key) != key for each, key in before.items()):
+            self._delta_bases.clear()
 
     def rows(self, name: str | None) -> tuple[np.ndarray, np.ndarray]:
         """Returns this worker's ids of a table in ascending order, and their rows."""

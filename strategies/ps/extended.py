@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from strategies._keras import is_optimizer, path_of
+from strategies._keras import is_iterations, is_optimizer, path_of
 from strategies._tensorflow import (
     ResourceVariable,
     UninitializedVariable,
@@ -36,14 +36,16 @@ from strategies.ps.registry import RemoteVariable, VariableRegistry
 from strategies.ps.sparse import RemoteRowVariable, update_call
 from strategies.ps.step_program import NewValues, StepProgram
 from strategies.ps.update_mode import LocalTraining, UpdateMode
-from strategies.ps.updates import VariableUpdate
+from strategies.ps.updates import VariableUpdate, are_alive, update_if
 from strategies.ps.variables import (
     CounterVariable,
+    LocalCounterVariable,
     LocalVariable,
     SharedVariable,
     SlotVariable,
     add,
     assign_copy,
+    check_is_not_slot,
     local_copy,
 )
 from strategies.reduction import ReductionOptions
@@ -145,7 +147,8 @@ class ServerExtended(ReplicatedExtended):
         kind = variable_kind(kwargs, self._geo is not None, self.in_step)
         if kind == "local":
             made = super()._create_variable(next_creator, **kwargs)
-            return LocalVariable(made.distribute_strategy, made.values, made.aggregation)
+            cls = LocalCounterVariable if is_iterations(kwargs) else LocalVariable
+            return cls(made.distribute_strategy, made.values, made.aggregation)
         with tf.init_scope():
             return self._create_shared(kind, next_creator, kwargs)
 
@@ -212,6 +215,7 @@ class ServerExtended(ReplicatedExtended):
 
     def _update(self, var: Any, fn: Callable[..., Any], args: Any, kwargs: Any, group: bool) -> Any:
         if not self._is_updated_on_servers(var):
+            fn = self.in_own_step(fn) if isinstance(var, SharedVariable) else fn
             result = super()._update(var, fn, args, kwargs, group)
             if isinstance(var, SharedVariable) and not self.is_stepping():
                 self._write_through(var)
@@ -233,7 +237,10 @@ class ServerExtended(ReplicatedExtended):
         kwargs: Any = None,
         group: bool = True,
     ) -> Any:
-        if self._use_merge_call() or not self._is_updated_on_servers(var):
+        if self._use_merge_call():
+            return super()._replica_ctx_update(var, fn, args, kwargs, group)
+        if not self._is_updated_on_servers(var):
+            fn = self.in_own_step(fn) if isinstance(var, SharedVariable) else fn
             return super()._replica_ctx_update(var, fn, args, kwargs, group)
         self._record(var, fn, (tuple(args), dict(kwargs or {})))
         return var
@@ -246,7 +253,7 @@ class ServerExtended(ReplicatedExtended):
         if not in_replica:
             return var.update_copy(fn, value, **kwargs)
         if not self._is_updated_on_servers(var):
-            return var.update_copy(self._where_rows(fn), value, **kwargs)
+            return var.update_copy(self.where_rows(fn), value, **kwargs)
         if is_assignment(fn) and not self._is_recorded(var) and innermost(is_optimizer) is not None:
             # Weight decay such as Muon's, computed from a copy that may lack others' updates.
             return self._add(var, tf.cast(value, var.dtype) - local_copy(var))
@@ -276,32 +283,22 @@ class ServerExtended(ReplicatedExtended):
             return None
         return tf.add_n(weights) > 0
 
-    def _where_rows(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+    def in_own_step(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns an update of what the worker itself trains, which a step without rows skips.
+
+        Otherwise, momentum and weight decay would change it. Accumulated gradients may be due.
+        """
+        accumulated = getattr(innermost(is_optimizer), "gradient_accumulation_steps", None)
+        return self.where_rows(fn) if self.is_stepping() and accumulated is None else fn
+
+    def where_rows(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         """Returns a function that updates a copy as `fn` does, but only if the step has rows."""
         has_rows = self._has_rows()
-        if has_rows is None:
-            return fn
-
-        def update(copy: Any, *args: Any, **kwargs: Any) -> Any:
-            # A value computed from no rows, such as a mean, is invalid.
-            def call() -> tf.Tensor:
-                fn(copy, *args, **kwargs)
-                return tf.constant(True)
-
-            tf.cond(has_rows, call, lambda: tf.constant(False))
-            return copy
-
-        return update
+        return fn if has_rows is None else update_if(has_rows, fn)
 
     def _is_updated_on_servers(self, var: Any) -> bool:
         """Returns whether the servers update a variable; if not, the worker does."""
-        if isinstance(var, SlotVariable):
-            raise ValueError(
-                "An optimizer's state changes on the parameter servers, together with its "
-                f"variable. Received: a change of {var.remote.path!r} alone. Leave out what keeps "
-                "gradients between steps (gradient_accumulation_steps), or take mode='geo', "
-                "where workers have optimizers of their own."
-            )
+        check_is_not_slot(var)
         if isinstance(var, RemoteRowVariable):
             return True
         if not isinstance(var, SharedVariable):
@@ -416,11 +413,12 @@ class ServerExtended(ReplicatedExtended):
     ) -> tuple[tf.Tensor, NewValues]:
         """Sends updates; returns whether new values were pulled, and the new values."""
         counters = [counter for counter, _ in counts]
-        key = (*(c.key for c in updates), *(counter.remote.name for counter in counters))
+        key = tuple(u.key for u in updates), tuple(counter.remote.name for counter in counters)
         if key not in self._programs:
-            self._programs[key] = StepProgram(
-                self.servers, updates, counters, self.pushes, self._wire
-            )
+            made = StepProgram(self.servers, updates, counters, self.pushes, self._wire)
+            # Without those of deleted optimizers.
+            self._programs = {k: v for k, v in self._programs.items() if are_alive(k[0])}
+            self._programs[key] = made
         program = self._programs[key]
         dtypes = [dtype.as_numpy_dtype for dtype in program.dtypes]
 

@@ -78,8 +78,11 @@ class RemoteRowVariable(SparseVariable):
         """Returns the rows in view; outside updates, the row that stands for the table."""
         return self.token() if current_server() is None else super().value(no_copy)
 
-    def _remove_slots_of_former_optimizers(self) -> None:
-        """Does nothing: slot variables on the servers belong to other workers as well."""
+    def remove_former_slots(self) -> None:
+        """Does nothing: slot variables on the servers belong to other workers as well.
+
+        Saves leave them out; see `RowStore.saved_slots`.
+        """
 
     def _new_slot(self, name: str, key: str, row: np.ndarray) -> SparseVariable:
         parts = () if self._make_slot is None else self._make_slot(key, row)

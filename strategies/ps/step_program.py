@@ -48,6 +48,10 @@ class StepProgram:
       counters: the counters that are incremented with them.
       pushes: the variable in which each server counts the steps of each worker.
       wire: the dtype in which float32 values are sent to the servers.
+
+    Attributes:
+      is_mergeable: whether several steps may be summed and sent as one.
+      variables: the variables that are pulled.
     """
 
     def __init__(
@@ -78,11 +82,9 @@ class StepProgram:
         )
         # One by one: all programs share the list of the worker's own variables.
         self._server_programs = [self._build(server) for server in servers.servers]
-
-    @property
-    def is_mergeable(self) -> bool:
-        """Whether several steps may be summed and sent as one."""
-        return all(update.is_mergeable for update in self._updates)
+        self.is_mergeable = all(update.is_mergeable for update in self._updates)
+        for update in self._updates:
+            update.forget_function()
 
     def shares_variables(self, other: StepProgram) -> bool:
         """Returns whether another program pulls some of the variables that this one pulls."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from strategies._keras import optimizer_of
@@ -18,6 +20,53 @@ _NOT_PER_VARIABLE = "Nadam"
 _SUPPORTED = [name for name in ELEMENTWISE if name != _NOT_PER_VARIABLE]
 # How arguments are sent of which a merged push keeps only the newest.
 _NOT_SUMMED = "whole", "fixed"
+
+
+class Identity:
+    """The identity of an object, as a part of a key; it does not keep the object alive."""
+
+    def __init__(self, value: Any):
+        self._id = id(value)
+        self._kept: Any = None
+        self._reference: weakref.ref[Any] | None = None
+        try:
+            self._reference = weakref.ref(value)
+        except TypeError:  # a number, for example, has no weak references
+            self._kept = value
+
+    def __hash__(self) -> int:
+        return self._id
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Identity):
+            return NotImplemented
+        # Another object may have the address of a deleted one.
+        return self._id == other._id and self.is_alive and other.is_alive
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the object still exists."""
+        return self._reference is None or self._reference() is not None
+
+
+class UpdateKey(NamedTuple):
+    """The identity of an update.
+
+    Attributes:
+      variable: the name of the variable.
+      code: the code of the function.
+      cells: the objects in the closure of the function, such as its optimizer.
+      defaults: the default arguments of the function.
+      leaves: how the arguments are sent, and their dtypes and shapes.
+      settings: the settings of the optimizer that the function contains as plain values.
+    """
+
+    variable: str
+    code: Any
+    cells: tuple[Identity, ...]
+    defaults: Any
+    leaves: tuple[Any, ...]
+    settings: tuple[Any, ...]
 
 
 @dataclass(eq=False)
@@ -42,12 +91,15 @@ class VariableUpdate:
         self.leaves = [_as_tensor(leaf) for leaf in tf.nest.flatten(self.args)]
 
     @property
-    def key(self) -> tuple[Any, ...]:
+    def key(self) -> UpdateKey:
         """The identity of the update: servers do the same for two updates with equal keys."""
-        cells = tuple(id(cell.cell_contents) for cell in self.fn.__closure__ or ())
+        cells = tuple(Identity(cell.cell_contents) for cell in self.fn.__closure__ or ())
         code = getattr(self.fn, "__code__", self.fn)
         leaves = tuple((self.transfer(leaf), _spec(leaf)) for leaf in self.leaves)
-        return self.variable.remote.name, code, cells, self.fn.__defaults__, leaves
+        optimizer = optimizer_of(self.fn)
+        settings = () if optimizer is None else _settings_of(optimizer)
+        name, defaults = self.variable.remote.name, getattr(self.fn, "__defaults__", None)
+        return UpdateKey(name, code, cells, defaults, leaves, settings)
 
     def transfer(self, leaf: Any) -> str:
         """Returns how an argument is sent: "rows", "sparse", "whole" or, if not sent, "fixed"."""
@@ -59,12 +111,54 @@ class VariableUpdate:
         is_of_rows = leaf.shape == shape and (bool(shape) or leaf is self.leaves[0])
         return "rows" if is_of_rows else "whole"
 
+    def forget_function(self) -> None:
+        """Forgets the function, which would keep its optimizer alive, once servers have it."""
+        self.fn = _forgotten
+
     @property
     def is_mergeable(self) -> bool:
         """Whether several steps' updates may be summed; if not, each step is sent separately."""
         if not self.leaves:
             return True
         return self.transfer(self.leaves[0]) not in _NOT_SUMMED and not is_assignment(self.fn)
+
+
+def are_alive(keys: Iterable[UpdateKey]) -> bool:
+    """Returns whether updates with these keys can still occur."""
+    return all(cell.is_alive for key in keys for cell in key.cells)
+
+
+def update_if(condition: tf.Tensor, fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a function that updates a variable as `fn` does, but only if a condition holds."""
+
+    def update(variable: Any, *args: Any, **kwargs: Any) -> Any:
+        # A value computed from no rows, such as a mean, is invalid.
+        def call() -> tf.Tensor:
+            fn(variable, *args, **kwargs)
+            return tf.constant(True)
+
+        tf.cond(condition, call, lambda: tf.constant(False))
+        return variable
+
+    return update
+
+
+def _settings_of(optimizer: Any) -> tuple[tuple[str, Any], ...]:
+    """Returns an optimizer's settings that are plain values, such as its momentum.
+
+    The trace of an update contains these values, while a learning rate is a variable that it reads.
+    """
+    # Not the private ones, and not the one that says how the update is compiled.
+    plain = bool, int, float, str, np.generic
+    return tuple(
+        (name, value)
+        for name, value in sorted(vars(optimizer).items())
+        if isinstance(value, plain) and not name.startswith("_") and name != "jit_compile"
+    )
+
+
+def _forgotten(variable: Any) -> None:
+    raise AssertionError("A program is built once.")
 
 
 def _as_tensor(leaf: Any) -> Any:

@@ -82,6 +82,14 @@ class LocalVariable(ReplicatedVariable):
         return super().value() if view is None else view.local(self)
 
 
+class LocalCounterVariable(LocalVariable):
+    """A worker's own number of steps; a step without rows does not count."""
+
+    def _update(self, update_fn: Callable[..., Any], value: Any, **kwargs: Any) -> Any:
+        update_fn = self.distribute_strategy.extended.in_own_step(update_fn)
+        return super()._update(update_fn, value, **kwargs)
+
+
 class _RemoteMirroredVariable(ReplicatedVariable):
     """A mirrored variable whose values are on the servers.
 
@@ -226,3 +234,18 @@ def assign_copy(variable: SharedVariable, value: tf.Tensor) -> None:
     for copy in variable.values:
         with tf.device(copy.device):
             copy.assign(value, read_value=False)
+
+
+def check_is_not_slot(variable: Any) -> None:
+    """Checks that a variable to be changed by itself is not an optimizer's state on the servers.
+
+    Raises:
+      ValueError: if it is.
+    """
+    if isinstance(variable, SlotVariable):
+        raise ValueError(
+            "An optimizer's state changes on the parameter servers, together with its "
+            f"variable. Received: a change of {variable.remote.path!r} alone. Leave out what keeps "
+            "gradients between steps (gradient_accumulation_steps), or take mode='geo', "
+            "where workers have optimizers of their own."
+        )

@@ -100,7 +100,7 @@ class SparseVariable(ResourceVariable):
         self._array = rows
         self.slots: dict[str, SparseVariable] = {}
         # Optimizers by the names of their slot variables.
-        self._optimizers: dict[str, weakref.ref[Any]] = {}
+        self.optimizers: dict[str, weakref.ref[Any]] = {}
         self._on_slot: Callable[[str, SparseVariable], None] = lambda name, slot: None
         self._resized_for: object = None
         # Set for a table's variable, not for slot variables.
@@ -161,25 +161,34 @@ class SparseVariable(ResourceVariable):
         before, _, behind = name.partition(self.table_name)
         key = behind.strip("_:") or before.split("/")[0]
         if optimizer is not None and all(
-            each() is not optimizer for each in self._optimizers.values()
+            each() is not optimizer for each in self.optimizers.values()
         ):
-            self._remove_slots_of_former_optimizers()
+            self.remove_former_slots()
         while key in self.slots:  # the slot of another optimizer
             key += "_"
         if optimizer is not None:
-            self._optimizers[key] = weakref.ref(optimizer)
+            self.optimizers[key] = weakref.ref(optimizer)
         return self.add_slot(key, self._new_slot(name, key, value[0]))
 
-    def _remove_slots_of_former_optimizers(self) -> None:
+    def find_former_slots(self) -> None:
+        """Makes sure that `is_former_slot` recognizes deleted optimizers if there were several."""
+        if len({id(optimizer) for optimizer in self.optimizers.values()}) > 1:
+            gc.collect()  # a model and its optimizer form a reference cycle
+
+    def is_former_slot(self, key: str) -> bool:
+        """Returns whether the optimizer of a slot variable has been deleted."""
+        return key in self.optimizers and self.optimizers[key]() is None
+
+    def remove_former_slots(self) -> None:
         """Removes the slot variables of deleted optimizers, for example after another `compile`.
 
         Otherwise, a save would include them, and a restore would give them to the next optimizer.
         """
-        if self._optimizers:
+        if self.optimizers:
             gc.collect()  # a model and its optimizer form a reference cycle
-        removed = [key for key, optimizer in self._optimizers.items() if optimizer() is None]
+        removed = [key for key in self.optimizers if self.is_former_slot(key)]
         for key in removed:
-            del self._optimizers[key], self.slots[key]
+            del self.optimizers[key], self.slots[key]
         if removed:
             self.on_slots_removed()
 

@@ -18,6 +18,7 @@ from strategies.collectives.workers import collectives_of
 from tests.support.assertions import assert_all_equal, raises
 from tests.support.checks import run_checks
 from tests.support.embeddings import all_rows, embedding_of
+from tests.support.workers import shared_directory
 
 api, kind = sys.argv[1:3]
 keras, DistributedEmbedding = importlib.import_module(api), embedding_of(api)
@@ -89,6 +90,54 @@ def check_early_stopping_restores_the_best_weights():
     assert len(history["loss"]) == 2, history
     assert not np.array_equal(first[0][1], first[1][1])
     assert_all_equal(layer.rows(), first[0])
+
+
+def state_of(layer):
+    """Returns what an optimizer has for each id, in the order of the ids."""
+    arrays = layer.snapshot_rows()
+    order = np.argsort(arrays["0/ids"])
+    return {
+        name.partition("/slot/")[2]: rows[order]
+        for name, rows in arrays.items()
+        if "/slot/" in name
+    }
+
+
+def check_only_the_present_optimizers_state_is_saved():
+    """A restore would give the next optimizer that of the one before another `compile`."""
+    model, layer = model_of()
+    model.fit(IDS, Y, epochs=3, **FIT)
+    with scope():
+        model.compile("adam", "mse")
+    model.fit(IDS, Y, **FIT)
+    first, second = ("momentum", "velocity") if api == "keras" else ("m", "v")
+    present = state_of(layer)
+    assert set(present) == {first, second}, list(present)
+    # Each id came once: Adam has 0.1 of its gradient, and 0.001 of the square.
+    np.testing.assert_allclose(present[first] ** 2, 10 * present[second], rtol=1e-3, atol=1e-12)
+    directory = str(shared_directory(strategy))
+    layer.save_rows(directory)
+    again, restored = model_of()
+    restored.load_rows(directory)
+    with scope():
+        again.optimizer.build(again.trainable_variables)
+    for name, rows in state_of(restored).items():
+        np.testing.assert_array_equal(rows, present[name])
+
+
+def check_what_is_restored_is_the_next_optimizers_and_not_a_former_ones():
+    model, layer = model_of()
+    model.fit(IDS, Y, **FIT)
+    directory = str(shared_directory(strategy))
+    layer.save_rows(directory)
+    saved = state_of(layer)
+    with scope():
+        model.compile("adam", "mse")
+    layer.load_rows(directory)
+    with scope():
+        model.optimizer.build(model.trainable_variables)
+    for name, rows in state_of(layer).items():
+        np.testing.assert_array_equal(rows, saved[name])
 
 
 def check_optimizers_that_are_refused_are_named():

@@ -89,6 +89,47 @@ def check_a_step_without_rows_sends_nothing():
     np.testing.assert_array_equal(on_servers(weight), np.full([3], 2 * size - 1))
 
 
+def check_a_step_without_rows_does_not_train_a_workers_own_copy():
+    """The momentum of the steps before would move it."""
+    if mode != "geo":
+        return
+    ones = {"use_bias": False, "kernel_initializer": "ones"}
+    model = made(
+        lambda: [layers.Dense(1, **ones)],
+        lambda: optimizers.SGD(0.1, momentum=0.5, weight_decay=0.1),
+    )
+    state = [model.optimizer.iterations]
+    seen = []
+    for rows in (size * options.get("num_replicas", 1), 1):  # the one row is the first worker's
+        x, y = np.ones([rows, 2], np.float32), np.zeros([rows, 1], np.float32)
+        model.fit(x, y, batch_size=rows, verbose=0)
+        seen.append([np.array(variable.numpy()) for variable in (*state, *slots(model.optimizer))])
+        strategies.barrier(strategy)
+    assert seen[0][0] == 1 and np.all(seen[0][-1] != 0), seen
+    assert seen[1][0] == (2 if rank == 0 else 1), seen
+    assert np.array_equal(seen[0][-1], seen[1][-1]) == (rank > 0), seen
+
+
+def check_a_setting_that_changes_is_heeded():
+    """Momentum is a plain value in the update that the servers have."""
+    if mode == "geo":
+        return
+    model = made(lambda: [layers.Dense(1)], lambda: optimizers.SGD(0.1, momentum=0.5))
+    x, y = np.ones([size * 4, 2], np.float32), np.ones([size * 4, 1], np.float32)
+    model.fit(x, y, batch_size=size * 4, verbose=0)
+    model.optimizer.momentum = model.optimizer.learning_rate = 0.0
+    with strategy.scope():
+        model.compile(model.optimizer, "mse")
+    before = on_servers(model.trainable_variables[0])
+    model.fit(x, y, batch_size=size * 4, verbose=0)
+    np.testing.assert_array_equal(on_servers(model.trainable_variables[0]), before)
+
+
+def slots(optimizer):
+    """Returns the slot variables of an optimizer."""
+    return [each for each in optimizer.variables if len(each.shape)]
+
+
 def check_models_in_turn_are_all_exchanged():
     if mode != "geo":
         return

@@ -126,6 +126,47 @@ def test_a_function_between_tape_and_layer_says_that_training_must_be_given():
         tf.function(layer)(ids, training=tf.constant(True))
 
 
+@pytest.mark.parametrize("training", [None, True])
+@pytest.mark.parametrize("in_function", [False, True])
+def test_a_call_that_the_backward_pass_repeats_is_refused(training, in_function):
+    """Without `training`, its rows would not be trained; with it, its ids would count twice."""
+    layer = DistributedEmbedding(2, combiner="sum")
+    layer.build()
+
+    def gradient(training):
+        with tf.GradientTape() as tape:
+            output = keras.remat(lambda ids: layer(ids, training=training))(tf.constant(IDS))
+        return tape.gradient(output, layer.trainable_variables)
+
+    gradient = tf.function(gradient) if in_function else gradient
+    with pytest.raises(ValueError, match="Received: a call that the backward pass repeats"):
+        gradient(training)
+    assert len(layer.rows()[0]) == 0
+    assert gradient(False) == [None]
+
+
+@pytest.mark.parametrize(
+    "around",
+    [
+        lambda call, ids: tf.cond(tf.reduce_sum(ids) > 0, lambda: call(ids), lambda: -call(ids)),
+        lambda call, ids: tf.map_fn(call, ids, fn_output_signature=tf.TensorSpec([4, 2])),
+    ],
+    ids=["cond", "map_fn"],
+)
+def test_a_lookup_in_a_branch_or_loop_with_a_gradient_from_outside_is_refused(around):
+    layer = DistributedEmbedding(2)
+    layer.build()
+
+    @tf.function
+    def gradient(ids):
+        with tf.GradientTape() as tape:
+            output = around(lambda ids: layer(ids, training=True), ids)
+        return tape.gradient(output, layer.trainable_variables)
+
+    with pytest.raises(ValueError, match="Received: a lookup in a branch or loop, and a gradient"):
+        gradient(tf.constant(IDS))
+
+
 @pytest.mark.parametrize("eagerly", [False, True])
 @pytest.mark.parametrize("options", [{}, {"admission": Admission(2)}, {"optimizer": "sgd"}])
 def test_fit_trains_in_a_model_that_is_not_told_of_training(eagerly, options):

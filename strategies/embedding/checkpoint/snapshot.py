@@ -106,7 +106,7 @@ def _gather_columns(
         columns = _columns_of(table)
         return {key: columns[key].gather(numbers) for key in only or columns}
 
-    called = ("columns", table.config.name, only, *table.store.slots())
+    called = ("columns", table.config.name, only, *table.store.saved_slots().items())
     return shard.call(called, gather, numbers)
 
 
@@ -127,9 +127,10 @@ def _extra(shard: TableShard, table: Table) -> Arrays:
         refused = zip(("ids", "counts"), counter.map.all(), strict=True)
         return {f"refused_{key}": tf.repeat(each, times) for key, each in refused}
 
+    slots = table.store.slots()
     extra = {
-        f"{INITIAL}slot_{slot}": np.array(array.fill, np.float32)[np.newaxis]
-        for slot, array in table.store.slots().items()
+        f"{INITIAL}slot_{slot}": np.array(slots[key].fill, np.float32)[np.newaxis]
+        for slot, key in table.store.saved_slots().items()
     }
     if counter is not None:
         extra |= shard.call(("counts of", name), counts, np.bool_(shard.is_local_owner))
@@ -195,6 +196,12 @@ def set_step(shards: Sequence[TableShard], name: str, step: int) -> None:
         shard.call(("set step", store.width), store.set_step, np.int64(step))
 
 
+def find_former_slots(shards: Sequence[TableShard]) -> None:
+    """Makes sure that a save leaves out the slot variables of deleted optimizers."""
+    for lookup in shards[0].lookups.values():
+        lookup.variable.find_former_slots()
+
+
 def check_same_slots(shards: Sequence[TableShard], collectives: Collectives) -> None:
     """Checks that all workers have the same slot variables for the tables; all must call it.
 
@@ -203,7 +210,7 @@ def check_same_slots(shards: Sequence[TableShard], collectives: Collectives) -> 
     Raises:
       ValueError: if the slot variables differ; on all workers.
     """
-    slots = {name: sorted(table.store.slots()) for name, table in shards[0].tables.items()}
+    slots = {name: sorted(table.store.saved_slots()) for name, table in shards[0].tables.items()}
     agree(collectives, "saving rows", f"optimizer state {slots}")
 
 
@@ -213,6 +220,7 @@ def take(shards: Sequence[TableShard], collectives: Collectives) -> Arrays:
     Raises:
       ValueError: if the slot variables of workers differ.
     """
+    find_former_slots(shards)
     if not in_single_worker_scope():
         check_same_slots(shards, collectives)
     arrays: Arrays = {}
@@ -257,6 +265,7 @@ def _of_table(arrays: Mapping[str, np.ndarray], position: int) -> Arrays:
 def clear(shards: Sequence[TableShard]) -> None:
     """Removes all rows and counts of shards."""
     for shard in shards:
+        shard.forget_former_slots()
         for name, table in shard.tables.items():
             key = ("clear", name, *table.store.slots())
             shard.call(key, functools.partial(_clear, table))
@@ -319,7 +328,7 @@ def restore_rows(shard: TableShard, name: str, arrays: Mapping[str, np.ndarray])
             columns[key].resize(table.store.view.length.read_value())
             columns[key].update(rows, each)
 
-    called = ("restore", name, *names, *table.store.slots())
+    called = ("restore", name, *names, *table.store.saved_slots().items())
     for part in _chunks(len(own), table):
         some = own[part]
         shard.call(called, set_all, arrays["ids"][some], *(arrays[key][some] for key in names))
@@ -401,7 +410,8 @@ def _restore_counts(shard: TableShard, table: Table, arrays: Mapping[str, np.nda
 def _columns_of(table: Table) -> dict[str, Column]:
     """Returns the columns of a table's rows by the names of their arrays."""
     store = table.store
-    slots = {SLOT + name: slot for name, slot in store.slots().items()}
+    arrays = store.slots()
+    slots = {SLOT + name: arrays[key] for name, key in store.saved_slots().items()}
     for slot in slots.values():
         slot.resize(store.view.length.read_value())
     return {

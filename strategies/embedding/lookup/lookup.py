@@ -9,10 +9,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from strategies._tensorflow import function_graph, is_recorded
+from strategies._tensorflow import RECOMPUTING, function_graph, is_left, is_recorded
 from strategies.core.extended import ReplicatedExtended
 from strategies.embedding.lookup.fused_optimizer import FusedOptimizer
 from strategies.embedding.lookup.router import LookupResult, LookupRouter
+from strategies.frames import is_running
 from strategies.reduction import sparse as row_gradients
 from strategies.variables.active_rows import ActiveRows
 from strategies.variables.sparse_variable import SparseVariable
@@ -23,6 +24,17 @@ _OUTSIDE = (
     "or neither is in any. Received: a gradient asked for outside of the function that calls the "
     "layer, with training=None. Call the layer or the model with training=True or training=False, "
     "or take the gradient inside."
+)
+_IN_BRANCH = (
+    "An embedding's lookup is not inside tf.cond or a loop of TensorFlow's, such as tf.map_fn, "
+    "that the gradient goes through. Received: a lookup in a branch or loop, and a gradient from "
+    "outside. Call the layer outside of the branch or loop."
+)
+# There, the first call is not recorded, and the second one would count the ids again.
+_RECOMPUTED = (
+    "An embedding looks its ids up, and counts them, once a step. Received: a call that the "
+    "backward pass repeats, in keras.remat or tf.recompute_grad. Call the layer outside of it, and "
+    "pass its output in; or call it with training=False if its rows are not trained."
 )
 
 
@@ -70,7 +82,10 @@ class Lookup:
             return self.router.look_up(keys, False, False).values
         token, is_first = self._token()
         is_inferred = training is None
-        if is_inferred and not is_recorded([token]):
+        recorded = is_recorded([token])
+        if not recorded and is_running(RECOMPUTING):
+            raise ValueError(_RECOMPUTED)
+        if is_inferred and not recorded:
             return _without_gradient(self.router.look_up(keys, False, False).values, token)
         result = self.router.look_up(keys, True, is_first and _is_first_replica())
         return self._differentiable(result, token, is_inferred)
@@ -86,12 +101,15 @@ class Lookup:
           is_inferred: whether training was inferred from a tape.
         """
         function = _function()
+        graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
 
         @tf.custom_gradient
         def looked_up(token: tf.Tensor) -> tuple[Any, ...]:
             def gradient(upstream: tf.Tensor) -> tf.IndexedSlices:
                 if is_inferred and _function() is not function:
                     raise ValueError(_OUTSIDE)
+                if is_left(graph):
+                    raise ValueError(_IN_BRANCH)
                 scattered = result.scatter_gradient(tf.convert_to_tensor(upstream))
                 there = tf.where(result.rows >= 0)[:, 0]
                 rows = tf.gather(result.rows, there)
@@ -129,11 +147,7 @@ class Lookup:
         def gate(token: tf.Tensor) -> tuple[Any, ...]:
             def gradient(upstream: tf.IndexedSlices) -> Any:
                 if not isinstance(upstream, tf.IndexedSlices):
-                    raise ValueError(
-                        "An embedding's lookup is not inside tf.cond or a loop of TensorFlow's "
-                        "that the gradient goes through. Received: a dense gradient. Call the "
-                        "layer outside of it."
-                    )
+                    raise ValueError(_IN_BRANCH)
                 summed = self.router.reduce(self._unique(upstream))
                 put = show if _is_only_replica() else _mark
                 rows = put(self._variable.view, summed.values, summed.indices)

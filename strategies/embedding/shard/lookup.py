@@ -9,6 +9,7 @@ import tensorflow as tf
 from strategies.embedding.shard.row_store import RowStore
 from strategies.embedding.shard.table import LookupState, Table
 from strategies.reduction.sparse import sum_by_index
+from strategies.variables.sparse_variable import SparseVariable
 
 
 class ShardLookup:
@@ -128,6 +129,11 @@ class ShardLookup:
         positions = [tf.cast(there, tf.int32), tf.cast(absent, tf.int32)]
         values = tf.dynamic_stitch(positions, [array.gather(tf.gather(rows, there)), others])
         return tf.reshape(values, [-1, self._store.width])
+
+    @property
+    def variable(self) -> SparseVariable:
+        """The variable of the rows."""
+        return self._store.variable
 
     @property
     def bounds(self) -> dict[str, int]:

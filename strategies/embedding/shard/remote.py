@@ -8,6 +8,7 @@ operation on them is one call under the server's mutex.
 from __future__ import annotations
 
 import contextlib
+import gc
 import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -119,7 +120,16 @@ class RemoteTableShard(TableShard):
 
     def expect_slot(self, store: RowStore, name: str, initial: Any = 0.0) -> None:
         """Creates the rows of a slot variable before the optimizer creates the variable."""
-        store.expect_slot(name, lambda: self._slot_array(store.width, name, initial))
+        store.expect_slot(name, lambda key: self._slot_array(store.width, key, initial))
+
+    def forget_former_slots(self) -> None:
+        """Makes sure that the slot variables of deleted optimizers are recognized."""
+        if any(variable.slots for variable in self._variables.values()):
+            gc.collect()
+
+    def share_optimizers(self, group: Group, variable: SparseVariable) -> None:
+        """Lets the shard know the optimizers of a worker's variable of a group."""
+        self._variables[group].optimizers = variable.optimizers
 
     def _slot_array(self, width: int, slot: str, initial: Any) -> GrowableArray:
         """Returns the rows of a slot variable, shared by all workers; creates them if necessary."""

@@ -75,10 +75,40 @@ class RowStore:
         made = {name: slot.table for name, slot in self.variable.slots.items()}
         return {**made, **self._expected}
 
-    def expect_slot(self, name: str, make: Callable[[], GrowableArray]) -> None:
-        """Creates a slot variable's array, which the optimizer may adopt, unless it exists."""
-        if name not in self.slots():
-            self._expected[name] = make()
+    def saved_slots(self) -> dict[str, str]:
+        """Returns the names of the slot variables to save, by their names in the file.
+
+        The slot variables of a deleted optimizer are left out if there are those of a later one.
+        Otherwise, a restore would give them to the next optimizer.
+        """
+        slots = self.slots()
+        kept = [key for key in slots if not self.variable.is_former_slot(key)]
+        if slots and not kept:
+            optimizers = self.variable.optimizers
+            last = optimizers[list(slots)[-1]]
+            kept = [key for key in slots if optimizers[key] is last]
+        saved: dict[str, str] = {}
+        for key in sorted(kept, key=len):
+            name = key.rstrip("_")
+            while name in saved:  # the slot variable of another optimizer
+                name += "_"
+            saved[name] = key
+        return saved
+
+    def expect_slot(self, saved_name: str, make: Callable[[str], GrowableArray]) -> None:
+        """Creates a slot variable's array, which the optimizer may adopt, unless it exists.
+
+        Args:
+          saved_name: name of the slot variable in a file.
+          make: returns a new array, given the name that the slot variable will have.
+        """
+        name = saved_name.rstrip("_")
+        keys = [key for key in self.slots() if key.rstrip("_") == name]
+        current = [key for key in keys if not self.variable.is_former_slot(key)]
+        for _ in range(1 + len(saved_name) - len(name) - len(current)):
+            key = name + "_" * len(keys)
+            self._expected[key] = make(key)
+            keys.append(key)
 
     def forget_expected_slots(self) -> None:
         """Drops the arrays of slot variables that the optimizer has not created."""

@@ -173,12 +173,17 @@ class TableShard:
 
         Args:
           store: store of the rows.
-          name: name of the slot variable.
+          name: name of the slot variable in the file that it is restored from.
           initial: initial value of new rows.
         """
         store.expect_slot(
-            name, lambda: GrowableArray((store.width,), tf.float32, initial, store.view.expected)
+            name, lambda _: GrowableArray((store.width,), tf.float32, initial, store.view.expected)
         )
+
+    def forget_former_slots(self) -> None:
+        """Removes the slot variables of deleted optimizers, which are not to be restored."""
+        for lookup in self.lookups.values():
+            lookup.variable.remove_former_slots()
 
     def drain(self) -> None:
         """Waits until this worker's updates are applied; here, they already are."""
