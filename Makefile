@@ -62,7 +62,7 @@ CASES := all_reduce two_hosts mirrored parameter_server click_model embedding on
 CASE ?= $(CASES)
 # More cases, by their name alone.
 OPTIONS_OF_scaling := --rounds 2 --json build/scaling.json docs/images/scaling.svg
-MORE_CASES := scaling
+MORE_CASES := scaling shared_memory
 # Those whose numbers become a picture.
 CASES_OF_PICTURES := all_reduce two_hosts mirrored parameter_server click_model
 TORCH ?= $(CURDIR)/.venv-peers/bin/python

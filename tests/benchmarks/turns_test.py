@@ -3,6 +3,7 @@
 import doctest
 import importlib.util
 import os
+import re
 import shutil
 import sys
 import time
@@ -136,6 +137,21 @@ def test_onednn_is_measured(forked):
     output, _ = process.communicate(timeout=600)
     assert process.returncode == 0, output
     assert "| without oneDNN | " in output and "| with oneDNN | " in output, output
+
+
+def test_sums_in_shared_memory_are_measured(forked):
+    command = [
+        forked.python,
+        str(BENCHMARKS / "shared_memory.py"),
+        "--short",
+        "--workers",
+        "2",
+        "3",
+    ]
+    code, output = forked.finish(forked.popen(command), timeout=100)
+    assert code == 0, output
+    assert len(re.findall(r"^\| [23] \| 1 \| [\d.]+ \| [\d.]+ \| [\d.]+ \|$", output, re.M)) == 2
+    forked.assert_nothing_left()
 
 
 CAN_MAKE_HOSTS = os.geteuid() == 0 and all(map(shutil.which, ("ip", "tc", "unshare")))

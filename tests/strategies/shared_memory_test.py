@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+import unittest.mock
 
 import numpy as np
 import pytest
@@ -48,9 +49,10 @@ def on_threads(size, work, runs=1):
 LENGTHS = st.sampled_from([0, 1, 15, 1000, CHUNK_BYTES // 4, CHUNK_BYTES // 4 + 1, 700_001])
 
 
+@pytest.mark.parametrize("direct_bytes", [0, 1 << 40], ids=["by parts", "directly"])
 @settings(max_examples=25)
 @given(size=st.integers(2, 5), lengths=st.lists(LENGTHS, min_size=1, max_size=4))
-def test_sums_are_added_up_in_the_order_of_the_workers(size, lengths):
+def test_sums_are_added_up_in_the_order_of_the_workers(direct_bytes, size, lengths):
     dtypes = [np.float32, np.int64, np.float16, np.float64]
     random = np.random.default_rng(0)
     arrays = [
@@ -61,7 +63,9 @@ def test_sums_are_added_up_in_the_order_of_the_workers(size, lengths):
     def work(channel, rank):
         return transfers.sum_vectors(channel, arrays[rank], transfers.BufferPool())
 
-    for sums in on_threads(size, work, runs=2):
+    with unittest.mock.patch.object(transfers, "_DIRECT_BYTES", direct_bytes):
+        found_by_rank = on_threads(size, work, runs=2)
+    for sums in found_by_rank:
         for number, found in enumerate(sums):
             expected = arrays[0][number].copy()
             for rank in range(1, size):

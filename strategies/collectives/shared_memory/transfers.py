@@ -13,8 +13,8 @@ import numpy as np
 from strategies.collectives.shared_memory.channel import CHUNK_BYTES, Channel
 
 _BUFFERS = 8
-# Up to this size, a second round of messages costs more than it saves.
-_DIRECT_BYTES = 1 << 18
+# Up to so many bytes of the other workers, a second round of messages costs more than it saves.
+_DIRECT_BYTES = 4 << 20
 _UNUSED = 3  # references to an unused buffer
 ALIGNMENT = 64  # of an array that TensorFlow can use without a copy
 
@@ -34,10 +34,10 @@ def sum_vectors(
 ) -> list[np.ndarray]:
     """Returns the sums of arrays over all workers, added in the order of ranks.
 
-    With two workers, and for short arrays, each worker adds up everything itself. Otherwise each
-    adds up one part of every chunk and copies the other parts from the workers that added them, so
-    that its work does not grow with their number: a reduce-scatter and an all-gather, as in
-    Rabenseifner's algorithm.
+    For short arrays, each worker adds up everything itself. For long ones, each adds up one part of
+    every chunk and copies the other parts from the workers that added them, so that its work does
+    not grow with their number: a reduce-scatter and an all-gather, as in Rabenseifner's algorithm
+    (Thakur et al., Optimization of Collective Communication Operations in MPICH, 2005).
 
     Args:
       channel: the channel among the workers.
@@ -54,7 +54,7 @@ def sum_vectors(
         buffer[start : start + array.nbytes].view(array.dtype)
         for start, array in zip(layout, arrays, strict=False)
     ]
-    if layout[-1] > _DIRECT_BYTES:
+    if layout[-1] * len(channel.peers) > _DIRECT_BYTES:
         _sum_by_parts(channel, arrays, sums, _parts(described, channel.size))
     else:
         _sum_directly(channel, arrays, sums, chunks)
