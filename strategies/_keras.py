@@ -196,10 +196,10 @@ def is_dividing_loss() -> bool:
     return False
 
 
-def trained_variables(model: Any) -> list[Any]:
-    """Returns the trainable variables of a model; an empty list if it is not built yet."""
+def variables_of(model: Any, kind: str) -> list[Any]:
+    """Returns "weights" or "trainable_variables" of a model; none if it is not built yet."""
     try:
-        return list(model.trainable_variables)
+        return list(getattr(model, kind))
     except ValueError:  # raised by tf_keras for a model without variables so far
         return []
 

@@ -20,6 +20,7 @@ from strategies._keras import (
     is_unsynchronized_state,
     optimizer_of,
     overflow_agreed,
+    running_call,
     running_method,
 )
 from strategies._tensorflow import (
@@ -41,7 +42,13 @@ from strategies.collectives.replica import ReplicaCollectives
 from strategies.collectives.single_worker import in_single_worker_scope
 from strategies.core.loss_scale import LossScale
 from strategies.core.random_seeds import seed_state_creator, worker_seed_scope
-from strategies.core.scope import check_backend, check_step, check_updated, explain_mixed_strategies
+from strategies.core.scope import (
+    check_backend,
+    check_same_outside,
+    check_step,
+    check_updated,
+    explain_mixed_strategies,
+)
 from strategies.data.distributed_dataset import ReplicaDataset, check_options, per_replica_datasets
 from strategies.data.generators import read_equally_far
 from strategies.data.same_rows import compare_first_batch
@@ -407,7 +414,7 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         self, dataset: tf.data.Dataset, options: Any
     ) -> ReplicaDataset:
         check_options(options, per_replica=False)
-        agree(self.collectives, "distribution of a dataset")
+        check_same_outside(running_call()[1], self.collectives)
         if self.collectives.size > 1:
             dataset = read_equally_far(dataset)
         source = dataset if unsharded(dataset) is dataset else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -16,9 +16,12 @@ from strategies._keras import (
     optimizer_variables,
     step_of,
     tensorflow_variable,
-    trained_variables,
+    variables_of,
 )
 from strategies._tensorflow import ResourceVariable
+from strategies.collectives import Collectives
+from strategies.collectives.health.agreement import agree
+from strategies.data.same_rows import first_different
 from strategies.variables.sparse_variable import SparseVariable
 
 # TensorFlow's errors for an optimizer of another strategy, or of none.
@@ -83,11 +86,40 @@ def check_step(fn: Callable[..., Any], strategy: tf.distribute.Strategy, is_summ
     if model is None:
         return
     # Variables built in the step are in the scope; check_updated covers layers built before.
-    trained = trained_variables(model) if step == TRAIN_STEP else ()
+    trained = variables_of(model, "trainable_variables") if step == TRAIN_STEP else ()
     measured = [v for metric in metrics_of(model) for v in metric.variables] if is_summed else ()
     outside = [variable for variable in (*trained, *measured) if is_outside(variable)]
     if outside:
         raise _created_outside(outside, strategy)
+
+
+def check_same_outside(model: Any, collectives: Collectives) -> None:
+    """Checks that workers distribute a dataset with the same weights from outside of the scope.
+
+    A frozen layer may be created outside, such as a teacher, and so may a model that only predicts.
+
+    Args:
+      model: the model whose method distributes the dataset; None if there is none.
+      collectives: the workers; waits for all of them.
+
+    Raises:
+      ValueError: if the workers' weights differ, or if they are in other calls; on all workers.
+    """
+    weights = [] if model is None else variables_of(model, "weights")
+    outside = [w for w in weights if is_outside(w) and tf.as_dtype(w.dtype).is_floating]
+    detail = f"{len(outside)} weights from outside of the scope" if outside else ""
+    agree(collectives, "distribution of a dataset", detail)
+    if not outside or collectives.size == 1 or not tf.executing_eagerly():
+        return
+    values = [tf.convert_to_tensor(tensorflow_variable(weight)) for weight in outside]
+    values = [tf.reshape(value, [1]) if value.shape.rank == 0 else value for value in values]
+    other = first_different(values, collectives)
+    if other is not None:
+        raise ValueError(
+            "What is created outside of the scope has the same weights on all workers. Received: "
+            f"{_named(outside)}, whose values on worker {other} are not those on worker 0. Create "
+            "it inside `with strategy.scope():`, or load the same weights on all workers."
+        )
 
 
 @contextlib.contextmanager
@@ -109,14 +141,17 @@ def explain_mixed_strategies(
         raise _created_outside(list(filter(is_outside, variables)), strategy) from error
 
 
-def _created_outside(variables: Iterable[Any], strategy: tf.distribute.Strategy) -> ValueError:
+def _named(variables: Sequence[Any]) -> str:
     names = [getattr(variable, "path", variable.name) for variable in variables]
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    found = ", ".join(map(repr, names[:_NAMED])) + more
-    what = f"{found}, created outside of it" if names else "an optimizer created outside of it"
+    return ", ".join(map(repr, names[:_NAMED])) + more
+
+
+def _created_outside(variables: Sequence[Any], strategy: tf.distribute.Strategy) -> ValueError:
+    found = f"{_named(variables)}, created" if variables else "an optimizer created"
     return ValueError(
         "What trains under a strategy is created in its scope: the model, the optimizer and the "
         "metrics; else each worker would train its own. Received, under "
-        f"{type(strategy).__name__}: {what}. Create and compile the model inside "
+        f"{type(strategy).__name__}: {found} outside of it. Create and compile the model inside "
         "`with strategy.scope():`."
     )

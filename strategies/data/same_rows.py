@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -38,11 +38,27 @@ def check_same_rows(dataset: tf.data.Dataset, collectives: Collectives) -> None:
     """
     if collectives.size == 1 or not tf.executing_eagerly():
         return
-    mine = _sample(dataset)
+    shards = zlib.crc32(str(list(_shards(dataset))).encode())
+    other = first_different(_tensors(dataset), collectives, shards)
+    if other is not None:
+        raise ValueError(_message(other))
+
+
+def first_different(
+    tensors: Iterable[tf.Tensor], collectives: Collectives, checksum: int = 0
+) -> int | None:
+    """Returns the first worker whose tensors are not the first worker's; waits for all workers.
+
+    Samples are compared; None means that all are the same. Floats may differ in the last digits.
+
+    Args:
+      tensors: tensors of rank 1 or more, without complex numbers.
+      collectives: the workers.
+      checksum: a number that has to be the same as well.
+    """
+    mine = _sample(tensors, checksum)
     samples = collectives.all_gather(tf.constant(mine[np.newaxis])).numpy()
-    others = [rank for rank in range(len(samples)) if not _is_like(samples[rank], samples[0])]
-    if others:
-        raise ValueError(_message(others[0]))
+    return next((r for r, one in enumerate(samples) if not _is_like(one, samples[0])), None)
 
 
 def compare_first_batch(dataset: tf.data.Dataset, stream: Collectives) -> tf.data.Dataset:
@@ -136,11 +152,10 @@ def _some_numbers(values: tf.Tensor, count: int) -> tf.Tensor:
     return tf.where(largest > 0, found / largest, found)
 
 
-def _sample(dataset: tf.data.Dataset) -> np.ndarray:
+def _sample(tensors: Iterable[tf.Tensor], checksum: int) -> np.ndarray:
     """Returns a checksum of all values but floats, then floats: [1 + _NUMBERS], float64."""
-    checksum = zlib.crc32(str(list(_shards(dataset))).encode())
     numbers: list[np.ndarray] = []
-    for tensor in _tensors(dataset):
+    for tensor in tensors:
         values = _some_values(tensor)
         if tensor.dtype.is_floating:
             numbers.append(_scaled(values.astype(np.float64).reshape(-1)))

@@ -122,6 +122,30 @@ def check_a_model_that_only_predicts_may_come_from_outside():
         assert outside.predict(x, batch_size=8, verbose=0).shape[1:] == (1,)
 
 
+def check_weights_from_outside_are_the_same_on_all_workers():
+    """Where workers train in step."""
+    rank = strategies.worker_rank(strategy)
+    frozen = make()
+    frozen.trainable = False
+    frozen.set_weights([np.full([3, 1], rank, "float32"), np.zeros([1], "float32")])
+    with strategy.scope():
+        model = keras.Sequential([frozen, keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    calls = (
+        lambda: model.fit(x, y, batch_size=8, verbose=0),
+        lambda: model.evaluate(dataset, verbose=0),
+        lambda: frozen.predict(x, batch_size=8, verbose=0),
+    )
+    is_checked = strategy.num_replicas_in_sync > local_replicas
+    for call in calls:
+        with scope(True):
+            if is_checked:
+                with raises(ValueError, "are not those on worker 0", "the same weights on all"):
+                    call()
+            else:
+                call()
+
+
 def check_what_each_worker_counts_for_itself_may_come_from_outside():
     steps = tf.Variable(0, dtype=tf.int64)
     strategy.run(lambda: steps.assign_add(1))
