@@ -30,6 +30,12 @@ def make():
     return keras.Sequential([keras.layers.InputLayer([3]), keras.layers.Dense(1)])
 
 
+def make_alike():
+    """Makes a model with the same weights on all workers."""
+    keras.utils.set_random_seed(1)
+    return make()
+
+
 def fitted(model_in, compiled_in, fitted_in, optimizer_in=None):
     with scope(model_in):
         model = make()
@@ -108,7 +114,7 @@ def check_a_metric_from_outside_is_refused():
 
 
 def check_a_frozen_layer_may_come_from_outside():
-    frozen = make()
+    frozen = make_alike()
     frozen.trainable = False
     with strategy.scope():
         model = keras.Sequential([frozen, keras.layers.Dense(1)])
@@ -117,7 +123,7 @@ def check_a_frozen_layer_may_come_from_outside():
 
 
 def check_a_model_that_only_predicts_may_come_from_outside():
-    outside = make()
+    outside = make_alike()
     with strategy.scope():
         assert outside.predict(x, batch_size=8, verbose=0).shape[1:] == (1,)
 
