@@ -59,26 +59,29 @@ CASES = [
 ]
 
 
-def train(layer, optimizer, targets):
+def train(layer, optimizer, targets, ids=EACH_ID, is_dense=False):
     """Makes steps in each of which every id comes."""
     for target in targets:
         with tf.GradientTape() as tape:
-            rows = layer(EACH_ID, training=True)
+            rows = layer(ids, training=True)
             loss = tf.reduce_sum((rows - target) ** 2)
         gradients = tape.gradient(loss, layer.trainable_variables)
+        if is_dense:
+            gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]
         optimizer.apply_gradients(zip(gradients, layer.trainable_variables, strict=True))
 
 
-def compare(api_name, make_optimizer):
+def compare(api_name, make_optimizer, looked_up=EACH_ID):
     """Trains a layer of ours and a stock one, and compares their rows."""
     api, layer = APIS[api_name]
     ours, stock = layer(WIDTH, name="rows"), api.layers.Embedding(IDS, WIDTH, name="embeddings")
     first = ours(np.arange(IDS)).numpy()
     stock(EACH_ID)
     stock.set_weights([first])
-    targets = np.random.default_rng(0).normal(size=[5, len(EACH_ID), WIDTH]).astype("float32")
+    targets = np.random.default_rng(0).normal(size=[5, len(looked_up), WIDTH]).astype("float32")
     for each in (ours, stock):
-        train(each, make_optimizer(), targets)
+        is_dense = each is stock and looked_up is not EACH_ID
+        train(each, make_optimizer(), targets, looked_up, is_dense)
     ids, rows = ours.rows()
     assert ids.tolist() == list(range(IDS))
     expected = stock.get_weights()[0]
@@ -94,6 +97,13 @@ def rate_of(name):
 def test_rows_are_trained_as_those_of_a_stock_layer(api, name, options):
     cls = getattr(APIS[api][0].optimizers, name)
     compare(api, lambda: cls(rate_of(name), **options))
+
+
+@pytest.mark.parametrize("name", WORKING)
+def test_an_id_that_comes_twice_is_trained_by_the_sum(name):
+    """As a stock layer is by a dense gradient."""
+    cls = getattr(keras.optimizers, name)
+    compare("keras", lambda: cls(rate_of(name)), np.tile(EACH_ID, 2))
 
 
 @pytest.mark.parametrize(
