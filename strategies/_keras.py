@@ -41,6 +41,8 @@ _STEPS = (TRAIN_STEP, _TEST_STEP, "predict_step")
 _LOSS = "compute_loss"
 # The functions of Keras, tf_keras and TensorFlow that divide a loss by the number of replicas.
 _DIVIDE_LOSS = ("scale_loss_for_distribution", "compute_average_loss", "scale_regularization_loss")
+# Keras 3's method that divides regularizers and `add_loss`, which tells nothing of the loss itself.
+_DIVIDE_ADDITIONAL = "_aggregate_additional_loss"
 _LIBRARIES = ("keras", "tf_keras", "tensorflow")
 _CHECK = "check_finite"
 _METHODS = ("fit", "evaluate", "predict")
@@ -168,8 +170,9 @@ def step_of(fn: Callable[..., Any]) -> tuple[Any, str]:
 def own_loss_method(fn: Callable[..., Any]) -> tuple[Any, str]:
     """Returns the model of a step function, and the name of its own method that computes the loss.
 
-    The name is empty if Keras computes the loss, or if nothing depends on how it is computed: in
-    an evaluation whose logs have the loss as it is.
+    The name is "compile(loss=...)" for losses given to Keras 3 that may be scalars already, which
+    it does not divide. It is empty if Keras divides the loss, or if nothing depends on how it is
+    computed: in an evaluation whose logs have the loss as it is.
     """
     model, step = step_of(fn)
     if model is None or step not in (TRAIN_STEP, _TEST_STEP):
@@ -177,8 +180,13 @@ def own_loss_method(fn: Callable[..., Any]) -> tuple[Any, str]:
     method = getattr(type(model), step)
     if not is_of_keras(method):
         return model, step if step == TRAIN_STEP else ""
-    is_used = step == TRAIN_STEP or method.__module__.startswith("keras.")
-    return model, _LOSS if is_used and not is_of_keras(type(model).compute_loss) else ""
+    is_new = method.__module__.startswith("keras.")
+    if not is_of_keras(type(model).compute_loss):
+        return model, _LOSS if is_new or step == TRAIN_STEP else ""
+    # Keras 3 divides what it reduces itself: no scalars of functions, and no losses of rows.
+    given = [loss for loss in tf.nest.flatten(getattr(model, "loss", None)) if loss is not None]
+    is_own = any(getattr(loss, "reduction", None) != "sum" for loss in given)
+    return model, "compile(loss=...)" if is_new and is_own else ""
 
 
 def is_dividing_loss() -> bool:
@@ -192,7 +200,9 @@ def is_dividing_loss() -> bool:
     for frame in itertools.islice(frames(), 1, None):
         module, name = frame.f_globals.get("__name__", ""), frame.f_code.co_name
         if name != "num_replicas_in_sync":  # ReplicaContext's property: its caller decides
-            return name in _DIVIDE_LOSS or module.split(".")[0] not in _LIBRARIES
+            caller = frame.f_back.f_code.co_name if frame.f_back else ""
+            is_library = module.split(".")[0] in _LIBRARIES
+            return not is_library or (name in _DIVIDE_LOSS and caller != _DIVIDE_ADDITIONAL)
     return False
 
 

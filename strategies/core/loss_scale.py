@@ -17,9 +17,10 @@ class LossScale:
 
     Gradients are summed over replicas, so each replica's loss has to be its share of the loss of
     the batch. Keras's losses take care of this (`keras.losses.MeanSquaredError()` and those given
-    to `compile`), and so does `tf.nn.compute_average_loss`. A mean that a `train_step` or
-    `compute_loss` computes itself is as large on each replica as in one process. Code that divides
-    a loss reads the strategy's number of replicas first.
+    to `compile`), except for losses of Keras 3 that return a single number; so does
+    `tf.nn.compute_average_loss`. A mean that a `train_step` or `compute_loss` computes itself is as
+    large on each replica as in one process. Code that divides a loss reads the strategy's number of
+    replicas first.
     """
 
     def __init__(self) -> None:

@@ -171,3 +171,73 @@ def test_the_gradients_are_as_many_times_as_large_as_is_said(keras, warnings):
         moved.append(1 - model.dense.kernel.numpy())
     np.testing.assert_allclose(moved[1], 2 * moved[0], rtol=1e-4)
     assert warnings() == 1
+
+
+def scalar_function(y, predicted):
+    return tf.reduce_mean(tf.square(y - predicted))
+
+
+def of_rows(y, predicted):
+    return tf.reduce_mean(tf.square(y - predicted), axis=-1)
+
+
+def compiled(loss, *, regularizer=None, replicas=2):
+    import keras
+
+    with strategies.MirroredStrategy(["CPU:0", "CPU:1"][:replicas]).scope():
+        model = keras.Sequential(
+            [
+                keras.layers.InputLayer([3]),
+                keras.layers.Dense(1, kernel_initializer="ones", kernel_regularizer=regularizer),
+            ]
+        )
+        model.compile(keras.optimizers.SGD(1e-4), loss)
+    return model
+
+
+def scalar_losses():
+    import keras
+
+    class Scalar(keras.losses.Loss):
+        def call(self, y, predicted):
+            return scalar_function(y, predicted)
+
+    return [scalar_function, Scalar(), keras.losses.Dice(), "dice"]
+
+
+@pytest.mark.parametrize("number", range(4))
+@pytest.mark.parametrize("regularizer", [None, "l2"])
+def test_a_compiled_loss_that_is_one_number(number, regularizer, warnings):
+    model = compiled(scalar_losses()[number], regularizer=regularizer)
+    model.fit(X, Y, batch_size=4, epochs=2, verbose=0)
+    assert warnings() == 1
+
+
+def test_the_gradients_of_a_compiled_loss_that_is_one_number(warnings):
+    moved = []
+    for replicas in 1, 2:
+        model = compiled(scalar_function, replicas=replicas)
+        model.fit(X, 0 * Y, batch_size=8, verbose=0)
+        moved.append(1 - model.layers[-1].kernel.numpy())
+    np.testing.assert_allclose(moved[1], 2 * moved[0], rtol=1e-4)
+    assert warnings() == 1
+
+
+def test_the_logs_of_a_compiled_loss_that_is_not_reduced(warnings):
+    import keras
+
+    model = compiled(keras.losses.MeanSquaredError(reduction="none"))
+    loss = model.evaluate(X, Y + 1, batch_size=4, verbose=0)
+    assert loss == pytest.approx(2, rel=1e-5)
+    assert warnings() == 1
+
+
+@pytest.mark.parametrize("regularizer", [None, "l2"])
+def test_compiled_losses_that_keras_divides(regularizer, warnings):
+    import keras
+
+    for loss in "mse", of_rows, keras.losses.Huber(), keras.losses.Huber(reduction="sum"):
+        model = compiled(loss, regularizer=regularizer)
+        model.fit(X, Y, batch_size=4, verbose=0)
+        model.evaluate(X, Y, batch_size=4, verbose=0)
+    assert warnings() == 0
