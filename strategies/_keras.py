@@ -251,29 +251,6 @@ def is_written_outside_updates(name: str) -> bool:
     return name.endswith(_WRITTEN_OUTSIDE) or name.startswith(_WRITTEN_OUTSIDE_PREFIX)
 
 
-def is_unsynchronized_state(kwargs: Mapping[str, Any]) -> bool:
-    """Returns whether a variable is a layer's state that nothing else keeps equal on all workers.
-
-    Slot variables are not: they are colocated with a variable and updated from reduced gradients.
-    """
-    return (
-        kwargs.get("aggregation") in (None, tf.VariableAggregation.NONE)
-        and kwargs.get("synchronization")
-        in (None, tf.VariableSynchronization.AUTO, tf.VariableSynchronization.ON_WRITE)
-        and kwargs.get("trainable") is False
-        and "colocate_with" not in kwargs
-        and _initial_dtype(kwargs).is_floating
-    )
-
-
-def _initial_dtype(kwargs: Mapping[str, Any]) -> tf.DType:
-    if kwargs.get("dtype") is not None:
-        return tf.as_dtype(kwargs["dtype"])
-    value = kwargs["initial_value"]
-    # What a function returns is not known yet; integers are never averaged.
-    return tf.int64 if callable(value) else tf.convert_to_tensor(value).dtype
-
-
 def is_of_keras(made: Any) -> bool:
     """Returns whether a class or function is defined in Keras or tf_keras."""
     return made.__module__.split(".")[0] in ("keras", "tf_keras")

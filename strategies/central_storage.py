@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from strategies._keras import is_unsynchronized_state, optimizer_of
+from strategies._keras import optimizer_of
 from strategies._tensorflow import (
     MirroredVariable,
     UpdateContext,
@@ -24,6 +24,7 @@ from strategies.variables.elementwise import update_without_xla
 from strategies.variables.number import ReplicatedVariable
 from strategies.variables.on_read import with_own_rows
 from strategies.variables.sparse_variable import SparseVariable
+from strategies.variables.state import is_unsynchronized_state
 
 _HOST = "/device:CPU:0"
 

@@ -17,7 +17,6 @@ from strategies._keras import (
     LOSS_SCALE,
     SEED_STATE,
     check_overflow_can_be_agreed,
-    is_unsynchronized_state,
     optimizer_of,
     overflow_agreed,
     running_call,
@@ -59,6 +58,7 @@ from strategies.variables.elementwise import update_without_xla
 from strategies.variables.number import ReplicatedVariable
 from strategies.variables.on_read import OnReadVariable, with_own_rows
 from strategies.variables.sparse_variable import SparseVariable, table_asked_for
+from strategies.variables.state import is_unsynchronized_state
 from strategies.variables.zero import ShardedOptimizerState
 from tf_config.sidecar import MADE, USED, is_reported, report
 

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from strategies._keras import is_iterations, is_unsynchronized_state
+from strategies._keras import is_iterations
 from strategies._tensorflow import CheckpointInitialValue
+from strategies.variables.state import is_unsynchronized_state
 
 _CPU = "/device:CPU:0"
 

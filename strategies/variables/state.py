@@ -1,0 +1,31 @@
+"""Variables that are state of layers, by their creation arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+
+
+def is_unsynchronized_state(kwargs: Mapping[str, Any]) -> bool:
+    """Returns whether a variable is a layer's state that nothing else keeps equal on all workers.
+
+    Slot variables are not: they are colocated with a variable and updated from reduced gradients.
+    """
+    return (
+        kwargs.get("aggregation") in (None, tf.VariableAggregation.NONE)
+        and kwargs.get("synchronization")
+        in (None, tf.VariableSynchronization.AUTO, tf.VariableSynchronization.ON_WRITE)
+        and kwargs.get("trainable") is False
+        and "colocate_with" not in kwargs
+        and _initial_dtype(kwargs).is_floating
+    )
+
+
+def _initial_dtype(kwargs: Mapping[str, Any]) -> tf.DType:
+    if kwargs.get("dtype") is not None:
+        return tf.as_dtype(kwargs["dtype"])
+    value = kwargs["initial_value"]
+    # What a function returns is not known yet; integers are never averaged.
+    return tf.int64 if callable(value) else tf.convert_to_tensor(value).dtype
