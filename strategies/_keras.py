@@ -197,13 +197,16 @@ def is_dividing_loss() -> bool:
     >>> is_dividing_loss()
     True
     """
-    for frame in itertools.islice(frames(), 1, None):
-        module, name = frame.f_globals.get("__name__", ""), frame.f_code.co_name
-        if name != "num_replicas_in_sync":  # ReplicaContext's property: its caller decides
-            caller = frame.f_back.f_code.co_name if frame.f_back else ""
-            is_library = module.split(".")[0] in _LIBRARIES
-            return not is_library or (name in _DIVIDE_LOSS and caller != _DIVIDE_ADDITIONAL)
-    return False
+    # Properties read it for their caller.
+    outside = itertools.islice(frames(), 1, None)
+    outer = (frame for frame in outside if frame.f_code.co_name != "num_replicas_in_sync")
+    reader, caller = next(outer, None), next(outer, None)
+    if reader is None:
+        return False
+    if reader.f_globals.get("__name__", "").split(".")[0] not in _LIBRARIES:
+        return True
+    is_additional = caller is not None and caller.f_code.co_name == _DIVIDE_ADDITIONAL
+    return reader.f_code.co_name in _DIVIDE_LOSS and not is_additional
 
 
 def variables_of(model: Any, kind: str) -> list[Any]:

@@ -57,7 +57,11 @@ from strategies.reduction.xla import check_devices
 from strategies.variables.elementwise import update_without_xla
 from strategies.variables.number import ReplicatedVariable
 from strategies.variables.on_read import OnReadVariable, with_own_rows
-from strategies.variables.sparse_variable import SparseVariable, table_asked_for
+from strategies.variables.sparse_variable import (
+    SparseVariable,
+    check_names_rows,
+    table_asked_for,
+)
 from strategies.variables.state import is_unsynchronized_state
 from strategies.variables.zero import ShardedOptimizerState
 from tf_config.sidecar import MADE, USED, is_reported, report
@@ -323,6 +327,8 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
     ) -> Any:
         """Updates this worker's rows of a table, which its replicas share."""
         update_without_xla(optimizer_of(fn))
+        if args and self._num_replicas_in_sync > 1 and optimizer_of(fn) is not None:
+            check_names_rows(self._first_local(args[0]), var)
         args, kwargs = tf.nest.map_structure(self._first_local, (tuple(args), dict(kwargs or {})))
         with tf.device(self._worker_device):
             return fn(var, *args, **kwargs)

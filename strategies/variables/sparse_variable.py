@@ -412,3 +412,18 @@ def _create(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
             if known in name:
                 return variable.make_slot(name, kwargs["initial_value"], kwargs.get("dtype"))
     return next_creator(**kwargs)
+
+
+def check_names_rows(gradient: Any, variable: SparseVariable) -> None:
+    """Checks that the gradient of a table, summed over replicas, says which rows it is for.
+
+    Raises:
+      ValueError: if it is a dense tensor, of which each replica had one for other rows.
+    """
+    if not isinstance(gradient, tf.IndexedSlices):
+        raise ValueError(
+            "With several replicas, the gradient of an embedding stays tf.IndexedSlices, which "
+            "name its rows. Received: a dense gradient of "
+            f"{variable.table_name!r}, as Keras 3's global_clipnorm and functions on gradients "
+            "make it. Use clipnorm or clipvalue, or leave the embedding's gradient as it is."
+        )

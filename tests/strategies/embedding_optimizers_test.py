@@ -106,6 +106,28 @@ def test_an_id_that_comes_twice_is_trained_by_the_sum(name):
     compare("keras", lambda: cls(rate_of(name)), np.tile(EACH_ID, 2))
 
 
+@pytest.mark.training
+@pytest.mark.parametrize("ids_of_second", [20, 21], ids=["as many ids", "more ids"])
+def test_a_dense_gradient_of_several_replicas_is_refused(ids_of_second):
+    """Keras 3's global_clipnorm makes it; replicas' rows would be added by position."""
+    strategy = strategies.MirroredStrategy(num_replicas=2)
+    ids = np.zeros([2, 21], np.int64)
+    ids[0, :20], ids[1, :ids_of_second] = range(20), range(100, 100 + ids_of_second)
+
+    def fit(**options):
+        with strategy.scope():
+            inputs = keras.Input([21], dtype="int64")
+            rows = strategies.DistributedEmbedding(2)(inputs)
+            outputs = keras.layers.Dense(1)(keras.layers.Flatten()(rows))
+            model = keras.Model(inputs, outputs)
+            model.compile(keras.optimizers.SGD(0.1, **options), "mse")
+        return model.fit(ids, np.ones([2, 1]), batch_size=2, verbose=0)
+
+    fit(clipnorm=1.0)
+    with pytest.raises(ValueError, match="stays tf.IndexedSlices.*global_clipnorm"):
+        fit(global_clipnorm=1.0)
+
+
 @pytest.mark.parametrize(
     ("api", "name"), [(api, name) for api, names in REFUSED.items() for name in names]
 )
