@@ -69,10 +69,16 @@ def module_of(path):
 
 
 @functools.cache
+def nodes(path):
+    """Returns the nodes of a file's syntax tree."""
+    return list(ast.walk(ast.parse(path.read_text())))
+
+
+@functools.cache
 def imports(path):
     """Returns the modules that a file imports, at its top or inside a function."""
     found = []
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -149,10 +155,7 @@ def test_frames_are_looked_at_behind_a_door_alone_and_by_their_own_thread(attrib
     found = {
         str(path.relative_to(ROOT))
         for path in FILES
-        if any(
-            isinstance(node, ast.Attribute) and node.attr in attributes
-            for node in ast.walk(ast.parse(path.read_text()))
-        )
+        if any(isinstance(node, ast.Attribute) and node.attr in attributes for node in nodes(path))
     }
     assert found == doors
 
@@ -199,6 +202,5 @@ def test_the_public_names():
 
 @pytest.mark.parametrize("path", FILES, ids=module_of)
 def test_no_assert_and_no_long_file(path):
-    text = path.read_text()
-    assert len(text.splitlines()) <= 500
-    assert not any(isinstance(node, ast.Assert) for node in ast.walk(ast.parse(text)))
+    assert len(path.read_text().splitlines()) <= 500
+    assert not any(isinstance(node, ast.Assert) for node in nodes(path))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,6 +17,11 @@ from tests.support.job import Job
 
 hypothesis.settings.register_profile("any machine", deadline=None)
 hypothesis.settings.load_profile("any machine")
+
+# TensorFlow's modules and thousands of tests are objects for good. By its usual thresholds Python
+# looks through all of them so often that collecting takes half as long again, parsing a file
+# several times as long.
+gc.set_threshold(100_000, 50, 100)
 
 # The replicas of tests that start no processes; devices are for good once TensorFlow has started.
 (cpu,) = tf.config.list_physical_devices("CPU")
@@ -35,6 +41,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         marks.setdefault(item.path, set()).update(mark.name for mark in item.iter_markers())
     items.sort(key=lambda item: _turn(marks[item.path]))
+    gc.collect()
+    gc.freeze()
 
 
 def _turn(marks: set[str]) -> int:
