@@ -9,7 +9,6 @@ import tensorflow as tf
 
 from strategies._keras import optimizer_of
 from strategies._tensorflow import (
-    MirroredVariable,
     UpdateContext,
     canonicalize,
     select_replica,
@@ -21,7 +20,7 @@ from strategies.gpus import count_gpus
 from strategies.mirrored import MirroredReduction, checked_devices, local_devices
 from strategies.reduction import ReductionOptions
 from strategies.variables.elementwise import update_without_xla
-from strategies.variables.number import ReplicatedVariable
+from strategies.variables.number import MirroredVariable
 from strategies.variables.on_read import with_own_rows
 from strategies.variables.sparse_variable import SparseVariable
 from strategies.variables.state import is_unsynchronized_state
@@ -86,7 +85,7 @@ class CentralStorageStrategy(MirroredReduction, tf.distribute.MirroredStrategy):
         tf.distribute.Strategy.__init__(self, extended)
 
 
-class CentralVariable(ReplicatedVariable):
+class CentralVariable(MirroredVariable):
     """A variable that all replicas share and update once."""
 
     def _update_replica(self, update_fn: Callable[..., Any], value: Any, **kwargs: Any) -> Any:

@@ -25,7 +25,6 @@ from strategies._keras import (
 from strategies._tensorflow import (
     CheckpointInitialValue,
     CollectiveAllReduceExtended,
-    MirroredVariable,
     SyncOnReadVariable,
     WhileBodyFuncGraph,
     autograph_artifact,
@@ -33,6 +32,9 @@ from strategies._tensorflow import (
     function_graph,
     function_of,
     select_replica,
+)
+from strategies._tensorflow import (
+    MirroredVariable as StockMirroredVariable,
 )
 from strategies.collectives import Collectives
 from strategies.collectives.health.agreement import agree
@@ -55,7 +57,7 @@ from strategies.data.sharding import equal_steps, number_of_rows, shard_dataset,
 from strategies.reduction import ReductionOptions, ReplicaCrossDeviceOps
 from strategies.reduction.xla import check_devices
 from strategies.variables.elementwise import update_without_xla
-from strategies.variables.number import ReplicatedVariable
+from strategies.variables.number import MirroredVariable
 from strategies.variables.on_read import OnReadVariable, with_own_rows
 from strategies.variables.sparse_variable import (
     SparseVariable,
@@ -365,8 +367,8 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         made = super()._create_variable(next_creator, **kwargs)
         if isinstance(made, SyncOnReadVariable) and self._may_lack_rows:
             return OnReadVariable(made.distribute_strategy, made.values, made.aggregation)
-        if type(made) is MirroredVariable:
-            return ReplicatedVariable(made.distribute_strategy, made.values, made.aggregation)
+        if type(made) is StockMirroredVariable:
+            return MirroredVariable(made.distribute_strategy, made.values, made.aggregation)
         return made
 
     def _get_variable_creator_initial_value(

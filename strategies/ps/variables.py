@@ -13,11 +13,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from strategies._tensorflow import VARIABLE_VALUE_KEY, MirroredVariable, ResourceVariable
+from strategies._tensorflow import VARIABLE_VALUE_KEY, ResourceVariable
 from strategies.ps.client import Server
 from strategies.ps.registry import RemoteVariable, VariableRegistry
 from strategies.variables.active_shard import ActiveShard
-from strategies.variables.number import ReplicatedVariable
+from strategies.variables.number import MirroredVariable
 
 
 class ServerView:
@@ -69,7 +69,7 @@ def current_server() -> int | None:
     return None if view is None else view.server.number
 
 
-class LocalVariable(ReplicatedVariable):
+class LocalVariable(MirroredVariable):
     """A worker's own variable, such as a learning rate, whose value is sent to the servers."""
 
     def _get(self) -> Any:
@@ -90,7 +90,7 @@ class LocalCounterVariable(LocalVariable):
         return super()._update(update_fn, value, **kwargs)
 
 
-class _RemoteMirroredVariable(ReplicatedVariable):
+class _RemoteMirroredVariable(MirroredVariable):
     """A mirrored variable whose values are on the servers.
 
     Attributes:

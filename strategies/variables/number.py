@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from strategies._tensorflow import MirroredVariable
+from strategies import _tensorflow
 
 
 class NumberMixin:
@@ -25,5 +25,8 @@ class NumberMixin:
         return complex(self.numpy())
 
 
-class ReplicatedVariable(NumberMixin, MirroredVariable):
-    """A variable with the same value on every replica."""
+class MirroredVariable(NumberMixin, _tensorflow.MirroredVariable):
+    """A variable with the same value on every replica.
+
+    It has the name of TensorFlow's class, which programs look for in `type(variable).__name__`.
+    """
