@@ -24,6 +24,7 @@ from strategies._tensorflow import (
 from strategies.collectives.health.agreement import agree, spec_text
 from strategies.collectives.health.calls import record_call
 from strategies.collectives.health.spans import INPUT, SpanStream
+from strategies.data.iterator_deletion import delete_in_background
 from strategies.data.same_rows import check_same_rows
 from strategies.data.sharding import Epochs, element_of, may_prefetch
 
@@ -186,9 +187,12 @@ class ReplicaDataset(DistributedDataset):
     def _iterator(self, dataset: tf.data.Dataset | Epochs) -> ReplicaIterator:
         with tf.device(self._input_workers.worker_devices[0]):
             iterator = iter(dataset)
-        return ReplicaIterator(
+        replicas = ReplicaIterator(
             iterator, self._input_workers, self.element_spec, self._strategy, self._options
         )
+        if tf.executing_eagerly():
+            delete_in_background(iterator, owner=replicas)
+        return replicas
 
     def _round_robin_iterator(self, dataset: tf.data.Dataset) -> DistributedIterator:
         """Returns TensorFlow's iterator, which assigns the batches to the replicas in turn."""

@@ -1,0 +1,61 @@
+"""Whoever leaves an iterator does not wait until TensorFlow has deleted it."""
+
+import threading
+
+import numpy as np
+import tensorflow as tf
+
+import strategies
+from strategies.data import distributed_dataset
+from strategies.data.iterator_deletion import delete_in_background
+
+
+class Owner:
+    pass
+
+
+class Iterator:
+    """Says which thread deletes it, and takes its time."""
+
+    def __init__(self):
+        self.may_end = threading.Event()
+        self.deleted_by = []
+        self.is_deleted = threading.Event()
+
+    def __del__(self):
+        self.may_end.wait(30)
+        self.deleted_by.append(threading.get_ident())
+        self.is_deleted.set()
+
+
+def test_an_iterator_is_deleted_after_its_owner_by_another_thread():
+    iterator, owner = Iterator(), Owner()
+    may_end, by, is_deleted = iterator.may_end, iterator.deleted_by, iterator.is_deleted
+    delete_in_background(iterator, owner)
+    del iterator
+    assert not is_deleted.wait(0.1)
+    del owner  # and does not wait
+    may_end.set()
+    assert is_deleted.wait(30)
+    assert by != [threading.get_ident()]
+
+
+def test_so_are_those_of_distributed_datasets(monkeypatch):
+    owners = []
+    monkeypatch.setattr(
+        distributed_dataset,
+        "delete_in_background",
+        lambda iterator, owner: owners.append((type(iterator).__name__, owner)),
+    )
+    strategy = strategies.MirroredStrategy(num_replicas=2)
+    dataset = tf.data.Dataset.from_tensor_slices(np.arange(8)).batch(4)
+    distributed = strategy.experimental_distribute_dataset(dataset)
+    iterator = iter(distributed)
+    assert owners == [("OwnedIterator", iterator)]
+
+    @tf.function
+    def total():
+        return sum(next(iter(distributed)).values)
+
+    assert total().numpy().tolist() == [2, 4]
+    assert len(owners) == 1  # a function's iterators end with its execution
