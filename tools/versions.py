@@ -52,6 +52,8 @@ SUBSET = {
         "tests/strategies/earlier_files_test.py",
         "tests/strategies/input_test.py",
         "tests/strategies/keras_test.py",
+        "tests/faults/checkpoint_test.py",
+        "tests/faults/resume_test.py",
         "tests/tf_config",
         "--ignore=tests/tf_config/doctor_test.py",
         "strategies",

@@ -25,7 +25,14 @@ from strategies.callbacks.base import Callback, is_of_tf_keras
 from strategies.checks import check_whole_number
 from strategies.collectives.health.agreement import agree, succeed_together
 from strategies.collectives.workers import barrier, collectives_of, refresh
-from strategies.durable_files import all_writing, read_json, remove, sync_directory, write_json
+from strategies.durable_files import (
+    all_writing,
+    read_json,
+    remove,
+    sync_directory,
+    write_json,
+    write_npz,
+)
 from strategies.embedding.layer import EmbeddingLayer
 from strategies.variables.sparse_variable import SparseVariable
 
@@ -303,9 +310,7 @@ def _read_arrays(path: Path) -> list[np.ndarray]:
 def _write_arrays(path: Path, arrays: list[np.ndarray]) -> None:
     """Writes a .npz file, whose members have checksums, and flushes it to disk."""
     with path.open("wb") as file:
-        np.savez(
-            file, allow_pickle=False, **{str(number): array for number, array in enumerate(arrays)}
-        )
+        write_npz(file, {str(number): array for number, array in enumerate(arrays)})
         file.flush()
         os.fsync(file.fileno())
     sync_directory(path.parent)

@@ -10,6 +10,8 @@ from typing import Any, Protocol
 import numpy as np
 import tensorflow as tf
 
+from strategies.durable_files import write_npz
+
 _CHECKSUM = "crc32"
 
 
@@ -37,7 +39,7 @@ class RowsInCheckpoint(tf.train.experimental.PythonState):
     def serialize(self) -> bytes:
         """Returns the rows as the bytes of an .npz file."""
         file = io.BytesIO()
-        np.savez(file, allow_pickle=False, **dict(self._layer.snapshot_rows()))
+        write_npz(file, self._layer.snapshot_rows())
         return file.getvalue()
 
     def deserialize(self, string_value: bytes) -> None:
