@@ -9,19 +9,56 @@ minute, and whoever deletes the iterator waits. This happens to about one iterat
 from __future__ import annotations
 
 import _thread
+import atexit
+import os
 import weakref
+from collections.abc import Callable
 
 import tensorflow as tf
+
+_running: set[_thread.LockType] = set()  # held by the threads that delete
+_has_ended: list[bool] = []
 
 
 def delete_in_background(iterator: tf.data.Iterator, owner: object) -> None:
     """Deletes an iterator in a thread of its own, once its owner has been deleted.
 
+    The process waits for these threads when it ends.
+
     Args:
       iterator: the iterator. Only the owner refers to it, and it does not refer to the owner.
       owner: the object that uses the iterator.
     """
-    # Not a `threading.Thread`: it takes locks to start, and the garbage collector may have
-    # interrupted a program that holds them.
-    finalizer = weakref.finalize(owner, _thread.start_new_thread, [iterator].clear, ())
+    finalizer = weakref.finalize(owner, _begin, [iterator].clear)
     finalizer.atexit = False
+
+
+def _begin(delete: Callable[[], None]) -> None:
+    # The garbage collector calls this at any place of a program. So nothing here takes a lock that
+    # the program may hold, as the start of a `threading.Thread` does.
+    if _has_ended:
+        delete()
+        return
+    lock = _thread.allocate_lock()
+    lock.acquire()
+    _running.add(lock)
+    _thread.start_new_thread(_delete, (delete, lock))
+
+
+def _delete(delete: Callable[[], None], lock: _thread.LockType) -> None:
+    try:
+        delete()
+    finally:
+        _running.discard(lock)
+        lock.release()
+
+
+def _wait_at_exit() -> None:
+    # Python ends a thread that comes back from TensorFlow later than this, and with it the process.
+    _has_ended.append(True)
+    for lock in tuple(_running):
+        lock.acquire()
+
+
+atexit.register(_wait_at_exit)
+os.register_at_fork(after_in_child=_running.clear)

@@ -40,6 +40,30 @@ def test_an_iterator_is_deleted_after_its_owner_by_another_thread():
     assert by != [threading.get_ident()]
 
 
+def test_python_ends_after_the_deletions(forked, tmp_path):
+    """A thread that TensorFlow lets go of while Python ends would abort the process."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import time\n"
+        "from strategies.data.iterator_deletion import delete_in_background\n"
+        "class Iterator:\n"
+        "    def __del__(self):\n"
+        "        time.sleep(1)\n"
+        "        print('deleted', flush=True)\n"
+        "class Owner:\n"
+        "    pass\n"
+        "owner, kept = Owner(), Owner()\n"
+        "for each in (owner, kept):\n"
+        "    delete_in_background(Iterator(), each)\n"
+        "del owner, each\n"
+        "print('ending', flush=True)\n"
+    )
+    job = forked.popen([forked.python, str(program)])
+    code, output = forked.finish(job, timeout=60)
+    assert code == 0, output
+    assert output.splitlines()[:2] == ["ending", "deleted"], output
+
+
 def test_so_are_those_of_distributed_datasets(monkeypatch):
     owners = []
     monkeypatch.setattr(
