@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from strategies._keras import restart_threads
+from strategies._keras import reads_from_python, restart_threads
 from strategies._tensorflow import (
     DistributedDataset,
     DistributedDatasetSpec,
@@ -190,7 +190,8 @@ class ReplicaDataset(DistributedDataset):
         replicas = ReplicaIterator(
             iterator, self._input_workers, self.element_spec, self._strategy, self._options
         )
-        if tf.executing_eagerly():
+        # Two iterators at once would each take a part of what Python yields.
+        if tf.executing_eagerly() and not reads_from_python():
             delete_in_background(iterator, owner=replicas)
         return replicas
 

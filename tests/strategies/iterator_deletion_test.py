@@ -2,8 +2,11 @@
 
 import threading
 
+import keras
 import numpy as np
+import pytest
 import tensorflow as tf
+import tf_keras
 
 import strategies
 from strategies.data import distributed_dataset
@@ -64,18 +67,22 @@ def test_python_ends_after_the_deletions(forked, tmp_path):
     assert output.splitlines()[:2] == ["ending", "deleted"], output
 
 
-def test_so_are_those_of_distributed_datasets(monkeypatch):
-    owners = []
+@pytest.fixture
+def owners(monkeypatch):
+    """What owns the iterators that are deleted in the background."""
+    found = []
     monkeypatch.setattr(
-        distributed_dataset,
-        "delete_in_background",
-        lambda iterator, owner: owners.append((type(iterator).__name__, owner)),
+        distributed_dataset, "delete_in_background", lambda iterator, owner: found.append(owner)
     )
+    return found
+
+
+def test_so_are_those_of_distributed_datasets(owners):
     strategy = strategies.MirroredStrategy(num_replicas=2)
     dataset = tf.data.Dataset.from_tensor_slices(np.arange(8)).batch(4)
     distributed = strategy.experimental_distribute_dataset(dataset)
     iterator = iter(distributed)
-    assert owners == [("OwnedIterator", iterator)]
+    assert owners == [iterator]
 
     @tf.function
     def total():
@@ -83,3 +90,48 @@ def test_so_are_those_of_distributed_datasets(monkeypatch):
 
     assert total().numpy().tolist() == [2, 4]
     assert len(owners) == 1  # a function's iterators end with its execution
+
+
+class Rows(keras.utils.PyDataset):
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, number):
+        return np.ones([4, 3]), np.ones([4, 1])
+
+
+class Sequence(tf_keras.utils.Sequence):
+    __len__, __getitem__ = Rows.__len__, Rows.__getitem__
+
+
+def dataset():
+    return tf.data.Dataset.from_tensors((np.ones([4, 3]), np.ones([4, 1])))
+
+
+def generator():
+    yield np.ones([4, 3]), np.ones([4, 1])
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("api", "make", "is_pure"),
+    [
+        (keras, dataset, True),
+        (keras, lambda: np.ones([4, 3]), True),
+        (keras, generator, False),
+        (keras, Rows, False),
+        (tf_keras, dataset, True),
+        (tf_keras, lambda: np.ones([4, 3]), True),
+        (tf_keras, generator, False),
+        (tf_keras, Sequence, False),
+    ],
+)
+def test_but_not_those_that_python_yields_for(owners, api, make, is_pure):
+    """Two at once would each take a part of it."""
+    with strategies.MirroredStrategy(num_replicas=2).scope():
+        model = api.Sequential([api.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    data = make()
+    labels = {"y": np.ones([4, 1])} if isinstance(data, np.ndarray) else {}
+    model.fit(data, **labels, verbose=0)
+    assert bool(owners) == is_pure
