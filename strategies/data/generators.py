@@ -27,7 +27,10 @@ def read_equally_far(dataset: tf.data.Dataset) -> tf.data.Dataset:
     if not (isinstance(dataset, PrefetchDataset) and replace_generator(one_ahead)):
         return dataset
     (batches,) = dataset_inputs(dataset)
-    return batches.with_options(no_prefetch_options())
+    options = no_prefetch_options()
+    # Nothing here can be tuned, and the end of the tuning may take a minute: see iterator_deletion.
+    options.autotune.enabled = False
+    return batches.with_options(options)
 
 
 def one_ahead(batches: Iterator[Any]) -> Iterator[Any]:
