@@ -19,8 +19,7 @@ hypothesis.settings.register_profile("any machine", deadline=None)
 hypothesis.settings.load_profile("any machine")
 
 # TensorFlow's modules and thousands of tests are objects for good. By its usual thresholds Python
-# looks through all of them so often that collecting takes half as long again, parsing a file
-# several times as long.
+# looks through all of them so often that collecting takes a third as long again.
 gc.set_threshold(100_000, 50, 100)
 
 # The replicas of tests that start no processes; devices are for good once TensorFlow has started.

@@ -11,11 +11,13 @@ from __future__ import annotations
 import _thread
 import atexit
 import os
+import time
 import weakref
 from collections.abc import Callable
 
 import tensorflow as tf
 
+_SECONDS_TO_END = 70.0  # the tuning sleeps for up to 60
 _running: set[_thread.LockType] = set()  # held by the threads that delete
 _has_ended: list[bool] = []
 
@@ -23,7 +25,7 @@ _has_ended: list[bool] = []
 def delete_in_background(iterator: tf.data.Iterator, owner: object) -> None:
     """Deletes an iterator in a thread of its own, once its owner has been deleted.
 
-    The process waits for these threads when it ends.
+    The process waits for these threads when it ends, for as long as TensorFlow's tuning may take.
 
     Args:
       iterator: the iterator. Only the owner refers to it, and it does not refer to the owner.
@@ -56,8 +58,9 @@ def _delete(delete: Callable[[], None], lock: _thread.LockType) -> None:
 def _wait_at_exit() -> None:
     # Python ends a thread that comes back from TensorFlow later than this, and with it the process.
     _has_ended.append(True)
+    end = time.monotonic() + _SECONDS_TO_END
     for lock in tuple(_running):
-        lock.acquire()
+        lock.acquire(timeout=max(end - time.monotonic(), 0))
 
 
 atexit.register(_wait_at_exit)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from strategies import _tensorflow
+from strategies._tensorflow import MirroredVariable as StockMirroredVariable
 
 
 class NumberMixin:
@@ -25,7 +25,7 @@ class NumberMixin:
         return complex(self.numpy())
 
 
-class MirroredVariable(NumberMixin, _tensorflow.MirroredVariable):
+class MirroredVariable(NumberMixin, StockMirroredVariable):
     """A variable with the same value on every replica.
 
     It has the name of TensorFlow's class, which programs look for in `type(variable).__name__`.
