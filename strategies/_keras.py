@@ -341,14 +341,6 @@ def replace_generator(wrap: Callable[[Iterator[Any]], Iterator[Any]]) -> bool:
     return True
 
 
-def reads_from_python() -> bool:
-    """Returns whether Keras is reading a generator, a `PyDataset` or the like."""
-    handler = innermost(lambda one: type(one).__name__ == "DataHandler")  # tf_keras's
-    adapter = _running_adapter() or getattr(handler, "_adapter", None)
-    of_tensors = "ArrayDataAdapter", "TFDatasetAdapter", "DatasetAdapter", "TensorLikeDataAdapter"
-    return adapter is not None and type(adapter).__name__ not in of_tensors
-
-
 def _running_adapter() -> Any:
     found = innermost(lambda one: type(one).__name__ == "TFEpochIterator")
     return getattr(found, "data_adapter", None)

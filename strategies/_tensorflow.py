@@ -161,6 +161,17 @@ def dataset_inputs(dataset: Any) -> list[Any]:
     return list(dataset._inputs())
 
 
+def may_run_generator(dataset: Any) -> bool:
+    """Returns whether a dataset itself may be one of `from_generator`, or make such datasets."""
+    functions = [each.function for each in dataset._functions()]
+    graphs = [each.graph.as_graph_def() for each in functions]
+    nodes = [node for graph in graphs for node in graph.node]
+    nodes += [node for graph in graphs for one in graph.library.function for node in one.node_def]
+    # A dataset that a function captured cannot be looked into.
+    captured = [tensor.dtype for each in functions for tensor in each.captured_inputs]
+    return tf.variant in captured or any(node.op == "GeneratorDataset" for node in nodes)
+
+
 def dataset_tensors(dataset: Any) -> list[Any]:
     """Returns the tensors of `from_tensors` and `from_tensor_slices`; none for other datasets."""
     return [each for each in getattr(dataset, "_tensors", ()) if hasattr(each, "numpy")]

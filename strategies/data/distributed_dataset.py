@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from strategies._keras import reads_from_python, restart_threads
+from strategies._keras import restart_threads
 from strategies._tensorflow import (
     DistributedDataset,
     DistributedDatasetSpec,
@@ -17,8 +17,10 @@ from strategies._tensorflow import (
     InputWorkers,
     PerReplica,
     canonicalize,
+    dataset_inputs,
     distributed_spec,
     get_distributed_datasets_from_function,
+    may_run_generator,
     replica_specs,
 )
 from strategies.collectives.health.agreement import agree, spec_text
@@ -190,8 +192,8 @@ class ReplicaDataset(DistributedDataset):
         replicas = ReplicaIterator(
             iterator, self._input_workers, self.element_spec, self._strategy, self._options
         )
-        # Two iterators at once would each take a part of what Python yields.
-        if tf.executing_eagerly() and not reads_from_python():
+        # Two iterators at once would each take a part of what a generator yields.
+        if tf.executing_eagerly() and not _may_have_generator(dataset):
             delete_in_background(iterator, owner=replicas)
         return replicas
 
@@ -298,6 +300,13 @@ def per_replica_datasets(
     count = len(devices)
     contexts = [tf.distribute.InputContext(count, number, count) for number in range(count)]
     return get_distributed_datasets_from_function(dataset_fn, workers, contexts, strategy, options)
+
+
+def _may_have_generator(dataset: tf.data.Dataset | Epochs) -> bool:
+    """Returns whether Python may yield batches of a dataset, as those of a `PyDataset`."""
+    if isinstance(dataset, Epochs):
+        dataset = dataset.one_epoch
+    return may_run_generator(dataset) or any(map(_may_have_generator, dataset_inputs(dataset)))
 
 
 def _one_by_one(element: Any) -> tf.data.Dataset:

@@ -108,6 +108,16 @@ def dataset():
     return tf.data.Dataset.from_tensors((np.ones([4, 3]), np.ones([4, 1])))
 
 
+def dataset_of_python():
+    spec = tf.TensorSpec([4, 3]), tf.TensorSpec([4, 1])
+    rows = tf.data.Dataset.from_generator(generator, output_signature=spec)
+    return tf.data.Dataset.range(1).flat_map(lambda _: rows)
+
+
+def dataset_of_datasets_of_python():
+    return tf.data.Dataset.range(1).flat_map(lambda _: dataset_of_python())
+
+
 def generator():
     yield np.ones([4, 3]), np.ones([4, 1])
 
@@ -119,6 +129,8 @@ def generator():
         (keras, dataset, True),
         (keras, lambda: np.ones([4, 3]), True),
         (keras, generator, False),
+        (keras, dataset_of_python, False),
+        (keras, dataset_of_datasets_of_python, False),
         (keras, Rows, False),
         (tf_keras, dataset, True),
         (tf_keras, lambda: np.ones([4, 3]), True),
