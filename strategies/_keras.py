@@ -37,6 +37,8 @@ _WRITTEN_OUTSIDE = ("_gradient_accumulator", "_average")
 _WRITTEN_OUTSIDE_PREFIX = "average/"
 
 TRAIN_STEP, _TEST_STEP = "train_step", "test_step"
+# The attributes of Keras 3's BackupAndRestore with the paths of its files, in the order of writing.
+BACKUP_PATHS = ("_weights_path", "_training_metadata_path")
 _STEPS = (TRAIN_STEP, _TEST_STEP, "predict_step")
 _LOSS = "compute_loss"
 # The functions of Keras, tf_keras and TensorFlow that divide a loss by the number of replicas.

@@ -16,6 +16,7 @@ from strategies._keras import (
     optimizer_variables,
     tensorflow_variable,
 )
+from strategies.callbacks.backup import replacing_backup
 from strategies.callbacks.base import is_of_tf_keras
 from strategies.collectives.single_worker import single_worker_scope
 from strategies.collectives.workers import barrier, collectives_of
@@ -52,7 +53,8 @@ def on_first_worker(callback: Any, strategy: tf.distribute.Strategy) -> Any:
 
     On the other workers the hooks do nothing, except what keeps the workers in step:
     `BackupAndRestore` restores on all workers, which must see the same `backup_dir`, and no worker
-    begins or leaves `fit` before the first one has read or written its files. tf_keras's
+    begins or leaves `fit` before the first one has read or written its files. A worker that is
+    killed while it saves leaves the last backup, for a new one replaces it as a whole. tf_keras's
     `ModelCheckpoint`, `BackupAndRestore` and `TensorBoard` handle workers that are in step
     themselves; they run on all workers, which wait for each other in the same way.
 
@@ -107,7 +109,9 @@ class _OnFirstWorker:
             return self._with_barrier(name, found)
         if self._runs_on_all_workers or is_default_hook(found):
             return found
-        return self._on_first_worker_only(name, found) if self._takes_part(name) else _nothing
+        if not self._takes_part(name):
+            return _nothing
+        return self._on_first_worker_only(name, replacing_backup(self._callback, found))
 
     def _set_model(self, hook: Callable[..., Any], model: Any) -> None:
         self._model = model

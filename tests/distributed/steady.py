@@ -50,10 +50,7 @@ with strategy.scope():
     model.compile(keras.optimizers.SGD(5e-4), "mse")
 callbacks = [Progress()]
 if "checkpoint" in sys.argv:
-    # Keras writes over its last backup: a worker that is killed meanwhile leaves half of one.
-    backup = keras.callbacks.BackupAndRestore(
-        str(directory / "backup"), delete_checkpoint=False, double_checkpoint=True
-    )
+    backup = keras.callbacks.BackupAndRestore(str(directory / "backup"), delete_checkpoint=False)
     callbacks.append(strategies.callbacks.on_first_worker(backup, strategy))
 dataset = strategy.distribute_datasets_from_function(data)
 model.fit(

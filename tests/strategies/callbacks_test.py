@@ -1,6 +1,7 @@
 """Callbacks, with workers that are only numbers; real ones are in tests/distributed/around.py."""
 
 import types
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -124,6 +125,44 @@ def test_a_backup_that_another_worker_does_not_see_is_an_error(monkeypatch, tmp_
     backup = on_first_worker(keras.callbacks.BackupAndRestore(tmp_path / "backup"), STRATEGY)
     with pytest.raises(ValueError, match=r"epochs to begin with: \[3, 0\]. Put backup_dir"):
         fit(model_of(keras), backup)
+
+
+@pytest.mark.parametrize("save_freq", ["epoch", 1])
+@pytest.mark.parametrize("double", [False, True])
+def test_a_backup_that_is_cut_short_leaves_the_last_one(tmp_path, double, save_freq):
+    """As of a worker that is killed in the midst of it; Keras's own backup is lost then."""
+
+    def backup():
+        return on_first_worker(
+            keras.callbacks.BackupAndRestore(
+                tmp_path, save_freq=save_freq, double_checkpoint=double, delete_checkpoint=False
+            ),
+            STRATEGY,
+        )
+
+    class Killed(BaseException):
+        pass
+
+    def half(filepath, **_):
+        assert filepath != str(tmp_path / "latest.weights.h5")
+        Path(filepath).write_bytes((tmp_path / "latest.weights.h5").read_bytes()[:1000])
+        raise Killed
+
+    model = model_of(keras)
+    fit(model, backup(), epochs=2)
+    expected = model.get_weights()
+    model.save_weights = half
+    with pytest.raises(Killed):
+        fit(model, backup(), epochs=4)
+    resumed = model_of(keras)
+    restored = []
+    look = keras.callbacks.LambdaCallback(
+        on_train_begin=lambda _: restored.extend(resumed.get_weights())
+    )
+    fit(resumed, backup(), look, epochs=2)
+    for value, wanted in zip(restored, expected, strict=True):
+        np.testing.assert_array_equal(value, wanted)
+    assert (tmp_path / "latest.weights.h5.bkp").exists() == double
 
 
 @KERAS

@@ -1,0 +1,68 @@
+"""Backups that are either complete or absent, whenever the worker that writes them is killed."""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from strategies._keras import BACKUP_PATHS
+from strategies.durable_files import sync_directory
+
+
+def replacing_backup(callback: Any, hook: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns `hook` of a `BackupAndRestore` so that it replaces the last backup by a complete one.
+
+    Keras 3 writes over its last backup. A worker that is killed meanwhile leaves half of one, which
+    cannot be restored. Its last copy, with `double_checkpoint`, does not help: Keras falls back on
+    it for an `OSError` only, and half a file raises others, too. Here the new files are written
+    under other names, flushed to disk, and renamed last.
+
+    Hooks of other callbacks, and of backups in remote storage, are returned as they are.
+    """
+    if not all(hasattr(callback, attribute) for attribute in BACKUP_PATHS):
+        return hook
+    last = {attribute: str(getattr(callback, attribute)) for attribute in BACKUP_PATHS}
+    if any("://" in path for path in last.values()):  # an object appears once it is complete
+        return hook
+    new = {attribute: _unfinished(path) for attribute, path in last.items()}
+
+    def replacing(*args: Any, **kwargs: Any) -> None:
+        for path in new.values():  # of a worker that was killed
+            Path(path).unlink(missing_ok=True)
+        try:
+            _set_paths(callback, new)
+            hook(*args, **kwargs)
+        finally:
+            _set_paths(callback, last)
+        for attribute in BACKUP_PATHS:
+            if os.path.exists(new[attribute]):
+                _replace(
+                    last[attribute],
+                    new[attribute],
+                    bool(getattr(callback, "double_checkpoint", False)),
+                )
+
+    return functools.wraps(hook)(replacing)
+
+
+def _unfinished(path: str) -> str:
+    folder, name = os.path.split(path)
+    return os.path.join(folder, f"unfinished.{name}")
+
+
+def _set_paths(callback: Any, paths: dict[str, str]) -> None:
+    for attribute, path in paths.items():
+        setattr(callback, attribute, path)
+
+
+def _replace(last: str, new: str, double: bool) -> None:
+    if double and os.path.exists(last):
+        shutil.copyfile(last, f"{last}.bkp")
+    with open(new, "rb") as file:
+        os.fsync(file.fileno())
+    os.replace(new, last)
+    sync_directory(Path(last).parent)
