@@ -8,7 +8,7 @@ from pathlib import Path
 
 import hypothesis
 import pytest
-import tensorflow as tf
+from xdist import is_xdist_controller
 
 from tests.support.check_jobs import PROGRAMS, Check, CheckJobs, beside
 from tests.support.checks import CHOICE
@@ -22,9 +22,18 @@ hypothesis.settings.load_profile("any machine")
 # looks through all of them so often that collecting takes a third as long again.
 gc.set_threshold(100_000, 50, 100)
 
-# The replicas of tests that start no processes; devices are for good once TensorFlow has started.
-(cpu,) = tf.config.list_physical_devices("CPU")
-tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Makes the replicas of tests that start no processes, before TensorFlow starts.
+
+    What distributes the tests over processes runs none itself, and imports no TensorFlow.
+    """
+    if is_xdist_controller(session):
+        return
+    import tensorflow as tf
+
+    (cpu,) = tf.config.list_physical_devices("CPU")
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
