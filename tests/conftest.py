@@ -43,7 +43,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     worker would be idle meanwhile.
     """
     for item in items:
-        if {"job", "slurm"} & {*getattr(item, "fixturenames", ())}:
+        if {"distributions", "job", "slurm"} & {*getattr(item, "fixturenames", ())}:
             item.add_marker("processes")
     marks: dict[Path, set[str]] = {}
     for item in items:

@@ -1,5 +1,6 @@
 """Tests strategies/embedding/checkpoint/npy_stream.py where several threads read."""
 
+import gc
 import sys
 import threading
 
@@ -11,11 +12,13 @@ from strategies.embedding.checkpoint import npy_stream
 
 @pytest.fixture
 def quick_switches():
-    """Lets threads take turns as often as Python can."""
-    before = sys.getswitchinterval()
+    """Lets threads take turns, and the collector look, as often as Python can."""
+    before = sys.getswitchinterval(), gc.get_threshold()
     sys.setswitchinterval(1e-6)
+    gc.set_threshold(20, 5, 5)
     yield
-    sys.setswitchinterval(before)
+    sys.setswitchinterval(before[0])
+    gc.set_threshold(*before[1])
 
 
 class Garbage:
@@ -34,7 +37,7 @@ def test_threads_read_at_once(tmp_path, quick_switches):
 
     def read():
         try:
-            for _ in range(3000):
+            for _ in range(1000):
                 Garbage()
                 npy_stream.load(tmp_path / "ids.npy", "r")
         except SystemError as error:

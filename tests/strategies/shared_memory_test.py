@@ -135,6 +135,7 @@ def test_results_that_are_held_are_not_overwritten():
     assert buffers.take(1000).ctypes.data == before, "what nobody holds is used again"
 
 
+@pytest.mark.processes
 def test_a_worker_that_has_ended_is_named():
     code = (
         "import sys; from strategies.collectives.shared_memory.memory import OwnMemory\n"

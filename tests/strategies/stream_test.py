@@ -50,6 +50,7 @@ def test_what_an_operation_raises_is_raised_where_its_result_is_taken():
         function(tf.constant([3.0]))
 
 
+@pytest.mark.processes
 def test_an_operation_that_does_not_end_does_not_keep_python_from_ending():
     code = """
 import threading
