@@ -34,7 +34,7 @@ setup: .venv/.ready
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt pip setuptools wheel
 	$(BIN)/pip install --disable-pip-version-check --no-build-isolation -c constraints.txt \
 		-e ".[examples,test,lint]"
-	PIP_CONSTRAINT=constraints.txt $(BIN)/tf-config install-horovod
+	MAKEFLAGS= PIP_CONSTRAINT=constraints.txt $(BIN)/tf-config install-horovod
 	touch $@
 
 demo: setup

@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import importlib.util
+import os
 from pathlib import Path
 
 import pytest
@@ -83,6 +84,16 @@ def test_setuptools_comes_for_the_build_alone(pip, builds, compiler, monkeypatch
     (words,) = [words for words in pip if "setuptools" in words]
     target = words[words.index("--target") + 1]
     assert builds[0]["PYTHONPATH"] == f"{target}:/mine"
+
+
+def test_as_many_compilers_run_as_there_are_processors(pip, builds, compiler, monkeypatch):
+    monkeypatch.delenv("MAKEFLAGS", raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 2, 5})
+    assert main(["install-horovod", "--wheel"]) == 0
+    monkeypatch.setenv("MAKEFLAGS", "-j1")
+    monkeypatch.setenv("HOROVOD_DEBUG", "1")  # another wheel
+    assert main(["install-horovod", "--wheel"]) == 0
+    assert [environ["MAKEFLAGS"] for environ in builds] == ["-j3", "-j1"]
 
 
 def test_what_is_missing_is_said_in_one_line(pip, monkeypatch, tmp_path, capsys):
