@@ -314,6 +314,13 @@ def optimizers_of(model: Any) -> list[Any]:
     return list({id(each): each for each in found if is_optimizer(each)}.values())
 
 
+def callbacks_of_running_fit() -> list[Any]:
+    """Returns the callbacks of the innermost running method of a model, if that is `fit`."""
+    found = _innermost_method()
+    given = found[1].f_locals.get("callbacks") if found and found[0] == "fit" else None
+    return tf.nest.flatten(getattr(given, "callbacks", given) or [])
+
+
 def running_fit() -> tuple[Any, int]:
     """Returns the epoch iterator of the running `fit` of Keras 3, and its initial epoch."""
     values = next(f.f_locals for f in frames() if "epoch_iterator" in f.f_locals)

@@ -23,6 +23,7 @@ LAYERS = [
     "strategies._tensorflow",
     "strategies.frames",
     "strategies._keras",
+    "strategies.file_claims",
     "strategies.collectives.base",
     "strategies.collectives.single_worker",
     "strategies.collectives.dtypes",

@@ -26,9 +26,11 @@ from strategies._tensorflow import (
 from strategies.collectives.health.agreement import agree, spec_text
 from strategies.collectives.health.calls import record_call
 from strategies.collectives.health.spans import INPUT, SpanStream
+from strategies.collectives.workers import collectives_of
 from strategies.data.iterator_deletion import delete_in_background
 from strategies.data.same_rows import check_same_rows
 from strategies.data.sharding import Epochs, element_of, may_prefetch
+from strategies.file_claims import check_sole_writer
 
 _Replication = tf.distribute.InputReplicationMode
 _waits = SpanStream(INPUT)
@@ -160,6 +162,8 @@ class ReplicaDataset(DistributedDataset):
         self._source = source
 
     def __iter__(self) -> DistributedIterator:
+        if collectives_of(self._strategy).size > 1:
+            check_sole_writer(getattr(self._strategy.extended, "in_step", True))
         self._check_same_steps()
         restart_threads()
         if self._source is not None and tf.executing_eagerly():

@@ -1,0 +1,108 @@
+"""Files that two processes would write at once; the second one is told before it writes."""
+
+import subprocess
+import textwrap
+
+import pytest
+
+from strategies import file_claims
+from strategies.file_claims import claim
+
+CLAIMS = """
+import sys
+from strategies.file_claims import claim
+
+class Writer:
+    pass
+
+writer = Writer()
+print(claim(sys.argv[1], writer), flush=True)
+sys.stdin.read()
+"""
+
+
+class Writer:
+    pass
+
+
+@pytest.fixture
+def other(forked):
+    """Starts another process that claims a path; it does so until its input ends."""
+
+    def start(path):
+        process = forked.popen([forked.python, "-c", CLAIMS, path], stdin=subprocess.PIPE)
+        return process, process.stdout.readline().strip()
+
+    return start
+
+
+def test_a_path_is_claimed_by_one_process_until_it_ends(other, tmp_path):
+    process, answer = other(tmp_path / "best.keras")
+    assert answer == "True"
+    writer = Writer()
+    assert not claim(f"{tmp_path}/../{tmp_path.name}/best.keras", writer), "the same file"
+    assert claim(f"{tmp_path}/another.keras", writer)
+    process.stdin.close()
+    process.wait()
+    assert claim(f"{tmp_path}/best.keras", writer)
+    assert other(tmp_path / "best.keras")[1] == "False"
+
+
+def test_a_claim_ends_with_what_writes(other, tmp_path):
+    path = f"{tmp_path}/log.csv"
+    first, second = Writer(), Writer()
+    assert claim(path, first) and claim(path, second) and claim(path, second)
+    del first
+    assert other(path)[1] == "False"
+    del second
+    assert other(path)[1] == "True"
+    assert not any(str(tmp_path) in name for name in file_claims._claims)
+
+
+def test_remote_paths_are_free():
+    assert claim("gs://bucket/best.keras", Writer())
+
+
+@pytest.mark.parametrize(
+    ("api", "mode", "name"),
+    [
+        ("keras", "", "ModelCheckpoint"),
+        pytest.param("keras", "", "BackupAndRestore", marks=pytest.mark.slow),
+        pytest.param("keras", "", "CSVLogger", marks=pytest.mark.slow),
+        pytest.param("keras", "async", "ModelCheckpoint", marks=pytest.mark.slow),
+        pytest.param("tf_keras", "", "CSVLogger", marks=pytest.mark.slow),
+        pytest.param("tf_keras", "geo", "BackupAndRestore", marks=pytest.mark.slow),
+    ],
+)
+def test_a_file_of_two_workers_is_an_error(forked, api, mode, name):
+    code, output = forked.run(*cluster(mode), script(forked, api, mode, name))
+    assert code == 1, output
+    assert f"Received: {name} of '{forked.directory}/file.keras', which another worker" in output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ModelCheckpoint", "BackupAndRestore"])
+def test_tf_keras_asks_the_strategy_which_worker_writes(forked, name):
+    code, output = forked.run(*cluster(""), script(forked, "tf_keras", "", name))
+    assert code == 0, output
+
+
+def cluster(mode):
+    return "--workers", 2, "--ps", 1 if mode else 0
+
+
+def script(job, api, mode, name):
+    text = f"""
+        import {api} as keras
+        import numpy as np
+        import strategies
+
+        strategy = strategies.from_tf_config({f"mode={mode!r}" if mode else ""})
+        with strategy.scope():
+            model = keras.Sequential([keras.layers.Dense(1)])
+            model.compile("sgd", "mse")
+        callback = keras.callbacks.{name}({str(job.directory / "file.keras")!r})
+        model.fit(np.ones([8, 2]), np.ones([8, 1]), verbose=0, callbacks=callback)
+        strategies.barrier(strategy)
+    """
+    return job.script(textwrap.dedent(text))
