@@ -34,10 +34,10 @@ def replacing_backup(callback: Any, hook: Callable[..., Any]) -> Callable[..., A
         for path in new.values():  # of a worker that was killed
             Path(path).unlink(missing_ok=True)
         try:
-            _set_paths(callback, new)
+            vars(callback).update(new)
             hook(*args, **kwargs)
         finally:
-            _set_paths(callback, last)
+            vars(callback).update(last)
         for attribute in BACKUP_PATHS:
             if os.path.exists(new[attribute]):
                 _replace(
@@ -52,11 +52,6 @@ def replacing_backup(callback: Any, hook: Callable[..., Any]) -> Callable[..., A
 def _unfinished(path: str) -> str:
     folder, name = os.path.split(path)
     return os.path.join(folder, f"unfinished.{name}")
-
-
-def _set_paths(callback: Any, paths: dict[str, str]) -> None:
-    for attribute, path in paths.items():
-        setattr(callback, attribute, path)
 
 
 def _replace(last: str, new: str, double: bool) -> None:
