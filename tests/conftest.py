@@ -48,7 +48,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     marks: dict[Path, set[str]] = {}
     for item in items:
         marks.setdefault(item.path, set()).update(mark.name for mark in item.iter_markers())
-    items.sort(key=lambda item: _turn(marks[item.path]))
+    # Those of tf_config wait for timeouts, so others may run beside them.
+    items.sort(key=lambda item: (_turn(marks[item.path]), "tf_config" not in item.path.parts))
     gc.collect()
     gc.freeze()
 

@@ -123,6 +123,7 @@ def generator():
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.training
 @pytest.mark.parametrize(
     ("api", "make", "is_pure"),
     [
