@@ -49,10 +49,10 @@ def check_sole_writer(in_step: bool) -> None:
             if not claim(path, callback):
                 raise ValueError(
                     "A callback writes a file that no other process writes. Received: "
-                    f"{type(callback).__name__} of {path!r}, which another worker on this host "
-                    "writes, too. Wrap the callback, strategies.callbacks.on_first_worker("
-                    "callback, strategy), or give each worker its own path, "
-                    "strategies.own_path(path, strategy)."
+                    f"{type(callback).__name__} of {path!r}, which another process on this host, "
+                    "such as another worker, writes, too. Wrap the callback, "
+                    "strategies.callbacks.on_first_worker(callback, strategy), or give each "
+                    "worker its own path, strategies.own_path(path, strategy)."
                 )
 
 

@@ -25,6 +25,9 @@ def replacing_backup(callback: Any, hook: Callable[..., Any]) -> Callable[..., A
     """
     if not all(hasattr(callback, attribute) for attribute in BACKUP_PATHS):
         return hook
+    is_of_epochs = getattr(hook, "__name__", "") == "on_epoch_end"
+    if not is_of_epochs and getattr(callback, "save_freq", None) == "epoch":
+        return hook  # it saves nothing, and looking for files in each step takes time
     last = {attribute: str(getattr(callback, attribute)) for attribute in BACKUP_PATHS}
     if any("://" in path for path in last.values()):  # an object appears once it is complete
         return hook

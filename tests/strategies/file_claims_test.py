@@ -77,7 +77,7 @@ def test_remote_paths_are_free():
 def test_a_file_of_two_workers_is_an_error(forked, api, mode, name):
     code, output = forked.run(*cluster(mode), script(forked, api, mode, name))
     assert code == 1, output
-    assert f"Received: {name} of '{forked.directory}/file.keras', which another worker" in output
+    assert f"Received: {name} of '{forked.directory}/file.keras', which another process" in output
 
 
 @pytest.mark.slow
