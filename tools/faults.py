@@ -6,7 +6,7 @@ Each line of the table is a kind of fault: how many were tried, after how many e
 or ended as it should, how long it took to be noticed, what was lost beyond what a checkpoint of
 every third step leaves to do again, and what was left behind. The exit code is 1 if a fault was
 not survived, or anything was lost or left behind. The seed is printed; given again it makes the
-same choices.
+same choices. Several jobs run at once, for one that is harmed waits most of its time.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import itertools
+import multiprocessing
 import random
 import re
 import shutil
@@ -22,7 +23,8 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -38,6 +40,7 @@ PROGRAM = ROOT / "tests" / "distributed" / "killed_training.py"
 _KILLS = 30  # of each strategy and mode
 _SHORT_WAY = "TensorFlow's collectives"
 _GONE_SECONDS = 10.0
+_AT_ONCE = 3
 
 
 @dataclass
@@ -61,6 +64,11 @@ class Row:
     left: int = 0
     errors: list[str] = field(default_factory=list)
 
+    def add(self, other: Row) -> None:
+        """Counts what came of others of this kind too."""
+        for name in ("tried", "survived", "seconds", "lost", "left", "errors"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
     def __str__(self) -> str:
         noticed = "-"
         if self.seconds:
@@ -72,18 +80,19 @@ class Row:
 
 
 def _tell(row: Row) -> None:
-    """Prints how a kind of fault has gone, for all of them take an hour."""
+    """Prints how a kind of fault has gone, for all of them take long."""
     noticed = f", noticed within {max(row.seconds):.2f} s" if row.seconds else ""
     print(f"{row.kind}: {row.survived} of {row.tried}{noticed}", *row.errors, sep="\n", flush=True)
 
 
-def fuzz(row: Row, count: int, seed: int) -> None:
+def fuzz(count: int, seed: int) -> Row:
     """Gives inputs, most of them wrong, to what reads inputs."""
     from hypothesis import HealthCheck, Phase, given, settings
     from hypothesis import seed as seeded
 
     from tests.faults.inputs import TARGETS, is_answered
 
+    row = Row("inputs of users and schedulers")
     for name, (inputs, function) in TARGETS.items():
         share = count // len(TARGETS) + 1
         tried = 0
@@ -107,9 +116,10 @@ def fuzz(row: Row, count: int, seed: int) -> None:
             row.tried += 1
         row.tried += tried
         row.survived += tried
+    return row
 
 
-def harm_files(row: Row, count: int, chance: random.Random) -> None:
+def harm_files(count: int, seed: int) -> Row:
     """Damages files of saved rows, or keeps them from being written."""
     import os
     import resource
@@ -118,6 +128,7 @@ def harm_files(row: Row, count: int, chance: random.Random) -> None:
 
     import strategies
 
+    row, chance = Row("files of rows: full, killed, damaged"), random.Random(f"files {seed}")
     ids = np.arange(64)
     old, new = (np.full([64, 4], value, np.float32) for value in (1, 2))
 
@@ -200,6 +211,7 @@ def harm_files(row: Row, count: int, chance: random.Random) -> None:
                 continue
         row.survived += is_whole
         row.lost += not is_whole
+    return row
 
 
 class Way(NamedTuple):
@@ -263,10 +275,9 @@ def _program(way: Way) -> list[object]:
     return [PROGRAM, "checkpoints", "--embedding", *way.program]
 
 
-def kill(
-    row: Row, victim: str, way: Way, chance: random.Random, whole: set[End], python: str
-) -> None:
+def kill(victim: str, name: str, seed: str, whole: set[End], python: str) -> Row:
     """Kills a process of a job at a random moment; the job goes on, or is started again."""
+    row, way, chance = Row(f"SIGKILL of {victim}, {name}"), WAYS[name], random.Random(seed)
     directory = Path(tempfile.mkdtemp())
     job = _job(way, directory, python)
     (total,) = {end.steps for end in whole}
@@ -305,6 +316,7 @@ def kill(
     finally:
         job.close()
         shutil.rmtree(directory, ignore_errors=True)
+    return row
 
 
 def _kill(pid: int) -> None:
@@ -321,8 +333,9 @@ def _left(job: Job) -> int:
     return len(job.processes())
 
 
-def undisturbed(way: Way, python: str) -> set[End]:
+def undisturbed(name: str, python: str) -> set[End]:
     """Returns what the workers of the program end with if nobody harms it."""
+    way = WAYS[name]
     directory = Path(tempfile.mkdtemp())
     job = _job(way, directory, python)
     try:
@@ -345,10 +358,11 @@ _HUNGRY = {
 }
 
 
-def starve(row: Row, kind: str) -> None:
+def starve(kind: str) -> Row:
     """Has one worker of two want more memory than it may have; the job ends, and says why."""
     from tests.support.job import Job
 
+    row = Row("a worker without memory")
     directory = Path(tempfile.mkdtemp())
     job = Job(directory)
     who = "import json, os; me = json.loads(os.environ['TF_CONFIG'])['task']['index']\n"
@@ -364,6 +378,7 @@ def starve(row: Row, kind: str) -> None:
     finally:
         job.close()
         shutil.rmtree(directory, ignore_errors=True)
+    return row
 
 
 def disturb(row: Row, hosts: TwoHosts, kind: str, name: str, whole: set[str]) -> None:
@@ -389,14 +404,15 @@ def disturb(row: Row, hosts: TwoHosts, kind: str, name: str, whole: set[str]) ->
     row.survived += all(good)
 
 
-def disturb_all(rows: list[Row], short: bool) -> None:
-    """Harms the network in all ways, where two hosts can be made."""
+def disturb_all(short: bool) -> list[Row]:
+    """Harms the network in all ways, one at a time, where two hosts can be made."""
     from tests.support import network_faults
     from tests.support.two_hosts import TwoHosts, missing
 
     if reason := missing():
         print(f"Left out: faults of the network, for {reason}.", flush=True)
-        return
+        return []
+    rows = []
     faults = {"cut": "a host cut off", "back": "a host cut off for 15 s", "slow": "200 ms, 5% lost"}
     with TwoHosts.made() as hosts:
         for kind in ["horovod"] if short else ["horovod", "tensorflow", "sync", "async"]:
@@ -408,21 +424,22 @@ def disturb_all(rows: list[Row], short: bool) -> None:
                 rows.append(Row(f"network: {faults[name]}, {kind}"))
                 disturb(rows[-1], hosts, kind, name, whole)
                 _tell(rows[-1])
+    return rows
 
 
-def kill_all(rows: list[Row], short: bool, chance: random.Random, python: str) -> None:
-    """Kills each kind of process, of jobs with each strategy and mode."""
-    for name in [_SHORT_WAY] if short else WAYS:
-        way = WAYS[name]
-        whole = undisturbed(way, python)
-        of_victims = {victim: Row(f"SIGKILL of {victim}, {name}") for victim in way.victims}
-        for victim in itertools.islice(
-            itertools.cycle(way.victims), len(way.victims) if short else _KILLS
-        ):
-            kill(of_victims[victim], victim, way, chance, whole, python)
-        for row in of_victims.values():
-            rows.append(row)
-            _tell(row)
+def all_kills(pool: Executor, short: bool, seed: int, python: str) -> Iterator[list[Future[Row]]]:
+    """Has each kind of process killed, of jobs with each strategy and mode."""
+    names = [_SHORT_WAY] if short else list(WAYS)
+    whole = {name: pool.submit(undisturbed, name, python) for name in names}
+    for name in names:
+        victims = WAYS[name].victims
+        attempts: dict[str, list[Future[Row]]] = {victim: [] for victim in victims}
+        count = len(victims) if short else _KILLS
+        for number, victim in enumerate(itertools.islice(itertools.cycle(victims), count)):
+            choices = f"{seed} {name} {number}"
+            attempt = pool.submit(kill, victim, name, choices, whole[name].result(), python)
+            attempts[victim].append(attempt)
+        yield from attempts.values()
 
 
 def _forking(stack: contextlib.ExitStack) -> str:
@@ -443,22 +460,25 @@ def main() -> int:
     short = arguments.short
     print(f"seed: {arguments.seed}; again: make faults SEED={arguments.seed}"
           f"{' SHORT=1' if short else ''}", flush=True)  # fmt: skip
-    chance = random.Random(arguments.seed)
-    rows = [
-        Row("inputs of users and schedulers"),
-        Row("files of rows: full, killed, damaged"),
-        Row("a worker without memory"),
-    ]
-    fuzz(rows[0], 6_000 if short else 100_000, arguments.seed)
-    _tell(rows[0])
-    harm_files(rows[1], 30 if short else 300, chance)
-    _tell(rows[1])
-    for kind in list(_HUNGRY)[: 1 if short else 3]:
-        starve(rows[2], kind)
-    _tell(rows[2])
+    rows = []
     with contextlib.ExitStack() as stack:
-        kill_all(rows, short, chance, _forking(stack))
-    disturb_all(rows, short)
+        python = _forking(stack)
+        # New processes: a fork of one with threads may wait for a lock that nobody frees.
+        processes = multiprocessing.get_context("spawn")
+        pool = ProcessPoolExecutor(_AT_ONCE, processes)
+        stack.callback(pool.shutdown, cancel_futures=True)
+        network = pool.submit(disturb_all, short)
+        inputs = pool.submit(fuzz, 6_000 if short else 100_000, arguments.seed)
+        files = pool.submit(harm_files, 30 if short else 300, arguments.seed)
+        memory = [pool.submit(starve, kind) for kind in list(_HUNGRY)[: 1 if short else 3]]
+        kills = list(all_kills(pool, short, arguments.seed, python))
+        for attempts in ([inputs], [files], memory, *kills):
+            row = attempts[0].result()
+            for attempt in attempts[1:]:
+                row.add(attempt.result())
+            rows.append(row)
+            _tell(row)
+        rows += network.result()
     print("| Fault | Tried | Went on or ended | Noticed: median, max | Lost | Left behind |")
     print("|---|---|---|---|---|---|")
     print(*rows, sep="\n")

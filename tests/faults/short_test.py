@@ -9,7 +9,6 @@ import pytest
 from tests.support.job import ROOT
 
 
-@pytest.mark.slow
 @pytest.mark.processes
 def test_a_short_run_of_all_faults_loses_nothing_and_leaves_nothing():
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
