@@ -153,7 +153,7 @@ def report(content: dict, picture: Path | None) -> None:
             said = sum_seconds(model, place, length, _shared(place))
             what = f"{place}, {length / 1e6:.3g} MB, {kind}"
             print(f"| {what} | {1e3 * taken:.2f} | {1e3 * said:.2f} | {said / taken:.2f} |")
-    print("| step | measured, ms | nothing hidden, ms | all hidden, ms |\n|---|---|---|---|")
+    print("| step | measured, ms | no overlap, ms | full overlap, ms |\n|---|---|---|---|")
     for values, alone, taken in content["steps"]:
         place = Place(*values)
         exchange = sum_seconds(model, place, GRADIENTS, _shared(place))
@@ -183,12 +183,14 @@ def draw(model: np.ndarray, path: Path) -> None:
             exchange = sum_seconds(model, place, length, each) if number > 1 else 0.0
             low.append(compute / (compute + exchange))
             high.append(compute / max(compute, exchange))
-        (line,) = panel.plot(numbers, low, label=f"{gigabits} Gbit/s, nothing hidden")
-        panel.plot(numbers, high, "--", color=line.get_color(), label="all that can be hidden is")
+        (line,) = panel.plot(numbers, low, label=f"{gigabits} Gbit/s, no overlap")
+        panel.plot(
+            numbers, high, "--", color=line.get_color(), label=f"{gigabits} Gbit/s, full overlap"
+        )
     panel.set_xscale("log", base=2)
     panel.set_ylim(0, 1.05)
-    panel.set_xlabel(f"workers, {each} a host")
-    panel.set_ylabel("of linear scaling")
+    panel.set_xlabel(f"workers, {each} per host")
+    panel.set_ylabel("fraction of linear scaling")
     title = f"Prediction: steps of {compute:g} s that sum {length / 1e6:.0f} MB"
     panel.set_title(title)
     panel.legend(fontsize=7)

@@ -171,12 +171,24 @@ def _quiet(environ: dict[str, str]) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def _elsewhere() -> Iterator[None]:
+    """Keeps what a command writes, by `-o NAME` for instance, out of the directory of the tests."""
+    here = os.getcwd()
+    with tempfile.TemporaryDirectory() as directory:
+        os.chdir(directory)
+        try:
+            yield
+        finally:
+            os.chdir(here)
+
+
 def run_command(argv: list[str]) -> None:
     """Runs `tf-config`, and raises where it does not end in success or in one line."""
     errors = io.StringIO()
-    with _quiet(
-        {"TF_CONFIG": '{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 0}}'}
-    ):
+    task = {"type": "worker", "index": 0}
+    tf_config = json.dumps({"cluster": {"worker": ["a:1"]}, "task": task})
+    with _elsewhere(), _quiet({"TF_CONFIG": tf_config}):
         with contextlib.redirect_stderr(errors):
             try:
                 code = main(argv)
