@@ -25,6 +25,7 @@ class MirroredReduction(tf.distribute.Strategy):
         self.extended.loss_scale.note()
         return super().num_replicas_in_sync
 
+    @tf.autograph.experimental.do_not_convert
     def reduce(self, reduce_op: Any, value: Any, axis: int | None = None) -> Any:
         """Returns the sum or mean of `value` over all replicas, and along `axis` if it is given.
 
@@ -48,6 +49,7 @@ class MirroredReduction(tf.distribute.Strategy):
             lambda leaf: self._reduced(reduce_op, leaf, axis, is_batch), value
         )
 
+    @tf.autograph.experimental.do_not_convert
     def gather(self, value: Any, axis: int) -> Any:
         """Returns all replicas' values joined along `axis`; see `tf.distribute.Strategy.gather`."""
         agree(self.extended.collectives, "gather", f"axis={axis}")

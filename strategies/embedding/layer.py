@@ -200,6 +200,12 @@ class EmbeddingLayer:
             model's `call` has no such argument, is true under a `tf.GradientTape`, as in `fit`, and
             false elsewhere.
         """
+        return self._outputs(inputs, weights, training)
+
+    # tf_keras has AutoGraph convert a layer's `call` and all that it calls: seconds in each
+    # process, for code that has no condition on a tensor.
+    @tf.autograph.experimental.do_not_convert
+    def _outputs(self, inputs: Any, weights: Any, training: bool | None) -> Any:
         bags = self.bags(inputs, weights)
         training = is_training(training) if self.trainable else False
         outputs = self._built_tables().outputs(bags, training, self.compute_dtype)
