@@ -128,10 +128,11 @@ def train(
 
 
 def names_the_other(hosts: TwoHosts, ended: Ended) -> bool:
-    """Returns whether a process named the host or the worker that it lost."""
+    """Returns whether a process, or TensorFlow in it, named the host or the worker it lost."""
     other = 1 - ended.task.index
     said = ended.output.partition(_STEP + "\n")[2]
-    return hosts.addresses[other] in said or f"worker {other}" in said
+    names = hosts.addresses[other], f"worker {other}", f"/job:worker/replica:0/task:{other}"
+    return any(name in said for name in names)
 
 
 def _tasks(kind: str) -> list[Task]:

@@ -60,6 +60,23 @@ class OperationTracker:
         self._graphs.append((kind, begun, ended))
         return begun, ended
 
+    def begun(self) -> list[int]:
+        """Returns how many eager operations, actions of steps, and operations of functions began.
+
+        Functions are traced in the same order on all workers, so their counters are, too.
+        """
+        return [self._count, self._steps, *(int(begun.numpy()) for _, begun, _ in self._graphs[:])]
+
+    def pending(self) -> list[tuple[int, int]]:
+        """Returns (index in `begun`, number) of each operation that has begun and not ended."""
+        found = [(0, number) for number, _ in list(self._eager.values())]
+        found += [(1, number) for number, _ in list(self._in_steps.values())]
+        for index, (_, begun, ended) in enumerate(self._graphs[:], 2):
+            number = int(begun.numpy())
+            if number > int(ended.numpy()):
+                found.append((index, number))
+        return found
+
     def waiting(self) -> tuple[str, str, float]:
         """Returns the kind ("eager", "function" or ""), name and seconds of this worker's wait."""
         counts = [

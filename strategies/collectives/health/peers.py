@@ -35,6 +35,8 @@ class State:
       waited: the number of seconds for which it has waited.
       place: the running Keras call and the line of the user's program.
       ended: whether it has ended.
+      begun: how many operations it has begun, by their stream.
+      pending: (stream, number) of each operation that it waits in.
       beat: a number that differs in each report.
       silent: the number of seconds since its last report, as measured by the reader.
     """
@@ -44,6 +46,8 @@ class State:
     waited: float = 0.0
     place: str = ""
     ended: bool = False
+    begun: Sequence[int] = ()
+    pending: Sequence[Sequence[int]] = ()
     beat: int = 0
     silent: float = 0.0
 
@@ -55,6 +59,16 @@ class State:
     def may_match(self, other: State) -> bool:
         """Returns whether two workers may wait in the same operation."""
         return bool(self.kind) and (self.kind, self.operation) == (other.kind, other.operation)
+
+    def was_joined_by(self, other: State) -> bool:
+        """Returns whether another worker has begun each of the operations that this one waits in.
+
+        What that worker sent may still be on its way, even if it has ended since.
+        """
+        begun = dict(enumerate(other.begun))
+        return bool(self.pending) and all(
+            begun.get(stream, 0) >= number for stream, number in self.pending
+        )
 
     def describe(self, seconds: float) -> str:
         """Returns a description of the state."""

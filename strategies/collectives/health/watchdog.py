@@ -70,9 +70,16 @@ def is_deadlocked(mine: State, theirs: State, seconds: float) -> bool:
     [True, False, False]
     >>> is_deadlocked(step, State(ended=True), 30)
     True
+
+    An ended worker that had begun the same operation has sent its part, which may be on its way.
+
+    >>> third = State("eager", "all_reduce number 3", 40, pending=[(0, 3)])
+    >>> [is_deadlocked(third, State(ended=True, begun=[number]), 30) for number in (2, 3)]
+    [True, False]
     """
     if theirs.ended:
-        return mine.waited >= _ENDED_SECONDS
+        limit = LOST_SECONDS if mine.was_joined_by(theirs) else _ENDED_SECONDS
+        return mine.waited >= limit
     if min(mine.waited, theirs.waited) < seconds or "eager" not in (mine.kind, theirs.kind):
         return False
     return not mine.may_match(theirs)
@@ -201,7 +208,7 @@ class Watchdog:
             return
         self._stopped.set()
         self._thread.join(_LEAVING_SECONDS)
-        is_reached = self._publish(State(ended=True))
+        is_reached = self._publish(State(ended=True, begun=self.operations.begun()))
         if hasattr(sys, "last_value"):
             self._explain(is_reached)
         if hasattr(sys, "last_value") or not self._misses_ended:
@@ -290,7 +297,8 @@ class Watchdog:
             if time.monotonic() - published < self._publish_seconds:
                 continue
             published = time.monotonic()
-            mine = State(kind, operation, waited, place_in(stack_of(self._main)))
+            place, pending = place_in(stack_of(self._main)), self.operations.pending()
+            mine = State(kind, operation, waited, place, pending=pending)
             is_reached = self._publish(mine)
             if is_reached:
                 self.check_verdict()
