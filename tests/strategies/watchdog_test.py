@@ -16,6 +16,7 @@ from strategies.collectives.health.agreement import agree
 from strategies.collectives.health.operations import OperationTracker, WatchedCollectives
 from strategies.collectives.health.watchdog import (
     _SCOPE,
+    LOST_SECONDS,
     State,
     Watchdog,
     _shared_store,
@@ -96,6 +97,38 @@ def test_who_waits_names_the_other_one_and_ends_where_it_has_ended(store, caplog
     waiting.check_peers(STEP)
     assert "worker 1 waits in save, train.py, line 5. All workers call it" in ends[0]
     assert "worker 1 has ended. All workers call it" in ends[1]
+
+
+def test_who_has_ended_has_sent_its_part_of_what_it_began(store):
+    ends = []
+    first, second = (watchdog(store, number, ends) for number in range(2))
+    with second.operations.track_eager("all_reduce"):
+        pass
+    second.start()
+    second.leave()
+    for number in (1, 2):
+        with first.operations.track_eager("all_reduce"):
+            pending = first.operations.pending()
+            first.check_peers(State("eager", f"all_reduce number {number}", 40, pending=pending))
+        assert bool(ends) is (number == 2)
+    assert "worker 0 has waited 40 s in all_reduce number 2" in ends[0]
+
+
+def test_who_has_ended_is_not_waited_for_without_end():
+    mine = State("eager", "all_reduce number 1", LOST_SECONDS, pending=[(0, 1)])
+    assert is_deadlocked(mine, State(ended=True, begun=[1]), 30.0)
+
+
+def test_what_has_begun_and_not_ended_is_pending():
+    operations = OperationTracker()
+    begun, ended = operations.add_counters("all_reduce")
+    begun.assign_add(2)
+    ended.assign_add(1)
+    with operations.track_eager("broadcast"), operations.track_step("a push"):
+        assert operations.pending() == [(0, 1), (1, 1), (2, 2)]
+    ended.assign_add(1)
+    assert operations.pending() == []
+    assert operations.begun() == [1, 1, 2]
 
 
 def test_who_ends_waits_until_the_others_have(store):
