@@ -119,6 +119,20 @@ def test_who_has_ended_is_not_waited_for_without_end():
     assert is_deadlocked(mine, State(ended=True, begun=[1]), 30.0)
 
 
+def test_an_operation_that_ends_while_it_is_looked_at_is_no_wait(store, monkeypatch):
+    ends = []
+    waiting, other = (watchdog(store, number, ends) for number in range(2))
+    other._publish(State(ended=True))
+    operations, looked = waiting.operations, threading.Event()
+    monkeypatch.setattr(operations, "waiting", lambda: ("eager", "all_reduce number 1", 40.0))
+    monkeypatch.setattr(operations, "pending", lambda: looked.set() or [])
+    waiting.start()
+    assert looked.wait(10)
+    waiting._stopped.set()
+    waiting._thread.join(10)
+    assert not ends
+
+
 def test_what_has_begun_and_not_ended_is_pending():
     operations = OperationTracker()
     begun, ended = operations.add_counters("all_reduce")

@@ -302,7 +302,8 @@ class Watchdog:
             is_reached = self._publish(mine)
             if is_reached:
                 self.check_verdict()
-            if waited >= _ENDED_SECONDS:
+            # An operation that has ended meanwhile is no wait any more.
+            if waited >= _ENDED_SECONDS and pending:
                 self.check_peers(mine, is_reached)
 
     def _publish(self, state: State) -> bool:
