@@ -24,6 +24,8 @@ from tf_config.node_list import parse_node_list, parse_tasks_per_node
 from tf_config.rendezvous import check_url
 
 ANY = st.text(max_size=40)
+# An argument or a variable of the environment ends for the system where a NUL is.
+WORD = st.text(st.characters(exclude_characters="\0"), max_size=40)
 NUMBERS = st.one_of(
     st.integers(-2, 70000).map(str),
     st.sampled_from(
@@ -49,7 +51,8 @@ HOSTS = st.sampled_from(
      "[fe80::1%$(x)]", "127.0.0.1", "localhost", "root@a", "-l@a", "a b", "", "\udcff", "\u00e4",
      "a" * 300]
 )  # fmt: skip
-ADDRESSES = st.one_of(st.tuples(HOSTS, NUMBERS).map(":".join), ANY)
+HOST_PORTS = st.tuples(HOSTS, NUMBERS).map(":".join)
+ADDRESSES = st.one_of(HOST_PORTS, ANY)
 
 
 def pieces(alphabet: str, *words: str) -> st.SearchStrategy[str]:
@@ -130,7 +133,8 @@ VARIABLES = {
                    "KERAS_STRATEGIES_TASK_TYPE", "HOSTNAME", "JOB_COMPLETION_INDEX"],
 }  # fmt: skip
 VALUES = st.one_of(
-    NUMBERS, ANY, HOSTS, NODES, COUNTS, ADDRESSES, st.lists(ADDRESSES, max_size=3).map(",".join),
+    NUMBERS, WORD, HOSTS, NODES, COUNTS, HOST_PORTS,
+    st.lists(HOST_PORTS | WORD, max_size=3).map(",".join),
     st.sampled_from(["worker=2,ps=1", "worker=99999", "train-worker-0", "cyclic", "plane=4",
                      "PSERVER", "TRAINER", "train"]),
 )  # fmt: skip
@@ -153,7 +157,7 @@ WORDS = st.one_of(
          "train.py", "slurm", "t:rows=1e9,width=16", "tf_config", "X=1", "--zipf", "--memory-gib",
          "/dev/null", "/proc/self/mem"]
     ),
-    NUMBERS, ANY, HOSTS, NODES,
+    NUMBERS, WORD, HOSTS, NODES,
 )  # fmt: skip
 ARGUMENTS = st.tuples(COMMANDS, st.lists(WORDS, max_size=8)).map(lambda two: two[0] + two[1])
 
