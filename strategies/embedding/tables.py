@@ -295,7 +295,7 @@ class Tables:
     def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Restores all rows from a snapshot."""
         with self._setting_rows():
-            snapshot.restore(self._local_shards, arrays)
+            snapshot.restore(self._shards, arrays)
 
     def save(self, directory: str, delta: bool) -> str:
         """Saves the rows to a directory; see `checkpoint`."""

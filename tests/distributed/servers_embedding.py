@@ -31,14 +31,22 @@ ids = np.array([COMMON, *MINE, 5])
 expected = np.array([-2 * steps * size, *[-steps] * size, 0])
 
 
-def made():
+def built():
+    layer = strategies.DistributedEmbedding(
+        3,
+        embeddings_initializer="zeros",
+        eviction=strategies.Eviction(count=steps + 1),
+        name="embedding",
+    )
+    layer.build()
+    return layer
+
+
+def made(**momentum):
     """Returns a layer, and a function that takes 1 from the row of each id."""
     with strategy.scope():
-        layer = strategies.DistributedEmbedding(
-            3, embeddings_initializer="zeros", eviction=strategies.Eviction(count=steps + 1)
-        )
-        layer.build()
-        optimizer = keras.optimizers.SGD(1.0)
+        layer = built()
+        optimizer = keras.optimizers.SGD(1.0, **momentum)
         optimizer.build(layer.trainable_variables)
     (variable,) = layer.trainable_variables
 
@@ -92,6 +100,24 @@ def check_what_is_saved_is_of_one_moment():
     again.load_rows("rows")
     np.testing.assert_array_equal(again(ids).numpy(), np.tile(expected[:, np.newaxis], 3))
     assert len(os.listdir("rows")) == 2
+
+
+def check_what_is_loaded_is_saved_again_before_an_optimizer_is_made():
+    layer, step = made(momentum=0.5)
+    step(tf.constant([COMMON, MINE[rank]], tf.int64))
+    layer.save_rows("with_momentum")
+    without, _ = made()
+    without.save_rows("without")
+    with strategy.scope():
+        again = built()
+    again.load_rows("with_momentum")
+    again.save_rows("again")
+    arrays = again.snapshot_rows()
+    ordered = np.argsort(arrays["0/ids"])
+    np.testing.assert_array_equal(arrays["0/ids"][ordered], [COMMON, *MINE])
+    assert (arrays["0/slot/momentum"] < 0).all(), arrays
+    again.load_rows("without")
+    assert "0/slot/momentum" not in again.snapshot_rows()
 
 
 def check_one_worker_alone_changes_nothing_that_is_of_all_of_them():

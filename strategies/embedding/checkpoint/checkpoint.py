@@ -13,6 +13,7 @@ these, only the shapes and dtypes of the arrays are verified.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -169,11 +170,11 @@ def load(shards: Sequence[TableShard], directory: str, collectives: Collectives)
     succeed_together(collectives, "Restoring rows", error)
     local = [shard for shard in shards if shard.is_local_owner]
     path, tables = Path(directory), shards[0].tables
-    snapshot.clear(local)
+    snapshot.clear(shards)
     for folder in latest["folders"]:
-        for position, name in enumerate(tables if local else ()):
+        for position, name in enumerate(tables):
             ranks = range(latest["workers"][folder])
-            _load_table(local, name, [_files(path / folder, position, rank) for rank in ranks])
+            _load_table(shards, name, [_files(path / folder, position, rank) for rank in ranks])
     for name in tables:
         snapshot.set_step(local, name, latest["steps"][name])
 
@@ -250,7 +251,8 @@ def _load_table(
     shards: Sequence[TableShard], name: str, parts: Sequence[Mapping[str, Path]]
 ) -> None:
     """Restores the rows of one table from the files of all workers that saved it."""
-    for shard in shards:
+    local = [shard for shard in shards if shard.is_local_owner]
+    for shard in local:
         if any(array_specs.PRESENT in part for part in parts):
             snapshot.retain(shard, name, _present_ids(shard, name, parts))
     extra = snapshot.joined(
@@ -263,14 +265,13 @@ def _load_table(
             for part in parts
         ]
     )
-    for shard in shards:
-        snapshot.expect_slots(shard, name, extra)
-    for part in parts:
-        rows = {key: part[key] for key in part if array_specs.is_row_array(key)}
+    of_rows = [{key: part[key] for key in part if array_specs.is_row_array(key)} for part in parts]
+    snapshot.expect_slots(shards, name, itertools.chain(*of_rows), extra)
+    for rows in of_rows if local else ():
         for chunk in read_chunks(rows):
-            for shard in shards:
+            for shard in local:
                 snapshot.restore_rows(shard, name, chunk)
-    for shard in shards:
+    for shard in local:
         snapshot.restore_extra(shard, name, extra)
 
 

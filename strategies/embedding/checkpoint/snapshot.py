@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -234,23 +234,28 @@ def take(shards: Sequence[TableShard], collectives: Collectives) -> Arrays:
 def restore(shards: Sequence[TableShard], arrays: Mapping[str, np.ndarray]) -> None:
     """Restores a snapshot of all tables in the shards that this worker owns.
 
+    Args:
+      shards: all shards that this worker can access.
+      arrays: the snapshot.
+
     Raises:
       ValueError: if the snapshot is that of other tables.
     """
-    tables = list(shards[0].tables) if shards else []
+    tables = list(shards[0].tables)
     of_tables = [_of_table(arrays, position) for position in range(len(tables))]
     for name, own in zip(tables, of_tables, strict=True):
         check(shards[0].tables[name], own)
-    if tables and len({key.partition("/")[0] for key in arrays}) > len(tables):
+    if len({key.partition("/")[0] for key in arrays}) > len(tables):
         raise ValueError(
             f"Rows are restored to as many tables as they were saved of. Received: more than "
             f"{len(tables)}, for {', '.join(map(repr, tables))}. Build the layer as it was saved."
         )
     clear(shards)
+    local = [shard for shard in shards if shard.is_local_owner]
     for name, own in zip(tables, of_tables, strict=True):
-        set_step(shards, name, int(own.pop("step")))
-        for shard in shards:
-            expect_slots(shard, name, own)
+        set_step(local, name, int(own.pop("step")))
+        expect_slots(shards, name, own, own)
+        for shard in local:
             restore_rows(shard, name, own)
             restore_extra(shard, name, own)
 
@@ -263,16 +268,27 @@ def _of_table(arrays: Mapping[str, np.ndarray], position: int) -> Arrays:
 
 
 def clear(shards: Sequence[TableShard]) -> None:
-    """Removes all rows and counts of shards."""
+    """Removes all rows and counts of the shards that this worker owns.
+
+    Args:
+      shards: all shards that this worker can access.
+    """
     for shard in shards:
-        shard.forget_former_slots()
-        for name, table in shard.tables.items():
-            key = ("clear", name, *table.store.slots())
-            shard.call(key, functools.partial(_clear, table))
-            table.store.forget_expected_slots()
+        if shard.is_local_owner:
+            _clear_shard(shard)
         for table in shard.tables.values():
-            if table.overflow is not None:
-                table.overflow.allocate_row()
+            table.store.forget_expected_slots()
+
+
+def _clear_shard(shard: TableShard) -> None:
+    shard.forget_former_slots()
+    for name, table in shard.tables.items():
+        key = ("clear", name, *table.store.slots())
+        shard.call(key, functools.partial(_clear, table))
+    for table in shard.tables.values():
+        table.store.forget_expected_slots()
+        if table.overflow is not None:
+            table.overflow.allocate_row()
 
 
 def _clear(table: Table) -> None:
@@ -292,32 +308,46 @@ def check_shapes(table: Table, arrays: Mapping[str, np.ndarray]) -> None:
         )
 
 
-def expect_slots(shard: TableShard, name: str, arrays: Mapping[str, np.ndarray]) -> None:
+def expect_slots(
+    shards: Sequence[TableShard],
+    name: str,
+    keys: Iterable[str],
+    extra: Mapping[str, np.ndarray],
+) -> None:
     """Creates slot variables, with their initial values, that the optimizer has not created yet.
 
     Rows without saved values of a slot variable get its initial value. Arrays of version 0.1.0
     have no initial values.
+
+    Args:
+      shards: all shards that this worker can access. It may come to save those that it does not
+        own, and all workers compare the slot variables of the first one.
+      name: name of the table.
+      keys: names of the arrays of rows to be restored.
+      extra: the other arrays to be restored.
     """
     prefix = f"{INITIAL}slot_"
-    for key in arrays:
-        if key.startswith(prefix):
-            slot, store = key.removeprefix(prefix), shard.tables[name].store
-            shard.expect_slot(store, slot, arrays[key][0])
+    initial = {key.removeprefix(prefix): extra[key][0] for key in extra if key.startswith(prefix)}
+    for key in (*keys, *extra):
+        if key.startswith(SLOT):
+            initial.setdefault(key.removeprefix(SLOT), 0.0)
+        if key.startswith(f"{OVERFLOW}slot_"):
+            initial.setdefault(key.removeprefix(f"{OVERFLOW}slot_"), 0.0)
+    for shard in shards:
+        for slot, value in initial.items():
+            shard.expect_slot(shard.tables[name].store, slot, value)
 
 
 def restore_rows(shard: TableShard, name: str, arrays: Mapping[str, np.ndarray]) -> None:
     """Sets the values of the rows that belong to a shard; rows are created for new ids.
 
-    Slot variables that the optimizer has not created yet get their values when it creates them.
+    Slot variables among the arrays exist already, or are expected; see `expect_slots`.
 
     Raises:
       ValueError: if the arrays do not fit the table.
     """
     table = shard.tables[name]
     check_shapes(table, arrays)
-    for key in arrays:
-        if key.startswith(SLOT):
-            shard.expect_slot(table.store, key.removeprefix(SLOT))
     own = np.flatnonzero(shard.has(name, arrays["ids"]))
     names = [key for key in arrays if key != "ids" and is_row_array(key)]
 
@@ -357,9 +387,6 @@ def _restore_shared_row(shard: TableShard, table: Table, arrays: Mapping[str, np
     overflow = table.overflow
     if overflow is None:
         raise ValueError(missing_overflow(table))
-    for name in given:
-        if name.startswith(SLOT):
-            shard.expect_slot(table.store, name.removeprefix(SLOT))
 
     def set_row(*rows: tf.Tensor) -> None:
         columns = _columns_of(table)
