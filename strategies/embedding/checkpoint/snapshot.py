@@ -273,22 +273,19 @@ def clear(shards: Sequence[TableShard]) -> None:
     Args:
       shards: all shards that this worker can access.
     """
+    local = [shard for shard in shards if shard.is_local_owner]
+    for shard in local:
+        shard.forget_former_slots()
+        for name, table in shard.tables.items():
+            key = ("clear", name, *table.store.slots())
+            shard.call(key, functools.partial(_clear, table))
     for shard in shards:
-        if shard.is_local_owner:
-            _clear_shard(shard)
         for table in shard.tables.values():
             table.store.forget_expected_slots()
-
-
-def _clear_shard(shard: TableShard) -> None:
-    shard.forget_former_slots()
-    for name, table in shard.tables.items():
-        key = ("clear", name, *table.store.slots())
-        shard.call(key, functools.partial(_clear, table))
-    for table in shard.tables.values():
-        table.store.forget_expected_slots()
-        if table.overflow is not None:
-            table.overflow.allocate_row()
+    for shard in local:
+        for table in shard.tables.values():
+            if table.overflow is not None:
+                table.overflow.allocate_row()
 
 
 def _clear(table: Table) -> None:
