@@ -94,8 +94,15 @@ def tested(name: str) -> str:
 
 def interpreter(version: str) -> str | None:
     """Returns a Python of a version: on the PATH, or one of pyenv's."""
-    of_pyenv = sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python"))
-    return shutil.which(f"python{version}") or (str(of_pyenv[-1]) if of_pyenv else None)
+    of_pyenv = sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python"), reverse=True)
+    for found in (shutil.which(f"python{version}"), *map(str, of_pyenv)):
+        # pyenv puts a command on the PATH for each version that it has, and may then refuse it.
+        if (
+            found
+            and subprocess.run([found, "-c", ""], capture_output=True, check=False).returncode == 0
+        ):
+            return found
+    return None
 
 
 def made(environment: Path, python: str, tensorflow: str) -> bool:
