@@ -8,6 +8,7 @@ import signal
 import time
 
 from tf_config.memory import kills_of_cgroup, peak_of, was_killed_by_kernel
+from tf_config.output import without_escapes
 from tf_config.settings import PROGRESS_VARIABLE
 
 # Messages of Python, the C++ library, TensorFlow and the C library when memory runs out.
@@ -41,7 +42,8 @@ class Vitals:
 
     def hear(self, text: str) -> None:
         """Takes a part of the output of the process."""
-        for line in text.splitlines():
+        # Python 3.13 colors tracebacks; a color's last character would be a part of the first word.
+        for line in without_escapes(text).splitlines():
             if not self._lacked and _NO_MEMORY.search(line):
                 self._lacked = line.strip()[:160]
 

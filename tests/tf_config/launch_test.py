@@ -181,8 +181,9 @@ LIMITED = "import resource\nresource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 <
             "import os, sys\nprint('terminate called: std::bad_alloc')\nos.abort()\n",
             "std::bad_alloc",
         ),
+        ("import sys\nsys.exit('\\x1b[1;35mMemoryError\\x1b[0m')\n", "(MemoryError)"),
     ],
-    ids=["Python", "NumPy", "C++"],
+    ids=["Python", "NumPy", "C++", "colors"],
 )
 def test_a_task_without_memory_ends_the_job_and_it_is_said(job, text, said):
     others = (
