@@ -471,7 +471,7 @@ def main() -> int:
         pool = ProcessPoolExecutor(_AT_ONCE, processes)
         stack.callback(pool.shutdown, cancel_futures=True)
         network = pool.submit(disturb_all, short)
-        inputs = pool.submit(fuzz, 6_000 if short else 100_000, arguments.seed)
+        inputs = pool.submit(fuzz, 2_000 if short else 100_000, arguments.seed)
         files = pool.submit(harm_files, 30 if short else 300, arguments.seed)
         memory = [pool.submit(starve, kind) for kind in list(_HUNGRY)[: 1 if short else 3]]
         kills = list(all_kills(pool, short, arguments.seed, python))

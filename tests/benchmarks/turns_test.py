@@ -206,3 +206,40 @@ def test_a_benchmark_runs(job, request, name):
     assert "| this package, " in output
     assert not any(" - " in line for line in output.splitlines() if line.startswith("|")), output
     job.assert_nothing_left()
+
+
+def test_a_step_is_divided_into_its_parts(load):
+    spans = load(BENCHMARKS / "peers" / "step_spans.py")
+    graph, stream, main = "tf_Compute/1, 1", "python, 2", "python, 3"
+    step = [
+        ("multi_step_on_iterator", main, 10, 20),
+        ("f/sequential_1/dense/Relu:_MklNativeFusedMatMul", graph, 11, 13),
+        ("f/gradient_tape/sequential_1/dense/MatMul:MatMul", graph, 13, 16),
+        ("EagerLocalExecute: QueueDequeueV2", stream, 15, 16),
+        ("EagerLocalExecute: QueueEnqueueV2", stream, 17.5, 17.6),
+        ("f/adam/update_0/Square:Square", graph, 18, 19),
+        ("ExecutorState::Process", graph, 18, 19),
+    ]
+    following = [(name, thread, begin + 11, end + 11) for name, thread, begin, end in step]
+    events = [spans.Event(*event) for event in step + following]
+    (found,) = spans.steps_of(sorted(events, key=lambda event: event.begin))
+    assert spans.milliseconds(found) == {
+        "forward pass": 2,
+        "backward pass": 3,
+        "update": 1,
+        "between two steps": 1,
+        "no operation": 4,
+        "the step": 11,
+        "exchange": 1.5,
+    }
+
+
+def test_operations_of_horovod_are_exchanges(load):
+    spans = load(BENCHMARKS / "peers" / "step_spans.py")
+    events = [
+        ("ExecutorState::ProcessAsync::Start", "tf_Compute/1, 1", 1, 1.1),
+        ("ExecutorState::ProcessAsync::Done", "python, 2", 4, 4.1),
+        ("ExecutorState::ProcessAsync::Done", "python, 2", 5, 5.1),
+    ]
+    found = spans.exchanges_of([spans.Event(*event) for event in events])
+    assert found == [("exchange", 1, 4)]
