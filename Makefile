@@ -62,7 +62,7 @@ CASES := all_reduce two_hosts mirrored parameter_server click_model embedding on
 CASE ?= $(CASES)
 # More cases, by their name alone.
 OPTIONS_OF_scaling := --rounds 2 --json build/scaling.json docs/images/scaling.svg
-OPTIONS_OF_step := --rounds 3 docs/images/step.svg
+OPTIONS_OF_step := --rounds 3 build/step.svg
 MORE_CASES := scaling shared_memory step
 # Those whose numbers become a picture.
 CASES_OF_PICTURES := all_reduce two_hosts mirrored parameter_server click_model

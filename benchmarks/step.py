@@ -2,7 +2,7 @@
 
     $ .venv/bin/python benchmarks/step.py --before ../earlier docs/images/step.svg
 
-With --before, two workers of the package in another directory, an earlier commit's for instance,
+With --before, workers of the package in another directory, an earlier commit's for instance,
 over Horovod, are measured too. The picture shows the step of median length of each system: the
 thread that runs the graph, and below it when values are exchanged.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import statistics
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -36,23 +37,20 @@ def main() -> None:
     arguments.add_argument("picture", type=Path, help="an SVG file")
     arguments.add_argument("--before", type=Path, help="a directory with another version")
     given = arguments.parse_args()
-    build = ROOT / "build" / "benchmarks"
-    build.mkdir(parents=True, exist_ok=True)
-    kinds = {
-        "this package": ("auto", ROOT),
-        "one process of two that exchange nothing": ("alone", ROOT),
-    }
+    kinds = {"this package": ("auto", ROOT), "a process that exchanges nothing": ("alone", ROOT)}
     if given.before:
         kinds["before, over Horovod"] = ("horovod", given.before.resolve())
-    files = {name: build / f"step-{kind}.json" for name, (kind, _) in kinds.items()}
-    systems = [
-        on_workers(
-            name, 2, "--env", f"PYTHONPATH={directory}", PEERS / "step_trace.py", kind, files[name]
-        )
-        for name, (kind, directory) in kinds.items()
-    ]
-    print(table(measured(systems, 1 if given.short else given.rounds, given.timeout)))
-    draw({name: json.loads(path.read_text()) for name, path in files.items()}, given.picture)
+    program = PEERS / "step_trace.py"
+    with tempfile.TemporaryDirectory() as directory:
+        files = {name: Path(directory) / f"{kind}.json" for name, (kind, _) in kinds.items()}
+        systems = [
+            on_workers(
+                name, given.workers, "--env", f"PYTHONPATH={package}", program, kind, files[name]
+            )
+            for name, (kind, package) in kinds.items()
+        ]
+        print(table(measured(systems, 1 if given.short else given.rounds, given.timeout)))
+        draw({name: json.loads(path.read_text()) for name, path in files.items()}, given.picture)
 
 
 def table(found: Mapping[str, Mapping[str, Sequence[float]]]) -> str:

@@ -95,14 +95,13 @@ def tested(name: str) -> str:
 def interpreter(version: str) -> str | None:
     """Returns a Python of a version: on the PATH, or one of pyenv's."""
     of_pyenv = sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python"), reverse=True)
-    for found in (shutil.which(f"python{version}"), *map(str, of_pyenv)):
-        # pyenv puts a command on the PATH for each version that it has, and may then refuse it.
-        if (
-            found
-            and subprocess.run([found, "-c", ""], capture_output=True, check=False).returncode == 0
-        ):
-            return found
-    return None
+    candidates = [shutil.which(f"python{version}"), *map(str, of_pyenv)]
+    return next((python for python in candidates if python and is_usable(python)), None)
+
+
+def is_usable(python: str) -> bool:
+    """Returns whether a Python runs; pyenv puts commands on the PATH that it may then refuse."""
+    return subprocess.run([python, "-c", ""], capture_output=True, check=False).returncode == 0
 
 
 def made(environment: Path, python: str, tensorflow: str) -> bool:

@@ -52,7 +52,7 @@ def main() -> None:
         model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     dataset = strategy.distribute_datasets_from_function(lambda _: data())
     with tempfile.TemporaryDirectory() as directory:
-        # All are profiled, for it takes time.
+        # Every worker is profiled, so that profiling slows all of them alike.
         model.fit(
             dataset, steps_per_epoch=WARM_UP + STEPS + 1, callbacks=[Profile(directory)], verbose=0
         )

@@ -208,6 +208,24 @@ def test_a_benchmark_runs(job, request, name):
     job.assert_nothing_left()
 
 
+@pytest.mark.slow
+def test_the_parts_of_a_step_are_measured_and_drawn(job):
+    picture = Path(job.directory) / "step.svg"
+    command = [job.python, str(BENCHMARKS / "step.py"), "--short", "--before", str(ROOT)]
+    process = job.popen([*command, "--timeout", "200", str(picture)])
+    output, _ = process.communicate(timeout=600)
+    assert process.returncode == 0, output
+    rows = dict(re.findall(r"^\| ([\w ]+) \| ([\d.]+ \| [\d.]+ \| [\d.]+) \|$", output, re.M))
+    values = {part: [float(ms) for ms in row.split(" | ")] for part, row in rows.items()}
+    for part in ("forward pass", "backward pass", "update", "the step"):
+        assert min(values[part]) > 0, output
+    with_others, alone, by_horovod = values["exchange"]
+    assert with_others > 0 == alone, output
+    assert by_horovod > 0, output
+    assert "before, over Horovod" in picture.read_text()
+    job.assert_nothing_left()
+
+
 def test_a_step_is_divided_into_its_parts(load):
     spans = load(BENCHMARKS / "peers" / "step_spans.py")
     graph, stream, main = "tf_Compute/1, 1", "python, 2", "python, 3"

@@ -61,7 +61,7 @@ def test_a_thread_that_is_looked_at_frees_what_is_in_its_frames_itself():
     try:
         # The threads take turns of milliseconds, so that most looks meet the same frames.
         while (looks < 10_000 or deep_looks < 100) and time.monotonic() < until:
-            deep_looks += len(stack_of(thread.ident)) > 25
+            deep_looks += len(stack_of(thread.ident)) > 30
             looks += 1
     finally:
         ended.set()
