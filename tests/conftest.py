@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gc
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import hypothesis
 import pytest
 from xdist import is_xdist_controller
+from xdist.workermanage import WorkerController
 
 from tests.support.check_jobs import PROGRAMS, Check, CheckJobs, beside
 from tests.support.checks import CHOICE
@@ -34,6 +36,20 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
     (cpu,) = tf.config.list_physical_devices("CPU")
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+
+
+_SHARED = pytest.StashKey[ForkServer]()
+_FORKED_PYTHON = "forked_python"
+
+
+def pytest_configure_node(node: WorkerController) -> None:
+    """Tells each process of the tests of one fork server, for TensorFlow is imported once so."""
+    if _SHARED not in node.config.stash:
+        directory = tempfile.TemporaryDirectory(prefix="fork_server_")
+        server = node.config.stash[_SHARED] = ForkServer(Path(directory.name))
+        node.config.add_cleanup(directory.cleanup)
+        node.config.add_cleanup(server.close)
+    node.workerinput[_FORKED_PYTHON] = node.config.stash[_SHARED].python
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -67,17 +83,23 @@ def job(tmp_path: Path) -> Iterator[Job]:
 
 
 @pytest.fixture(scope="session")
-def fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
-    """What has imported TensorFlow, and forks for each program that is run by `forked`."""
+def forked_python(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[str]:
+    """An executable like `sys.executable`, whose processes have imported TensorFlow already."""
+    shared = getattr(request.config, "workerinput", {}).get(_FORKED_PYTHON)
+    if shared is not None:
+        yield shared
+        return
     server = ForkServer(tmp_path_factory.mktemp("fork_server"))
-    yield server
+    yield server.python
     server.close()
 
 
 @pytest.fixture
-def forked(job: Job, fork_server: ForkServer) -> Job:
+def forked(job: Job, forked_python: str) -> Job:
     """The test's job, with processes that need not import TensorFlow themselves."""
-    job.python = fork_server.python
+    job.python = forked_python
     return job
 
 

@@ -1,6 +1,6 @@
 """Does harm to jobs, files and inputs, and prints what came of it: `make faults`.
 
-    faults.py [--short] [--seed N]
+    faults.py [--short] [--seed N] [--python PYTHON]
 
 Each line of the table is a kind of fault: how many were tried, after how many everything went on
 or ended as it should, how long it took to be noticed, what was lost beyond what a checkpoint of
@@ -459,13 +459,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--short", action="store_true", help="a few of each, in under 4 minutes")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
+    parser.add_argument("--python", help="what runs the jobs; by default forks that have "
+                        "imported TensorFlow")  # fmt: skip
     arguments = parser.parse_args()
     short = arguments.short
     print(f"seed: {arguments.seed}; again: make faults SEED={arguments.seed}"
           f"{' SHORT=1' if short else ''}", flush=True)  # fmt: skip
     rows = []
     with contextlib.ExitStack() as stack:
-        python = _forking(stack)
+        python = arguments.python or _forking(stack)
         # New processes: a fork of one with threads may wait for a lock that nobody frees.
         processes = multiprocessing.get_context("spawn")
         pool = ProcessPoolExecutor(_AT_ONCE, processes)

@@ -42,8 +42,8 @@ def mpirun(request, job):
 
 
 @pytest.mark.slow
-def test_mpirun_trains_one_model_on_all_processes(mpirun, job, fork_server):
-    train = fork_server.python, EXAMPLE, "--epochs", 1
+def test_mpirun_trains_one_model_on_all_processes(mpirun, job, forked_python):
+    train = forked_python, EXAMPLE, "--epochs", 1
     output = mpirun(3, "tf-config", "exec", "--start-timeout", 60, "--", *train)
     assert "weights: equal to the bit on all 3 workers" in output
     assert list(job.directory.iterdir()) == []  # where they met, if it was here, is tidied up

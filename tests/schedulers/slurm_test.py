@@ -107,9 +107,9 @@ def run(environ, *command):
     return subprocess.run(command, env=environ, **options)
 
 
-def test_srun_trains_one_model_on_all_tasks(slurm, fork_server):
+def test_srun_trains_one_model_on_all_tasks(slurm, forked_python):
     step = ["srun", "-n", "3", "-N", "2", "tf-config", "exec", "--start-timeout", "60", "--"]
-    result = run(slurm, *step, fork_server.python, str(EXAMPLE), "--epochs", "1")
+    result = run(slurm, *step, forked_python, str(EXAMPLE), "--epochs", "1")
     assert result.returncode == 0, result.stdout + result.stderr
     assert "weights: equal to the bit on all 3 workers" in result.stdout
 

@@ -19,6 +19,7 @@ import json
 import os
 import random
 import runpy
+import select
 import selectors
 import signal
 import socket
@@ -62,8 +63,8 @@ class ForkServer:
         listening.bind(str(path))
         listening.listen(64)
         command = [sys.executable, __file__, self.python, str(listening.fileno())]
-        # What ended the server, if something did, stands in the directory of the tests.
-        errors = (directory / "errors").open("wb")
+        self._errors = directory / "errors"
+        errors = self._errors.open("wb")
         self._process = subprocess.Popen(
             command,
             pass_fds=[listening.fileno()],
@@ -78,7 +79,9 @@ class ForkServer:
         listening.close()
 
     def close(self) -> None:
-        """Ends the server, and all forks that still run."""
+        """Ends the server, and all forks that still run; prints what ended it before, if it did."""
+        if self._process.poll() is not None:
+            print(f"The fork server had ended: {self._errors.read_text(errors='replace')}")
         # A fork of the test process may hold on to the pipe, so its end is not enough.
         self._process.terminate()
         self._process.communicate()
@@ -231,6 +234,11 @@ def _run() -> None:
 
 def _main() -> None:
     python, number = sys.argv[1:]
+    listening = socket.socket(fileno=int(number))
+    # A session may have no test that asks for it.
+    asked, _, _ = select.select([listening, sys.stdin], [], [])
+    if sys.stdin in asked:
+        return
     import absl.flags  # noqa: F401
     import keras  # noqa: F401
     import tensorflow  # noqa: F401
@@ -243,7 +251,7 @@ def _main() -> None:
     gc.freeze()
     # Behind a freeze Python takes all young objects for old ones, and looks through them too often.
     gc.set_threshold(50_000, 20, 50)
-    _serve(python, socket.socket(fileno=int(number)))
+    _serve(python, listening)
     _run()
 
 
