@@ -5,8 +5,7 @@
 # make test-versions   a part of the tests on older TensorFlow and on other Pythons
 # make conformance   TensorFlow's and Keras's own tests of strategies, over stock ones and ours
 # make benchmarks   this package and its peers in turn, on an idle machine; CASE=mirrored is one of them,
-#                   TORCH=... a Python that has PyTorch, by default one that is made for it with
-#                   the package TORCH_PACKAGE=..., a wheel for instance
+#                   PyTorch, Paddle and TFRA get environments of their own, in .venv-peers
 # make compatibility   what works under which strategy, stock TensorFlow's too, into docs/compatibility.md
 # make docs    README and docs/ as a site in site/, with the API reference; warnings are errors
 # make dist    the source distribution and the wheel of what is committed, into dist/
@@ -61,7 +60,15 @@ conformance: setup
 
 # What each case takes beside what all of them do.
 OPTIONS_OF_embedding := --large 1e6 --scale 100 --rounds 1
-CASES_OF_TORCH := all_reduce mirrored embedding
+# Peers that have an environment of their own, where they can be installed.
+PEERS_OF_all_reduce := torch
+PEERS_OF_mirrored := torch
+PEERS_OF_embedding := torch tfra
+PEERS_OF_click_model := paddle
+PACKAGES_OF_torch := torch==2.13.0 numpy
+PACKAGES_OF_tfra := tensorflow-recommenders-addons==0.8.1 tensorflow==2.16.2 tf_keras==2.16.0
+PACKAGES_OF_paddle := paddlepaddle==2.6.2 'protobuf<5' 'numpy<2' setuptools
+PEERS := torch tfra paddle
 CASES := all_reduce two_hosts mirrored parameter_server click_model embedding onednn
 CASE ?= $(CASES)
 # More cases, by their name alone.
@@ -70,24 +77,22 @@ OPTIONS_OF_step := --rounds 3 build/step.svg
 MORE_CASES := scaling shared_memory step
 # Those whose numbers become a picture.
 CASES_OF_PICTURES := all_reduce two_hosts mirrored parameter_server click_model
-TORCH ?= $(CURDIR)/.venv-peers/bin/python
-TORCH_PACKAGE ?= torch
 
-benchmarks: setup .venv-peers/.ready
+benchmarks: setup $(PEERS:%=.venv-peers/%/.ready)
 	@test -z "$(filter-out $(CASES) $(MORE_CASES),$(CASE))" || { \
 		echo "CASE is of: $(CASES) $(MORE_CASES)." \
 		"Received: $(filter-out $(CASES) $(MORE_CASES),$(CASE))."; exit 2; }
 	$(foreach case,$(CASE),$(BIN)/python benchmarks/$(case).py $(OPTIONS_OF_$(case)) \
-		$(if $(filter $(case),$(CASES_OF_TORCH)),--torch $(TORCH)) \
+		$(foreach peer,$(PEERS_OF_$(case)),$$(test -e .venv-peers/$(peer)/.ready && \
+		echo --$(peer) .venv-peers/$(peer)/bin/python)) \
 		$(if $(filter $(case),$(CASES_OF_PICTURES)),--json build/benchmarks/$(case).json) &&) true
-	$(foreach file,$(wildcard build/benchmarks/*.json), \
-		$(BIN)/python benchmarks/plot.py $(file) \
-		docs/images/$(basename $(notdir $(file))).svg &&) true
+	for file in build/benchmarks/*.json; do test ! -e $$file || $(BIN)/python benchmarks/plot.py \
+		$$file docs/images/$$(basename $$file .json).svg || exit; done
 
-.venv-peers/.ready:
-	$(PYTHON) -m venv .venv-peers
-	.venv-peers/bin/pip install --quiet --disable-pip-version-check numpy $(TORCH_PACKAGE)
-	touch $@
+$(PEERS:%=.venv-peers/%/.ready): .venv-peers/%/.ready:
+	$(PYTHON) -m venv .venv-peers/$*
+	.venv-peers/$*/bin/pip install --quiet --disable-pip-version-check $(PACKAGES_OF_$*) && touch $@ || \
+		echo "Left out of the benchmarks: $*, which cannot be installed here."
 
 compatibility: setup
 	mkdir -p docs

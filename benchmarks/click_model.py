@@ -4,17 +4,23 @@
 
 The model of parameter_server.py, with `DistributedEmbedding` in place of Keras's own layer: on
 workers alone, and with servers in each mode. Beside it one process, and what else there is for
-several.
+several. Paddle comes from a Python of its own, and is left out where none is named.
 """
 
 from __future__ import annotations
 
-from parameter_server import coordinator, fit, in_modes, one_process, parsed
-from turns import PEERS, measured, on_workers, report
+import argparse
+
+from parameter_server import arguments, coordinator, fit, in_modes, one_process
+from turns import PEERS, System, measured, on_workers, report
+
+PADDLE_MODES = ("async", "geo")  # its sync mode crashed in 2.6.2
 
 
 def main() -> None:
-    given = parsed(__doc__)
+    parser = arguments(__doc__)
+    parser.add_argument("--paddle", help="a Python that has PaddlePaddle")
+    given = parser.parse_args()
     ours = fit(given, "--distributed")
     horovod = [PEERS / "ctr_horovod.py", given.optimizer, *(["--short"] * given.short)]
     systems = [
@@ -24,9 +30,17 @@ def main() -> None:
         one_process(given),
         on_workers("Horovod, Keras's Embedding, custom loop", given.workers, *horovod),
         coordinator(given),
+        *(paddle(given, mode) for mode in PADDLE_MODES if given.paddle),
     ]
     found = measured(systems, given.rounds, given.timeout)
     report(given, found, less_is_better=False, unit="samples/s")
+
+
+def paddle(given: argparse.Namespace, mode: str) -> System:
+    """Returns Paddle Fleet's parameter servers in one of their modes."""
+    program = [PEERS / "ctr_paddle.py", given.optimizer, mode, given.workers, given.ps]
+    command = [given.paddle, *program, *(["--short"] * given.short)]
+    return System(f"Paddle Fleet, {mode}", tuple(map(str, command)))
 
 
 if __name__ == "__main__":

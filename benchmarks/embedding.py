@@ -36,6 +36,7 @@ def main() -> None:
     arguments.add_argument("--ps", type=int, default=1, help="parameter servers (1)")
     arguments.add_argument("--alone", action="store_true", help="without peers")
     arguments.add_argument("--torch", help="a Python that has PyTorch")
+    arguments.add_argument("--tfra", help="a Python that has TensorFlow Recommenders Addons")
     given = arguments.parse_args()
     if given.short:
         given.large, given.scale = min(given.large, 1e5), 1000
@@ -69,12 +70,19 @@ def of_rows(given: argparse.Namespace, optimizer: str) -> list[System]:
     program = str(PEERS / "rows_step.py")
     names = {"ours": "this package, Keras 3"}
     if not given.alone:
-        names |= {"keras": "Keras 3's own Embedding", "tf_keras": "tf_keras's own Embedding"}
+        names |= {
+            "ours_loop": "this package, custom loop",
+            "keras": "Keras 3's own Embedding",
+            "tf_keras": "tf_keras's own Embedding",
+        }
     # As `tf-config run` starts it: arrays stand on huge pages.
     systems = [on_workers(names.pop("ours"), 1, program, "ours", *rest)]
     systems += [on_workers(text, 1, program, name, *rest) for name, text in names.items()]
     if given.torch:
         systems.append(on_workers("PyTorch, sparse", 1, given.torch, program, "torch", *rest))
+    if given.tfra:
+        for name, text in {"tfra": "TFRA, tf_keras", "tfra_loop": "TFRA, custom loop"}.items():
+            systems.append(on_workers(text, 1, given.tfra, program, name, *rest))
     return systems
 
 

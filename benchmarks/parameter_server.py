@@ -17,18 +17,18 @@ MODES = ("async", "half_async", "geo", "sync")
 
 
 def main() -> None:
-    given = parsed(__doc__)
+    given = arguments(__doc__).parse_args()
     systems = [*in_modes(given), coordinator(given), one_process(given)]
     found = measured(systems, given.rounds, given.timeout)
     report(given, found, less_is_better=False, unit="samples/s")
 
 
-def parsed(description: str) -> argparse.Namespace:
-    """Returns the arguments of a benchmark with parameter servers."""
+def arguments(description: str) -> argparse.ArgumentParser:
+    """Returns a parser of the arguments of benchmarks with parameter servers."""
     arguments = parser(description.splitlines()[0])
     arguments.add_argument("--ps", type=int, default=1, help="parameter servers (1)")
     arguments.add_argument("--optimizer", choices=["sgd", "adam"], default="sgd", help="(sgd)")
-    return arguments.parse_args()
+    return arguments
 
 
 def fit(given: argparse.Namespace, *options: str) -> list[object]:

@@ -17,7 +17,8 @@ import time
 os.environ["TF_NUM_INTEROP_THREADS"] = "4"
 
 import tensorflow as tf
-from ctr import ROWS, STEPS, WARM_UP, Lookup, check_loss, data, make_model, optimizer
+from ctr import Lookup, data, make_model, optimizer
+from ctr_data import ROWS, STEPS, WARM_UP, check_loss
 
 from tf_config import TFConfig, local_cluster
 

@@ -11,7 +11,8 @@ import time
 
 import keras
 import tensorflow as tf
-from ctr import ROWS, STEPS, WARM_UP, Lookup, check_loss, data, make_model, optimizer
+from ctr import Lookup, data, make_model, optimizer
+from ctr_data import ROWS, STEPS, WARM_UP, check_loss
 from horovod_start import start
 
 

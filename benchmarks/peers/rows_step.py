@@ -1,21 +1,25 @@
 """Times a step of 4096 ids in a small table and in a large one, in turn; prints milliseconds.
 
-rows_step.py ours|keras|tf_keras|torch SGD|Adagrad|Adam [LARGE]
+rows_step.py ours|keras|tf_keras|tfra|torch|..._loop SGD|Adagrad|Adam [LARGE]
 
-The model is an embedding and a Dense layer of one unit. Ids follow Zipf's law of exponent 1.05 over
+The model is an embedding and a Dense layer of one unit. A step is `train_on_batch`, with _loop a
+function of its own, and for PyTorch its loop. Ids follow Zipf's law of exponent 1.05 over
 ten thousand ranks in both tables, so that as many rows are touched; in each batch they are others.
-Under `ours` all rows are there before the first step, and memory is measured over that.
+Under `ours` and `tfra` all rows are there before the first step; for `ours`, memory is measured
+over that.
 """
 
 from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
 import json
+import os
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,12 +44,33 @@ def batches(rows: int) -> np.ndarray:
     return (ranks * (rows // SMALL) + random.integers(0, rows, [BATCHES, 1])) % rows
 
 
-def by_keras(api: Any, embedding: Any, optimizer: str) -> Step:
-    """Returns a step of a Keras model, Keras 3's or tf_keras's."""
-    ids = api.Input([], dtype="int64")
-    model = api.Model(ids, api.layers.Dense(1)(embedding(ids)))
-    model.compile(getattr(api.optimizers, optimizer)(LEARNING_RATE), "mse")
+def by_keras(api: Any, embedding: Any, optimizer: Any) -> Step:
+    """Returns `train_on_batch` of a Keras model, Keras 3's or tf_keras's."""
+    model = model_of(api, embedding)
+    model.compile(optimizer, "mse")
     return model.train_on_batch
+
+
+def by_loop(api: Any, embedding: Any, optimizer: Any) -> Step:
+    """Returns a step of a loop of one's own around a Keras model."""
+    import tensorflow as tf
+
+    model, loss_of = model_of(api, embedding), api.losses.MeanSquaredError()
+
+    @tf.function
+    def step(ids: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            loss = loss_of(labels, model(ids, training=True))
+        variables = model.trainable_variables
+        optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+        return loss
+
+    return lambda ids, labels: float(step(ids, labels))
+
+
+def model_of(api: Any, embedding: Any) -> Any:
+    ids = api.Input([], dtype="int64")
+    return api.Model(ids, api.layers.Dense(1)(embedding(ids)))
 
 
 def by_torch(rows: int, optimizer: str) -> Step:
@@ -73,24 +98,49 @@ def by_torch(rows: int, optimizer: str) -> Step:
     return step
 
 
+def by_tfra(rows: int, optimizer: str, make: Callable[..., Step]) -> Step:
+    """Returns a step with TFRA's dynamic embedding, for which all ids have their rows."""
+    os.environ["TF_USE_LEGACY_KERAS"] = "1"
+    import tensorflow as tf
+    from tensorflow_recommenders_addons import dynamic_embedding as de
+
+    layer = de.keras.layers.Embedding(
+        WIDTH, key_dtype=tf.int64, value_dtype=tf.float32, init_capacity=rows, name=f"of_{rows}"
+    )
+    update = getattr(tf.keras.optimizers, optimizer)(LEARNING_RATE)
+    step = make(tf.keras, layer, de.DynamicEmbeddingOptimizer(update))
+    step(np.arange(IDS) % rows, np.zeros([IDS, 1], np.float32))
+    for ids, values in pieces(rows):
+        layer.params.upsert(ids, values)
+    return step
+
+
 def step_of(name: str, rows: int, optimizer: str) -> tuple[Step, dict[str, float]]:
     """Returns a system's step, and what its table takes."""
-    if name == "torch":
+    system = name.removesuffix("_loop")
+    make = by_keras if name == system else by_loop
+    if system == "torch":
         return by_torch(rows, optimizer), {}
-    if name == "tf_keras":
-        import tf_keras
-
-        return by_keras(tf_keras, tf_keras.layers.Embedding(rows, WIDTH), optimizer), {}
-    import keras
-
-    if name == "keras":
-        return by_keras(keras, keras.layers.Embedding(rows, WIDTH), optimizer), {}
+    if system == "tfra":
+        return by_tfra(rows, optimizer, make), {}
+    api = importlib.import_module("tf_keras" if system == "tf_keras" else "keras")
+    update = getattr(api.optimizers, optimizer)(LEARNING_RATE)
+    if system in ("keras", "tf_keras"):
+        return make(api, api.layers.Embedding(rows, WIDTH), update), {}
     import strategies
 
     layer = strategies.DistributedEmbedding(WIDTH, rows)
-    step = by_keras(keras, layer, optimizer)
+    step = make(api, layer, update)
     step(np.arange(IDS) % rows, np.zeros([IDS, 1], np.float32))
     return step, filled(layer, rows)
+
+
+def pieces(rows: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yields all ids and their first rows, a part at a time."""
+    values = np.random.default_rng(0).normal(0, 0.01, [PIECE, WIDTH]).astype(np.float32)
+    for start in range(0, rows, PIECE):
+        ids = np.arange(start, min(start + PIECE, rows))
+        yield ids, values[: len(ids)]
 
 
 def filled(layer: Any, rows: int) -> dict[str, float]:
@@ -108,11 +158,9 @@ def filled(layer: Any, rows: int) -> dict[str, float]:
             bytes_of["tensors, bytes a row"] = now
         return bytes_of
 
-    values = np.random.default_rng(0).normal(0, 0.01, [PIECE, WIDTH]).astype(np.float32)
     before = taken()
-    for start in range(0, rows, PIECE):
-        ids = np.arange(start, min(start + PIECE, rows))
-        layer.set_rows(ids, values[: len(ids)])
+    for ids, values in pieces(rows):
+        layer.set_rows(ids, values)
     after = taken()
     return {name: (after[name] - before[name]) / rows for name in after}
 
