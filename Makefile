@@ -68,9 +68,9 @@ PEERS_OF_click_model := paddle
 PACKAGES_OF_torch := torch==2.13.0 numpy
 PACKAGES_OF_tfra := tensorflow-recommenders-addons==0.8.1 tensorflow==2.16.2 tf_keras==2.16.0
 PACKAGES_OF_paddle := paddlepaddle==2.6.2 'protobuf<5' 'numpy<2' setuptools
-PEERS := torch tfra paddle
 CASES := all_reduce two_hosts mirrored parameter_server click_model embedding onednn
 CASE ?= $(CASES)
+PEERS := $(sort $(foreach case,$(CASE),$(PEERS_OF_$(case))))
 # More cases, by their name alone.
 OPTIONS_OF_scaling := --rounds 2 --json build/scaling.json docs/images/scaling.svg
 OPTIONS_OF_step := --rounds 3 build/step.svg

@@ -33,7 +33,7 @@ from ctr_data import (
     check_loss,
 )
 
-GEO_STEPS = 400  # between two exchanges, Paddle's own advice
+GEO_STEPS = 400  # between two exchanges
 
 
 def make_model(paddle: Any) -> tuple[list[Any], Any]:
