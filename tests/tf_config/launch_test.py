@@ -405,8 +405,12 @@ def test_a_reader_that_leaves_ends_the_job_without_a_traceback(job):
 
 def test_a_reader_that_leaves_ends_the_tasks_in_order(job):
     stop = "signal.signal(signal.SIGTERM, lambda *_: (open(f'saved-{me}', 'w'), os._exit(0)))\n"
+    ready = (
+        "open(f'ready-{me}', 'w').close()\n"
+        "while not os.path.exists(f'ready-{1 - me}'): time.sleep(0.01)\n"
+    )
     loop = "while True: print('x', flush=True); time.sleep(0.01)\n"
-    script = job.script(WHO + "import signal, time\n" + stop + loop)
+    script = job.script(WHO + "import signal, time\n" + stop + ready + loop)
     command = [sys.executable, "-m", "tf_config", "run", "--workers", "2", str(script)]
     pipe = shlex.join(command) + " | grep -m 2 -F 'worker 1'; exit ${PIPESTATUS[0]}"
     process = job.popen(["bash", "-c", pipe])
