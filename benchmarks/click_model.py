@@ -3,8 +3,10 @@
     $ .venv/bin/python benchmarks/click_model.py --optimizer adam
 
 The model of parameter_server.py, with `DistributedEmbedding` in place of Keras's own layer: on
-workers alone, and with servers in each mode. Beside it one process, and what else there is for
-several. Paddle comes from a Python of its own, and is left out where none is named.
+workers alone, and with servers in each mode; asynchronous servers with Keras's own layer, too.
+Beside it one process, and what else there is for several. What processes reach that exchange
+nothing is the ceiling of workers alone. Paddle comes from a Python of its own, and is left out
+where none is named.
 """
 
 from __future__ import annotations
@@ -26,12 +28,19 @@ def main() -> None:
     systems = [
         on_workers("this package, workers alone, fit", given.workers, *ours),
         *in_modes(given, "--distributed"),
+        on_workers(
+            "this package, async, Keras's Embedding, fit", given.workers, *fit(given), "async",
+            ps=given.ps,
+        ),
         on_workers("this package, one process, fit", 1, *ours),
+        on_workers(
+            "as many processes at once that exchange nothing, fit", given.workers, *ours, "--alone"
+        ),
         one_process(given),
         on_workers("Horovod, Keras's Embedding, custom loop", given.workers, *horovod),
         coordinator(given),
         *(paddle(given, mode) for mode in PADDLE_MODES if given.paddle),
-    ]
+    ]  # fmt: skip
     found = measured(systems, given.rounds, given.timeout)
     report(given, found, less_is_better=False, unit="samples/s")
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import argparse
 
-from turns import PEERS, System, measured, on_workers, parser, table
+from turns import PEERS, System, measured, on_workers, parser, report
 
 WHAT = ("rows", "tiny", "prefetch", "placement")
 # Rows of a table, examples a step, and tables.
@@ -27,7 +27,7 @@ OPTIMIZERS = ("SGD", "Adagrad", "Adam")
 
 
 def main() -> None:
-    arguments = parser(__doc__.splitlines()[0], reports=False)
+    arguments = parser(__doc__.splitlines()[0])
     arguments.add_argument("what", nargs="*", help=f"{', '.join(WHAT)} (all)")
     arguments.add_argument("--optimizers", nargs="+", choices=OPTIMIZERS, default=OPTIMIZERS)
     arguments.add_argument("--large", type=float, default=1e7, help="rows of the large table (1e7)")
@@ -42,26 +42,30 @@ def main() -> None:
         given.large, given.scale = min(given.large, 1e5), 1000
     if unknown := set(given.what) - set(WHAT):
         arguments.error(f"what is measured is of {WHAT}. Received: {sorted(unknown)}.")
+    tables = {"rows": len(given.optimizers), "tiny": 1}
+    if given.json and sum(tables.get(what, 2) for what in given.what or WHAT) != 1:
+        arguments.error("--json takes one table: tiny, or rows with one optimizer.")
     if not given.what or "rows" in given.what:
         for optimizer in given.optimizers:
             print(f"\n{optimizer}:\n")
-            print(shown(of_rows(given, optimizer), given))
+            show(of_rows(given, optimizer), given)
     if not given.what or "tiny" in given.what:
         print(f"\nTiny, its rows divided by {given.scale}:\n")
-        print(shown(of_tiny(given), given))
+        show(of_tiny(given), given)
     if not given.what or "prefetch" in given.what:
         for delay in given.delays:
             print(f"\nA parameter server {delay} ms away:\n")
-            print(shown(of_prefetch(given, delay), given))
+            show(of_prefetch(given, delay), given)
     if not given.what or "placement" in given.what:
         for rows, batch, tables in SMALL_TABLES:
             print(f"\nTables of {rows} rows: {tables}, with {batch} examples a step:\n")
-            print(shown(of_placement(given, rows, batch, tables), given))
+            show(of_placement(given, rows, batch, tables), given)
 
 
-def shown(systems: list[System], given: argparse.Namespace) -> str:
-    """Returns what was measured as a table."""
-    return table(measured(systems, given.rounds, given.timeout), less_is_better=True)
+def show(systems: list[System], given: argparse.Namespace) -> None:
+    """Measures systems and prints a table."""
+    found = measured(systems, given.rounds, given.timeout)
+    report(given, found, less_is_better=True, unit="ms")
 
 
 def of_rows(given: argparse.Namespace, optimizer: str) -> list[System]:
@@ -87,27 +91,33 @@ def of_rows(given: argparse.Namespace, optimizer: str) -> list[System]:
 
 
 def of_tiny(given: argparse.Namespace) -> list[System]:
-    """Returns the systems that train the synthetic model."""
+    """Returns the systems that train the synthetic model; of one worker, those of one process."""
     rest = [given.scale, *_short(given)]
     keras = PEERS / "tiny_keras.py"
+    one = on_workers("this package, one process", 1, keras, "ours", *rest)
     many = f"{given.workers} workers"
-    systems = [on_workers(f"this package, {many}", given.workers, keras, "ours", *rest)]
+    ours = on_workers(f"this package, {many}", given.workers, keras, "ours", *rest)
     if given.alone:
-        return systems
+        return [ours if given.workers > 1 else one]
+    systems = [one]
+    if given.workers > 1:
+        systems = [
+            ours,
+            one,
+            on_workers(
+                f"this package, parameter servers, async, {many}", given.workers, keras, "ours",
+                given.scale, "async", *_short(given), ps=given.ps,
+            ),
+            on_workers(
+                f"TensorFlow MultiWorkerMirrored, tf_keras, {many}", given.workers, keras,
+                "stock", *rest,
+            ),
+            on_workers(f"Horovod, tf_keras, {many}", given.workers, keras, "horovod", *rest),
+        ]  # fmt: skip
     systems += [
-        on_workers("this package, one process", 1, keras, "ours", *rest),
-        on_workers(
-            f"this package, parameter servers, async, {many}", given.workers, keras, "ours",
-            given.scale, "async", *_short(given), ps=given.ps,
-        ),
         on_workers("Keras 3's own Embedding, one process", 1, keras, "keras", *rest),
         on_workers("tf_keras's own Embedding, one process", 1, keras, "tf_keras", *rest),
-        on_workers(
-            f"TensorFlow MultiWorkerMirrored, tf_keras, {many}", given.workers, keras, "stock",
-            *rest,
-        ),
-        on_workers(f"Horovod, tf_keras, {many}", given.workers, keras, "horovod", *rest),
-    ]  # fmt: skip
+    ]
     if given.torch:
         name = "PyTorch EmbeddingBag, one process"
         systems.append(on_workers(name, 1, given.torch, PEERS / "tiny_torch.py", *rest))

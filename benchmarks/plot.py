@@ -30,7 +30,9 @@ def draw(content: dict, path: Path) -> None:
     """Draws a file's content, one panel for each thing that was measured."""
     found = content["found"]
     systems = list(found)
-    panels = list(found[systems[0]])
+    # Of what has units of its own, that which all are compared by.
+    panels = [what for what in found[systems[0]] if what.startswith(content["unit"])]
+    panels = panels or list(found[systems[0]])
     figure, every = plt.subplots(
         1, len(panels), figsize=(5 + 2.2 * len(panels), 0.6 + 0.34 * len(systems)), squeeze=False
     )
@@ -40,7 +42,9 @@ def draw(content: dict, path: Path) -> None:
         below = [median - min(values) for median, values in zip(medians, rounds, strict=True)]
         above = [max(values) - median for median, values in zip(medians, rounds, strict=True)]
         colors = ["#1f6feb" if system.startswith("this package") else "#9aa4af" for system in found]
-        panel.barh(systems, medians, color=colors, xerr=[below, above], ecolor="#444444")
+        bars = panel.barh(systems, medians, color=colors, xerr=[below, above], ecolor="#444444")
+        panel.bar_label(bars, [f"{median:.3g}" for median in medians], padding=3, fontsize=7)
+        panel.margins(x=0.15)
         panel.invert_yaxis()
         panel.set_title("" if what == content["unit"] else what)
         panel.set_xlabel(content["unit"] + (", less is better" * content["less_is_better"]))

@@ -33,6 +33,10 @@ class System:
     name: str
     command: tuple[str, ...]
 
+    @property
+    def is_peer(self) -> bool:
+        return not self.name.startswith("this package")
+
 
 def on_workers(name: str, workers: int, *program: object, ps: int = 0) -> System:
     """Returns a system whose program `tf-config run` starts, one thread a process."""
@@ -45,14 +49,27 @@ def measured(
 ) -> dict[str, dict[str, list[float]]]:
     """Returns what each system measured in each round, by system and by what is measured.
 
+    A peer that fails is named on standard error and has no numbers, not even those of other rounds.
+
     Raises:
-      RuntimeError: if one of them fails; the message has the end of its output.
+      RuntimeError: if this package fails; the message has the end of its output.
     """
     found: dict[str, dict[str, list[float]]] = {system.name: {} for system in systems}
+    failed: set[System] = set()
     for number in range(rounds):
         for system in systems:
+            if system in failed:
+                continue
             print(f"round {number + 1} of {rounds}: {system.name}", file=sys.stderr)
-            (result,) = _results(system, 1, timeout)
+            try:
+                (result,) = _results(system, 1, timeout)
+            except RuntimeError as error:
+                if not system.is_peer:
+                    raise
+                print(f"Left out: {system.name}. {error}", file=sys.stderr)
+                failed.add(system)
+                found[system.name].clear()
+                continue
             for what, value in result.items():
                 found[system.name].setdefault(what, []).append(value)
     return found
@@ -161,7 +178,7 @@ def parser(description: str, reports: bool = True) -> argparse.ArgumentParser:
     """Returns a parser of the arguments that benchmarks have; `--json` if they `report`."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--workers", type=int, default=2, help="processes that train (2)")
-    parser.add_argument("--rounds", type=int, default=5, help="how often each system runs (5)")
+    parser.add_argument("--rounds", type=int, default=3, help="how often each system runs (3)")
     parser.add_argument("--timeout", type=float, default=600, help="seconds a run may take (600)")
     if reports:
         parser.add_argument("--json", type=Path, help="a file for the numbers of all rounds")

@@ -1,8 +1,9 @@
 """Trains the click model by `fit`, under the parameter servers of TF_CONFIG or in one process.
 
-ctr_fit.py sgd|adam [mode] [--distributed]
+ctr_fit.py sgd|adam [mode] [--distributed] [--alone]
 
-With --distributed the rows are those of a `DistributedEmbedding`.
+With --distributed the rows are those of a `DistributedEmbedding`. With --alone each worker trains a
+model of its own.
 """
 
 from __future__ import annotations
@@ -36,6 +37,9 @@ def distributed(rows: int, width: int) -> strategies.DistributedEmbedding:
 
 
 def main() -> None:
+    config = json.loads(os.environ.get("TF_CONFIG", '{"cluster": {"worker": [0]}}'))
+    if "--alone" in sys.argv:
+        del os.environ["TF_CONFIG"]
     name, *mode = [argument for argument in sys.argv[1:] if not argument.startswith("--")]
     strategy = strategies.from_tf_config(**({"mode": mode[0]} if mode else {}))
     with strategy.scope():
@@ -46,7 +50,6 @@ def main() -> None:
     clock = Clock()
     trained = model.fit(dataset, steps_per_epoch=STEPS, callbacks=[clock], verbose=0)
     check_loss(trained.history["loss"][-1])
-    config = json.loads(os.environ.get("TF_CONFIG", '{"cluster": {"worker": [0]}}'))
     if config.get("task", {}).get("index", 0) == 0:
         # Workers that do not wait for each other are taken to be as fast as the first.
         samples = STEPS * ROWS * len(config["cluster"]["worker"]) / clock.seconds

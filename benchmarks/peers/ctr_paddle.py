@@ -33,7 +33,7 @@ from ctr_data import (
     check_loss,
 )
 
-GEO_STEPS = 400  # between two exchanges
+GEO_STEPS = 100  # between two exchanges, as this package's
 
 
 def make_model(paddle: Any) -> tuple[list[Any], Any]:

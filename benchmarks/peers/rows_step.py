@@ -28,7 +28,7 @@ import numpy as np
 SHORT = "--short" in sys.argv
 WIDTH, IDS, EXPONENT, SMALL = 16, 4096, 1.05, 10_000
 BATCHES, ROUNDS, PIECE = (3, 2, 1 << 16) if SHORT else (150, 4, 1 << 16)
-SECONDS = 4.0  # a round takes at most, of a table
+SECONDS = 2.0  # a round takes at most, of a table
 LEARNING_RATE = 0.01
 MIB = 1 << 20
 

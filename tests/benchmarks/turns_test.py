@@ -53,17 +53,34 @@ def test_systems_take_turns(turns, tmp_path):
 
 
 @pytest.mark.parametrize("program", ["print('nothing')", "print('RESULT {}'); exit(3)"])
-def test_a_system_that_fails_is_shown(turns, program):
-    system = turns.System("broken", (sys.executable, "-c", program))
+def test_a_failure_of_this_package_is_shown(turns, program):
+    system = turns.System("this package", (sys.executable, "-c", program))
     with pytest.raises(RuntimeError, match="Received: [01], and [03] from .*"):
         turns.measured([system], rounds=1, timeout=30)
+
+
+def test_a_peer_that_fails_in_one_round_has_no_numbers(turns, tmp_path, capsys):
+    once = tmp_path / "once"
+    fails = (
+        f"import os; os.path.exists({str(once)!r}) and exit(3); open({str(once)!r}, 'w'); "
+        "print('RESULT {\"ms\": 1}')"
+    )
+    programs = {"this package": "print('RESULT {\"ms\": 2}')", "a peer": fails}
+    systems = [turns.System(name, (sys.executable, "-c", text)) for name, text in programs.items()]
+    found = turns.measured(systems, rounds=3, timeout=30)
+    assert found == {"this package": {"ms": [2, 2, 2]}, "a peer": {}}
+    error = capsys.readouterr().err
+    assert "Left out: a peer. A system prints 1 results" in error and "and 3 from" in error
+    assert error.count("of 3: a peer") == 2
+    assert "| a peer | - |" in turns.table(found, less_is_better=True)
 
 
 def test_a_system_that_does_not_end_is_ended_with_its_processes(turns, tmp_path):
     marker = tmp_path / "marker"
     program = f"import subprocess; subprocess.run(['sh', '-c', 'sleep 2; touch {marker}'])"
     with pytest.raises(RuntimeError, match="for it took longer than 0.5 s"):
-        turns.measured([turns.System("slow", (sys.executable, "-c", program))], 1, timeout=0.5)
+        system = turns.System("this package", (sys.executable, "-c", program))
+        turns.measured([system], 1, timeout=0.5)
     time.sleep(2)
     assert not marker.exists()
 
@@ -105,6 +122,23 @@ def test_what_was_measured_is_drawn(load, tmp_path):
     text = picture.read_text()
     for word in ("this package", "a peer", "4 KB", "1 MB", "ms, less is better"):
         assert f">{word}</text>" in text
+
+
+def test_of_several_units_that_of_the_case_is_drawn(load, tmp_path):
+    found = {"this package": {"ms, 9 rows": [1], "MiB": [3]}, "a peer": {"ms, 9 rows": [2]}}
+    picture = tmp_path / "rows.svg"
+    content = {"unit": "ms", "less_is_better": True, "found": found}
+    load(BENCHMARKS / "plot.py").draw(content, picture)
+    text = picture.read_text()
+    assert ">ms, 9 rows</text>" in text and "MiB" not in text
+
+
+def test_a_file_of_numbers_has_one_table(load, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    monkeypatch.setattr(sys, "argv", ["embedding.py", "rows", "--json", "rows.json"])
+    with pytest.raises(SystemExit):
+        load(BENCHMARKS / "embedding.py").main()
+    assert "--json takes one table: tiny, or rows with one optimizer." in capsys.readouterr().err
 
 
 def test_the_examples_in_them_hold(load, turns):
