@@ -54,13 +54,16 @@ def events_of(directory: str) -> list[Event]:
 def exchanges_of(events: list[Event]) -> list[Span]:
     """Returns when values were exchanged with the other worker.
 
-    In shared memory, from when a thread has taken values from a queue until it puts results into
-    one. By Horovod, from when its operation starts until another thread of Python's is done.
+    In shared memory, while a Python function runs as an operation; in earlier versions, from when a
+    thread has taken values from a queue until it puts results into one. By Horovod, from when its
+    operation starts until another thread of Python's is done.
     """
     spans, taken, started = [], {}, 0.0
     threads_of_queues = {event.thread for event in events if "QueueDequeueV2" in event.name}
     for event in events:
-        if event.name == "EagerLocalExecute: QueueDequeueV2":
+        if _is_call(event):
+            spans.append(Span(EXCHANGE, event.begin, event.end))
+        elif event.name == "EagerLocalExecute: QueueDequeueV2":
             taken[event.thread] = event.end
         elif event.name == "EagerLocalExecute: QueueEnqueueV2":
             spans.append(Span(EXCHANGE, taken.get(event.thread, event.begin), event.begin))
@@ -74,12 +77,21 @@ def exchanges_of(events: list[Event]) -> list[Span]:
     return spans
 
 
+def _is_operation(event: Event) -> bool:
+    in_graph = event.thread.startswith("tf_Compute")
+    return in_graph and re.search(r"[^:]:_?[A-Z]\w+$", event.name) is not None
+
+
+def _is_call(event: Event) -> bool:
+    return _is_operation(event) and event.name.endswith(":PyFunc")
+
+
 def steps_of(events: list[Event]) -> list[list[Span]]:
     """Returns the parts of each step: the operations of the graph's thread, and exchanges."""
     steps = [event for event in events if event.name.endswith("step_on_iterator")]
     spans = exchanges_of(events)
     for event in events:
-        if event.thread.startswith("tf_Compute") and re.search(r"[^:]:_?[A-Z]\w+$", event.name):
+        if _is_operation(event) and not _is_call(event):
             part = next(part for part, pattern in PARTS.items() if re.search(pattern, event.name))
             spans.append(Span(part, event.begin, event.end))
     return [

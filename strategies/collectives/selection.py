@@ -198,7 +198,7 @@ def _layered(
         way = "all of them are on this host" if hosts == 1 else f"those of each of {hosts} hosts"
         logging.info("%d workers share memory: %s.", workers, way)
     return (
-        SharedMemoryCollectives(host)
+        SharedMemoryCollectives(host, has_thread=False)
         if hosts == 1
         else HostCollectives(_network or connect(), host)
     )

@@ -1,17 +1,14 @@
-"""Calls of Python functions from graphs in program order."""
+"""Calls of Python functions from graphs in program order, for the timeline of the step."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
-from strategies._tensorflow import ResourceVariable
 from strategies.collectives.health.spans import EXCHANGE, SpanStream
-
-_CPU = "/device:CPU:0"
+from strategies.collectives.ordered_calls import OrderedCalls
 
 
 class OrderedCaller:
@@ -24,9 +21,7 @@ class OrderedCaller:
 
     def __init__(self, is_common: bool, is_measured: bool = True) -> None:
         self._spans = SpanStream(EXCHANGE, is_common, is_measured)
-        with tf.init_scope(), tf.device(_CPU):
-            # TensorFlow keeps reads and writes of the same variable in order.
-            self._ticket = ResourceVariable(0, trainable=False, dtype=tf.int64)
+        self._calls = OrderedCalls()
 
     def call(
         self,
@@ -43,12 +38,8 @@ class OrderedCaller:
           tensors: the arguments.
           dtypes: the dtypes of the results.
         """
-
-        def in_order(ticket: np.ndarray, *arrays: np.ndarray) -> list[Any]:
-            return [*self._spans.measure_call(name, lambda: function(*arrays)), ticket + 1]
-
-        with tf.device(_CPU):
-            ticket = self._ticket.read_value()
-            *results, ticket = tf.numpy_function(in_order, [ticket, *tensors], [*dtypes, tf.int64])
-            self._ticket.assign(tf.ensure_shape(ticket, []), read_value=False)
-        return results
+        return self._calls.call(
+            lambda *arrays: self._spans.measure_call(name, lambda: function(*arrays)),
+            tensors,
+            dtypes,
+        )

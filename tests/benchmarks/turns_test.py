@@ -286,6 +286,20 @@ def test_a_step_is_divided_into_its_parts(load):
     }
 
 
+def test_calls_of_python_are_exchanges_and_no_part_of_the_graph(load):
+    spans = load(BENCHMARKS / "peers" / "step_spans.py")
+    graph = "tf_Compute/1, 1"
+    events = [
+        spans.Event("one_step_on_iterator", "python, 3", 0, 10),
+        spans.Event("f/sequential_1/dense/MatMul:MatMul", graph, 1, 3),
+        spans.Event("f/PyFunc:PyFunc", graph, 4, 7),
+        spans.Event("one_step_on_iterator", "python, 3", 11, 20),
+    ]
+    (found,) = spans.steps_of(events)
+    parts = spans.milliseconds(found)
+    assert parts["exchange"] == 3 and parts["forward pass"] == 2 and parts["no operation"] == 8
+
+
 def test_operations_of_horovod_are_exchanges(load):
     spans = load(BENCHMARKS / "peers" / "step_spans.py")
     events = [

@@ -53,8 +53,8 @@ def test_training_goes_on_where_the_network_does(hosts, kind, fault):
     if kind == "async":
         return
     if kind not in _whole:
-        _whole[kind] = {
-            each.weights for each in train(hosts, kind, network_faults.none, WITHIN, 15)
-        }
+        whole = train(hosts, kind, network_faults.none, WITHIN, 15)
+        assert all(each.weights for each in whole), [(each.code, each.output) for each in whole]
+        _whole[kind] = {each.weights for each in whole}
     assert {each.weights for each in ended} == _whole[kind]
     assert len(_whole[kind]) == 1

@@ -1,4 +1,4 @@
-"""The stream of operations behind shared memory, without other workers."""
+"""The streams of operations behind shared memory, without other workers."""
 
 import subprocess
 import sys
@@ -41,13 +41,62 @@ def test_what_a_function_that_failed_meanwhile_left_is_not_taken_for_the_next_ru
             run(tf.ones([3]), 0)
 
 
-def test_what_an_operation_raises_is_raised_where_its_result_is_taken():
+@pytest.mark.parametrize("has_thread", [False, True])
+def test_operations_run_in_the_order_of_the_program(has_thread):
+    stream, ran = Stream(has_thread), []
+
+    def times(factor):
+        def operation(arrays, moment):
+            ran.append((factor, moment))
+            return [factor * array for array in arrays]
+
+        return operation
+
+    @tf.function(input_signature=[tf.TensorSpec(None), tf.TensorSpec([], tf.int32)])
+    def run(value, count):
+        # The results of the first are not needed for the second.
+        results = [stream.run(times(factor), [value], [tf.float32])[0] for factor in (2, 3)]
+        for _ in tf.range(count):
+            (value,) = stream.run(times(5), [value], [tf.float32])
+        if count > 1:
+            (value,) = stream.run(times(7), [value], [tf.float32])
+        return tf.add_n([*results, value])
+
+    value = tf.constant([1.0, 2.0])
+    np.testing.assert_array_equal(run(value, tf.constant(2)), [180.0, 360.0])
+    np.testing.assert_array_equal(run(value, tf.constant(1)), [10.0, 20.0])
+    np.testing.assert_array_equal(stream.run(times(11), [value], [tf.float32])[0], [11.0, 22.0])
+    assert [factor for factor, _ in ran] == [2, 3, 5, 5, 7, 2, 3, 5, 11]
+    moments = [moment for _, moment in ran]
+    assert len(set(moments[:2] + moments[5:7])) == 2, moments
+    assert moments[0] == moments[1] != moments[5] == moments[6]
+
+
+@pytest.mark.parametrize("has_thread", [False, True])
+def test_what_an_operation_raises_is_raised_where_its_result_is_taken(has_thread):
+    stream = Stream(has_thread)
+
     def fail(arrays, moment):
         raise ValueError(f"Received: {arrays[0].tolist()}")
 
-    function = tf.function(lambda value: Stream().run(fail, [value], [tf.float32])[0])
-    with pytest.raises(tf.errors.InvalidArgumentError, match=r"Received: \[3\.0\]"):
+    function = tf.function(lambda value: stream.run(fail, [value], [tf.float32, tf.int32])[0])
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"Received: \[3\.0\]") as raised:
         function(tf.constant([3.0]))
+    assert "Traceback" not in str(raised.value)
+
+
+def test_an_operation_without_a_thread_runs_in_the_thread_that_reaches_it():
+    """So it costs no more than a call; two such streams would wait for each other."""
+    names = []
+
+    def note(arrays, moment):
+        names.append(threading.current_thread().name)
+        return [np.zeros([], np.float32)]
+
+    for has_thread in (False, True):
+        stream = Stream(has_thread)
+        tf.function(lambda stream=stream: stream.run(note, [], [tf.float32])[0])()
+    assert [name == "collectives" for name in names] == [False, True]
 
 
 @pytest.mark.processes

@@ -22,13 +22,15 @@ class SharedMemoryCollectives:
 
     Args:
       host: this worker's host.
+      has_thread: whether operations of functions run in a thread of their own, as those of other
+        streams have to; see `Stream`.
     """
 
-    def __init__(self, host: Host):
+    def __init__(self, host: Host, has_thread: bool = True):
         self.rank = host.rank
         self.size = host.size
         self._host = host
-        self._stream = Stream()
+        self._stream = Stream(has_thread)
         self._channel = host.new_channel()
         self._buffers = transfers.BufferPool()
         self._child_streams: list[SharedMemoryCollectives] = []

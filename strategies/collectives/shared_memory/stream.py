@@ -1,10 +1,14 @@
 """A stream of operations on NumPy arrays, which TensorFlow functions start and wait for.
 
-In a function, an operation hands its tensors to a thread of its stream and takes the results back,
-both through TensorFlow queues. So no TensorFlow thread waits for another worker: the function works
-even with a single thread, and computes whatever does not need the results meanwhile. The stream's
-thread runs operations in program order, which is the same on all workers, so nothing has to be
-negotiated.
+Operations run in program order, which is the same on all workers, so nothing has to be negotiated.
+In a function, an operation runs in one of two ways:
+
+* The TensorFlow thread that reaches it runs it. That is fastest, for no other thread has to wake
+  up. But the thread waits for the other workers, and with a single thread nothing else is computed
+  meanwhile, so only one stream of a process can be of this kind: if there were two, each of two
+  workers could wait in another one.
+* It hands its tensors to a thread of its stream and takes the results back, both through TensorFlow
+  queues. So no TensorFlow thread waits for another worker.
 """
 
 from __future__ import annotations
@@ -12,26 +16,35 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, MutableMapping, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from strategies._tensorflow import ResourceVariable
+from strategies.collectives.ordered_calls import OrderedCalls
 from strategies.collectives.shared_memory.transfers import ALIGNMENT
 
 Operation = Callable[[list[np.ndarray], str], list[np.ndarray]]
 
 _CPU = "/device:CPU:0"
 _CAPACITY = 1 << 20
+_NO_ERROR = np.array(b"", object)  # TensorFlow converts text that is not bytes slowly
 _SECONDS_TO_END = 1.0  # an operation that waits for another worker may never end
 
 
 class Stream:
-    """Runs operations one after the other, in program order."""
+    """Runs operations one after the other, in program order.
 
-    def __init__(self) -> None:
+    Args:
+      has_thread: whether operations of functions run in a thread of the stream. Of all streams of a
+        process, one may have none.
+    """
+
+    def __init__(self, has_thread: bool = True) -> None:
+        self._has_thread = has_thread
         self._lock = threading.Lock()
-        self._functions: _Functions | None = None
+        self._functions: _InCalls | _InThread | None = None
 
     def run(
         self, operation: Operation, tensors: Sequence[tf.Tensor], dtypes: Sequence[tf.DType]
@@ -48,11 +61,63 @@ class Stream:
             with self._lock:
                 return _tensors(operation(_arrays(tensors), ""))
         if self._functions is None:
-            self._functions = _Functions(self._lock)
+            self._functions = (_InThread if self._has_thread else _InCalls)(self._lock)
         return self._functions.run(operation, tensors, dtypes)
 
 
-class _Functions:
+class _Executions:
+    """Numbers the executions of functions, which distinguishes their operations.
+
+    If an execution failed on each worker at another operation, the number distinguishes what is
+    left of it from the next execution.
+    """
+
+    def __init__(self) -> None:
+        with tf.init_scope(), tf.device(_CPU):
+            self._count = ResourceVariable(0, dtype=tf.int64, trainable=False)
+        self._numbers: MutableMapping[tf.Graph, tf.Tensor] = weakref.WeakKeyDictionary()
+
+    def number(self) -> tf.Tensor:
+        """Returns the number of the execution, in the function that is being traced."""
+        graph = tf.compat.v1.get_default_graph()
+        if graph not in self._numbers:
+            # No dependencies: a step that fails before its first exchange counts, too.
+            with tf.control_dependencies(None):
+                self._numbers[graph] = self._count.assign_add(1)
+        return self._numbers[graph]
+
+
+class _InCalls:
+    """Runs the operations of functions in the TensorFlow thread that reaches them.
+
+    Args:
+      lock: held while an operation runs.
+    """
+
+    def __init__(self, lock: threading.Lock):
+        self._lock = lock
+        self._calls = OrderedCalls()
+        self._executions = _Executions()
+
+    def run(
+        self, operation: Operation, tensors: Sequence[tf.Tensor], dtypes: Sequence[tf.DType]
+    ) -> list[tf.Tensor]:
+        """Adds an operation to the function that is being traced; see `Stream.run`."""
+
+        def call(execution: np.ndarray, *arrays: np.ndarray) -> list[Any]:
+            try:
+                with self._lock:
+                    return [*operation(list(arrays), _moment(execution)), _NO_ERROR]
+            except Exception as failure:  # TensorFlow would add a traceback to it
+                empty = [np.zeros([], dtype.as_numpy_dtype) for dtype in dtypes]
+                return [*empty, np.array(str(failure).encode(), object)]
+
+        arguments = [self._executions.number(), *tensors]
+        *results, error = self._calls.call(call, arguments, [*dtypes, tf.string])
+        return _checked(results, error)
+
+
+class _InThread:
     """Runs the operations of functions in a thread, which ends with this object.
 
     The queues are resources, and TensorFlow keeps operations that write to the same resource in
@@ -68,10 +133,7 @@ class _Functions:
         with tf.init_scope(), tf.device(_CPU):
             self._order = tf.queue.FIFOQueue(_CAPACITY, [tf.int32, tf.int64], [(), ()])
             self._tickets = ResourceVariable(0, dtype=tf.int64, trainable=False)
-            self._executions = ResourceVariable(0, dtype=tf.int64, trainable=False)
-        # The execution number, in each graph. If an execution failed on each worker at another
-        # operation, the number distinguishes what is left of it from the next execution.
-        self._execution: MutableMapping[tf.Graph, tf.Tensor] = weakref.WeakKeyDictionary()
+        self._executions = _Executions()
         arguments = (self._order, self._calls, lock)
         thread = threading.Thread(target=_serve, args=arguments, name="collectives", daemon=True)
         thread.start()
@@ -84,13 +146,9 @@ class _Functions:
         call = _Call(operation, [tensor.dtype for tensor in tensors], dtypes)
         number = len(self._calls)
         self._calls.append(call)
-        graph = tf.compat.v1.get_default_graph()
-        if graph not in self._execution:
-            # No dependencies: a step that fails before its first exchange counts, too.
-            with tf.control_dependencies(None):
-                self._execution[graph] = self._executions.assign_add(1)
+        execution = self._executions.number()
         ticket = self._tickets.assign_add(1)
-        with tf.control_dependencies([call.request(ticket, self._execution[graph], tensors)]):
+        with tf.control_dependencies([call.request(ticket, execution, tensors)]):
             announced = self._order.enqueue([number, ticket])
         with tf.control_dependencies([announced]):
             return call.results(ticket)
@@ -126,9 +184,8 @@ class _Call:
                 "checkpoint."
             ],
         )
-        has_worked = tf.debugging.Assert(tf.equal(error, ""), [error])
-        with tf.control_dependencies([is_mine, has_worked]):
-            return [tf.identity(result) for result in results]
+        with tf.control_dependencies([is_mine]):
+            return _checked(results, error)
 
     def serve(self, ticket: int) -> None:
         """Runs the operation on the tensors of one run; skips those of runs never announced."""
@@ -136,8 +193,7 @@ class _Call:
         while int(received) != ticket:
             received, execution, *tensors = self._take_request()
         try:
-            moment = f"in execution {int(execution)}: "
-            results = _tensors(self._operation(_arrays(tensors), moment))
+            results = _tensors(self._operation(_arrays(tensors), _moment(execution)))
             error = self._no_error
         except Exception as failure:  # raised again where the function dequeues the results
             results = [tf.zeros([], dtype) for dtype in self._received]
@@ -150,6 +206,16 @@ class _Call:
         return tf.raw_ops.QueueDequeueV2(
             handle=self._requests.queue_ref, component_types=self._requests.dtypes
         )
+
+
+def _moment(execution: Any) -> str:
+    return f"in execution {int(execution)}: "
+
+
+def _checked(results: Sequence[tf.Tensor], error: tf.Tensor) -> list[tf.Tensor]:
+    """Returns results; the function fails with the message of an error, if there is one."""
+    with tf.control_dependencies([tf.debugging.Assert(tf.equal(error, ""), [error])]):
+        return [tf.identity(result) for result in results]
 
 
 def _arrays(tensors: Sequence[tf.Tensor]) -> list[np.ndarray]:

@@ -1,0 +1,48 @@
+"""Calls of Python functions from graphs in program order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from strategies._tensorflow import ResourceVariable
+
+_CPU = "/device:CPU:0"
+
+
+class OrderedCalls:
+    """Calls Python functions from graphs in program order, also across steps.
+
+    A call holds a TensorFlow thread until it returns.
+    """
+
+    def __init__(self) -> None:
+        with tf.init_scope(), tf.device(_CPU):
+            # TensorFlow keeps reads and writes of the same variable in order.
+            self._ticket = ResourceVariable(0, trainable=False, dtype=tf.int64)
+
+    def call(
+        self,
+        function: Callable[..., Sequence[Any]],
+        tensors: Sequence[tf.Tensor],
+        dtypes: Sequence[tf.DType],
+    ) -> list[tf.Tensor]:
+        """Returns the results of a function, called after all calls before it in the program.
+
+        Args:
+          function: takes the tensors' values as arrays.
+          tensors: the arguments.
+          dtypes: the dtypes of the results.
+        """
+
+        def in_order(ticket: np.ndarray, *arrays: np.ndarray) -> list[Any]:
+            return [*function(*arrays), ticket + 1]
+
+        with tf.device(_CPU):
+            ticket = self._ticket.read_value()
+            *results, ticket = tf.numpy_function(in_order, [ticket, *tensors], [*dtypes, tf.int64])
+            self._ticket.assign(tf.ensure_shape(ticket, []), read_value=False)
+        return results
