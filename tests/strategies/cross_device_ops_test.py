@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from strategies.reduction import ReductionOptions, ReplicaCrossDeviceOps
+from strategies.reduction import ReductionOptions, ReplicaCrossDeviceOps, sparse
 
 SUM, MEAN = tf.distribute.ReduceOp.SUM, tf.distribute.ReduceOp.MEAN
 
@@ -155,3 +155,25 @@ def test_replicas_of_a_process_are_summed_before_anything_moves():
 def test_wrong_options_are_refused(values):
     with pytest.raises(ValueError, match="Received: "):
         ReductionOptions(**values)
+
+
+@pytest.mark.parametrize("dtype", [tf.float32, tf.float64, tf.float16, tf.int64])
+@pytest.mark.parametrize("width", [1, 10, 31, 32])
+def test_rows_of_one_position_are_summed_in_their_order(width, dtype):
+    random = np.random.default_rng(0)
+    values = tf.cast(tf.constant(random.normal(0, 9, [500, width])), dtype)
+    positions = tf.constant(random.integers(0, 60, 500))
+    sums = sparse.sum_by_position(values, positions, 61)
+    assert sums.dtype == dtype
+    expected = np.zeros([61, width], dtype.as_numpy_dtype)
+    for position, row in zip(positions.numpy(), values.numpy(), strict=True):
+        expected[position] += row
+    np.testing.assert_array_equal(sums, expected)
+
+
+def test_sums_by_position_of_nothing_and_of_what_is_not_finite():
+    nothing = sparse.sum_by_position(tf.zeros([0, 4]), tf.zeros([0], tf.int32), 3)
+    np.testing.assert_array_equal(nothing, np.zeros([3, 4]))
+    values = tf.constant([[np.nan], [np.inf], [1.0]])
+    sums = sparse.sum_by_position(values, tf.constant([2, 0, 0]), 3)
+    np.testing.assert_array_equal(sums, [[np.inf], [0], [np.nan]])

@@ -105,12 +105,12 @@ class Lookup:
 
         @tf.custom_gradient
         def looked_up(token: tf.Tensor) -> tuple[Any, ...]:
-            def gradient(upstream: tf.Tensor) -> tf.IndexedSlices:
+            def gradient(upstream: tf.Tensor | tf.IndexedSlices) -> tf.IndexedSlices:
                 if is_inferred and _function() is not function:
                     raise ValueError(_OUTSIDE)
                 if is_left(graph):
                     raise ValueError(_IN_BRANCH)
-                scattered = result.scatter_gradient(tf.convert_to_tensor(upstream))
+                scattered = result.scatter_gradient(_dense(upstream, self._width))
                 there = tf.where(result.rows >= 0)[:, 0]
                 rows = tf.gather(result.rows, there)
                 if result.are_distinct:
@@ -163,6 +163,14 @@ class Lookup:
         if distinct is not None and distinct() is gradient.indices:
             return gradient
         return row_gradients.unique(gradient)
+
+
+def _dense(gradient: tf.Tensor | tf.IndexedSlices, width: int) -> tf.Tensor:
+    """Returns a gradient of the values of a lookup, [n, width], as one tensor."""
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient
+    values = tf.ensure_shape(gradient.values, [None, width])
+    return row_gradients.sum_by_position(values, gradient.indices, gradient.dense_shape[0])
 
 
 def _without_gradient(values: tf.Tensor, token: tf.Tensor) -> tf.Tensor:
