@@ -129,18 +129,20 @@ def main() -> None:
         "CPU_NUM": "1",
     }
     started = []
-    for number, port in enumerate(ports):
-        is_worker = number < workers
-        own = {"PADDLE_TRAINER_ID": str(number)} if is_worker else {}
-        role = "TRAINER" if is_worker else "PSERVER"
-        environ = {**common, **own, "TRAINING_ROLE": role, "PADDLE_PORT": str(port)}
-        started.append(subprocess.Popen([sys.executable, *sys.argv], env=environ))
-    try:
-        codes = [process.wait() for process in started[:workers]]
-    finally:
-        for process in started:
-            process.kill()
-            process.wait()
+    with tempfile.TemporaryDirectory() as directory:  # Paddle leaves files where it runs
+        for number, port in enumerate(ports):
+            is_worker = number < workers
+            own = {"PADDLE_TRAINER_ID": str(number)} if is_worker else {}
+            role = "TRAINER" if is_worker else "PSERVER"
+            environ = {**common, **own, "TRAINING_ROLE": role, "PADDLE_PORT": str(port)}
+            command = [sys.executable, Path(__file__).resolve(), *sys.argv[1:]]
+            started.append(subprocess.Popen(command, env=environ, cwd=directory))
+        try:
+            codes = [process.wait() for process in started[:workers]]
+        finally:
+            for process in started:
+                process.kill()
+                process.wait()
     if any(codes):
         sys.exit(f"Paddle's workers end with 0. Received: {codes}.")
 
