@@ -42,8 +42,8 @@ def main() -> None:
         given.large, given.scale = min(given.large, 1e5), 1000
     if unknown := set(given.what) - set(WHAT):
         arguments.error(f"what is measured is of {WHAT}. Received: {sorted(unknown)}.")
-    tables = {"rows": len(given.optimizers), "tiny": 1}
-    if given.json and sum(tables.get(what, 2) for what in given.what or WHAT) != 1:
+    tables_of = {"rows": len(given.optimizers), "tiny": 1}
+    if given.json and sum(tables_of.get(what, 2) for what in given.what or WHAT) != 1:
         arguments.error("--json takes one table: tiny, or rows with one optimizer.")
     if not given.what or "rows" in given.what:
         for optimizer in given.optimizers:

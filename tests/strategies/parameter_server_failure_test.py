@@ -102,7 +102,7 @@ def test_workers_name_a_server_that_is_killed(job, mode):
     for worker in workers:
         output, _ = worker.communicate(timeout=100)
         assert worker.returncode != 0
-        assert time.monotonic() - start < 40  # 10.4 s on an idle machine, and tests share one
+        assert time.monotonic() - start < 20  # 10.4 s were seen on an idle machine
         assert f"ps 0 ({tasks.cluster.addresses[Task('ps', 0)]})" in output, output
 
 
@@ -162,6 +162,6 @@ def test_a_paused_server_is_given_up_after_the_step_timeout(job, mode):
     for worker in workers:
         output, _ = worker.communicate(timeout=100)
         assert worker.returncode != 0
-        assert time.monotonic() - start < 60  # 20 s on an idle machine
+        assert time.monotonic() - start < 40
         assert "--step-timeout" in output, output
         assert f"ps 0 ({tasks.cluster.addresses[Task('ps', 0)]})" in output, output
