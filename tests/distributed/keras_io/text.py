@@ -139,7 +139,8 @@ class Block(layers.Layer):
 
 def text_transformer(runtime):
     """Tokens and positions, one block of attention, a classifier."""
-    ids, labels = padded_ids(128)
+    ids, _ = padded_ids(128)
+    labels = (np.count_nonzero(ids, axis=1) > 5).astype("int64")  # learned in a few steps
     with runtime.scope():
         inputs = keras.Input([8], dtype="int64")
         positions = layers.Embedding(8, 8)(ops.arange(8))
@@ -148,11 +149,9 @@ def text_transformer(runtime):
         x = layers.GlobalAveragePooling1D()(x)
         model = keras.Model(inputs, layers.Dense(2, activation="softmax")(x))
         model.compile(
-            keras.optimizers.Adam(0.005), "sparse_categorical_crossentropy", metrics=["accuracy"]
+            keras.optimizers.Adam(0.01), "sparse_categorical_crossentropy", metrics=["accuracy"]
         )
-    history = model.fit(
-        ids, labels[:, 0].astype("int64"), batch_size=32, epochs=4, shuffle=False, verbose=0
-    ).history
+    history = model.fit(ids, labels, batch_size=32, epochs=4, shuffle=False, verbose=0).history
     return Outcome([model], history, model.predict(ids, batch_size=32, verbose=0))
 
 
