@@ -160,6 +160,7 @@ class ServerExtended(ReplicatedExtended):
         remote = self.registry.add(
             name, initial.shape, tf.as_dtype(initial.dtype), lambda: initial,
             is_counter=kind == "counter", path=path_of(name),
+            is_logged=kind == "weight" and self._geo is None,
         )  # fmt: skip
         present = initial if remote.is_new else self.registry.read_slices(remote)
         kwargs = {**kwargs, "initial_value": tf.constant(present, remote.dtype)}

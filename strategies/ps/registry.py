@@ -17,6 +17,7 @@ from strategies._tensorflow import ResourceVariable
 from strategies.collectives.startup.waiting import wait_until
 from strategies.ps.client import Server, Servers
 from strategies.ps.placement import Placement, Slice, report
+from strategies.ps.row_log import RowLog, has_row_log
 
 # Characters that TensorFlow does not allow in names.
 _NOT_IN_NAMES = r"[^A-Za-z0-9_.\\/>-]"
@@ -39,7 +40,9 @@ class RemoteVariable:
       parts: for each slice, the TensorFlow variable in its server's graph.
       is_new: whether this worker set the initial value.
       io: for each server, the connection that reads and writes this variable alone.
+      has_logs: whether the servers log which rows change.
       is_counter: whether each server holds a copy of the whole variable.
+      logs: for each slice, the log of the rows that changed; empty if there are no logs.
     """
 
     name: str
@@ -51,6 +54,8 @@ class RemoteVariable:
     is_new: bool = False
     parts: list[ResourceVariable] = field(default_factory=list)
     io: Sequence[Server] = ()
+    has_logs: bool = False
+    logs: list[RowLog] = field(default_factory=list)
 
     def slices_on(self, server: int) -> list[int]:
         """Returns the numbers of the slices that a server holds."""
@@ -99,6 +104,7 @@ class VariableRegistry:
         beside: RemoteVariable | None = None,
         is_counter: bool = False,
         path: str | None = None,
+        is_logged: bool = False,
     ) -> RemoteVariable:
         """Creates a variable on the servers.
 
@@ -113,6 +119,7 @@ class VariableRegistry:
           beside: a variable of the same shape, next to whose slices the slices are placed.
           is_counter: whether each server holds a copy of the whole variable.
           path: the path used for the placement and in messages; None stands for `name`.
+          is_logged: whether the servers log which rows change, if there are many.
 
         Raises:
           TimeoutError: if the first worker does not set the initial value in time.
@@ -126,12 +133,15 @@ class VariableRegistry:
             else:
                 slices = self._placement.place(path or name, shape)
             variable = RemoteVariable(unique, path or name, tuple(shape), dtype, slices, is_counter)
+            variable.has_logs = is_logged and has_row_log(variable.shape)
             if len(self.variables) % _VARIABLES_OF_A_CONNECTION == 0:
                 self._io = [server.new_connection() for server in self._servers.servers]
             variable.io = self._io
             self.variables.append(variable)
         for number, part in enumerate(slices):
-            variable.parts.append(_part(variable, number, self._servers.servers[part.server]))
+            server = self._servers.servers[part.server]
+            variable.parts.append(_part(variable, number, server))
+            variable.logs += _logs(variable, number, server)
         self._initialize(variable, initial)
         return variable
 
@@ -273,10 +283,9 @@ def _part(variable: RemoteVariable, number: int, server: Server) -> ResourceVari
 
     def create() -> ResourceVariable:
         shape = variable.shape_of(number) if not variable.is_counter else variable.shape
-        # The name in the graph is also the name on the server.
         return ResourceVariable(
             lambda: tf.zeros(shape, variable.dtype),
-            name=f"variables/{variable.name}/{number}",
+            name=_name_on_server(variable, number),
             trainable=False,
             dtype=variable.dtype,
         )
@@ -284,18 +293,41 @@ def _part(variable: RemoteVariable, number: int, server: Server) -> ResourceVari
     return server.once(("part", variable.name, number), create)
 
 
+def _logs(variable: RemoteVariable, number: int, server: Server) -> list[RowLog]:
+    """Returns the log of a slice, or nothing if it has none, in the graph of a connection."""
+    if not variable.has_logs:
+        return []
+    name, rows = _name_on_server(variable, number), variable.shape_of(number)[0]
+    return [server.once(("log", variable.name, number), lambda: RowLog(name, rows))]
+
+
+def _name_on_server(variable: RemoteVariable, number: int) -> str:
+    # TensorFlow gives a variable on the server the name that it has in the graph.
+    return f"variables/{variable.name}/{number}"
+
+
 def _assignment(
     variable: RemoteVariable, server: Server, is_locked: bool
 ) -> tuple[list[Any], tf.Operation]:
     """Adds an assignment of a variable's slices on a server; returns its placeholders and it."""
-    parts = [_part(variable, number, server) for number in variable.slices_on(server.number)]
+    numbers = variable.slices_on(server.number)
+    parts = [_part(variable, number, server) for number in numbers]
+    logs = [log for number in numbers for log in _logs(variable, number, server)]
     feeds = [tf.compat.v1.placeholder(part.dtype, part.shape) for part in parts]
 
     def assign() -> list[tf.Operation]:
         pairs = zip(parts, feeds, strict=True)
         return [part.assign(feed, read_value=False) for part, feed in pairs]
 
+    def assign_and_log() -> list[tf.Tensor]:
+        assign()
+        for log in logs:
+            log.add_all()
+        return []
+
     if not is_locked:
-        return feeds, tf.group(*assign())
-    assignment, _ = server.locked(lambda: assign() and [])
+        # Other workers use the logs as soon as the slices have values.
+        with tf.control_dependencies([operation for log in logs for operation in log.clear()]):
+            return feeds, tf.group(*assign())
+    assignment, _ = server.locked(assign_and_log)
     return feeds, assignment

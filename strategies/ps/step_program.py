@@ -4,10 +4,15 @@ An optimizer updates variables one by one, each with its own function. The funct
 arguments are recorded until the step is complete. Then each server gets one function that makes
 its part of all updates at once. Gradients are sliced like their variables and sent to a server as
 one vector per dtype.
+
+The new values are pulled as one vector per dtype, too. Only variables with many rows of which the
+updates change some, such as those of an embedding, are pulled by rows: those rows that have changed
+since the worker's copy was assigned last.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -15,13 +20,21 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from absl import logging
 
 from strategies.ps.client import Server, Servers
 from strategies.ps.push import Push
 from strategies.ps.registry import RemoteVariable
+from strategies.ps.row_log import rows_changed_by
 from strategies.ps.sparse import RowUpdate
 from strategies.ps.updates import VariableUpdate, check_applicable
-from strategies.ps.variables import CounterVariable, ServerView, SharedVariable, active_view
+from strategies.ps.variables import (
+    CounterVariable,
+    PulledRows,
+    ServerView,
+    SharedVariable,
+    active_view,
+)
 
 
 @dataclass
@@ -80,9 +93,19 @@ class StepProgram:
         self._pulled_dtypes = sorted(
             {v.dtype for v in self.variables}, key=lambda dtype: dtype.name
         )
+        # The slices that are pulled by rows, which is known once their updates are traced.
+        self._slices_of_rows: set[tuple[str, int]] = set()
+        # Created before the servers' graphs are entered.
+        self._positions = {
+            variable.remote.name: variable.row_positions
+            for variable in self.variables
+            if variable.remote.logs
+        }
         # One by one: all programs share the list of the worker's own variables.
         self._server_programs = [self._build(server) for server in servers.servers]
         self.is_mergeable = all(update.is_mergeable for update in self._updates)
+        if servers.rank == 0:
+            self._warn_of_whole_pulls()
         for update in self._updates:
             update.forget_function()
 
@@ -132,11 +155,15 @@ class StepProgram:
         for placeholders, parts in zip(program.sparse, push.sparse[server], strict=True):
             feeds.update(zip(placeholders, parts, strict=True))
         feeds.update(zip(program.wholes, push.wholes, strict=False))
-        for number, place in program.local_values.items():
-            feeds[place] = push.wholes[len(program.wholes) + number]
+        feeds.update(self._local_feeds(push, server))
         feeds.update(zip(program.counts, push.counts, strict=True))
         feeds[program.steps] = np.int64(push.steps)
         return feeds
+
+    def _local_feeds(self, push: Push, server: int) -> dict[tf.Tensor, np.ndarray]:
+        program = self._server_programs[server]
+        local = push.wholes[len(program.wholes) :]
+        return {place: local[number] for number, place in program.local_values.items()}
 
     # What the servers do.
 
@@ -145,44 +172,64 @@ class StepProgram:
         server.run(self._server_programs[server.number].push, self.feeds(push, server.number))
 
     def push_and_pull(self, push: Push, server: Server) -> list[np.ndarray]:
-        """Applies the updates on a server and returns the new values, one vector per dtype."""
+        """Applies the updates on a server and returns the new values; see `dtypes`."""
         return server.run(
             self._server_programs[server.number].push_and_pull, self.feeds(push, server.number)
         )
 
-    def pull(self, server: Server) -> list[np.ndarray]:
-        """Returns the present values on a server, one vector per dtype."""
-        return server.run(self._server_programs[server.number].pull)
+    def pull(self, push: Push, server: Server) -> list[np.ndarray]:
+        """Returns the present values on a server, without applying the updates of a push."""
+        program = self._server_programs[server.number]
+        return server.run(program.pull, self._local_feeds(push, server.number))
 
     # What a worker receives.
 
     @property
     def dtypes(self) -> list[tf.DType]:
-        """The dtypes of the vectors that all servers return, one server after the other."""
-        return [*self._pulled_dtypes, tf.int64] * len(self._servers)
+        """The dtypes of what all servers return, one server after the other.
 
-    def unpacked(self, vectors: Sequence[tf.Tensor]) -> list[tuple[SharedVariable, tf.Tensor]]:
-        """Returns the new value of each variable and counter."""
-        each = len(self._pulled_dtypes) + 1
-        found: dict[tuple[str, int], tf.Tensor] = {}
+        A server returns one vector per dtype, the counts, and for each slice that is pulled by rows
+        the numbers of the rows, their values and the position of the log.
+        """
+        dtypes = []
         for server in self._servers.servers:
-            mine = vectors[server.number * each : (server.number + 1) * each]
-            for dtype, vector in zip(self._pulled_dtypes, mine, strict=False):
+            dtypes += [*self._pulled_dtypes, tf.int64]
+            for variable, _ in self._slices_of_rows_on(server):
+                dtypes += [tf.int64, variable.dtype, tf.int64]
+        return dtypes
+
+    def unpacked(
+        self, tensors: Sequence[tf.Tensor]
+    ) -> list[tuple[SharedVariable, tf.Tensor | PulledRows]]:
+        """Returns the new value of each variable and counter, or the rows that have changed."""
+        rest = iter(tensors)
+        found: dict[tuple[str, int], tf.Tensor] = {}
+        counts: list[tf.Tensor] = []
+        values: list[tuple[SharedVariable, tf.Tensor | PulledRows]] = []
+        for server in self._servers.servers:
+            for dtype in self._pulled_dtypes:
                 slices = self._slices_on(server, dtype)
                 sizes = [math.prod(remote.shape_of(number)) for remote, number in slices]
-                vector = tf.ensure_shape(vector, [sum(sizes)])
+                vector = tf.ensure_shape(next(rest), [sum(sizes)])
                 if not sizes:  # this server has none of them
                     continue
                 for (remote, number), part in zip(slices, tf.split(vector, sizes), strict=True):
                     found[remote.name, number] = tf.reshape(part, remote.shape_of(number))
-        values = []
+            counts.append(tf.ensure_shape(next(rest), [len(self._counters)]))
+            for variable, number in self._slices_of_rows_on(server):
+                shape = [None, *variable.shape[1:]]
+                rows = tf.ensure_shape(next(rest), [None]) + variable.remote.slices[number].start
+                changed = tf.IndexedSlices(tf.ensure_shape(next(rest), shape), rows)
+                pulled = PulledRows(number, changed, tf.ensure_shape(next(rest), []))
+                values.append((variable, pulled))
         for variable in self.variables:
             remote = variable.remote
-            parts = [found[remote.name, number] for number in range(len(remote.slices))]
-            values.append((variable, tf.concat(parts, 0) if len(parts) > 1 else parts[0]))
-        counts = tf.ensure_shape(vectors[each - 1], [len(self._counters)])
+            numbers = range(len(remote.slices))
+            parts = [found[key] for key in ((remote.name, n) for n in numbers) if key in found]
+            if parts:
+                values.append((variable, tf.concat(parts, 0) if len(parts) > 1 else parts[0]))
         for number, counter in enumerate(self._counters):
-            values.append((counter, tf.cast(counts[number], counter.dtype)))
+            values.append((counter, tf.cast(counts[0][number], counter.dtype)))
         return values
 
     # How the program is built.
@@ -206,8 +253,33 @@ class StepProgram:
     def _slices_on(self, server: Server, dtype: tf.DType) -> list[tuple[RemoteVariable, int]]:
         remotes = [v.remote for v in self.variables if v.dtype == dtype]
         return [
-            (remote, number) for remote in remotes for number in remote.slices_on(server.number)
+            (remote, number)
+            for remote in remotes
+            for number in remote.slices_on(server.number)
+            if (remote.name, number) not in self._slices_of_rows
         ]
+
+    def _slices_of_rows_on(self, server: Server) -> list[tuple[SharedVariable, int]]:
+        return [
+            (variable, number)
+            for variable in self.variables
+            for number in variable.remote.slices_on(server.number)
+            if (variable.remote.name, number) in self._slices_of_rows
+        ]
+
+    def _warn_of_whole_pulls(self) -> None:
+        for update in self._updates:
+            remote = update.variable.remote
+            megabytes = math.prod(remote.shape) * remote.dtype.size / 1e6
+            is_sparse = any(update.transfer(leaf) == "sparse" for leaf in update.leaves)
+            if is_sparse and remote.logs and (remote.name, 0) not in self._slices_of_rows:
+                logging.warning(
+                    "Only the rows that have changed are pulled from the parameter servers where a "
+                    "step changes no others. Received: an optimizer that changes all rows of %r, "
+                    "%s, so %.0f MB are pulled at a time. Take strategies.DistributedEmbedding, or "
+                    "SGD without momentum or weight decay.",
+                    remote.path, list(remote.shape), megabytes,
+                )  # fmt: skip
 
     def _build(self, server: Server) -> _ServerProgram:
         placeholder = tf.compat.v1.placeholder
@@ -237,10 +309,10 @@ class StepProgram:
 
         def body() -> list[tf.Tensor]:
             self._apply(server, program)
-            return self._read(server)
+            return self._read(server, program)
 
         program.push, program.push_and_pull = server.locked(body)
-        _, program.pull = server.locked(lambda: self._read(server))
+        _, program.pull = server.locked(lambda: self._read(server, program))
         return program
 
     def _apply(self, server: Server, program: _ServerProgram) -> None:
@@ -255,6 +327,7 @@ class StepProgram:
         in_view = sum(update.arguments for update in self._row_updates(self._updates))
         of_rows = iter(program.sparse[len(program.sparse) - in_view :])
         wholes = iter(program.wholes)
+        changed: dict[tuple[str, int], list[tf.Tensor | None]] = {}
         for update in self._updates:
             remote = update.variable.remote
             whole = {
@@ -284,14 +357,35 @@ class StepProgram:
                 view = ServerView(
                     server, remote, number, lambda v: self._local_placeholder(v, server, program)
                 )
+                update_part = functools.partial(update.fn, remote.parts[number], *args, **kwargs)
                 with active_view.activate(view):
-                    update.fn(remote.parts[number], *args, **kwargs)
+                    if remote.logs:
+                        rows = rows_changed_by(update_part, remote.parts[number])
+                        changed.setdefault((remote.name, number), []).append(rows)
+                    else:
+                        update_part()
+        self._log(changed)
         for counter, count in zip(self._counters, program.counts, strict=True):
             part = counter.remote.parts[server.number]
             part.assign_add(tf.cast(count, part.dtype), read_value=False)
         seen = self._pushes.parts[server.number]
         steps = tf.one_hot(self._servers.rank, self._servers.size, program.steps, dtype=tf.int64)
         seen.assign_add(steps, read_value=False)
+
+    def _log(self, changed: dict[tuple[str, int], list[tf.Tensor | None]]) -> None:
+        """Logs which rows of each slice the updates change."""
+        logs = {
+            (variable.remote.name, number): log
+            for variable in self.variables
+            for number, log in enumerate(variable.remote.logs)
+        }
+        for key, each in changed.items():
+            rows = [one for one in each if one is not None]
+            if len(rows) < len(each):
+                logs[key].add_all()
+            else:
+                logs[key].add(tf.concat(rows, 0))
+                self._slices_of_rows.add(key)
 
     def _local_placeholder(
         self, variable: Any, server: Server, program: _ServerProgram
@@ -309,7 +403,7 @@ class StepProgram:
                 )
         return program.local_values[number]
 
-    def _read(self, server: Server) -> list[tf.Tensor]:
+    def _read(self, server: Server, program: _ServerProgram) -> list[tf.Tensor]:
         vectors = []
         for dtype in self._pulled_dtypes:
             parts = [
@@ -321,7 +415,13 @@ class StepProgram:
             tf.cast(counter.remote.parts[server.number].read_value(), tf.int64)
             for counter in self._counters
         ]
-        return [*vectors, tf.stack(counts) if counts else tf.zeros([0], tf.int64)]
+        of_rows = []
+        for variable, number in self._slices_of_rows_on(server):
+            remote = variable.remote
+            positions = self._local_placeholder(self._positions[remote.name], server, program)
+            rows, position = remote.logs[number].since(positions[number])
+            of_rows += [rows, remote.parts[number].sparse_read(rows), position]
+        return [*vectors, tf.stack(counts) if counts else tf.zeros([0], tf.int64), *of_rows]
 
 
 def _rows_in_slice(
@@ -341,5 +441,5 @@ class NewValues:
         self._program = program
         self._vectors = vectors
 
-    def __iter__(self) -> Iterator[tuple[SharedVariable, tf.Tensor]]:
+    def __iter__(self) -> Iterator[tuple[SharedVariable, tf.Tensor | PulledRows]]:
         return iter(self._program.unpacked(self._vectors))

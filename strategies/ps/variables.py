@@ -9,6 +9,7 @@ servers only. During an update on a server, each variable stands for the server'
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
@@ -16,8 +17,11 @@ import tensorflow as tf
 from strategies._tensorflow import VARIABLE_VALUE_KEY, ResourceVariable
 from strategies.ps.client import Server
 from strategies.ps.registry import RemoteVariable, VariableRegistry
+from strategies.ps.row_log import NEVER
 from strategies.variables.active_shard import ActiveShard
 from strategies.variables.number import MirroredVariable
+
+_CPU = "/device:CPU:0"
 
 
 class ServerView:
@@ -140,6 +144,17 @@ class _RemoteMirroredVariable(MirroredVariable):
 class SharedVariable(_RemoteMirroredVariable):
     """A weight, counter or state: this worker's copy of a variable on the servers."""
 
+    _row_positions: ResourceVariable | None = None
+
+    @property
+    def row_positions(self) -> ResourceVariable:
+        """For each slice, the position in the log of its rows that the copy is up to date with."""
+        if self._row_positions is None:
+            with tf.init_scope(), tf.device(_CPU):
+                never = tf.fill([len(self.remote.slices)], tf.constant(NEVER, tf.int64))
+                self._row_positions = ResourceVariable(never, trainable=False)
+        return self._row_positions
+
     def _read_outside(self) -> Any:
         self.distribute_strategy.extended.check_read(self)
         return super()._read_outside()
@@ -229,11 +244,53 @@ def local_copy(variable: SharedVariable) -> tf.Tensor:
     return variable.values[0].read_value()
 
 
-def assign_copy(variable: SharedVariable, value: tf.Tensor) -> None:
-    """Assigns a value to a worker's copy on all of its replicas."""
+@dataclass(frozen=True)
+class PulledRows:
+    """The rows of a slice of a variable that have changed since a worker pulled it last.
+
+    Attributes:
+      number: the number of the slice.
+      rows: their values, with their numbers in the whole variable.
+      position: the position of the slice's log when they were read, int64 scalar.
+    """
+
+    number: int
+    rows: tf.IndexedSlices
+    position: tf.Tensor
+
+
+def assign_copy(variable: SharedVariable, value: tf.Tensor | PulledRows) -> None:
+    """Assigns a value or rows to a worker's copy on all of its replicas."""
+    if isinstance(value, PulledRows):
+        _assign_rows(variable, value)
+        return
     for copy in variable.values:
         with tf.device(copy.device):
             copy.assign(value, read_value=False)
+
+
+def _assign_rows(variable: SharedVariable, pulled: PulledRows) -> None:
+    positions = variable.row_positions
+
+    def assign() -> tf.Tensor:
+        written = []
+        for copy in variable.values:
+            with tf.device(copy.device):
+                written.append(
+                    tf.raw_ops.ResourceScatterUpdate(
+                        resource=copy.handle,
+                        indices=pulled.rows.indices,
+                        updates=pulled.rows.values,
+                    )
+                )
+        # If the step fails in between, the rows are pulled again.
+        with tf.control_dependencies(written):
+            positions.scatter_update(tf.IndexedSlices(pulled.position, pulled.number))
+        return tf.constant(True)
+
+    # What is older than the copy would undo changes that are not pulled again.
+    is_newer = pulled.position >= positions.read_value()[pulled.number]
+    tf.cond(is_newer, assign, lambda: tf.constant(False))
 
 
 def check_is_not_slot(variable: Any) -> None:

@@ -157,6 +157,22 @@ def test_what_changes_a_variable_and_what_does_not(run_check, check, keras, mode
 
 
 @pytest.mark.parametrize(
+    ("keras", "mode", "workers", "ps", "options"),
+    [
+        ("keras", "async", 2, 2, {}),
+        pytest.param("keras", "async", 3, 1, {"pull_every": 3, "max_merge": 2}, marks=slow),
+        pytest.param("tf_keras", "half_async", 2, 2, {"num_replicas": 2}, marks=slow),
+        pytest.param("tf_keras", "async", 2, 1, {"min_slice_size": None}, marks=slow),
+        ("keras", "sync", 2, 2, {}),
+        pytest.param("keras", "sync", 3, 2, {"num_replicas": 2}, marks=slow),
+    ],
+)
+@pytest.mark.parametrize("check", checks_of("servers_rows.py"))
+def test_only_rows_that_change_are_pulled(run_check, check, keras, mode, workers, ps, options):
+    run_check(check, keras, mode, json.dumps(options), workers=workers, ps=ps, timeout=400)
+
+
+@pytest.mark.parametrize(
     ("keras", "mode", "replicas", "ps"),
     [
         ("keras", "async", 1, 2),

@@ -35,9 +35,9 @@ class StepProgram:
 
     def push_and_pull(self, push, server):
         self.push(push, server)
-        return self.pull(server)
+        return self.pull(push, server)
 
-    def pull(self, server):
+    def pull(self, push, server):
         self.pulls.append(self.steps)
         return [np.array([self.steps])]
 

@@ -59,7 +59,7 @@ class Async:
         with self._lock:
             is_pulled = program in self._newest
             newest = self._newest.pop(program, None)
-        return self._pulled(program) if is_pulled and newest is None else newest
+        return self._pulled(program, push) if is_pulled and newest is None else newest
 
     def drain(self) -> None:
         """Waits until all steps have been sent."""
@@ -71,8 +71,10 @@ class Async:
         with self._lock:
             self._newest.clear()
 
-    def _pulled(self, program: StepProgram) -> list[np.ndarray]:
-        pulled = self._spans.measure_call("pull", lambda: self._servers.each(program.pull))
+    def _pulled(self, program: StepProgram, push: Push) -> list[np.ndarray]:
+        pulled = self._spans.measure_call(
+            "pull", lambda: self._servers.each(lambda server: program.pull(push, server))
+        )
         return [vector for vectors in pulled for vector in vectors]
 
     def _raise(self) -> None:

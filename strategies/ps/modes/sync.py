@@ -53,7 +53,7 @@ class Sync:
             self._present[server.number] = present.tolist()
             # A sender absent from the barrier had ended before it sent anything.
             if present[sender]:
-                return program.pull(server) if changed is None else changed
+                return program.pull(push, server) if changed is None else changed
 
     def _barrier(self, server: Server) -> Barrier:
         """Returns the barrier that all workers pass when a server has been updated."""

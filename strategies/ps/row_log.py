@@ -1,0 +1,123 @@
+"""The rows of a variable that changed last, which a server logs so that workers pull only these.
+
+Most rows of an embedding do not change in a step. A worker tells the server up to which change its
+copy is up to date, and the server returns the rows that have changed since.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from strategies._tensorflow import ResourceVariable
+
+NEVER = -1  # the position of a copy that lacks all changes
+_MIN_ROWS = 1024
+_ROWS_PER_ENTRY = 4
+_READS = {"ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape"}
+_ROW_WRITES = {
+    "ResourceScatterAdd", "ResourceScatterSub", "ResourceScatterUpdate", "ResourceScatterMul",
+    "ResourceScatterDiv", "ResourceScatterMax", "ResourceScatterMin",
+}  # fmt: skip
+
+
+def has_row_log(shape: Sequence[int]) -> bool:
+    """Returns whether a variable of this shape has enough rows for a log.
+
+    >>> has_row_log([1_000_000, 16]), has_row_log([128, 16]), has_row_log([1_000_000])
+    (True, False, False)
+    """
+    return len(shape) > 1 and shape[0] >= _MIN_ROWS
+
+
+class RowLog:
+    """A log of the rows of a slice that changed, in a ring buffer on the server of the slice.
+
+    The position of the log is the number of entries ever made. A copy that lacks more entries than
+    the buffer has is pulled as a whole. All methods but `clear` are called in functions that hold
+    the server's mutex.
+
+    Args:
+      name: the name of the slice's variable on the server.
+      rows: the number of rows of the slice.
+    """
+
+    def __init__(self, name: str, rows: int):
+        capacity = max(rows // _ROWS_PER_ENTRY, 1)
+        self._rows = rows
+        self._capacity = capacity
+        self._entries = ResourceVariable(
+            lambda: tf.zeros([capacity], tf.int64), name=f"{name}/changed_rows", trainable=False
+        )
+        self._position = ResourceVariable(
+            lambda: tf.zeros([], tf.int64), name=f"{name}/row_log_position", trainable=False
+        )
+
+    def clear(self) -> list[tf.Operation]:
+        """Returns the operations that make the log empty, before anything uses the slice."""
+        return [
+            self._entries.assign(tf.zeros([self._capacity], tf.int64), read_value=False),
+            self._position.assign(tf.zeros([], tf.int64), read_value=False),
+        ]
+
+    def add(self, rows: tf.Tensor) -> None:
+        """Logs that rows have changed.
+
+        Args:
+          rows: their numbers in the slice, int64 [count]; one may occur several times.
+        """
+        position, count = self._position.read_value(), tf.size(rows, tf.int64)
+        places = (position + tf.range(count)) % self._capacity
+        self._entries.scatter_update(tf.IndexedSlices(rows, places))
+        self._position.assign(position + count, read_value=False)
+
+    def add_all(self) -> None:
+        """Logs that all rows may have changed."""
+        self._position.assign_add(self._capacity + 1, read_value=False)
+
+    def since(self, position: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the numbers of the rows that changed after a position, and the present position.
+
+        Args:
+          position: a former position of this log or `NEVER`, int64 scalar.
+        """
+        present, entries = self._position.read_value(), self._entries.read_value()
+
+        def changed() -> tf.Tensor:
+            places = (position + tf.range(present - position)) % self._capacity
+            return tf.unique(tf.gather(entries, places)).y
+
+        is_known = (position >= 0) & (present - position <= self._capacity)
+        rows = tf.cond(is_known, changed, lambda: tf.range(self._rows, dtype=tf.int64))
+        return rows, present
+
+
+def rows_changed_by(update: Callable[[], Any], variable: ResourceVariable) -> tf.Tensor | None:
+    """Adds an update to the function that is being traced; returns which rows it changes.
+
+    It is read off the operations that the update consists of, and so is known of any optimizer.
+
+    Args:
+      update: makes the update.
+      variable: the variable that it changes.
+
+    Returns:
+      The numbers of the rows, int64 [count], some perhaps several times. None if the update may
+      change all rows.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    before = len(graph.get_operations())
+    update()
+    handle = graph.capture(variable.handle)
+    users = [
+        operation
+        for operation in graph.get_operations()[before:]
+        if any(tensor.name == handle.name for tensor in operation.inputs)
+    ]
+    writers = [operation for operation in users if operation.type not in _READS]
+    if any(operation.type not in _ROW_WRITES for operation in writers):
+        return None
+    rows = [tf.reshape(tf.cast(writer.inputs[1], tf.int64), [-1]) for writer in writers]
+    return tf.concat(rows, 0) if rows else tf.zeros([0], tf.int64)
