@@ -1,6 +1,7 @@
 """Which rows of a variable have changed: as updates tell it, and as a server's log knows it."""
 
 import itertools
+import types
 
 import keras
 import numpy as np
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from strategies.ps.row_log import NEVER, RowLog, rows_changed_by
+from strategies.ps.variables import PulledRows, assign_copy
 
 ROWS = 40
 pytestmark = pytest.mark.training
@@ -132,3 +134,19 @@ def test_an_update_tells_which_rows_it_changes(make, is_by_rows):
     assert result == (set(rows) if is_by_rows else set())
     changed = np.flatnonzero(np.any(made.variable.numpy() != before, axis=1))
     assert set(changed) == result
+
+
+def test_rows_that_are_older_than_the_copy_change_nothing():
+    copy = tf.Variable(tf.zeros([4, 1]))
+    positions = tf.Variable(tf.constant([NEVER, 5], tf.int64))
+    variable = types.SimpleNamespace(values=[copy], row_positions=positions)
+
+    @tf.function
+    def assign(value, row, position):
+        rows = tf.IndexedSlices(tf.fill([1, 1], value), [row])
+        assign_copy(variable, PulledRows(1, rows, tf.constant(position, tf.int64)))
+
+    for value, row, position in [(1.0, 2, 7), (2.0, 2, 6), (3.0, 3, 6), (4.0, 0, 7)]:
+        assign(value, row, position)
+    np.testing.assert_array_equal(copy[:, 0], [4, 0, 1, 0])
+    assert positions.numpy().tolist() == [NEVER, 7]
