@@ -94,7 +94,7 @@ class RowLog:
         return rows, present
 
 
-def rows_changed_by(update: Callable[[], Any], variable: ResourceVariable) -> tf.Tensor | None:
+def trace_changed_rows(update: Callable[[], Any], variable: ResourceVariable) -> tf.Tensor | None:
     """Adds an update to the function that is being traced; returns which rows it changes.
 
     It is read off the operations that the update consists of, and so is known of any optimizer.

@@ -25,7 +25,7 @@ from absl import logging
 from strategies.ps.client import Server, Servers
 from strategies.ps.push import Push
 from strategies.ps.registry import RemoteVariable
-from strategies.ps.row_log import rows_changed_by
+from strategies.ps.row_log import trace_changed_rows
 from strategies.ps.sparse import RowUpdate
 from strategies.ps.updates import VariableUpdate, check_applicable
 from strategies.ps.variables import (
@@ -360,11 +360,11 @@ class StepProgram:
                 update_part = functools.partial(update.fn, remote.parts[number], *args, **kwargs)
                 with active_view.activate(view):
                     if remote.logs:
-                        rows = rows_changed_by(update_part, remote.parts[number])
+                        rows = trace_changed_rows(update_part, remote.parts[number])
                         changed.setdefault((remote.name, number), []).append(rows)
                     else:
                         update_part()
-        self._log(changed)
+        self._log_changes(changed)
         for counter, count in zip(self._counters, program.counts, strict=True):
             part = counter.remote.parts[server.number]
             part.assign_add(tf.cast(count, part.dtype), read_value=False)
@@ -372,7 +372,7 @@ class StepProgram:
         steps = tf.one_hot(self._servers.rank, self._servers.size, program.steps, dtype=tf.int64)
         seen.assign_add(steps, read_value=False)
 
-    def _log(self, changed: dict[tuple[str, int], list[tf.Tensor | None]]) -> None:
+    def _log_changes(self, changed: dict[tuple[str, int], list[tf.Tensor | None]]) -> None:
         """Logs which rows of each slice the updates change."""
         logs = {
             (variable.remote.name, number): log

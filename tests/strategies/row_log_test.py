@@ -11,7 +11,7 @@ import tf_keras
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from strategies.ps.row_log import NEVER, RowLog, rows_changed_by
+from strategies.ps.row_log import NEVER, RowLog, trace_changed_rows
 from strategies.ps.variables import PulledRows, assign_copy
 
 ROWS = 40
@@ -124,7 +124,7 @@ def test_an_update_tells_which_rows_it_changes(make, is_by_rows):
     @tf.function(autograph=False)
     def step():
         gradient = tf.IndexedSlices(tf.ones([3, 2]), tf.constant(rows), tf.constant([ROWS, 2]))
-        found["rows"] = rows_changed_by(lambda: made.change(gradient), made.variable)
+        found["rows"] = trace_changed_rows(lambda: made.change(gradient), made.variable)
         return tf.zeros([0], tf.int64) if found["rows"] is None else found["rows"]
 
     result = set(step().numpy())
