@@ -189,7 +189,8 @@ class StepProgram:
         """The dtypes of what all servers return, one server after the other.
 
         A server returns one vector per dtype, the counts, and for each slice that is pulled by rows
-        the numbers of the rows, their values and the position of the log.
+        the numbers of the rows, their values, and the positions of the log since which they changed
+        and at which they were read.
         """
         dtypes = []
         for server in self._servers.servers:
@@ -220,8 +221,8 @@ class StepProgram:
                 shape = [None, *variable.shape[1:]]
                 rows = tf.ensure_shape(next(rest), [None]) + variable.remote.slices[number].start
                 changed = tf.IndexedSlices(tf.ensure_shape(next(rest), shape), rows)
-                pulled = PulledRows(number, changed, tf.ensure_shape(next(rest), []))
-                values.append((variable, pulled))
+                since, position = tf.unstack(tf.ensure_shape(next(rest), [2]))
+                values.append((variable, PulledRows(number, changed, since, position)))
         for variable in self.variables:
             remote = variable.remote
             numbers = range(len(remote.slices))
@@ -419,8 +420,10 @@ class StepProgram:
         for variable, number in self._slices_of_rows_on(server):
             remote = variable.remote
             positions = self._local_placeholder(self._positions[remote.name], server, program)
-            rows, position = remote.logs[number].since(positions[number])
-            of_rows += [rows, remote.parts[number].sparse_read(rows), position]
+            since = positions[number]
+            rows, position = remote.logs[number].since(since)
+            values = remote.parts[number].sparse_read(rows)
+            of_rows += [rows, values, tf.stack([since, position])]
         return [*vectors, tf.stack(counts) if counts else tf.zeros([0], tf.int64), *of_rows]
 
 

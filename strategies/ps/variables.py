@@ -155,6 +155,12 @@ class SharedVariable(_RemoteMirroredVariable):
                 self._row_positions = ResourceVariable(never, trainable=False)
         return self._row_positions
 
+    def forget_row_positions(self) -> None:
+        """Makes the next pull one of all rows."""
+        if self._row_positions is not None:
+            never = tf.fill(self._row_positions.shape, tf.constant(NEVER, tf.int64))
+            self._row_positions.assign(never, read_value=False)
+
     def _read_outside(self) -> Any:
         self.distribute_strategy.extended.check_read(self)
         return super()._read_outside()
@@ -251,11 +257,13 @@ class PulledRows:
     Attributes:
       number: the number of the slice.
       rows: their values, with their numbers in the whole variable.
-      position: the position of the slice's log when they were read, int64 scalar.
+      since: the position of the slice's log after which they changed, int64 scalar.
+      position: the position of the log when they were read, int64 scalar.
     """
 
     number: int
     rows: tf.IndexedSlices
+    since: tf.Tensor
     position: tf.Tensor
 
 
@@ -264,6 +272,8 @@ def assign_copy(variable: SharedVariable, value: tf.Tensor | PulledRows) -> None
     if isinstance(value, PulledRows):
         _assign_rows(variable, value)
         return
+    # It may be older than the rows that were pulled.
+    variable.forget_row_positions()
     for copy in variable.values:
         with tf.device(copy.device):
             copy.assign(value, read_value=False)
@@ -288,9 +298,10 @@ def _assign_rows(variable: SharedVariable, pulled: PulledRows) -> None:
             positions.scatter_update(tf.IndexedSlices(pulled.position, pulled.number))
         return tf.constant(True)
 
-    # What is older than the copy would undo changes that are not pulled again.
-    is_newer = pulled.position >= positions.read_value()[pulled.number]
-    tf.cond(is_newer, assign, lambda: tf.constant(False))
+    # Rows that are older than the copy, or that leave out some that it lacks, are pulled again.
+    present = positions.read_value()[pulled.number]
+    is_next = (pulled.since <= present) & (present <= pulled.position)
+    tf.cond(is_next, assign, lambda: tf.constant(False))
 
 
 def check_is_not_slot(variable: Any) -> None:

@@ -11,8 +11,9 @@ import tf_keras
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
+import strategies
 from strategies.ps.row_log import NEVER, RowLog, trace_changed_rows
-from strategies.ps.variables import PulledRows, assign_copy
+from strategies.ps.variables import PulledRows, SharedVariable, assign_copy
 
 ROWS = 40
 pytestmark = pytest.mark.training
@@ -136,17 +137,32 @@ def test_an_update_tells_which_rows_it_changes(make, is_by_rows):
     assert set(changed) == result
 
 
-def test_rows_that_are_older_than_the_copy_change_nothing():
+def test_rows_that_do_not_continue_where_the_copy_is_change_nothing():
     copy = tf.Variable(tf.zeros([4, 1]))
     positions = tf.Variable(tf.constant([NEVER, 5], tf.int64))
     variable = types.SimpleNamespace(values=[copy], row_positions=positions)
 
     @tf.function
-    def assign(value, row, position):
+    def assign(value, row, since, position):
         rows = tf.IndexedSlices(tf.fill([1, 1], value), [row])
-        assign_copy(variable, PulledRows(1, rows, tf.constant(position, tf.int64)))
+        now = tf.constant([since, position], tf.int64)
+        assign_copy(variable, PulledRows(1, rows, now[0], now[1]))
 
-    for value, row, position in [(1.0, 2, 7), (2.0, 2, 6), (3.0, 3, 6), (4.0, 0, 7)]:
-        assign(value, row, position)
+    pulls = [(1.0, 2, 4, 7), (2.0, 2, 5, 6), (3.0, 3, 8, 9), (4.0, 0, NEVER, 7)]
+    for pull in pulls:
+        assign(*pull)
     np.testing.assert_array_equal(copy[:, 0], [4, 0, 1, 0])
     assert positions.numpy().tolist() == [NEVER, 7]
+
+
+def test_all_rows_are_pulled_where_a_whole_value_was_assigned():
+    with strategies.MirroredStrategy(num_replicas=1).scope():
+        made = tf.Variable(tf.zeros([4, 1]))
+    variable = SharedVariable(made.distribute_strategy, made.values, made.aggregation)
+    variable.remote = types.SimpleNamespace(slices=[None, None])
+    variable.row_positions.assign([3, 5])
+    rows = tf.IndexedSlices(tf.ones([1, 1]), [2])
+    tf.function(assign_copy)(variable, tf.fill([4, 1], 8.0))
+    assign_copy(variable, PulledRows(1, rows, tf.constant(5, tf.int64), tf.constant(6, tf.int64)))
+    np.testing.assert_array_equal(variable.values[0].numpy()[:, 0], [8, 8, 8, 8])
+    assert variable.row_positions.numpy().tolist() == [NEVER, NEVER]
