@@ -451,7 +451,7 @@ class ServerExtended(ReplicatedExtended):
         present = self.registry.read([variable.remote for variable in variables])
         for variable, value in zip(variables, present, strict=True):
             value = tf.constant(value, variable.dtype)
-            assign_copy(variable, value)
+            assign_copy(variable, value, is_newest=True)
             if variable.base is not None:
                 variable.base.assign(value)
 

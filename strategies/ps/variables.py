@@ -267,13 +267,21 @@ class PulledRows:
     position: tf.Tensor
 
 
-def assign_copy(variable: SharedVariable, value: tf.Tensor | PulledRows) -> None:
-    """Assigns a value or rows to a worker's copy on all of its replicas."""
+def assign_copy(
+    variable: SharedVariable, value: tf.Tensor | PulledRows, is_newest: bool = False
+) -> None:
+    """Assigns a value or rows to a worker's copy on all of its replicas.
+
+    Args:
+      variable: the variable.
+      value: a whole value, or rows that were pulled.
+      is_newest: whether a whole value is certainly newer than all rows that were pulled.
+    """
     if isinstance(value, PulledRows):
         _assign_rows(variable, value)
         return
-    # It may be older than the rows that were pulled.
-    variable.forget_row_positions()
+    if not is_newest:
+        variable.forget_row_positions()
     for copy in variable.values:
         with tf.device(copy.device):
             copy.assign(value, read_value=False)
