@@ -48,7 +48,7 @@ from tensorflow.python.distribute.values import (
     PerReplicaSpec,
     SyncOnReadVariable,
 )
-from tensorflow.python.eager.context import FunctionCallOptions, context, global_seed
+from tensorflow.python.eager.context import FunctionCallOptions, context, eager_mode, global_seed
 from tensorflow.python.eager.record import should_record_backprop as is_recorded
 from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext as is_compiled_by_xla
 from tensorflow.python.ops.control_flow_v2_func_graphs import (
@@ -94,6 +94,7 @@ __all__ = [
     "dataset_inputs",
     "dataset_tensors",
     "distributed_spec",
+    "eager_mode",
     "empty_batch",
     "function_graph",
     "function_of",

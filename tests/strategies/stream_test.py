@@ -1,5 +1,6 @@
 """The streams of operations behind shared memory, without other workers."""
 
+import gc
 import subprocess
 import sys
 import threading
@@ -97,6 +98,35 @@ def test_an_operation_without_a_thread_runs_in_the_thread_that_reaches_it():
         stream = Stream(has_thread)
         tf.function(lambda stream=stream: stream.run(note, [], [tf.float32])[0])()
     assert [name == "collectives" for name in names] == [False, True]
+
+
+def _function_graph(build):
+    return tf.function(build).get_concrete_function().graph
+
+
+def _graph(build):
+    with tf.Graph().as_default() as graph:
+        build()
+    return graph
+
+
+@pytest.mark.parametrize("build_graph", [_function_graph, _graph])
+def test_a_stream_deleted_while_a_graph_is_built_adds_nothing_to_it(build_graph):
+    """The garbage collector deletes objects at any place of a program."""
+    before = threading.enumerate()
+    streams = [Stream()]
+    tf.function(lambda: streams[0].run(lambda *_: [np.ones(1, np.float32)], [], [tf.float32])[0])()
+    gc.collect()
+    assert [thread.name for thread in threading.enumerate() if thread not in before] == [
+        "collectives"
+    ]
+
+    def delete():
+        streams.clear()
+        gc.collect()
+
+    assert [operation.name for operation in build_graph(delete).get_operations()] == []
+    assert [thread.name for thread in threading.enumerate() if thread not in before] == []
 
 
 @pytest.mark.processes

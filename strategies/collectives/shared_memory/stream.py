@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from strategies._tensorflow import ResourceVariable
+from strategies._tensorflow import ResourceVariable, eager_mode
 from strategies.collectives.ordered_calls import OrderedCalls
 from strategies.collectives.shared_memory.transfers import ALIGNMENT
 
@@ -247,6 +247,9 @@ def _serve(order: tf.queue.QueueBase, calls: Sequence[_Call], lock: threading.Lo
 
 
 def _stop(order: tf.queue.QueueBase, thread: threading.Thread) -> None:
-    order.close(cancel_pending_enqueues=True)
+    # The garbage collector calls this at any place of a program, and while a graph is being built,
+    # an operation would be added to that graph.
+    with eager_mode():
+        order.close(cancel_pending_enqueues=True)
     if thread is not threading.current_thread():
         thread.join(_SECONDS_TO_END)
