@@ -16,8 +16,9 @@ import tensorflow as tf
 from absl import logging
 
 from strategies.collectives import Collectives, LocalCollectives
-from strategies.collectives.health.operations import OperationTracker, WatchedCollectives
+from strategies.collectives.health.operations import WatchedCollectives
 from strategies.collectives.health.watchdog import Watchdog, step_timeout_seconds
+from strategies.collectives.selection import chosen
 from strategies.collectives.startup.waiting import wait_until
 from strategies.core.announcement import announce
 from strategies.core.random_seeds import share_seed
@@ -148,18 +149,24 @@ class ParameterServerStrategy(MirroredReduction, tf.distribute.MultiWorkerMirror
             len(config.cluster.tasks("ps")), options.placement, options.min_slice_size
         )
         timeout = start_timeout_seconds(start_timeout)
+        may_share = chosen(None) in ("auto", "shared_memory")
         devices = local_devices(num_replicas, gpus_of(config))
         servers = connect_servers(config.cluster, config.task, timeout)
-        operations = OperationTracker()
-        update_mode = update_mode_of(options, servers, operations)
+        update_mode = update_mode_of(options, servers)
         memberships = _register(servers, timeout, options.mode)
         # From here on, the servers are also told of a start that fails.
         atexit.register(_leave, update_mode, servers, memberships, config.cluster.training_tasks)
         if options.mode == "sync":
             _wait_for_workers(config.cluster.training_tasks, memberships, timeout)
         workers: Collectives = LocalCollectives()
+        where = f"mode '{options.mode}' with variables on TF_CONFIG's ps tasks ({len(servers)})"
         if servers.size > 1:
-            workers = WatchedCollectives(ServerCollectives(servers), operations)
+            on_servers = ServerCollectives(servers)
+            names = [str(task) for task in config.cluster.training_tasks]
+            # In other modes, workers come and go.
+            if options.mode == "sync" and on_servers.share_memory(names, may_share):
+                where += ", sums in shared memory (all workers are on this host)"
+            workers = WatchedCollectives(on_servers, servers.operations)
         registry = VariableRegistry(servers, placement, timeout)
         resolver = resolver_of(config) if cluster_resolver is None else cluster_resolver
         extended = ServerExtended(
@@ -172,10 +179,9 @@ class ParameterServerStrategy(MirroredReduction, tf.distribute.MultiWorkerMirror
         _created_ranks.append(servers.rank)
         share_seed(functools.partial(_shared_through, registry))
         if options.mode == "sync" and servers.size > 1:
-            watchdog, session = watch_by_servers(servers, config.cluster, config.task, operations)
+            watchdog, session = watch_by_servers(servers, config.cluster, config.task)
             # Runs before _leave, because the watchdog needs one of the servers.
             atexit.register(_end_watch, watchdog, session)
-        where = f"mode '{options.mode}' with variables on TF_CONFIG's ps tasks ({len(servers)})"
         announce(self, workers, devices, where)
         logging.info("Worker %d of %d: %s", servers.rank, servers.size, options)
 
@@ -239,12 +245,10 @@ def _mode_setting(mode: str | None) -> dict[str, str]:
     return {} if mode is None else {"mode": mode}
 
 
-def update_mode_of(
-    options: ParameterServerOptions, servers: Servers, operations: OperationTracker
-) -> UpdateMode:
+def update_mode_of(options: ParameterServerOptions, servers: Servers) -> UpdateMode:
     """Creates the update mode for the options."""
     if options.mode == "sync":
-        return Sync(servers, operations)
+        return Sync(servers)
     if options.mode == "async":
         merge = options.max_merge or 1
         queue_size = options.send_queue_size or (2 * merge if merge > 1 else 1)

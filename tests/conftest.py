@@ -135,6 +135,14 @@ def communication(job: Job, request: pytest.FixtureRequest) -> str:
     return request.param
 
 
+@pytest.fixture(params=["in_memory", "on_servers"])
+def exchange(job: Job, request: pytest.FixtureRequest) -> str:
+    """Where the workers of synchronous servers exchange values."""
+    if request.param == "on_servers":
+        job.environ["KERAS_STRATEGIES_COMMUNICATION"] = "tensorflow"
+    return request.param
+
+
 @pytest.fixture
 def train(forked: Job) -> Callable[..., str]:
     """Runs a program of tests/distributed on several workers and returns its output.

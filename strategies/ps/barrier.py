@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from strategies.ps.membership import LEFT, worker_states
 
 _CAPACITY = 1 << 20
 # Computes each worker's results from the values of all workers.
-Combine = Callable[[Sequence[tf.Tensor]], list[list[tf.Tensor]]]
+Combine = Callable[[Sequence[tf.Tensor]], Sequence[Sequence[tf.Tensor]]]
 
 
 class Barrier:
@@ -23,6 +23,8 @@ class Barrier:
     The last worker to arrive computes the results. The barrier does not wait for a worker that has
     ended, and takes no value from it, so the remaining workers continue. Workers that arrive later
     notice at once that a worker has ended; workers that already wait notice within a second.
+
+    Barriers of the same name are one barrier, whatever they do before and after it.
 
     Args:
       server: the server that holds the barrier.
@@ -33,6 +35,10 @@ class Barrier:
       missing_value: the value that stands in for a worker that has ended.
       combine: computes each worker's results from the values of all workers.
       dtypes: the dtypes of a worker's results.
+      mutex: the mutex to hold while the results are computed. None is one of the barrier's own.
+      before: what the server does for this worker before it arrives.
+      after: what the server does for this worker when all have arrived; its tensors are added to
+        the results.
     """
 
     def __init__(
@@ -42,9 +48,12 @@ class Barrier:
         rank: int,
         size: int,
         dtype: tf.DType,
-        missing_value: float | str,
+        missing_value: Any,
         combine: Combine,
         dtypes: Sequence[tf.DType],
+        mutex: tf.Tensor | None = None,
+        before: Sequence[tf.Operation] = (),
+        after: Callable[[], Sequence[tf.Tensor]] = tuple,
     ):
         self._server = server
         self._missing_value = functools.partial(tf.constant, missing_value, dtype)
@@ -52,7 +61,8 @@ class Barrier:
         with server.building():
             # One per graph, because it is shared by name.
             self._states = server.once("membership", lambda: worker_states(size))
-            self._mutex = tf.raw_ops.MutexV2(shared_name=f"{name}/mutex")
+            if mutex is None:
+                mutex = tf.raw_ops.MutexV2(shared_name=f"{name}/mutex")
             self._inputs = [
                 tf.queue.FIFOQueue(_CAPACITY, [dtype], shared_name=f"{name}/inputs/{other}")
                 for other in range(size)
@@ -69,14 +79,25 @@ class Barrier:
                 with tf.control_dependencies([self._inputs[rank].enqueue(self._feed)]):
                     return self._release_if_complete()
 
-            self._deposit, _ = server.locked(deposit, self._mutex)
-            self._release, _ = server.locked(self._release_if_complete, self._mutex)
-            self._receive = tf.nest.flatten(self._outputs[rank].dequeue())
+            with tf.control_dependencies(before):
+                self._deposit, _ = server.locked(deposit, mutex)
+            self._release, _ = server.locked(self._release_if_complete, mutex)
+            *results, self._present = tf.nest.flatten(self._outputs[rank].dequeue())
+            with tf.control_dependencies([self._present]):
+                self._results = [*results, *after()]
 
-    def __call__(self, value: Any) -> tuple[list[np.ndarray], np.ndarray]:
-        """Waits for all workers; returns this worker's results and which workers were present."""
-        fetches = [self._receive, self._deposit]
-        (*results, present), _ = self._server.run(fetches, {self._feed: value}, self._release)
+    def __call__(
+        self, value: Any, feeds: Mapping[tf.Tensor, np.ndarray] | None = None
+    ) -> tuple[list[np.ndarray], np.ndarray]:
+        """Waits for all workers; returns this worker's results and which workers were present.
+
+        Args:
+          value: this worker's value.
+          feeds: arrays for the placeholders of what is done before and after.
+        """
+        fetches = [self._results, self._present, self._deposit]
+        feeds = {self._feed: value, **(feeds or {})}
+        results, present, _ = self._server.run(fetches, feeds, self._release)
         return results, present
 
     def _release_if_complete(self) -> list[tf.Tensor]:

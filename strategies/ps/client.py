@@ -18,6 +18,7 @@ import tensorflow as tf
 from absl import logging
 
 from strategies._tensorflow import FunctionCallOptions, Session, context
+from strategies.collectives.health.operations import OperationTracker
 from strategies.collectives.health.watchdog import LOST_SECONDS, step_timeout_seconds
 from strategies.collectives.startup.waiting import wait_until
 from tf_config import Address, ClusterSpec, Task
@@ -247,6 +248,7 @@ class Servers:
 
     Attributes:
       present: for each worker, whether it took part in the last collective operation.
+      operations: tracks the operation in which this worker waits for other workers.
     """
 
     def __init__(self, servers: Sequence[Server], rank: int, size: int):
@@ -254,6 +256,7 @@ class Servers:
         self.rank = rank
         self.size = size
         self.present = [True] * size
+        self.operations = OperationTracker()
 
     def is_leader_of(self, server: int) -> bool:
         """Returns whether this worker acts for a server on behalf of all workers."""

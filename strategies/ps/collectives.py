@@ -3,23 +3,34 @@
 Workers exchange their tensors at barriers on the servers. The servers sum in the order of ranks, so
 sums are bitwise identical on every worker and in every run; each server sums its part of a vector.
 A worker that has ended contributes zeros to an all-reduce and no rows to an all-gather.
+
+Workers that are all on one host exchange their tensors in shared memory instead, with the same
+sums, until one of them ends.
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import tensorflow as tf
 from absl import logging
 
 from strategies.collectives.base import AllToAllViaAllGather, OperationsDifferError
-from strategies.collectives.dtypes import all_reduce_as_vector, all_reduce_by_dtype
+from strategies.collectives.dtypes import (
+    all_reduce_as_vector,
+    all_reduce_by_dtype,
+    check_is_numeric,
+)
+from strategies.collectives.shared_memory import Host, WorkerEndedError, transfers
+from strategies.collectives.shared_memory.channel import Channel
 from strategies.ps.barrier import Barrier
 from strategies.ps.client import Server, Servers
 from strategies.ps.ordered_caller import OrderedCaller
+
+_EXCHANGED_BYTES = 128
 
 
 class ServerCollectives(AllToAllViaAllGather):
@@ -30,10 +41,15 @@ class ServerCollectives(AllToAllViaAllGather):
       stream: the name of the stream within which operations are ordered; "0" is the stream of the
         training steps.
       connections: connections to the servers, by number, for collectives only; None opens them.
+      host: the host of all workers, whose memory they share; None if they share none.
     """
 
     def __init__(
-        self, servers: Servers, stream: str = "0", connections: Sequence[Server] | None = None
+        self,
+        servers: Servers,
+        stream: str = "0",
+        connections: Sequence[Server] | None = None,
+        host: Host | None = None,
     ):
         self.rank = servers.rank
         self.size = servers.size
@@ -46,12 +62,35 @@ class ServerCollectives(AllToAllViaAllGather):
         self._child_streams: list[ServerCollectives] = []
         # Not measured here: `WatchedCollectives` measures them.
         self._ordered_caller = OrderedCaller(is_common=True, is_measured=False)
+        self._host = host
+        self._channel = None if host is None else host.new_channel()
+        self._buffers = transfers.BufferPool()
+
+    def share_memory(self, names: Sequence[str], is_wanted: bool = True) -> bool:
+        """Exchanges values in shared memory from now on, if all workers want it and can.
+
+        All workers call it, before they create other streams.
+
+        Args:
+          names: the names of the workers by rank, for messages.
+          is_wanted: whether this worker wants it.
+
+        Returns:
+          Whether all want it and are on one host.
+        """
+        host = Host.meet(self.rank, names, self._exchange, is_wanted)
+        if host is None or len(host.leaders) > 1:
+            return False
+        self._host, self._channel = host, host.new_channel()
+        return True
 
     def new_stream(self) -> ServerCollectives:
         """Returns collectives whose operations are ordered independently; see `Collectives`."""
         stream = f"{self._stream}.{next(self._stream_numbers)}"
         # Kept alive, because tf.data holds only the handle of their variable.
-        self._child_streams.append(ServerCollectives(self._servers, stream, self._connections))
+        self._child_streams.append(
+            ServerCollectives(self._servers, stream, self._connections, self._host)
+        )
         return self._child_streams[-1]
 
     def all_reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
@@ -66,9 +105,8 @@ class ServerCollectives(AllToAllViaAllGather):
     def all_gather(self, tensor: tf.Tensor) -> tf.Tensor:
         """Returns the workers' tensors concatenated along axis 0; see `Collectives`."""
         tensor = tf.convert_to_tensor(tensor)
-        (joined,) = self._ordered_caller.call(
-            "all_gather", self._gather_rows, [tensor], [tensor.dtype]
-        )
+        check_is_numeric(tensor.dtype)
+        (joined,) = self._ordered_caller.call("all_gather", self._gather, [tensor], [tensor.dtype])
         return tf.ensure_shape(joined, [None, *tensor.shape[1:]])
 
     def broadcast(self, tensor: tf.Tensor) -> tf.Tensor:
@@ -81,7 +119,37 @@ class ServerCollectives(AllToAllViaAllGather):
         (total,) = self._ordered_caller.call("all_reduce", self._sum, [vector], [vector.dtype])
         return tf.reshape(total, [-1])
 
+    def _exchange(self, mine: bytes) -> list[bytes]:
+        row = np.frombuffer(mine.ljust(_EXCHANGED_BYTES), np.uint8)
+        (rows,) = self._gather_on_server(row[np.newaxis])
+        return [row.tobytes().rstrip() for row in rows]
+
     def _sum(self, vector: np.ndarray) -> list[np.ndarray]:
+        def in_memory(channel: Channel) -> list[np.ndarray]:
+            return transfers.sum_vectors(channel, [vector], self._buffers)
+
+        return self._in_memory(in_memory) or self._sum_on_servers(vector)
+
+    def _gather(self, array: np.ndarray) -> list[np.ndarray]:
+        def in_memory(channel: Channel) -> list[np.ndarray]:
+            return [transfers.gather(channel, array, self._buffers)]
+
+        return self._in_memory(in_memory) or self._gather_on_server(array)
+
+    def _in_memory(
+        self, operation: Callable[[Channel], list[np.ndarray]]
+    ) -> list[np.ndarray] | None:
+        """Returns an operation's results; None if workers share no memory, or if one has ended."""
+        if self._channel is None:
+            return None
+        try:
+            return operation(self._channel)
+        except WorkerEndedError:
+            # The operation needs all workers, so none of those that remain has completed it.
+            self._channel = None
+            return None
+
+    def _sum_on_servers(self, vector: np.ndarray) -> list[np.ndarray]:
         parts = np.array_split(vector, len(self._servers))
 
         def add(server: Server) -> tuple[list[np.ndarray], np.ndarray]:
@@ -119,7 +187,7 @@ class ServerCollectives(AllToAllViaAllGather):
             lambda: Barrier(server, name, self.rank, self.size, dtype, 0, total, kinds),
         )
 
-    def _gather_rows(self, array: np.ndarray) -> list[np.ndarray]:
+    def _gather_on_server(self, array: np.ndarray) -> list[np.ndarray]:
         others, present = self._gather_barrier(self._connections[0])(_encoded(array))
         ranks = np.flatnonzero(present).tolist()
         mine = _kind(array)

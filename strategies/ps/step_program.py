@@ -155,12 +155,13 @@ class StepProgram:
         for placeholders, parts in zip(program.sparse, push.sparse[server], strict=True):
             feeds.update(zip(placeholders, parts, strict=True))
         feeds.update(zip(program.wholes, push.wholes, strict=False))
-        feeds.update(self._local_feeds(push, server))
+        feeds.update(self.local_feeds(push, server))
         feeds.update(zip(program.counts, push.counts, strict=True))
         feeds[program.steps] = np.int64(push.steps)
         return feeds
 
-    def _local_feeds(self, push: Push, server: int) -> dict[tf.Tensor, np.ndarray]:
+    def local_feeds(self, push: Push, server: int) -> dict[tf.Tensor, np.ndarray]:
+        """Returns those values of a server's placeholders that a pull needs."""
         program = self._server_programs[server]
         local = push.wholes[len(program.wholes) :]
         return {place: local[number] for number, place in program.local_values.items()}
@@ -180,7 +181,17 @@ class StepProgram:
     def pull(self, push: Push, server: Server) -> list[np.ndarray]:
         """Returns the present values on a server, without applying the updates of a push."""
         program = self._server_programs[server.number]
-        return server.run(program.pull, self._local_feeds(push, server.number))
+        return server.run(program.pull, self.local_feeds(push, server.number))
+
+    def push_operation(self, server: Server) -> tuple[tf.Operation, list[tf.Tensor]]:
+        """Returns the operation that applies the updates on a server, and the new values."""
+        program = self._server_programs[server.number]
+        return program.push, program.push_and_pull
+
+    def add_pull(self, server: Server) -> list[tf.Tensor]:
+        """Adds a pull to a server's graph, where it waits for control dependencies."""
+        program = self._server_programs[server.number]
+        return server.locked(lambda: self._read(server, program))[1]
 
     # What a worker receives.
 

@@ -10,7 +10,6 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from strategies._tensorflow import Session
-from strategies.collectives.health.operations import OperationTracker
 from strategies.collectives.health.watchdog import Watchdog, step_timeout_seconds, watch_seconds
 from strategies.ps.client import Servers
 from tf_config import ClusterSpec, Task
@@ -88,7 +87,6 @@ def watch_by_servers(
     servers: Servers,
     cluster: ClusterSpec,
     task: Task,
-    operations: OperationTracker,
     end: Callable[[str], None] | None = None,
 ) -> tuple[Watchdog, tf.compat.v1.Session]:
     """Starts the watchdog of a worker that takes its steps together with the other workers.
@@ -98,7 +96,7 @@ def watch_by_servers(
     """
     entries = ServerEntries(f"grpc://{servers.servers[0].address}")
     watchdog = Watchdog(
-        entries, cluster, task, operations, watch_seconds(), end,
+        entries, cluster, task, servers.operations, watch_seconds(), end,
         step_timeout=step_timeout_seconds(), misses_ended=False,
     )  # fmt: skip
     watchdog.start()

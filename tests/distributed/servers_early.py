@@ -17,8 +17,12 @@ workers = strategy.extended.workers
 with strategy.scope():
     model = keras.Sequential([keras.layers.Input([4]), keras.layers.Dense(1, use_bias=False)])
     model.compile(keras.optimizers.SGD(1.0), lambda _, y: y[:, 0])
+    rows = strategies.DistributedEmbedding(1, embeddings_initializer="zeros")
+    table = keras.Sequential([keras.layers.Input([1], dtype="int64"), rows, keras.layers.Flatten()])
+    table.compile(keras.optimizers.SGD(1.0), lambda _, y: y[:, 0])
 model.set_weights([np.zeros([4, 1], np.float32)])
 x = np.ones([ROWS * STEPS, 4], np.float32)
+ids = np.arange(ROWS * STEPS)[:, np.newaxis] % ROWS
 
 
 def trained(here):
@@ -30,9 +34,28 @@ def trained(here):
     np.testing.assert_allclose(taken, here / workers.size, rtol=1e-5)
 
 
+def trained_rows(here):
+    """In each step, each worker has ids that no other has."""
+    before = all_rows()
+    table.fit(ids, x[:, :1], batch_size=ROWS, shuffle=False, verbose=0)
+    owners = np.arange(ROWS) // (ROWS // workers.size)
+    expected = np.where(owners >= workers.size - here, STEPS / ROWS, 0)
+    np.testing.assert_allclose(before - all_rows(), expected, rtol=1e-5)
+
+
+def all_rows():
+    mine = np.zeros(ROWS, np.float32)
+    if table.optimizer.variables:
+        strategies.barrier(strategy)
+        found, values = rows.rows()
+        mine[found] = values[:, 0]
+    return workers.all_reduce([tf.constant(mine)])[0].numpy()
+
+
 # The first one ends first, which sends to the servers what all have come to.
 for ended in range(workers.rank + 1):
     trained(workers.size - ended)
+    trained_rows(workers.size - ended)
     if ended:
         assert strategy.extended.servers.present == [rank >= ended for rank in range(workers.size)]
 iterations = int(model.optimizer.iterations.numpy())

@@ -15,29 +15,35 @@ slow = pytest.mark.slow
 
 
 @pytest.mark.parametrize(
-    ("keras", "workers", "ps", "options"),
+    ("keras", "workers", "ps", "options", "exchange"),
     [
-        pytest.param("keras", 3, 1, {}, marks=slow),
-        pytest.param("keras", 2, 2, {"min_slice_size": None}, marks=slow),
-        pytest.param("keras", 2, 2, {"num_replicas": 2}, marks=slow),
-        pytest.param("tf_keras", 3, 2, {"placement": "hash"}, marks=slow),
+        pytest.param("keras", 3, 1, {}, "in_memory", marks=slow),
+        pytest.param("keras", 2, 2, {"min_slice_size": None}, "on_servers", marks=slow),
+        pytest.param("keras", 2, 2, {"num_replicas": 2}, "in_memory", marks=slow),
+        pytest.param("tf_keras", 3, 2, {"placement": "hash"}, "on_servers", marks=slow),
     ],
+    indirect=["exchange"],
 )
 @pytest.mark.parametrize("check", checks_of("servers_parity.py"))
-def test_workers_in_step_follow_one_process(run_check, check, keras, workers, ps, options):
+def test_workers_in_step_follow_one_process(
+    run_check, exchange, check, keras, workers, ps, options
+):
     run_check(check, keras, json.dumps(options), workers=workers, ps=ps, timeout=400)
 
 
 FIRST = ["a_dense_model_with_momentum", "an_embedding_with_sgd"]
 
 
+@pytest.mark.parametrize(
+    "exchange", ["in_memory", pytest.param("on_servers", marks=slow)], indirect=True
+)
 @pytest.mark.parametrize("check", checks_of("servers_parity.py", only=FIRST, slow=FIRST[1:]))
-def test_so_they_do_with_momentum(run_check, check):
+def test_so_they_do_with_momentum(run_check, exchange, check):
     run_check(check, "keras", "{}", ps=2, timeout=400)
 
 
 @pytest.mark.parametrize(("workers", "ps"), [(2, 2), pytest.param(3, 2, marks=slow)])
-def test_those_that_remain_go_on_when_a_worker_ends(train, workers, ps):
+def test_those_that_remain_go_on_when_a_worker_ends(train, exchange, workers, ps):
     train("servers_early.py", workers=workers, ps=ps, timeout=200)
 
 

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import tf_keras
 
-from strategies.collectives.health.operations import OperationTracker
 from strategies.parameter_server import update_mode_of
 from strategies.ps.options import ParameterServerOptions
 from strategies.ps.push import Push
@@ -59,9 +58,7 @@ def push(value):
 
 
 def update_mode(**settings):
-    return update_mode_of(
-        ParameterServerOptions("async", **settings), OneServer(), OperationTracker()
-    )
+    return update_mode_of(ParameterServerOptions("async", **settings), OneServer())
 
 
 def steps(update_mode, program, numbers):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Sequence
 
@@ -52,25 +53,20 @@ class ServerRouter:
         """Looks up the rows of keys."""
         remote = self.traffic.remote_keys(keys, lambda: keys[:0])
         self.traffic.record_lookup(remote, training)
-        inserts, counts_step = training, starts_step
-        if training and self._are_in_step:
-            done = self._insert_all(self._workers.all_gather(keys), starts_step)
-            with tf.control_dependencies([done]):
-                keys = tf.identity(keys)
-            inserts = counts_step = False
+        inserts_alone = training and not self._are_in_step
 
         def find(keys: np.ndarray, owners: np.ndarray) -> list[np.ndarray]:
-            result = self._pop_prefetched(keys, counts_step) if inserts else None
+            result = self._pop_prefetched(keys, starts_step) if inserts_alone else None
             if result is not None:
                 return [*result, np.ones([], np.int64)]
-            return [*self._find(keys, owners, inserts, counts_step), np.zeros([], np.int64)]
+            return [*self._find(keys, owners, training, starts_step), np.zeros([], np.int64)]
 
         dtypes = [tf.int64, tf.float32, tf.int64, tf.int64]
         arguments = [keys, shard_of(keys[:, 1], len(self._shards))]
         rows, values, sizes, is_prefetched = self._extended.ordered_caller.call(
             "look rows up", find, arguments, dtypes
         )
-        if inserts:
+        if inserts_alone:
             self.traffic.record_prefetched(remote * tf.ensure_shape(is_prefetched, []))
         if training and self._bounds:
             check_sizes(self._bounds, tf.ensure_shape(sizes, [len(self._bounds)]))
@@ -113,25 +109,6 @@ class ServerRouter:
             queue.check()
         return None
 
-    def _insert_all(self, keys: tf.Tensor, starts_step: bool) -> tf.Tensor:
-        """Inserts the ids of all workers; returns a tensor to wait for the insertion on all."""
-
-        def insert(keys: np.ndarray, owners: np.ndarray) -> list[np.ndarray]:
-            def insert_at(server: Server) -> None:
-                shard = self._shards[server.number]
-                lookup = shard.lookups[self._group]
-                if shard.is_local_owner:
-                    own = keys[owners == shard.index]
-                    key = ("insert", self._width, starts_step, *lookup.slots)
-                    shard.call(key, lambda keys: lookup(keys, True, starts_step)[0], own)
-
-            self._extended.servers.each(insert_at)
-            return [np.zeros([1], np.int64)]
-
-        arguments = [keys, shard_of(keys[:, 1], len(self._shards))]
-        (done,) = self._extended.ordered_caller.call("insert rows", insert, arguments, [tf.int64])
-        return self._workers.all_gather(tf.ensure_shape(done, [1]))
-
     def _find(
         self, keys: np.ndarray, owners: np.ndarray, inserts: bool, counts_step: bool
     ) -> list[np.ndarray]:
@@ -140,19 +117,35 @@ class ServerRouter:
         def find_at(server: Server) -> list[np.ndarray]:
             shard = self._shards[server.number]
             lookup = shard.lookups[self._group]
+            own = keys[owners == shard.index]
+            if inserts and self._are_in_step:
+                return shard.call_together(
+                    (f"find {self._width}", counts_step, *lookup.slots),
+                    lambda keys: ([*lookup(keys, True, counts_step)], [lookup.sizes()]),
+                    own,
+                    [tf.int64, tf.float32, tf.int64],
+                )
             return shard.call(
                 ("find", self._width, inserts, counts_step, *lookup.slots),
                 lambda keys: [*lookup(keys, inserts, counts_step), lookup.sizes()],
-                keys[owners == shard.index],
+                own,
             )
 
         num_shards = len(self._shards)
         rows = np.empty([len(keys)], np.int64)
         values = np.empty([len(keys), self._width], np.float32)
         sizes = np.zeros([len(self._bounds)], np.int64)
-        for index, result in enumerate(self._extended.servers.each(find_at)):
+        with self._waiting_for_others(inserts):
+            results = self._extended.servers.each(find_at)
+        for index, result in enumerate(results):
             own = owners == index
             rows[own] = np.where(result[0] < 0, -1, result[0] * num_shards + index)
             values[own] = result[1]
             sizes += result[2]
         return [rows, values, sizes]
+
+    def _waiting_for_others(self, inserts: bool) -> contextlib.AbstractContextManager[None]:
+        """Records, in the block, that this worker may wait for others if it has to."""
+        if not (inserts and self._are_in_step):
+            return contextlib.nullcontext()
+        return self._extended.servers.operations.track_step("lookup on the parameter servers")

@@ -19,6 +19,7 @@ import tensorflow as tf
 from strategies.collectives.single_worker import in_single_worker_scope
 from strategies.embedding.shard.row_store import RowStore
 from strategies.embedding.shard.shard import Group, TableShard, TableSpecs
+from strategies.ps.barrier import Barrier
 from strategies.ps.client import Server
 from strategies.ps.extended import ServerExtended
 from strategies.variables.active_rows import ActiveRows
@@ -105,6 +106,41 @@ class RemoteTableShard(TableShard):
         feeds, done, results, structure = self._server.once((self._name, key), build)
         values, _ = self._server.run([results, done], dict(zip(feeds, arrays, strict=True)))
         return None if structure[-1] is None else tf.nest.pack_sequence_as(structure[-1], values)
+
+    def call_together(
+        self,
+        key: Any,
+        function: Callable[[tf.Tensor], tuple[list[tf.Tensor], list[tf.Tensor]]],
+        rows: np.ndarray,
+        dtypes: Sequence[tf.DType],
+    ) -> list[np.ndarray]:
+        """Calls a function once on the server for all workers, all of which must call this method.
+
+        Args:
+          key: key that identifies the function, including all that it captures.
+          function: function of the rows of all workers, in the order of their ranks. It returns
+            tensors that have as many rows, of which each worker gets its own, and tensors that all
+            workers get.
+          rows: this worker's rows.
+          dtypes: the dtypes of the tensors.
+        """
+        servers = self._extended.servers
+
+        def call(inputs: Sequence[tf.Tensor]) -> list[list[tf.Tensor]]:
+            inputs = [tf.ensure_shape(each, [None, *rows.shape[1:]]) for each in inputs]
+            sizes = tf.stack([tf.shape(each)[0] for each in inputs])
+            by_row, common = function(tf.concat(inputs, 0))
+            parts = zip(*(tf.split(each, sizes, num=servers.size) for each in by_row), strict=True)
+            return [[*mine, *common] for mine in parts]
+
+        def build() -> Barrier:
+            return Barrier(
+                self._server, f"{self._name}/{key[0]}", servers.rank, servers.size,
+                tf.as_dtype(rows.dtype), rows[:0], call, dtypes, mutex=self._server.mutex,
+            )  # fmt: skip
+
+        results, _ = self._server.once((self._name, "together", key), build)(rows)
+        return results
 
     def new_slot(self, group: Group, name: str, row: np.ndarray) -> SparseVariable:
         """Creates a slot variable of a group; returns it on the connection of model updates."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
-from strategies.collectives.health.operations import OperationTracker
 from strategies.ps.barrier import Barrier
 from strategies.ps.client import Server, Servers, leader
 from strategies.ps.push import Push
@@ -23,17 +22,15 @@ class Sync:
 
     Args:
       servers: the servers of the job.
-      operations: tracks the operation that this worker is in.
     """
 
-    def __init__(self, servers: Servers, operations: OperationTracker):
+    def __init__(self, servers: Servers):
         self._servers = servers
-        self._operations = operations
         self._present = {server.number: [True] * servers.size for server in servers.servers}
 
     def step(self, program: StepProgram, push: Push) -> list[np.ndarray]:
         """Sends the updates of a step and returns the variables' new values."""
-        with self._operations.track_step("update on the parameter servers"):
+        with self._servers.operations.track_step("update on the parameter servers"):
             changed = self._servers.each(lambda server: self._update(server, program, push))
         return [vector for vectors in changed for vector in vectors]
 
@@ -44,24 +41,31 @@ class Sync:
         """Does nothing: each step uses the values that it pulled."""
 
     def _update(self, server: Server, program: StepProgram, push: Push) -> list[np.ndarray]:
-        changed = None
         while True:
             sender = leader(server.number, self._present[server.number])
-            if sender == self._servers.rank:
-                changed = program.push_and_pull(push, server)
-            _, present = self._barrier(server)(0)
+            sends = sender == self._servers.rank
+            feeds = (program.feeds if sends else program.local_feeds)(push, server.number)
+            values, present = self._barrier(server, program, sends)(0, feeds)
             self._present[server.number] = present.tolist()
             # A sender absent from the barrier had ended before it sent anything.
             if present[sender]:
-                return program.pull(push, server) if changed is None else changed
+                return values
 
-    def _barrier(self, server: Server) -> Barrier:
-        """Returns the barrier that all workers pass when a server has been updated."""
-        name, servers = "changed", self._servers
-        return server.once(
-            name,
-            lambda: Barrier(
-                server, name, servers.rank, servers.size, tf.int32, 0,
-                lambda inputs: [[]] * servers.size, [],
-            ),
-        )  # fmt: skip
+    def _barrier(self, server: Server, program: StepProgram, sends: bool) -> Barrier:
+        """Returns the barrier that all workers pass when a server has been updated.
+
+        The worker that sends the updates arrives when they are applied, and all workers get the new
+        values, in one call each.
+        """
+        size = self._servers.size
+
+        def build() -> Barrier:
+            push, new_values = program.push_operation(server)
+            return Barrier(
+                server, "updated", self._servers.rank, size, tf.int32, 0,
+                lambda _: [[]] * size, [],
+                before=[push] if sends else [],
+                after=lambda: new_values if sends else program.add_pull(server),
+            )  # fmt: skip
+
+        return server.once(("updated", program, sends), build)
