@@ -62,6 +62,8 @@ conformance: setup
 # The program of a case that has not its name, and what a case takes beside what all of them do.
 PROGRAM_OF_rows := embedding.py rows
 OPTIONS_OF_rows := --optimizers Adam
+PROGRAM_OF_click_model_adam := click_model.py
+OPTIONS_OF_click_model_adam := --optimizer adam
 PROGRAM_OF_tiny := embedding.py tiny
 OPTIONS_OF_tiny := --workers 1
 # Peers that have an environment of their own, where they can be installed.
@@ -71,6 +73,7 @@ PEERS_OF_rows := torch tfra
 PEERS_OF_tiny := torch
 PEERS_OF_embedding := torch tfra
 PEERS_OF_click_model := paddle
+PEERS_OF_click_model_adam := paddle
 PACKAGES_OF_torch := torch==2.13.0 numpy
 PACKAGES_OF_tfra := tensorflow-recommenders-addons==0.8.1 tensorflow==2.16.2 tf_keras==2.16.0
 PACKAGES_OF_paddle := paddlepaddle==2.6.2 'protobuf<5' 'numpy<2' setuptools
@@ -80,9 +83,9 @@ PEERS := $(sort $(foreach case,$(CASE),$(PEERS_OF_$(case))))
 # More cases, by their name alone.
 OPTIONS_OF_scaling := --rounds 2 --json build/scaling.json docs/images/scaling.svg
 OPTIONS_OF_step := build/step.svg
-MORE_CASES := parameter_server embedding onednn scaling shared_memory step
+MORE_CASES := click_model_adam parameter_server embedding onednn scaling shared_memory step
 # Those whose numbers become a picture.
-CASES_OF_PICTURES := $(CASES) parameter_server
+CASES_OF_PICTURES := $(CASES) click_model_adam parameter_server
 
 benchmarks: setup $(PEERS:%=.venv-peers/%/.ready)
 	@test -z "$(filter-out $(CASES) $(MORE_CASES),$(CASE))" || { \

@@ -4,8 +4,7 @@ Large all-reduces take three steps: the workers of each host sum in shared memor
 host sums over the network, and the leader broadcasts the result on its host. So each host sends
 and receives the values of one worker, whereas a ring over all workers moves nearly those of two (as
 in Horovod's hierarchical allreduce, HOROVOD_HIERARCHICAL_ALLREDUCE, which supports only NCCL and
-MPI). Vectors are cut into pieces: while one piece is on the network, the workers of a host sum the
-next one.
+MPI). While one all-reduce is on the network, the workers of a host may sum the next one.
 """
 
 from __future__ import annotations
@@ -14,13 +13,12 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from strategies.collectives.base import LocalCollectives, NetworkCollectives
-from strategies.collectives.dtypes import all_reduce_as_vector, all_reduce_by_dtype
+from strategies.collectives.base import NetworkCollectives
+from strategies.collectives.dtypes import all_reduce_by_dtype, reshaped_like
 from strategies.collectives.shared_memory import Host, SharedMemoryCollectives
 
 # Below this size, the two additional steps cost more than they save.
 _SMALLEST_BYTES = 1 << 18
-_PIECE_BYTES = 4 << 20
 
 
 class HostCollectives:
@@ -38,10 +36,8 @@ class HostCollectives:
         self.size = network.size
         self._network = network
         self._host = host
-        # Two streams, so that a piece need not wait until the result of the last one is back.
-        self._sums, self._copies = (
-            SharedMemoryCollectives(host) if host.size > 1 else LocalCollectives() for _ in range(2)
-        )
+        # Two streams, so that a sum need not wait until the result of the last one is back.
+        self._sums, self._copies = (SharedMemoryCollectives(host) for _ in range(2))
         self._leaders = network.subset(host.leaders)
         self._child_streams: list[HostCollectives] = []
 
@@ -55,9 +51,7 @@ class HostCollectives:
         """Returns the sums over all workers; see `Collectives`."""
         if not _are_large(tensors):
             return self._network.all_reduce(tensors)
-        return all_reduce_by_dtype(
-            tensors, lambda group, _: all_reduce_as_vector(group, self._all_reduce_vector)
-        )
+        return all_reduce_by_dtype(tensors, lambda group, _: self._all_reduce_group(group))
 
     def all_gather(self, tensor: tf.Tensor) -> tf.Tensor:
         """Returns the workers' tensors concatenated along axis 0; see `Collectives`."""
@@ -71,16 +65,15 @@ class HostCollectives:
         """Returns the rows that the workers sent to this one; see `Collectives`."""
         return self._network.all_to_all(tensor, counts)
 
-    def _all_reduce_vector(self, vector: tf.Tensor) -> tf.Tensor:
-        length, most = vector.shape[0], max(1, _PIECE_BYTES // vector.dtype.size)
-        pieces = [vector[start : start + most] for start in range(0, length, most)]
-        return tf.concat([self._all_reduce_piece(piece) for piece in pieces] or [vector], 0)
-
-    def _all_reduce_piece(self, piece: tf.Tensor) -> tf.Tensor:
-        sums = self._sums.all_reduce([piece])
+    def _all_reduce_group(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+        vectors = [tf.reshape(tensor, [-1]) for tensor in tensors]
+        if self._host.size > 1:
+            vectors = self._sums.reduce_vectors(vectors)
         if self._leaders is not None:
-            sums = self._leaders.all_reduce(sums)
-        return self._copies.broadcast(sums[0])
+            vectors = self._leaders.all_reduce(vectors)
+        if self._host.size > 1:
+            vectors = self._copies.broadcast_vectors(vectors)
+        return [reshaped_like(*pair) for pair in zip(tensors, vectors, strict=True)]
 
 
 def _are_large(tensors: Sequence[tf.Tensor]) -> bool:

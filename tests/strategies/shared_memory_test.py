@@ -61,16 +61,20 @@ def test_sums_are_added_up_in_the_order_of_the_workers(direct_bytes, size, lengt
     ]
 
     def work(channel, rank):
-        return transfers.sum_vectors(channel, arrays[rank], transfers.BufferPool())
+        buffers = transfers.BufferPool()
+        sums = transfers.sum_vectors(channel, arrays[rank], buffers)
+        of_first = transfers.sum_vectors(channel, arrays[rank], buffers, only_first=True)
+        copies = transfers.broadcast_vectors(channel, of_first, buffers)
+        return sums, copies or of_first
 
     with unittest.mock.patch.object(transfers, "_DIRECT_BYTES", direct_bytes):
         found_by_rank = on_threads(size, work, runs=2)
-    for sums in found_by_rank:
-        for number, found in enumerate(sums):
-            expected = arrays[0][number].copy()
-            for rank in range(1, size):
-                expected += arrays[rank][number]
-            assert found.tobytes() == expected.tobytes()
+    for number, array in enumerate(arrays[0]):
+        expected = array.copy()
+        for rank in range(1, size):
+            expected += arrays[rank][number]
+        for found in found_by_rank:
+            assert [sums[number].tobytes() for sums in found] == [expected.tobytes()] * 2
 
 
 @settings(max_examples=25)

@@ -64,6 +64,33 @@ class SharedMemoryCollectives:
         (copy,) = self._move(self._broadcast, tensor)
         return tf.ensure_shape(copy, tensor.shape)
 
+    def reduce_vectors(self, vectors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Returns the sums over all workers on the first one, and anything on the others.
+
+        Args:
+          vectors: vectors of dtypes that NumPy has, as long and of the same dtypes on every worker.
+        """
+        with tf.device(_CPU):
+            sums = self._stream.run(self._reduce, vectors, [vector.dtype for vector in vectors])
+        return [
+            tf.ensure_shape(total, vector.shape)
+            for total, vector in zip(sums, vectors, strict=True)
+        ]
+
+    def broadcast_vectors(self, vectors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Returns the first worker's vectors.
+
+        Args:
+          vectors: vectors of dtypes that NumPy has, as long and of the same dtypes on every worker.
+        """
+        dtypes = [] if self.rank == 0 else [vector.dtype for vector in vectors]
+        with tf.device(_CPU):
+            copies = self._stream.run(self._broadcast_vectors, vectors, dtypes)
+        return [
+            tf.ensure_shape(copy, vector.shape)
+            for copy, vector in zip(copies or vectors, vectors, strict=True)
+        ]
+
     def all_to_all(self, tensor: tf.Tensor, counts: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the rows that the workers sent to this one; see `Collectives`."""
         rows, received = self._move(self._all_to_all, tensor, tf.cast(counts, tf.int64))
@@ -83,6 +110,9 @@ class SharedMemoryCollectives:
     def _sum(self, vectors: list[np.ndarray], moment: str) -> list[np.ndarray]:
         return transfers.sum_vectors(self._channel, vectors, self._buffers, moment)
 
+    def _reduce(self, vectors: list[np.ndarray], moment: str) -> list[np.ndarray]:
+        return transfers.sum_vectors(self._channel, vectors, self._buffers, moment, True)
+
     def _gather(self, arrays: list[np.ndarray], moment: str) -> list[np.ndarray]:
         (array,) = arrays
         return [transfers.gather(self._channel, array, self._buffers, moment)]
@@ -90,6 +120,9 @@ class SharedMemoryCollectives:
     def _broadcast(self, arrays: list[np.ndarray], moment: str) -> list[np.ndarray]:
         (array,) = arrays
         return [transfers.broadcast(self._channel, array, self._buffers, moment)]
+
+    def _broadcast_vectors(self, arrays: list[np.ndarray], moment: str) -> list[np.ndarray]:
+        return transfers.broadcast_vectors(self._channel, arrays, self._buffers, moment)
 
     def _all_to_all(self, arrays: list[np.ndarray], moment: str) -> list[np.ndarray]:
         array, counts = arrays

@@ -30,7 +30,11 @@ class _Piece:
 
 
 def sum_vectors(
-    channel: Channel, arrays: Sequence[np.ndarray], buffers: BufferPool, moment: str = ""
+    channel: Channel,
+    arrays: Sequence[np.ndarray],
+    buffers: BufferPool,
+    moment: str = "",
+    only_first: bool = False,
 ) -> list[np.ndarray]:
     """Returns the sums of arrays over all workers, added in the order of ranks.
 
@@ -45,19 +49,17 @@ def sum_vectors(
       buffers: the memory for the results.
       moment: a text that distinguishes this operation from others like it; the same on every
         worker.
+      only_first: whether only the first worker gets the sums; the others get vectors without
+        meaning.
     """
     described = tuple((array.size, array.dtype.str) for array in arrays)
     channel.begin_operation(f"{moment}sum of {described}")
     layout, chunks = _pieces(described)
-    buffer = buffers.take(layout[-1])
-    sums = [
-        buffer[start : start + array.nbytes].view(array.dtype)
-        for start, array in zip(layout, arrays, strict=False)
-    ]
+    sums = _vectors(arrays, buffers.take(layout[-1]), layout)
     if layout[-1] * len(channel.peers) > _DIRECT_BYTES:
-        _sum_by_parts(channel, arrays, sums, _parts(described, channel.size))
+        _sum_by_parts(channel, arrays, sums, _parts(described, channel.size), only_first)
     else:
-        _sum_directly(channel, arrays, sums, chunks)
+        _sum_directly(channel, arrays, sums, chunks, only_first)
     return sums
 
 
@@ -66,14 +68,16 @@ def _sum_directly(
     arrays: Sequence[np.ndarray],
     sums: Sequence[np.ndarray],
     chunks: Sequence[Sequence[_Piece]],
+    only_first: bool,
 ) -> None:
     """Adds up all pieces of all chunks."""
+    gets_sums = channel.rank == 0 or not only_first
     if chunks:
         _write(channel, arrays, chunks[0])
     for number, pieces in enumerate(chunks):
         if number + 1 < len(chunks):
             _write(channel, arrays, chunks[number + 1])
-        _sum_pieces(channel, arrays, sums, pieces)
+        _sum_pieces(channel, arrays, sums, pieces if gets_sums else [])
 
 
 def _sum_by_parts(
@@ -81,21 +85,20 @@ def _sum_by_parts(
     arrays: Sequence[np.ndarray],
     sums: Sequence[np.ndarray],
     chunks: Sequence[Sequence[Sequence[_Piece]]],
+    only_first: bool,
 ) -> None:
     """Adds up this worker's part of each chunk, and copies the other workers' parts."""
+    gets_sums = channel.rank == 0 or not only_first
+    gives_sums = channel.rank > 0 or not only_first
     sent = [[piece for peer in channel.peers for piece in parts[peer]] for parts in chunks]
     _write(channel, arrays, sent[0])
     for number, parts in enumerate(chunks):
         _sum_pieces(channel, arrays, sums, parts[channel.rank])
-        _write(channel, sums, parts[channel.rank])
+        _write(channel, sums, parts[channel.rank] if gives_sums else [])
         if number + 1 < len(chunks):  # while the others add up
             _write(channel, arrays, sent[number + 1])
         for peer in channel.peers:
-            received = channel.begin_read(peer)
-            for piece in parts[peer]:
-                target = sums[piece.array][piece.start : piece.stop]
-                target[:] = received[piece.offset : piece.offset + target.nbytes].view(target.dtype)
-            channel.end_read(peer)
+            _read_pieces(channel, peer, sums, parts[peer] if gets_sums else [])
 
 
 def _sum_pieces(
@@ -127,6 +130,27 @@ def _write(channel: Channel, arrays: Sequence[np.ndarray], pieces: Sequence[_Pie
         part = arrays[piece.array][piece.start : piece.stop]
         chunk[piece.offset : piece.offset + part.nbytes].view(part.dtype)[:] = part
     channel.end_write()
+
+
+def _read_pieces(
+    channel: Channel, peer: int, targets: Sequence[np.ndarray], pieces: Sequence[_Piece]
+) -> None:
+    """Copies pieces of another worker's next chunk."""
+    received = channel.begin_read(peer)
+    for piece in pieces:
+        target = targets[piece.array][piece.start : piece.stop]
+        target[:] = received[piece.offset : piece.offset + target.nbytes].view(target.dtype)
+    channel.end_read(peer)
+
+
+def _vectors(
+    like: Sequence[np.ndarray], buffer: np.ndarray, layout: Sequence[int]
+) -> list[np.ndarray]:
+    """Returns vectors in a buffer, as long as others and of their dtypes."""
+    return [
+        buffer[start : start + array.nbytes].view(array.dtype)
+        for start, array in zip(layout, like, strict=False)
+    ]
 
 
 @functools.lru_cache(maxsize=256)
@@ -219,6 +243,30 @@ def broadcast(
 
     _exchange(channel, np.array([len(sent)]), sent, wanted)
     return content.view(array.dtype).reshape(array.shape)
+
+
+def broadcast_vectors(
+    channel: Channel, arrays: Sequence[np.ndarray], buffers: BufferPool, moment: str = ""
+) -> list[np.ndarray]:
+    """Returns the first worker's arrays; the first worker gets nothing, for it has them.
+
+    Args:
+      channel: the channel among the workers.
+      arrays: vectors, of the same lengths and dtypes on every worker.
+      buffers: the memory for the results.
+      moment: as for `sum_vectors`.
+    """
+    described = tuple((array.size, array.dtype.str) for array in arrays)
+    channel.begin_operation(f"{moment}broadcast of {described}")
+    layout, chunks = _pieces(described)
+    if channel.rank == 0:
+        for pieces in chunks:
+            _write(channel, arrays, pieces)
+        return []
+    copies = _vectors(arrays, buffers.take(layout[-1]), layout)
+    for pieces in chunks:
+        _read_pieces(channel, 0, copies, pieces)
+    return copies
 
 
 def all_to_all(
