@@ -36,7 +36,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.worker:
         rows, optimizer, directory = options.worker
-        print("RESULT", json.dumps(measured(int(rows), optimizer, directory)), flush=True)
+        print(f"RESULT {json.dumps(measured(int(rows), optimizer, directory))}", flush=True)
         return
     print(header())
     for workers in options.workers:

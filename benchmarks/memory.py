@@ -70,7 +70,7 @@ def main() -> None:
     parser.add_argument("--worker", choices=WAYS, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
-        print("RESULT", json.dumps(measured(*WAYS[options.worker])), flush=True)
+        print(f"RESULT {json.dumps(measured(*WAYS[options.worker]))}", flush=True)
     else:
         print(table({way: run(way) for way in options.ways}))
 

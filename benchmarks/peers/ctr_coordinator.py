@@ -80,7 +80,7 @@ def main() -> None:
         else:
             started.append(subprocess.Popen([sys.executable, "-c", SERVER], env=environ))
     try:
-        print("RESULT", json.dumps({"samples/s": samples_a_second(name)}), flush=True)
+        print(f"RESULT {json.dumps({'samples/s': samples_a_second(name)})}", flush=True)
     finally:
         for process in started:
             process.kill()

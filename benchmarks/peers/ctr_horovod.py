@@ -37,7 +37,7 @@ def main() -> None:
     samples = STEPS * ROWS * hvd.size() / (time.perf_counter() - begin)
     check_loss(loss)
     if hvd.rank() == 0:
-        print("RESULT", json.dumps({"samples/s": samples}), flush=True)
+        print(f"RESULT {json.dumps({'samples/s': samples})}", flush=True)
 
 
 if __name__ == "__main__":

@@ -106,7 +106,7 @@ def train(name: str, mode: str) -> None:
     check_loss(float(value))
     if fleet.worker_index() == 0:
         samples = steps * ROWS * fleet.worker_num() / taken
-        print("RESULT", json.dumps({"samples/s": samples}), flush=True)
+        print(f"RESULT {json.dumps({'samples/s': samples})}", flush=True)
     fleet.stop_worker()
 
 

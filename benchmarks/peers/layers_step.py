@@ -94,7 +94,7 @@ def milliseconds(make: Callable[[], Made]) -> float:
 def main() -> None:
     kinds = (dense, convolutions, depthwise, recurrent, attention, embedding)
     found = {kind.__name__: milliseconds(kind) for kind in kinds}
-    print("RESULT", json.dumps({**found, "MiB": memory("VmHWM")}), flush=True)
+    print(f"RESULT {json.dumps({**found, 'MiB': memory('VmHWM')})}", flush=True)
 
 
 if __name__ == "__main__":

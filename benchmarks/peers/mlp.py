@@ -144,7 +144,7 @@ def main() -> None:
     steps = measure(sys.argv[1])
     if config["task"]["index"] == 0:
         samples = steps * ROWS * len(config["cluster"]["worker"])
-        print("RESULT", json.dumps({"samples/s": samples}), flush=True)
+        print(f"RESULT {json.dumps({'samples/s': samples})}", flush=True)
 
 
 if __name__ == "__main__":

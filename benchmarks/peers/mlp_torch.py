@@ -42,7 +42,7 @@ def main() -> None:
         if not all(torch.equal(other, of_all[0]) for other in of_all):
             raise RuntimeError("PyTorch's workers differ.")
     if rank == 0:
-        print("RESULT", json.dumps({"samples/s": samples}), flush=True)
+        print(f"RESULT {json.dumps({'samples/s': samples})}", flush=True)
     torch.distributed.destroy_process_group()
 
 

@@ -55,4 +55,4 @@ for number in range(ROUNDS + 1):
             taken[placement].append(1000 * (time.perf_counter() - start) / STEPS)
 found = {f"{placement}, ms a step": statistics.median(each) for placement, each in taken.items()}
 if strategy.cluster_resolver.task_id == 0:
-    print("RESULT", json.dumps(found), flush=True)
+    print(f"RESULT {json.dumps(found)}", flush=True)

@@ -56,4 +56,4 @@ end = keras.callbacks.LambdaCallback(
 )
 model.fit(dataset, verbose=0, callbacks=[end])
 milliseconds = 1000 * np.median(np.diff(ends[warm - 1 :]))
-print("RESULT", json.dumps({"ms a step": milliseconds}), flush=True)
+print(f"RESULT {json.dumps({'ms a step': milliseconds})}", flush=True)

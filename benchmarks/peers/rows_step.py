@@ -192,7 +192,7 @@ def main() -> None:
         "large / small": large_ms / small,
         **memory,
     }
-    print("RESULT", json.dumps(found), flush=True)
+    print(f"RESULT {json.dumps(found)}", flush=True)
 
 
 if __name__ == "__main__":

@@ -62,7 +62,7 @@ def main() -> None:
         Path(target).write_text(json.dumps(steps[len(steps) // 2]))
         parts = [milliseconds(step) for step in steps]
         medians = {part: statistics.median(each[part] for each in parts) for part in parts[0]}
-        print("RESULT", json.dumps(medians), flush=True)
+        print(f"RESULT {json.dumps(medians)}", flush=True)
 
 
 if __name__ == "__main__":

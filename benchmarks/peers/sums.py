@@ -96,7 +96,7 @@ def main() -> None:
     }
     found[RESNET] = measure(resnet50(), times(102 << 20, short))
     if rank == 0:
-        print("RESULT", json.dumps(found), flush=True)
+        print(f"RESULT {json.dumps(found)}", flush=True)
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ def main() -> None:
     }
     found[RESNET] = milliseconds(resnet50(), times(102 << 20, short))
     if rank == 0:
-        print("RESULT", json.dumps(found), flush=True)
+        print(f"RESULT {json.dumps(found)}", flush=True)
     torch.distributed.destroy_process_group()
 
 

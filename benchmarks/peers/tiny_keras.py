@@ -196,7 +196,7 @@ def main() -> None:
         found["s to fill"] = filling
         found |= of_tables(model.get_layer("tables").statistics())
     if config.get("task", {}).get("index", 0) == 0:
-        print("RESULT", json.dumps(found), flush=True)
+        print(f"RESULT {json.dumps(found)}", flush=True)
 
 
 if __name__ == "__main__":

@@ -74,7 +74,7 @@ def main() -> None:
         "MiB a process": status("VmRSS"),
         "MiB at most": status("VmHWM"),
     }
-    print("RESULT", json.dumps(found), flush=True)
+    print(f"RESULT {json.dumps(found)}", flush=True)
 
 
 if __name__ == "__main__":

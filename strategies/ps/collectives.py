@@ -87,9 +87,10 @@ class ServerCollectives(AllToAllViaAllGather):
     def new_stream(self) -> ServerCollectives:
         """Returns collectives whose operations are ordered independently; see `Collectives`."""
         stream = f"{self._stream}.{next(self._stream_numbers)}"
+        host = None if self._channel is None else self._host
         # Kept alive, because tf.data holds only the handle of their variable.
         self._child_streams.append(
-            ServerCollectives(self._servers, stream, self._connections, self._host)
+            ServerCollectives(self._servers, stream, self._connections, host)
         )
         return self._child_streams[-1]
 
