@@ -43,7 +43,8 @@ def draw(content: dict, path: Path) -> None:
         above = [max(values) - median for median, values in zip(medians, rounds, strict=True)]
         colors = ["#1f6feb" if system.startswith("this package") else "#9aa4af" for system in found]
         bars = panel.barh(systems, medians, color=colors, xerr=[below, above], ecolor="#444444")
-        panel.bar_label(bars, [f"{median:.3g}" for median in medians], padding=3, fontsize=7)
+        labels = [f"{median:.3g}" if median < 100 else f"{median:,.0f}" for median in medians]
+        panel.bar_label(bars, labels, padding=3, fontsize=7)
         panel.margins(x=0.15)
         panel.invert_yaxis()
         panel.set_title("" if what == content["unit"] else what)
