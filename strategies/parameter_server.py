@@ -162,10 +162,6 @@ class ParameterServerStrategy(MirroredReduction, tf.distribute.MultiWorkerMirror
         where = f"mode '{options.mode}' with variables on TF_CONFIG's ps tasks ({len(servers)})"
         if servers.size > 1:
             on_servers = ServerCollectives(servers)
-            names = [str(task) for task in config.cluster.training_tasks]
-            # In other modes, workers come and go.
-            if options.mode == "sync" and on_servers.share_memory(names, may_share):
-                where += ", sums in shared memory (all workers are on this host)"
             workers = WatchedCollectives(on_servers, servers.operations)
         registry = VariableRegistry(servers, placement, timeout)
         resolver = resolver_of(config) if cluster_resolver is None else cluster_resolver
@@ -182,6 +178,11 @@ class ParameterServerStrategy(MirroredReduction, tf.distribute.MultiWorkerMirror
             watchdog, session = watch_by_servers(servers, config.cluster, config.task)
             # Runs before _leave, because the watchdog needs one of the servers.
             atexit.register(_end_watch, watchdog, session)
+            # Not in other modes, where workers come and go.
+            names = [str(task) for task in config.cluster.training_tasks]
+            with servers.operations.track_eager("start of shared memory"):
+                if on_servers.share_memory(names, may_share):
+                    where += ", sums in shared memory (all workers are on this host)"
         announce(self, workers, devices, where)
         logging.info("Worker %d of %d: %s", servers.rank, servers.size, options)
 
