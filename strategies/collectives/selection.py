@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 from absl import logging
 
@@ -15,8 +14,8 @@ from strategies.collectives import Collectives, LocalCollectives
 from strategies.collectives.base import NetworkCollectives
 from strategies.collectives.health.watchdog import watch, watch_seconds
 from strategies.collectives.hosts import HostCollectives
-from strategies.collectives.shared_memory import Host, SharedMemoryCollectives
-from strategies.collectives.startup.rendezvous import Exchange, meeting, wait_for_end
+from strategies.collectives.shared_memory import Host, SharedMemoryCollectives, exchange_over
+from strategies.collectives.startup.rendezvous import meeting, wait_for_end
 from tf_config import ClusterConfigError, ClusterSpec, Task, TFConfig
 
 VARIABLE = "KERAS_STRATEGIES_COMMUNICATION"
@@ -24,8 +23,6 @@ _CHOICES = ("auto", "shared_memory", "horovod", "tensorflow")
 _NAMES = {"horovod": "Horovod", "tensorflow": "TensorFlow's collectives"}
 _ALONE = "nothing, for one worker"
 _Implementation = tf.distribute.experimental.CommunicationImplementation
-
-_IDENTITY_BYTES = 128
 
 # The job that this process has joined: there is one, but it may have many strategies.
 _job: tuple[ClusterSpec, Task] | None = None
@@ -185,7 +182,7 @@ def _met(
         wait_for_end(config.cluster, config.task)
         if host is None:
             return None
-    return Host.meet(rank, names, _exchange_over(_network or connect()), is_wanted)
+    return Host.meet(rank, names, exchange_over(_network or connect()), is_wanted)
 
 
 def _layered(
@@ -202,17 +199,6 @@ def _layered(
         if hosts == 1
         else HostCollectives(_network or connect(), host)
     )
-
-
-def _exchange_over(collectives: Collectives) -> Exchange:
-    """Returns a function that exchanges a few bytes over a network."""
-
-    def exchange(mine: bytes) -> list[bytes]:
-        row = np.frombuffer(mine[:_IDENTITY_BYTES].ljust(_IDENTITY_BYTES), np.uint8)
-        rows = collectives.all_gather(tf.constant(row[np.newaxis].astype(np.int32))).numpy()
-        return [bytes(each.astype(np.uint8)).rstrip() for each in rows]
-
-    return exchange
 
 
 def _leaves_open(options: CommunicationOptions) -> bool:

@@ -24,13 +24,11 @@ from strategies.collectives.dtypes import (
     all_reduce_by_dtype,
     check_is_numeric,
 )
-from strategies.collectives.shared_memory import Host, WorkerEndedError, transfers
+from strategies.collectives.shared_memory import Host, WorkerEndedError, exchange_over, transfers
 from strategies.collectives.shared_memory.channel import Channel
 from strategies.ps.barrier import Barrier
 from strategies.ps.client import Server, Servers
 from strategies.ps.ordered_caller import OrderedCaller
-
-_EXCHANGED_BYTES = 128
 
 
 class ServerCollectives(AllToAllViaAllGather):
@@ -78,7 +76,7 @@ class ServerCollectives(AllToAllViaAllGather):
         Returns:
           Whether all want it and are on one host.
         """
-        host = Host.meet(self.rank, names, self._exchange, is_wanted)
+        host = Host.meet(self.rank, names, exchange_over(self), is_wanted)
         if host is None or len(host.leaders) > 1:
             return False
         self._host, self._channel = host, host.new_channel()
@@ -119,11 +117,6 @@ class ServerCollectives(AllToAllViaAllGather):
     def _all_reduce_vector(self, vector: tf.Tensor) -> tf.Tensor:
         (total,) = self._ordered_caller.call("all_reduce", self._sum, [vector], [vector.dtype])
         return tf.reshape(total, [-1])
-
-    def _exchange(self, mine: bytes) -> list[bytes]:
-        row = np.frombuffer(mine.ljust(_EXCHANGED_BYTES), np.uint8)
-        (rows,) = self._gather_on_server(row[np.newaxis])
-        return [row.tobytes().rstrip() for row in rows]
 
     def _sum(self, vector: np.ndarray) -> list[np.ndarray]:
         def in_memory(channel: Channel) -> list[np.ndarray]:

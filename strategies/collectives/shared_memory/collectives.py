@@ -65,17 +65,12 @@ class SharedMemoryCollectives:
         return tf.ensure_shape(copy, tensor.shape)
 
     def reduce_vectors(self, vectors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Returns the sums over all workers on the first one, and anything on the others.
+        """Returns the sums over all workers on the first one, and the same vectors on the others.
 
         Args:
           vectors: vectors of dtypes that NumPy has, as long and of the same dtypes on every worker.
         """
-        with tf.device(_CPU):
-            sums = self._stream.run(self._reduce, vectors, [vector.dtype for vector in vectors])
-        return [
-            tf.ensure_shape(total, vector.shape)
-            for total, vector in zip(sums, vectors, strict=True)
-        ]
+        return self._run_on_vectors(self._reduce, vectors, self.rank == 0)
 
     def broadcast_vectors(self, vectors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Returns the first worker's vectors.
@@ -83,19 +78,23 @@ class SharedMemoryCollectives:
         Args:
           vectors: vectors of dtypes that NumPy has, as long and of the same dtypes on every worker.
         """
-        dtypes = [] if self.rank == 0 else [vector.dtype for vector in vectors]
-        with tf.device(_CPU):
-            copies = self._stream.run(self._broadcast_vectors, vectors, dtypes)
-        return [
-            tf.ensure_shape(copy, vector.shape)
-            for copy, vector in zip(copies or vectors, vectors, strict=True)
-        ]
+        return self._run_on_vectors(self._broadcast_vectors, vectors, self.rank > 0)
 
     def all_to_all(self, tensor: tf.Tensor, counts: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the rows that the workers sent to this one; see `Collectives`."""
         rows, received = self._move(self._all_to_all, tensor, tf.cast(counts, tf.int64))
         received = tf.cast(tf.ensure_shape(received, [self.size]), counts.dtype)
         return tf.ensure_shape(rows, [None, *tensor.shape[1:]]), received
+
+    def _run_on_vectors(
+        self, operation: Operation, vectors: Sequence[tf.Tensor], has_results: bool
+    ) -> list[tf.Tensor]:
+        """Runs an operation; returns its results or, if this worker gets none, the vectors."""
+        dtypes = [vector.dtype for vector in vectors] if has_results else []
+        with tf.device(_CPU):
+            results = self._stream.run(operation, vectors, dtypes) or list(vectors)
+        pairs = zip(results, vectors, strict=True)
+        return [tf.ensure_shape(result, vector.shape) for result, vector in pairs]
 
     def _move(self, operation: Operation, tensor: tf.Tensor, *others: tf.Tensor) -> list[tf.Tensor]:
         """Runs an operation that only moves a tensor's values, whose bits do not change."""

@@ -49,8 +49,7 @@ def sum_vectors(
       buffers: the memory for the results.
       moment: a text that distinguishes this operation from others like it; the same on every
         worker.
-      only_first: whether only the first worker gets the sums; the others get vectors without
-        meaning.
+      only_first: whether only the first worker gets the sums; the others get nothing.
     """
     described = tuple((array.size, array.dtype.str) for array in arrays)
     channel.begin_operation(f"{moment}sum of {described}")
@@ -60,7 +59,7 @@ def sum_vectors(
         _sum_by_parts(channel, arrays, sums, _parts(described, channel.size), only_first)
     else:
         _sum_directly(channel, arrays, sums, chunks, only_first)
-    return sums
+    return sums if channel.rank == 0 or not only_first else []
 
 
 def _sum_directly(

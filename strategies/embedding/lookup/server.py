@@ -135,7 +135,7 @@ class ServerRouter:
         rows = np.empty([len(keys)], np.int64)
         values = np.empty([len(keys), self._width], np.float32)
         sizes = np.zeros([len(self._bounds)], np.int64)
-        with self._waiting_for_others(inserts):
+        with self._track_wait(inserts):
             results = self._extended.servers.each(find_at)
         for index, result in enumerate(results):
             own = owners == index
@@ -144,7 +144,7 @@ class ServerRouter:
             sizes += result[2]
         return [rows, values, sizes]
 
-    def _waiting_for_others(self, inserts: bool) -> contextlib.AbstractContextManager[None]:
+    def _track_wait(self, inserts: bool) -> contextlib.AbstractContextManager[None]:
         """Records, in the block, that this worker may wait for others if it has to."""
         if not (inserts and self._are_in_step):
             return contextlib.nullcontext()
