@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from strategies._tensorflow import ResourceVariable
 from strategies.assertions import assert_in_step
 
 HOST = "/device:CPU:0"
-# The indices of TensorFlow's in-place operations are int32.
+# The shapes of new tensors are int32.
 _MAX_ROWS = 2**31 - 1
 # Number of rows that are copied or filled at once when an array grows.
 _CHUNK = 65536
@@ -92,37 +91,24 @@ class GrowableArray:
     def gather(self, rows: tf.Tensor) -> tf.Tensor:
         """Returns rows by their numbers."""
         with tf.device(HOST):
-            # Not `read_value`, since Keras's `export` saves every variable that it reads.
-            array = tf.raw_ops.ReadVariableOp(resource=self._array.handle, dtype=self.dtype)
-            array = tf.ensure_shape(array, [None, *self.shape])
-            values = tf.gather(array, rows)
-            self._order_after([values], array)
+            # Not `sparse_read`, since Keras's `export` saves every variable that it reads.
+            values = tf.raw_ops.ResourceGather(
+                resource=self._array.handle, indices=rows, dtype=self.dtype
+            )
         return tf.ensure_shape(values, [*rows.shape, *self.shape])
 
     def update(self, rows: tf.Tensor, values: tf.Tensor) -> None:
         """Sets distinct rows."""
-        self._write(tf.raw_ops.InplaceUpdate, rows, values)
+        with tf.device(HOST):
+            # Copies a row at a time. Operations that add to rows take several times as long.
+            tf.raw_ops.ResourceScatterUpdate(
+                resource=self._array.handle, indices=rows, updates=tf.cast(values, self.dtype)
+            )
 
     def add(self, rows: tf.Tensor, values: tf.Tensor) -> None:
-        """Adds values to rows; the values of a repeated row are all added."""
-        self._write(tf.raw_ops.InplaceAdd, rows, values)
-
-    def _write(self, operation: Callable[..., Any], rows: tf.Tensor, values: tf.Tensor) -> None:
+        """Adds values to distinct rows."""
         with tf.device(HOST):
-            array = self._array.read_value()
-            values = tf.cast(values, self.dtype)
-            updated = operation(x=array, i=tf.cast(rows, tf.int32), v=values)
-            self._order_after([], updated)
-
-    def _order_after(self, done: list[tf.Tensor], array: tf.Tensor) -> None:
-        """Makes all later uses of the array wait for operations on it.
-
-        TensorFlow's own operations on a variable's rows switch the variable to a mode that copies
-        every assigned value, so growing would write to the whole capacity. The operations here
-        work in place on the value; assigning the same value again puts them in order.
-        """
-        with tf.control_dependencies(done):
-            self._array.assign(array, read_value=False)
+            self.update(rows, self.gather(rows) + tf.cast(values, self.dtype))
 
     def reset(self, rows: tf.Tensor) -> None:
         """Resets rows to the initial value; rows beyond the array's length are skipped."""
@@ -162,6 +148,9 @@ class GrowableArray:
         message = f"An array has at most {_MAX_ROWS} rows. Use more workers. Received:"
         assert_in_step(length <= capacity, [message, length])
         shape = tf.stack([tf.cast(capacity, tf.int32), *self.shape])
+        # After an update of rows, the variable copies every value that it gives or takes, and would
+        # write to the whole capacity.
+        tf.raw_ops.DisableCopyOnRead(resource=self._array.handle)
         old = self._array.read_value()
         larger = tf.raw_ops.Empty(shape=shape, dtype=self.dtype, init=False)
 
@@ -176,5 +165,5 @@ class GrowableArray:
         _, larger = tf.while_loop(
             lambda start, _: start < there, copy_chunk, [tf.constant(0, tf.int64), larger]
         )
-        self._array.assign(larger)
+        self._array.assign(larger, read_value=False)
         return True

@@ -41,6 +41,7 @@ from strategies._keras import (
 )
 from strategies._tensorflow import ResourceVariable
 from strategies.frames import innermost
+from strategies.reduction.sparse import sum_by_position
 from strategies.variables.active_rows import ActiveRows
 from strategies.variables.elementwise import ELEMENTWISE, check_trains_rows, update_without_xla
 from strategies.variables.growable_array import HOST, GrowableArray
@@ -209,10 +210,18 @@ class SparseVariable(ResourceVariable):
             self.table.resize(self.view.length.read_value())
         self._resized_for = version
 
-    def _active(self, positions: tf.Tensor | None = None) -> tf.Tensor:
-        """Returns the numbers of the rows in view for the gradient that is being applied."""
+    def _active(
+        self, positions: tf.Tensor | None = None, gradient: tf.Tensor | None = None
+    ) -> tf.Tensor:
+        """Returns the numbers of the rows in view for the gradient that is being applied.
+
+        Args:
+          positions: positions of the rows; None is all of them.
+          gradient: positions of the gradient, which no running `update_step` was given.
+        """
         self._ensure_rows()
-        return self.view.rows(positions, gradient_in_update())
+        given = gradient_in_update()
+        return self.view.rows(positions, gradient if given is None else given)
 
     def _write(
         self, write: Callable[..., None], values: Any, positions: tf.Tensor | None = None
@@ -221,6 +230,11 @@ class SparseVariable(ResourceVariable):
         rows, values = self._active(positions), tf.convert_to_tensor(values)
         if positions is None:
             rows, values = self.view.in_view(rows, values)
+        self._write_rows(write, rows, values)
+
+    def _write_rows(
+        self, write: Callable[[tf.Tensor, tf.Tensor], None], rows: tf.Tensor, values: tf.Tensor
+    ) -> None:
         write(rows, values)
         if self.trainable:
             self.view.mark_applied()
@@ -351,7 +365,10 @@ class SparseVariable(ResourceVariable):
     ) -> Any:
         """Adds to rows, indexed by their positions in the view."""
         del use_locking, name
-        self._write(self.table.add, sparse_delta.values, sparse_delta.indices)
+        rows = self._active(gradient=sparse_delta.indices)
+        # A position may be repeated, and an array adds to distinct rows.
+        values = sum_by_position(sparse_delta.values, sparse_delta.indices, tf.size(rows))
+        self._write_rows(self.table.add, *self.view.in_view(rows, values))
         return self
 
     def scatter_sub(
