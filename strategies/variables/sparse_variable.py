@@ -41,7 +41,7 @@ from strategies._keras import (
 )
 from strategies._tensorflow import ResourceVariable
 from strategies.frames import innermost
-from strategies.reduction.sparse import sum_by_position
+from strategies.reduction.sparse import as_tensors, sum_by_position
 from strategies.variables.active_rows import ActiveRows
 from strategies.variables.elementwise import ELEMENTWISE, check_trains_rows, update_without_xla
 from strategies.variables.growable_array import HOST, GrowableArray
@@ -365,9 +365,10 @@ class SparseVariable(ResourceVariable):
     ) -> Any:
         """Adds to rows, indexed by their positions in the view."""
         del use_locking, name
-        rows = self._active(gradient=sparse_delta.indices)
+        delta = as_tensors(sparse_delta)
+        rows = self._active(gradient=delta.indices)
         # A position may be repeated, and an array adds to distinct rows.
-        values = sum_by_position(sparse_delta.values, sparse_delta.indices, tf.size(rows))
+        values = sum_by_position(delta.values, delta.indices, tf.size(rows))
         self._write_rows(self.table.add, *self.view.in_view(rows, values))
         return self
 
@@ -375,14 +376,16 @@ class SparseVariable(ResourceVariable):
         self, sparse_delta: tf.IndexedSlices, use_locking: bool = False, name: Any = None
     ) -> Any:
         """Subtracts from rows, indexed by their positions in the view."""
-        return self.scatter_add(tf.IndexedSlices(-sparse_delta.values, sparse_delta.indices))
+        values = -tf.convert_to_tensor(sparse_delta.values)
+        return self.scatter_add(tf.IndexedSlices(values, sparse_delta.indices))
 
     def scatter_update(
         self, sparse_delta: tf.IndexedSlices, use_locking: bool = False, name: Any = None
     ) -> Any:
         """Sets rows, indexed by their positions in the view."""
         del use_locking, name
-        self._write(self.table.update, sparse_delta.values, sparse_delta.indices)
+        new = as_tensors(sparse_delta)
+        self._write(self.table.update, new.values, new.indices)
         return self
 
 

@@ -159,3 +159,22 @@ def test_replicas_of_a_worker_have_one_gradient(api, embedding):
     assert run(replica) == {0: -1.0, 1: -1.0, 7: -2.0}
     assert run(late) == {0: -2.0, 1: -2.0, 2: 0.0, 7: -4.0, 8: 0.0}
     assert run(replica) == {0: -3.0, 1: -3.0, 2: 0.0, 7: -6.0, 8: 0.0}
+
+
+@pytest.mark.parametrize("in_function", [False, True])
+def test_positions_that_a_gradient_repeats_are_added_up(in_function):
+    layer = layer_of(strategies.DistributedEmbedding)
+    (gradient,) = gradient_of(layer, [7, 8, 9])
+    (variable,) = layer.trainable_variables
+    first = int(gradient.indices[0])
+    repeated = tf.IndexedSlices(
+        tf.constant([[1.0, 2], [4, 8], [16, 32]]), [first, first + 2, first]
+    )
+
+    def add():
+        variable.value.scatter_add(repeated)
+        variable.value.scatter_sub(tf.IndexedSlices([[0.5, 0.5]], [first + 1]))
+
+    (tf.function(add) if in_function else add)()
+    rows = dict(zip(*(each.tolist() for each in layer.rows()), strict=True))
+    assert rows == {7: [17.0, 34.0], 8: [-0.5, -0.5], 9: [4.0, 8.0]}

@@ -1,5 +1,8 @@
 """Metadata of rows, and the capacity of arrays."""
 
+import mmap
+from pathlib import Path
+
 import keras
 import numpy as np
 import pytest
@@ -11,6 +14,11 @@ from strategies.embedding.shard.row_metadata import RowMetadata
 from strategies.variables.growable_array import GrowableArray
 
 pytestmark = pytest.mark.training
+
+
+def resident():
+    """Returns the bytes of this process that are in memory."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
 
 
 def capacity_of(rows):
@@ -49,6 +57,25 @@ def test_an_array_has_the_capacity_that_is_expected_of_it_and_grows_beyond(expec
         rows.resize(tf.constant(101, tf.int64))
         assert capacity_of(rows) == 200
         assert rows.gather(tf.constant([0, 100], tf.int64)).numpy().tolist() == [[1.0] * 4] * 2
+
+
+@pytest.mark.parametrize("in_function", [False, True])
+def test_growing_after_an_update_writes_to_no_row_that_is_only_reserved(in_function):
+    megabytes = 400
+    rows = GrowableArray((16,), tf.float32, fill=1.0, expected=megabytes << 14)
+
+    def grow(length):
+        rows.resize(tf.constant(length, tf.int64))
+        last = tf.constant([length - 1], tf.int64)
+        rows.update(last, rows.gather(last) + 1.0)
+
+    before = resident()
+    for length in (1000, 300_000):  # the first 64 KB, and as many as are expected
+        (tf.function(grow) if in_function else grow)(length)
+    assert capacity_of(rows) == megabytes << 14
+    assert resident() - before < megabytes << 19
+    ends = tf.constant([0, 998, 999, 299_998, 299_999])
+    assert rows.gather(ends).numpy()[:, 0].tolist() == [1, 1, 2, 1, 2]
 
 
 def test_tables_that_say_input_dim_and_their_slot_variables_reserve_no_more():
