@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import itertools
+import time
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from strategies.ps.client import Server
+from strategies.ps.client import AnswerLost, Server
+from strategies.ps.last_number import LastNumber
 from strategies.ps.membership import LEFT, worker_states
 
 _CAPACITY = 1 << 20
+_POLL_SECONDS = 0.5
 # Computes each worker's results from the values of all workers.
 Combine = Callable[[Sequence[tf.Tensor]], Sequence[Sequence[tf.Tensor]]]
 
@@ -39,6 +45,7 @@ class Barrier:
       before: what the server does for this worker before it arrives.
       after: what the server does for this worker when all have arrived; its tensors are added to
         the results.
+      after_again: the tensors in place of those of `after` if the answer was lost.
     """
 
     def __init__(
@@ -54,6 +61,7 @@ class Barrier:
         mutex: tf.Tensor | None = None,
         before: Sequence[tf.Operation] = (),
         after: Callable[[], Sequence[tf.Tensor]] = tuple,
+        after_again: Sequence[tf.Tensor] = (),
     ):
         self._server = server
         self._missing_value = functools.partial(tf.constant, missing_value, dtype)
@@ -74,9 +82,13 @@ class Barrier:
                 for other in range(size)
             ]
             self._feed = tf.compat.v1.placeholder(dtype)
+            self._number = tf.compat.v1.placeholder(tf.int64, [])
+            self._numbers = itertools.count(1)
+            arrived, taken = LastNumber(), LastNumber()
 
             def deposit() -> list[tf.Tensor]:
                 with tf.control_dependencies([self._inputs[rank].enqueue(self._feed)]):
+                    arrived.set(self._number)
                     return self._release_if_complete()
 
             with tf.control_dependencies(before):
@@ -85,6 +97,14 @@ class Barrier:
             *results, self._present = tf.nest.flatten(self._outputs[rank].dequeue())
             with tf.control_dependencies([self._present]):
                 self._results = [*results, *after()]
+            # What is needed if the answer is lost: whether this worker has arrived, whether its
+            # results were taken from the queue, and these.
+            keep, kept = _keep([*results, self._present])
+            with tf.control_dependencies(keep):
+                self._take = taken.set(self._number)
+            self._are_there = self._outputs[rank].size() > 0
+            self._progress = arrived.value(), taken.value()
+            self._again = [*kept[:-1], *after_again], kept[-1]
 
     def __call__(
         self, value: Any, feeds: Mapping[tf.Tensor, np.ndarray] | None = None
@@ -95,10 +115,29 @@ class Barrier:
           value: this worker's value.
           feeds: arrays for the placeholders of what is done before and after.
         """
-        fetches = [self._results, self._present, self._deposit]
-        feeds = {self._feed: value, **(feeds or {})}
-        results, present, _ = self._server.run(fetches, feeds, self._release)
+        fetches = [self._results, self._present, self._deposit, self._take]
+        number = next(self._numbers)
+        feeds = {self._feed: value, self._number: np.array(number), **(feeds or {})}
+        try:
+            results, present, *_ = self._server.run(fetches, feeds, self._release)
+        except AnswerLost:
+            arrived, taken = self._server.run(self._progress, may_repeat=True)
+            if arrived != number:  # it is not known what was done before
+                raise
+            while taken != number:
+                with contextlib.suppress(AnswerLost):
+                    self._take_if_there(feeds)
+                _, taken = self._server.run(self._progress, may_repeat=True)
+            results, present = self._server.run(self._again, feeds, may_repeat=True)
         return results, present
+
+    def _take_if_there(self, feeds: Mapping[tf.Tensor, Any]) -> None:
+        """Takes the results from the queue, or waits for a moment."""
+        if self._server.run(self._are_there, may_repeat=True):
+            self._server.run(self._take, dict(feeds))
+        else:
+            self._server.run(self._release)
+            time.sleep(_POLL_SECONDS)
 
     def _release_if_complete(self) -> list[tf.Tensor]:
         """Combines the values and releases all workers, unless a value is missing."""
@@ -121,3 +160,16 @@ class Barrier:
                 return tf.constant(True)
 
         return [tf.cond(ready, release, lambda: tf.constant(False))]
+
+
+def _keep(tensors: Sequence[tf.Tensor]) -> tuple[list[tf.Operation], list[tf.Tensor]]:
+    """Returns operations that keep tensors on a server, and the tensors that were kept last."""
+    name = f"kept/{uuid.uuid4().hex}"
+    keep, kept = [], []
+    for number, tensor in enumerate(tensors):
+        handle = tf.raw_ops.VarHandleOp(
+            dtype=tensor.dtype, shape=tf.TensorShape(None), shared_name=f"{name}/{number}"
+        )
+        keep.append(tf.raw_ops.AssignVariableOp(resource=handle, value=tensor))
+        kept.append(tf.raw_ops.ReadVariableOp(resource=handle, dtype=tensor.dtype))
+    return keep, kept

@@ -32,8 +32,25 @@ _V1 = tf.compat.v1
 _T = TypeVar("_T")
 
 
+# What a server says of a call, or of additions to a graph, that TensorFlow sent again after the
+# connection had broken.
+_RECEIVED_TWICE = "request was received twice"
+_EXTENDED_TWICE = "but caller expected"
+
+
 class ServerLost(RuntimeError):
     """Raised when a parameter server no longer answers."""
+
+
+class AnswerLost(ServerLost):
+    """Raised when a parameter server received a call, but its answer was lost on the way."""
+
+
+class _GraphDiffersError(RuntimeError):
+    """Raised when a session's server has additions to the graph that the session knows nothing of.
+
+    The answer to a call that made them was lost on the way.
+    """
 
 
 class Server:
@@ -51,7 +68,8 @@ class Server:
         self.graph = tf.Graph()
         config = _V1.ConfigProto()
         config.graph_options.rewrite_options.disable_meta_optimizer = not is_optimized
-        self._session = Session(f"grpc://{address}", graph=self.graph, config=config)
+        self._config = config
+        self._session = self._new_session()
         # Function calls have their own configuration.
         self._options = None if is_optimized else FunctionCallOptions(config_proto=config)
         self._lock = threading.RLock()
@@ -63,6 +81,9 @@ class Server:
             self._nothing = tf.no_op()
         self._step_timeout = step_timeout_seconds()
         self._is_lost = False
+
+    def _new_session(self) -> Session:
+        return Session(f"grpc://{self.address}", graph=self.graph, config=self._config)
 
     @property
     def is_lost(self) -> bool:
@@ -93,7 +114,13 @@ class Server:
                     self._built[key] = build()
             return self._built[key]
 
-    def run(self, fetches: Any, feeds: dict[Any, Any] | None = None, meanwhile: Any = None) -> Any:
+    def run(
+        self,
+        fetches: Any,
+        feeds: dict[Any, Any] | None = None,
+        meanwhile: Any = None,
+        may_repeat: bool = False,
+    ) -> Any:
         """Runs operations on the server and returns their results as NumPy arrays.
 
         Logs every ten seconds that it is waiting, as long as the server is reachable.
@@ -102,10 +129,25 @@ class Server:
           fetches: the operations and tensors to run.
           feeds: arrays for the placeholders.
           meanwhile: an operation to run every second while this call waits.
+          may_repeat: whether to run them again if the answer is lost.
 
         Raises:
+          AnswerLost: if the connection broke before the answer arrived, and the server is there.
           ServerLost: if the server is gone.
         """
+        while True:
+            session = self._session
+            try:
+                return self._run(fetches, feeds, meanwhile)
+            except _GraphDiffersError:  # nothing was run yet
+                with self._lock:
+                    if self._session is session:
+                        self._session = self._new_session()
+            except AnswerLost:
+                if not may_repeat:
+                    raise
+
+    def _run(self, fetches: Any, feeds: dict[Any, Any] | None, meanwhile: Any) -> Any:
         # TensorFlow waits for a server that is gone, so its call runs in a thread that can be left.
         answer: queue.SimpleQueue[Any] = queue.SimpleQueue()
         call = threading.Thread(target=self._call, args=(answer, fetches, feeds), daemon=True)
@@ -125,6 +167,15 @@ class Server:
             answered = self._last_answer(start, answered)
             if meanwhile is not None:
                 self.run(meanwhile)
+        if isinstance(error, tf.errors.AbortedError):
+            if _EXTENDED_TWICE in error.message:
+                raise _GraphDiffersError from None
+            if _RECEIVED_TWICE in error.message:
+                raise AnswerLost(
+                    "A parameter server answers a call once. Received: a connection to ps "
+                    f"{self.number} ({self.address}) that broke before the answer arrived. Start "
+                    "the job again, from its last checkpoint."
+                ) from None
         if isinstance(error, (tf.errors.UnavailableError, tf.errors.AbortedError)):
             raise self._lose(error.message.splitlines()[0]) from None
         if error is not None:

@@ -175,7 +175,7 @@ class VariableRegistry:
                 ("question", variable.name),
                 lambda: [_part(variable, n, connection).is_initialized() for n in numbers],
             )
-            return all(connection.run(questions))
+            return all(connection.run(questions, may_repeat=True))
 
         return all(self._servers.each(ask))
 
@@ -232,7 +232,7 @@ class VariableRegistry:
             results = connection.once(
                 key, lambda: connection.locked(values)[1] if is_locked else values()
             )
-            return dict(zip(keys, connection.run(results), strict=True))
+            return dict(zip(keys, connection.run(results, may_repeat=True), strict=True))
 
         found: dict[tuple[int, int], np.ndarray] = {}
         for answers in self._servers.each(ask):

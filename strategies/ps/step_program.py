@@ -13,6 +13,7 @@ since the worker's copy was assigned last.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +23,8 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from strategies.ps.client import Server, Servers
+from strategies.ps.client import AnswerLost, Server, Servers
+from strategies.ps.last_number import LastNumber
 from strategies.ps.push import Push
 from strategies.ps.registry import RemoteVariable
 from strategies.ps.row_log import trace_changed_rows
@@ -39,17 +41,24 @@ from strategies.ps.variables import (
 
 @dataclass
 class _ServerProgram:
-    """A program on one server: its placeholders, operations and results."""
+    """A program on one server: its placeholders, operations and results.
+
+    Each push has a number, by which a worker whose connection broke knows whether the server has
+    made the push: `last` is the number of the last one.
+    """
 
     packs: list[tf.Tensor]
     sparse: list[tuple[tf.Tensor, tf.Tensor]]
     wholes: list[tf.Tensor]
     counts: list[tf.Tensor]
     steps: tf.Tensor
+    number: tf.Tensor
+    last: tf.Tensor
     push: tf.Operation
     push_and_pull: list[tf.Tensor]
     pull: list[tf.Tensor]
     local_values: dict[int, tf.Tensor] = field(default_factory=dict)
+    numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
 
 class StepProgram:
@@ -158,6 +167,7 @@ class StepProgram:
         feeds.update(self.local_feeds(push, server))
         feeds.update(zip(program.counts, push.counts, strict=True))
         feeds[program.steps] = np.int64(push.steps)
+        feeds[program.number] = np.int64(next(program.numbers))
         return feeds
 
     def local_feeds(self, push: Push, server: int) -> dict[tf.Tensor, np.ndarray]:
@@ -170,23 +180,41 @@ class StepProgram:
 
     def push(self, push: Push, server: Server) -> None:
         """Applies the updates on a server."""
-        server.run(self._server_programs[server.number].push, self.feeds(push, server.number))
+        self._push_once(self._server_programs[server.number].push, push, server)
 
     def push_and_pull(self, push: Push, server: Server) -> list[np.ndarray]:
         """Applies the updates on a server and returns the new values; see `dtypes`."""
-        return server.run(
-            self._server_programs[server.number].push_and_pull, self.feeds(push, server.number)
-        )
+        fetches = self._server_programs[server.number].push_and_pull
+        pulled = self._push_once(fetches, push, server)
+        return self.pull(push, server) if pulled is None else pulled
 
     def pull(self, push: Push, server: Server) -> list[np.ndarray]:
         """Returns the present values on a server, without applying the updates of a push."""
         program = self._server_programs[server.number]
-        return server.run(program.pull, self.local_feeds(push, server.number))
+        return server.run(program.pull, self.local_feeds(push, server.number), may_repeat=True)
+
+    def _push_once(self, fetches: Any, push: Push, server: Server) -> Any:
+        """Runs a push, which a server makes once even if its answer is lost.
+
+        Returns:
+          The results of `fetches`; None if they were lost.
+        """
+        program, feeds = self._server_programs[server.number], self.feeds(push, server.number)
+        while True:
+            try:
+                return server.run(fetches, feeds)
+            except AnswerLost:
+                if server.run(program.last, may_repeat=True) == feeds[program.number]:
+                    return None
 
     def push_operation(self, server: Server) -> tuple[tf.Operation, list[tf.Tensor]]:
         """Returns the operation that applies the updates on a server, and the new values."""
         program = self._server_programs[server.number]
         return program.push, program.push_and_pull
+
+    def pull_operation(self, server: Server) -> list[tf.Tensor]:
+        """Returns the present values on a server."""
+        return self._server_programs[server.number].pull
 
     def add_pull(self, server: Server) -> list[tf.Tensor]:
         """Adds a pull to a server's graph, where it waits for control dependencies."""
@@ -296,6 +324,7 @@ class StepProgram:
     def _build(self, server: Server) -> _ServerProgram:
         placeholder = tf.compat.v1.placeholder
         with server.building():
+            last = LastNumber()
             program = _ServerProgram(
                 [placeholder(self._wire_dtype(dtype), [None]) for dtype in self._dtypes],
                 [
@@ -314,6 +343,8 @@ class StepProgram:
                 ],
                 [placeholder(tf.int64, []) for _ in self._counters],
                 placeholder(tf.int64, []),
+                placeholder(tf.int64, []),
+                None,
                 None,
                 [],
                 [],
@@ -321,10 +352,12 @@ class StepProgram:
 
         def body() -> list[tf.Tensor]:
             self._apply(server, program)
+            last.set(program.number)
             return self._read(server, program)
 
         program.push, program.push_and_pull = server.locked(body)
         _, program.pull = server.locked(lambda: self._read(server, program))
+        _, (program.last,) = server.locked(lambda: [last.value()])
         return program
 
     def _apply(self, server: Server, program: _ServerProgram) -> None:

@@ -1,6 +1,7 @@
 """What becomes of `fit` when a worker or a server is killed, or a server is paused."""
 
 import json
+import re
 import signal
 import sys
 import time
@@ -12,6 +13,7 @@ from tf_config import Task, TFConfig, local_cluster
 from tf_config.builder import free_ports
 
 SCRIPT = Path(__file__).resolve().parents[1] / "distributed" / "steady.py"
+LOST_ANSWERS = SCRIPT.with_name("servers_lost_answers.py")
 STEPS = 20  # of an epoch of the script
 SLOW = pytest.mark.slow
 
@@ -165,3 +167,25 @@ def test_a_paused_server_is_given_up_after_the_step_timeout(job, mode):
         assert time.monotonic() - start < 40
         assert "--step-timeout" in output, output
         assert f"ps 0 ({tasks.cluster.addresses[Task('ps', 0)]})" in output, output
+
+
+@pytest.mark.parametrize(
+    ("mode", "workers"),
+    [
+        ("half_async", 1),
+        pytest.param("async", 1, marks=SLOW),
+        pytest.param("geo", 1, marks=SLOW),
+        pytest.param("sync", 2, marks=SLOW),
+    ],
+)
+def test_lost_answers_of_a_server_change_nothing(forked, mode, workers):
+    def train(lost):
+        code, output = forked.run("--workers", workers, "--ps", 1, LOST_ANSWERS, mode, lost)
+        assert code == 0, output
+        assert f"[worker 0] lost {lost}\n" in output, output
+        return sorted(re.findall(r"weights \w+ steps 30", output))
+
+    lossy = train(6)
+    if mode != "async":  # its steps use values that depend on time
+        assert len(lossy) == workers
+        assert lossy == train(0)

@@ -125,10 +125,12 @@ class ServerRouter:
                     own,
                     [tf.int64, tf.float32, tf.int64],
                 )
+            # A repeated lookup finds the rows that the first one made, and counts the ids again.
             return shard.call(
                 ("find", self._width, inserts, counts_step, *lookup.slots),
                 lambda keys: [*lookup(keys, inserts, counts_step), lookup.sizes()],
                 own,
+                may_repeat=True,
             )
 
         num_shards = len(self._shards)

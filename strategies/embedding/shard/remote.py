@@ -85,8 +85,17 @@ class RemoteTableShard(TableShard):
 
         self._server.run(self._server.locked(initialize)[0])
 
-    def call(self, key: Any, function: Callable[..., Any], *arrays: Any) -> Any:
-        """Calls a function of tensors on the server atomically; returns NumPy arrays."""
+    def call(
+        self, key: Any, function: Callable[..., Any], *arrays: Any, may_repeat: bool = False
+    ) -> Any:
+        """Calls a function of tensors on the server atomically; returns NumPy arrays.
+
+        Args:
+          key: key that identifies the function, including all that it captures.
+          function: function of TensorFlow operations that returns any structure of tensors.
+          *arrays: arguments of the function.
+          may_repeat: whether to call it again if the answer is lost with the connection.
+        """
         arrays = tuple(np.asarray(array) for array in arrays)
 
         def build() -> tuple[list[tf.Tensor], tf.Operation, list[tf.Tensor], list[Any]]:
@@ -104,7 +113,9 @@ class RemoteTableShard(TableShard):
             return feeds, done, results, structure
 
         feeds, done, results, structure = self._server.once((self._name, key), build)
-        values, _ = self._server.run([results, done], dict(zip(feeds, arrays, strict=True)))
+        values, _ = self._server.run(
+            [results, done], dict(zip(feeds, arrays, strict=True)), may_repeat=may_repeat
+        )
         return None if structure[-1] is None else tf.nest.pack_sequence_as(structure[-1], values)
 
     def call_together(

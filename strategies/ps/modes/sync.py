@@ -66,6 +66,7 @@ class Sync:
                 lambda _: [[]] * size, [],
                 before=[push] if sends else [],
                 after=lambda: new_values if sends else program.add_pull(server),
+                after_again=program.pull_operation(server),
             )  # fmt: skip
 
         return server.once(("updated", program, sends), build)
