@@ -136,7 +136,7 @@ class Barrier:
         if self._server.run(self._are_there, may_repeat=True):
             self._server.run(self._take, dict(feeds))
         else:
-            self._server.run(self._release)
+            self._server.run(self._release, may_repeat=True)
             time.sleep(_POLL_SECONDS)
 
     def _release_if_complete(self) -> list[tf.Tensor]:

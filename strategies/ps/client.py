@@ -128,7 +128,7 @@ class Server:
         Args:
           fetches: the operations and tensors to run.
           feeds: arrays for the placeholders.
-          meanwhile: an operation to run every second while this call waits.
+          meanwhile: an operation to run every second while this call waits; it may be repeated.
           may_repeat: whether to run them again if the answer is lost.
 
         Raises:
@@ -166,7 +166,7 @@ class Server:
                 )  # fmt: skip
             answered = self._last_answer(start, answered)
             if meanwhile is not None:
-                self.run(meanwhile)
+                self.run(meanwhile, may_repeat=True)
         if isinstance(error, tf.errors.AbortedError):
             if _EXTENDED_TWICE in error.message:
                 raise _GraphDiffersError from None
