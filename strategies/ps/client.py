@@ -29,13 +29,11 @@ _ANSWER_SECONDS = 2.0
 _CHECK_EVERY_SECONDS = 1.0
 _LOG_EVERY_SECONDS = 10.0
 _V1 = tf.compat.v1
-_T = TypeVar("_T")
-
-
 # What a server says of a call, or of additions to a graph, that TensorFlow sent again after the
 # connection had broken.
 _RECEIVED_TWICE = "request was received twice"
 _EXTENDED_TWICE = "but caller expected"
+_T = TypeVar("_T")
 
 
 class ServerLost(RuntimeError):

@@ -367,8 +367,10 @@ class SparseVariable(ResourceVariable):
         del use_locking, name
         delta = as_tensors(sparse_delta)
         rows = self._active(gradient=delta.indices)
-        # A position may be repeated, and an array adds to distinct rows.
-        values = sum_by_position(delta.values, delta.indices, tf.size(rows))
+        # A position may be repeated, and an array adds to distinct rows. On a GPU, the order in
+        # which such values are added would be left to chance.
+        with tf.device(HOST):
+            values = sum_by_position(delta.values, delta.indices, tf.size(rows))
         self._write_rows(self.table.add, *self.view.in_view(rows, values))
         return self
 
