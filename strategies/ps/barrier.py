@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from strategies.ps.client import AnswerLost, Server
 from strategies.ps.last_number import LastNumber
+from strategies.ps.lock import Lock
 from strategies.ps.membership import LEFT, worker_states
 
 _CAPACITY = 1 << 20
@@ -41,8 +42,9 @@ class Barrier:
       missing_value: the value that stands in for a worker that has ended.
       combine: computes each worker's results from the values of all workers.
       dtypes: the dtypes of a worker's results.
-      mutex: the mutex to hold while the results are computed. None is one of the barrier's own.
-      before: what the server does for this worker before it arrives.
+      lock: the lock to hold while the results are computed. None is one of the barrier's own.
+      before: what the server does for this worker before it arrives. It may be done again if the
+        connection breaks.
       after: what the server does for this worker when all have arrived; its tensors are added to
         the results.
       after_again: the tensors in place of those of `after` if the answer was lost.
@@ -58,7 +60,7 @@ class Barrier:
         missing_value: Any,
         combine: Combine,
         dtypes: Sequence[tf.DType],
-        mutex: tf.Tensor | None = None,
+        lock: Lock | None = None,
         before: Sequence[tf.Operation] = (),
         after: Callable[[], Sequence[tf.Tensor]] = tuple,
         after_again: Sequence[tf.Tensor] = (),
@@ -69,8 +71,7 @@ class Barrier:
         with server.building():
             # One per graph, because it is shared by name.
             self._states = server.once("membership", lambda: worker_states(size))
-            if mutex is None:
-                mutex = tf.raw_ops.MutexV2(shared_name=f"{name}/mutex")
+            lock = lock or Lock(f"{name}/lock")
             self._inputs = [
                 tf.queue.FIFOQueue(_CAPACITY, [dtype], shared_name=f"{name}/inputs/{other}")
                 for other in range(size)
@@ -87,23 +88,23 @@ class Barrier:
             arrived, taken = LastNumber(), LastNumber()
 
             def deposit() -> list[tf.Tensor]:
-                with tf.control_dependencies([self._inputs[rank].enqueue(self._feed)]):
-                    arrived.set(self._number)
-                    return self._release_if_complete()
+                enqueue = functools.partial(self._inputs[rank].enqueue, self._feed)
+                arrived.change_once(self._number, enqueue)
+                return self._release_if_complete()
 
             with tf.control_dependencies(before):
-                self._deposit, _ = server.locked(deposit, mutex)
-            self._release, _ = server.locked(self._release_if_complete, mutex)
+                self._deposit, _ = server.locked(deposit, lock)
+            self._release, _ = server.locked(self._release_if_complete, lock)
             *results, self._present = tf.nest.flatten(self._outputs[rank].dequeue())
             with tf.control_dependencies([self._present]):
                 self._results = [*results, *after()]
-            # What is needed if the answer is lost: whether this worker has arrived, whether its
-            # results were taken from the queue, and these.
+            # What is needed if the answer is lost: whether the results were taken from the queue,
+            # and these.
             keep, kept = _keep([*results, self._present])
             with tf.control_dependencies(keep):
                 self._take = taken.set(self._number)
             self._are_there = self._outputs[rank].size() > 0
-            self._progress = arrived.value(), taken.value()
+            self._last_taken = taken.value()
             self._again = [*kept[:-1], *after_again], kept[-1]
 
     def __call__(
@@ -121,13 +122,10 @@ class Barrier:
         try:
             results, present, *_ = self._server.run(fetches, feeds, self._release)
         except AnswerLost:
-            arrived, taken = self._server.run(self._progress, may_repeat=True)
-            if arrived != number:  # it is not known what was done before
-                raise
-            while taken != number:
+            self._server.run(self._deposit, feeds, may_repeat=True)
+            while self._server.run(self._last_taken, may_repeat=True) != number:
                 with contextlib.suppress(AnswerLost):
                     self._take_if_there(feeds)
-                _, taken = self._server.run(self._progress, may_repeat=True)
             results, present = self._server.run(self._again, feeds, may_repeat=True)
         return results, present
 

@@ -21,6 +21,7 @@ from strategies._tensorflow import FunctionCallOptions, Session, context
 from strategies.collectives.health.operations import OperationTracker
 from strategies.collectives.health.watchdog import LOST_SECONDS, step_timeout_seconds
 from strategies.collectives.startup.waiting import wait_until
+from strategies.ps.lock import INCOMPLETE_CHANGE, Lock
 from tf_config import Address, ClusterSpec, Task
 from tf_config.connect import connect
 
@@ -37,7 +38,7 @@ _T = TypeVar("_T")
 
 
 class ServerLost(RuntimeError):
-    """Raised when a parameter server no longer answers."""
+    """Raised when a parameter server no longer answers, or its values are damaged."""
 
 
 class AnswerLost(ServerLost):
@@ -75,7 +76,7 @@ class Server:
         self._connections: list[Server] = []
         with self.building():
             # Held during every update of this server's variables.
-            self.mutex = tf.raw_ops.MutexV2(shared_name="changes")
+            self.lock = Lock("changes")
             self._nothing = tf.no_op()
         self._step_timeout = step_timeout_seconds()
         self._is_lost = False
@@ -174,6 +175,13 @@ class Server:
                     f"{self.number} ({self.address}) that broke before the answer arrived. Start "
                     "the job again, from its last checkpoint."
                 ) from None
+        if isinstance(error, tf.errors.InvalidArgumentError) and INCOMPLETE_CHANGE in error.message:
+            raise ServerLost(
+                "A parameter server makes each change completely or not at all. Received: a change "
+                f"on ps {self.number} ({self.address}) that was interrupted when a connection "
+                "broke, or by an error. Start the job again, its servers too, from its last "
+                "checkpoint."
+            ) from None
         if isinstance(error, (tf.errors.UnavailableError, tf.errors.AbortedError)):
             raise self._lose(error.message.splitlines()[0]) from None
         if error is not None:
@@ -230,39 +238,23 @@ class Server:
         return [self._session, *(other for each in self._connections for other in each.sessions())]
 
     def locked(
-        self, body: Callable[[], Sequence[tf.Tensor]], mutex: tf.Tensor | None = None
+        self,
+        body: Callable[[], Sequence[tf.Tensor]],
+        lock: Lock | None = None,
+        changes: bool = True,
     ) -> tuple[tf.Operation, list[Any]]:
         """Adds the operations of `body` to the graph as one atomic operation.
 
-        Its arguments are sent before it takes the lock, so a worker that dies never holds a lock.
-
         Args:
           body: creates operations and returns tensors.
-          mutex: the mutex to hold. None is the mutex of all updates of variables.
+          lock: the lock to hold. None is the lock of all updates of variables.
+          changes: whether the operations change anything on the server.
 
         Returns:
           The operation and its results.
         """
-
-        mutex = self.mutex if mutex is None else mutex
-
-        @tf.function(autograph=False)
-        def call_body() -> list[tf.Tensor]:
-            return [*body(), tf.constant(0)]
-
-        @tf.function(autograph=False)
-        def call_under_lock() -> list[tf.Tensor]:
-            lock = tf.raw_ops.MutexLock(mutex=mutex)
-            with tf.control_dependencies([lock]):
-                results = call_body()
-            # Wait for the call itself: its results may be ready before its last assignment.
-            with tf.control_dependencies([results[0].op]):
-                tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
-            return results
-
         with self.building():
-            *results, done = call_under_lock()
-        return done.op, results
+            return (lock or self.lock).call(body, changes)
 
 
 @contextlib.contextmanager

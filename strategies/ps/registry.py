@@ -230,7 +230,8 @@ class VariableRegistry:
                 return [_part(*part, connection).read_value() for part in parts]
 
             results = connection.once(
-                key, lambda: connection.locked(values)[1] if is_locked else values()
+                key,
+                lambda: connection.locked(values, changes=False)[1] if is_locked else values(),
             )
             return dict(zip(keys, connection.run(results, may_repeat=True), strict=True))
 

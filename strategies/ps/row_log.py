@@ -37,7 +37,7 @@ class RowLog:
 
     The position of the log is the number of entries ever made. A copy that lacks more entries than
     the buffer has is pulled as a whole. All methods but `clear` are called in functions that hold
-    the server's mutex.
+    the server's lock.
 
     Args:
       name: the name of the slice's variable on the server.

@@ -23,7 +23,7 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from strategies.ps.client import AnswerLost, Server, Servers
+from strategies.ps.client import Server, Servers
 from strategies.ps.last_number import LastNumber
 from strategies.ps.push import Push
 from strategies.ps.registry import RemoteVariable
@@ -43,8 +43,8 @@ from strategies.ps.variables import (
 class _ServerProgram:
     """A program on one server: its placeholders, operations and results.
 
-    Each push has a number, by which a worker whose connection broke knows whether the server has
-    made the push: `last` is the number of the last one.
+    Each push has a number, by which the server knows whether it has made a push already that a
+    worker sends again because its connection broke.
     """
 
     packs: list[tf.Tensor]
@@ -53,7 +53,6 @@ class _ServerProgram:
     counts: list[tf.Tensor]
     steps: tf.Tensor
     number: tf.Tensor
-    last: tf.Tensor
     push: tf.Operation
     push_and_pull: list[tf.Tensor]
     pull: list[tf.Tensor]
@@ -180,32 +179,18 @@ class StepProgram:
 
     def push(self, push: Push, server: Server) -> None:
         """Applies the updates on a server."""
-        self._push_once(self._server_programs[server.number].push, push, server)
+        program = self._server_programs[server.number]
+        server.run(program.push, self.feeds(push, server.number), may_repeat=True)
 
     def push_and_pull(self, push: Push, server: Server) -> list[np.ndarray]:
         """Applies the updates on a server and returns the new values; see `dtypes`."""
-        fetches = self._server_programs[server.number].push_and_pull
-        pulled = self._push_once(fetches, push, server)
-        return self.pull(push, server) if pulled is None else pulled
+        program = self._server_programs[server.number]
+        return server.run(program.push_and_pull, self.feeds(push, server.number), may_repeat=True)
 
     def pull(self, push: Push, server: Server) -> list[np.ndarray]:
         """Returns the present values on a server, without applying the updates of a push."""
         program = self._server_programs[server.number]
         return server.run(program.pull, self.local_feeds(push, server.number), may_repeat=True)
-
-    def _push_once(self, fetches: Any, push: Push, server: Server) -> Any:
-        """Runs a push, which a server makes once even if its answer is lost.
-
-        Returns:
-          The results of `fetches`; None if they were lost.
-        """
-        program, feeds = self._server_programs[server.number], self.feeds(push, server.number)
-        while True:
-            try:
-                return server.run(fetches, feeds)
-            except AnswerLost:
-                if server.run(program.last, may_repeat=True) == feeds[program.number]:
-                    return None
 
     def push_operation(self, server: Server) -> tuple[tf.Operation, list[tf.Tensor]]:
         """Returns the operation that applies the updates on a server, and the new values."""
@@ -219,7 +204,7 @@ class StepProgram:
     def add_pull(self, server: Server) -> list[tf.Tensor]:
         """Adds a pull to a server's graph, where it waits for control dependencies."""
         program = self._server_programs[server.number]
-        return server.locked(lambda: self._read(server, program))[1]
+        return server.locked(lambda: self._read(server, program), changes=False)[1]
 
     # What a worker receives.
 
@@ -345,19 +330,16 @@ class StepProgram:
                 placeholder(tf.int64, []),
                 placeholder(tf.int64, []),
                 None,
-                None,
                 [],
                 [],
             )
 
         def body() -> list[tf.Tensor]:
-            self._apply(server, program)
-            last.set(program.number)
+            last.change_once(program.number, lambda: self._apply(server, program))
             return self._read(server, program)
 
         program.push, program.push_and_pull = server.locked(body)
-        _, program.pull = server.locked(lambda: self._read(server, program))
-        _, (program.last,) = server.locked(lambda: [last.value()])
+        _, program.pull = server.locked(lambda: self._read(server, program), changes=False)
         return program
 
     def _apply(self, server: Server, program: _ServerProgram) -> None:

@@ -14,6 +14,7 @@ from tf_config.builder import free_ports
 
 SCRIPT = Path(__file__).resolve().parents[1] / "distributed" / "steady.py"
 LOST_ANSWERS = SCRIPT.with_name("servers_lost_answers.py")
+LOCK = SCRIPT.with_name("server_lock.py")
 STEPS = 20  # of an epoch of the script
 SLOW = pytest.mark.slow
 
@@ -189,3 +190,17 @@ def test_lost_answers_of_a_server_change_nothing(forked, mode, workers):
     if mode != "async":  # its steps use values that depend on time
         assert len(lossy) == workers
         assert lossy == train(0)
+
+
+def test_half_of_a_change_is_never_used(forked):
+    code, output = forked.finish(forked.popen([forked.python, str(LOCK)]), timeout=100)
+    assert code == 0, output
+    found = dict(line.split(": ", 1) for line in output.splitlines() if ": " in line)
+    one, three = ([f"np.int64({n})"] * 2 for n in (1, 3))
+    assert found["a read"] == f"interrupted None [{', '.join(one)}]"
+    assert found["a change before it has the lock"] == f"interrupted [{', '.join(one)}]"
+    assert found["a change made twice"] == f"[{', '.join(three)}]"
+    assert found["half a change"] == "interrupted"
+    for later in ("a read after it", "a change after it", "a worker that waits at the barrier"):
+        assert "Received: a change on ps 0 (127.0.0.1:" in found[later], output
+    assert found["the last to arrive"] == "interrupted"

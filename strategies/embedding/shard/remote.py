@@ -2,7 +2,7 @@
 
 Each server has the same objects as a worker that stores rows: id maps, arrays of rows and counters.
 They are created in the server's graph, under names that are the same on all workers, and every
-operation on them is one call under the server's mutex.
+operation on them is one call under the server's lock.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ class RemoteTableShard(TableShard):
         def build() -> Barrier:
             return Barrier(
                 self._server, f"{self._name}/{key[0]}", servers.rank, servers.size,
-                tf.as_dtype(rows.dtype), rows[:0], call, dtypes, mutex=self._server.mutex,
+                tf.as_dtype(rows.dtype), rows[:0], call, dtypes, lock=self._server.lock,
             )  # fmt: skip
 
         results, _ = self._server.once((self._name, "together", key), build)(rows)
