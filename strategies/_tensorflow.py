@@ -2,8 +2,8 @@
 
 Checked with TensorFlow 2.18.1 and 2.21.0; `CommunicationOptions`, `CondBranchFuncGraph`,
 `DistributedDatasetSpec`, `FunctionCallOptions`, `OptionsDataset`, `PrefetchDataset`,
-`ResourceVariable`, `Session`, `context`, `in_save_context`, `is_recorded`, `unwrap_decorators` and
-the functions below with 2.21.0 only.
+`ResourceVariable`, `Session`, `WhileCondFuncGraph`, `context`, `in_save_context`, `is_recorded`,
+`unwrap_decorators` and the functions below with 2.21.0 only.
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext a
 from tensorflow.python.ops.control_flow_v2_func_graphs import (
     CondBranchFuncGraph,
     WhileBodyFuncGraph,
+    WhileCondFuncGraph,
 )
 from tensorflow.python.ops.resource_variable_ops import (
     ResourceVariable,
@@ -104,6 +105,7 @@ __all__ = [
     "in_save_context",
     "is_compiled_by_xla",
     "is_recorded",
+    "place_in_function",
     "regroup",
     "replica_specs",
     "select_replica",
@@ -142,6 +144,17 @@ def function_graph(graph: Any) -> Any:
     while isinstance(graph, CondBranchFuncGraph | WhileBodyFuncGraph):
         graph = graph.outer_graph
     return graph
+
+
+def place_in_function(graph: Any) -> tuple[str, int]:
+    """Returns the name of the function that a graph belongs to, and the graph's depth in it.
+
+    The depth is the number of branches and loops around the graph.
+    """
+    depth = 0
+    while isinstance(graph, CondBranchFuncGraph | WhileBodyFuncGraph | WhileCondFuncGraph):
+        graph, depth = graph.outer_graph, depth + 1
+    return getattr(graph, "name", ""), depth
 
 
 def is_left(graph: Any) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import socket
 import socketserver
 from collections.abc import Callable, Sequence
@@ -21,7 +22,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from strategies._tensorflow import ResourceVariable
+from strategies._tensorflow import ResourceVariable, place_in_function
 from strategies.collectives.dtypes import all_reduce_by_dtype, check_is_numeric
 from strategies.collectives.startup.rendezvous import serve, wait_for_all
 from tf_config import Address, ClusterConfigError, ClusterSpec, Task
@@ -61,11 +62,13 @@ class HorovodCollectives:
         self._process_set = horovod.global_process_set if process_set is None else process_set
         self.rank: int = self._process_set.rank()
         self.size: int = self._process_set.size()
-        # A graph numbers operations of the same name. If a subset shared the names of all workers,
-        # its members would count further than the others, so each set and stream has a scope.
-        self._scope = f"keras_strategies/set_{self._process_set.process_set_id}/stream_{stream}/"
+        # If a subset shared the names of all workers, its members would count further than others.
+        self._name = f"keras_strategies.set_{self._process_set.process_set_id}.stream_{stream}"
         with tf.init_scope(), tf.device("/device:CPU:0"):
-            self._finished = ResourceVariable(0, dtype=tf.int64, trainable=False)
+            # The first value of the last result, if it has values.
+            self._finished = ResourceVariable(
+                [0], dtype=tf.int64, trainable=False, shape=tf.TensorShape([None])
+            )
         self._child_streams: list[HorovodCollectives] = []
 
     @classmethod
@@ -163,18 +166,30 @@ class HorovodCollectives:
     ) -> Any:
         """Runs an operation under a name that is the same on all workers.
 
-        Horovod pairs the operations of different workers by their node names. In a scope of the
-        process set and stream, the name depends neither on the names of layers, which differ if a
-        worker created other models before, nor on other sets and streams. The name is in use until
-        the operation has ended, so in a `tf.while_loop` the next iteration must wait: the write to
-        a variable enforces this.
+        Horovod pairs the operations of different workers by their names, and a name is in use until
+        its operation has ended. TensorFlow's names of nodes would not do: they depend on the names
+        of layers, which differ if a worker created other models before, and in branches on the
+        number of all nodes, which differs if a worker has more to do than others. So the name
+        consists of the process set, the stream, the function, how deep in its branches and loops
+        the operation is, and its number there.
+
+        All operations write to one variable, so branches, calls of functions and iterations of
+        loops run one after the other, and their operations may have the same names. What is written
+        is a value of the result, because TensorFlow removes an operation of Horovod whose result is
+        not used, on some workers and not on others if their functions differ.
         """
+        options["process_set"] = self._process_set
         if tf.executing_eagerly():
-            return operation(*arguments, name=kind, process_set=self._process_set, **options)
-        with tf.name_scope(self._scope):
-            result = operation(*arguments, name=kind, process_set=self._process_set, **options)
-            with tf.control_dependencies(tf.nest.flatten(result)):
-                self._finished.assign_add(1, read_value=False)
+            return operation(*arguments, name=kind, **options)
+        function, depth = place_in_function(tf.compat.v1.get_default_graph())
+        name = re.sub(r"[^A-Za-z0-9_.]", "_", f"{self._name}.{function}.{depth}.{kind}")
+        # In a scope of its own, the graph gives each name numbers of its own.
+        with tf.name_scope(f"{self._name}/"):
+            result = operation(*arguments, name=name, ignore_name_scope=True, **options)
+            results = tf.nest.flatten(result)
+            with tf.control_dependencies(results):
+                first = tf.cast(tf.reshape(results[0], [-1])[:1], tf.int64)
+                self._finished.assign(first, read_value=False)
         return result
 
 

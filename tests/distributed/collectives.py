@@ -120,6 +120,24 @@ def check_large_sums_between_small_ones():
             np.testing.assert_allclose(found[4], added_up)
 
 
+def check_results_need_not_be_used_and_functions_may_have_other_nodes_elsewhere():
+    @tf.function
+    def step(value):
+        workers.all_reduce([value * 7])  # not used
+        for _ in range(5 * rank):
+            value = -tf.negative(value)
+        looped = tf.constant(0.0)
+        for number in tf.range(4):
+            looped += workers.all_reduce([value])[0][0]
+            if number % 2 == 0:
+                workers.all_gather(value[:rank])  # not used
+                looped += tf.reduce_sum(workers.all_gather(value[:1]))
+        return looped
+
+    for _ in range(2):
+        assert float(step(tf.fill([70_000], float(rank + 1)))) == (4 + 2) * total
+
+
 def check_a_dataset_asks_the_others_while_the_step_before_is_still_exchanging():
     apart = workers.new_stream()
     steps = 10 + n - 1
