@@ -1,10 +1,10 @@
 """Collectives among workers on several hosts, some of which share memory.
 
-Large all-reduces take three steps: the workers of each host sum in shared memory, one leader per
-host sums over the network, and the leader broadcasts the result on its host. So each host sends
-and receives the values of one worker, whereas a ring over all workers moves nearly those of two (as
-in Horovod's hierarchical allreduce, HOROVOD_HIERARCHICAL_ALLREDUCE, which supports only NCCL and
-MPI). While one all-reduce is on the network, the workers of a host may sum the next one.
+An all-reduce takes three steps: the workers of each host sum in shared memory, one leader per host
+sums over the network, and the leader broadcasts the result on its host. So each host sends and
+receives the values of one worker, whereas a ring over all workers moves nearly those of two (as in
+Horovod's hierarchical allreduce, HOROVOD_HIERARCHICAL_ALLREDUCE, which supports only NCCL and MPI).
+While one all-reduce is on the network, the workers of a host may sum the next one.
 """
 
 from __future__ import annotations
@@ -16,9 +16,6 @@ import tensorflow as tf
 from strategies.collectives.base import NetworkCollectives
 from strategies.collectives.dtypes import all_reduce_by_dtype, reshaped_like
 from strategies.collectives.shared_memory import Host, SharedMemoryCollectives
-
-# Below this size, the two additional steps cost more than they save.
-_SMALLEST_BYTES = 1 << 18
 
 
 class HostCollectives:
@@ -49,8 +46,6 @@ class HostCollectives:
 
     def all_reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Returns the sums over all workers; see `Collectives`."""
-        if not _are_large(tensors):
-            return self._network.all_reduce(tensors)
         return all_reduce_by_dtype(tensors, lambda group, _: self._all_reduce_group(group))
 
     def all_gather(self, tensor: tf.Tensor) -> tf.Tensor:
@@ -74,12 +69,3 @@ class HostCollectives:
         if self._host.size > 1:
             vectors = self._copies.broadcast_vectors(vectors)
         return [reshaped_like(*pair) for pair in zip(tensors, vectors, strict=True)]
-
-
-def _are_large(tensors: Sequence[tf.Tensor]) -> bool:
-    """Returns whether tensors are large by their static shapes, the same on all workers."""
-    elements = [tensor.shape.num_elements() for tensor in tensors]
-    if None in elements:
-        return False
-    sizes = [tensor.dtype.size for tensor in tensors]
-    return sum(map(int.__mul__, elements, sizes)) >= _SMALLEST_BYTES
