@@ -4,6 +4,7 @@ order.py keras|tf_keras [replicas a worker]
 """
 
 import importlib
+import os
 import sys
 import time
 
@@ -11,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 import strategies
-from tests.support.assertions import assert_all_equal, assert_close
+from tests.support.assertions import assert_all_close, assert_all_equal, assert_close
 from tests.support.checks import run_checks
 from tests.support.workers import local_values
 
@@ -137,7 +138,11 @@ def check_each_of_two_models_is_what_it_is_alone():
                 time.sleep(0.02 * rank)
                 model.fit(x, y, **options)
         for model, expected in zip(models, alone, strict=True):
-            assert_all_equal(model.get_weights(), expected)
+            if os.environ["KERAS_STRATEGIES_COMMUNICATION"] == "horovod" and workers > 2:
+                # It adds in an order that depends on which tensors it happens to send together.
+                assert_all_close(model.get_weights(), expected, rtol=1e-4)
+            else:
+                assert_all_equal(model.get_weights(), expected)
             strategies.verify_equal(strategy, model.variables)
 
 
