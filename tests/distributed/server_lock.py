@@ -88,11 +88,14 @@ for rank, each in enumerate((server, Server(0, address))):
     barriers.append(Barrier(each, "meeting", rank, 2, tf.int64, 0, combine, [tf.int64]))
 
 
+waited = []
+
+
 def wait():
     try:
-        print("a worker that waits at the barrier:", barriers[0](1))
+        waited.append(barriers[0](1))
     except ServerLost as error:
-        print("a worker that waits at the barrier:", error)
+        waited.append(error)
 
 
 waiter = threading.Thread(target=wait)
@@ -102,5 +105,6 @@ last = barriers[1]
 arrival = last._deposit, {last._feed: 1, last._number: 1}, last._server
 print("the last to arrive:", interrupted(*arrival))
 waiter.join()
+print("a worker that waits at the barrier:", *waited)
 sys.stdout.flush()
 os._exit(0)  # what was interrupted may wait for the server, which ends with this process

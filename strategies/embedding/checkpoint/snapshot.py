@@ -85,7 +85,7 @@ def row_chunks(
         table = shard.tables[name]
         ids = numbers = np.zeros([0], np.int64)
         if shard.is_local_owner or of_all_owners:
-            ids, numbers = shard.call(("all", name), table.map.all)
+            ids, numbers = shard.call(("all", name), table.map.all, may_repeat=True)
         if table.config.is_replicated and not of_all_owners:
             owned = shard.owns(ids)
             ids, numbers = ids[owned], numbers[owned]
@@ -94,7 +94,8 @@ def row_chunks(
             some_ids, some = ids[part], numbers[part]
             if since is not None:
                 last_step = table.store.metadata.last_step
-                newer = shard.call(("last step", name), last_step.gather, some) > since
+                gathered = shard.call(("last step", name), last_step.gather, some, may_repeat=True)
+                newer = gathered > since
                 some_ids, some = some_ids[newer], some[newer]
             yield {**chunk, "ids": some_ids, **_gather_columns(shard, table, some, only)}
 
@@ -107,7 +108,7 @@ def _gather_columns(
         return {key: columns[key].gather(numbers) for key in only or columns}
 
     called = ("columns", table.config.name, only, *table.store.saved_slots().items())
-    return shard.call(called, gather, numbers)
+    return shard.call(called, gather, numbers, may_repeat=True)
 
 
 def extra_arrays(shards: Sequence[TableShard], name: str) -> Arrays:
@@ -133,9 +134,11 @@ def _extra(shard: TableShard, table: Table) -> Arrays:
         for slot, key in table.store.saved_slots().items()
     }
     if counter is not None:
-        extra |= shard.call(("counts of", name), counts, np.bool_(shard.is_local_owner))
+        extra |= shard.call(
+            ("counts of", name), counts, np.bool_(shard.is_local_owner), may_repeat=True
+        )
     if overflow is not None:
-        row = shard.call(("shared", name), overflow.row)
+        row = shard.call(("shared", name), overflow.row, may_repeat=True)
         shared = _gather_columns(shard, table, row)
         extra |= {OVERFLOW + key.replace("/", "_"): each for key, each in shared.items()}
     return extra
@@ -186,7 +189,7 @@ def gather_all(arrays: Mapping[str, np.ndarray], collectives: Collectives) -> Ar
 def step_of(shard: TableShard, name: str) -> np.ndarray:
     """Returns the number of training steps of a table, int64."""
     table = shard.tables[name]
-    return shard.call(("step", table.store.width), table.store.step.read_value)
+    return shard.call(("step", table.store.width), table.store.step.read_value, may_repeat=True)
 
 
 def set_step(shards: Sequence[TableShard], name: str, step: int) -> None:
@@ -407,7 +410,7 @@ def _find_or_insert(table: Table, ids: tf.Tensor) -> tf.Tensor:
 def retain(shard: TableShard, name: str, present: np.ndarray) -> None:
     """Removes the rows of all ids that are not in `present`."""
     table = shard.tables[name]
-    ids, rows = shard.call(("all", name), table.map.all)
+    ids, rows = shard.call(("all", name), table.map.all, may_repeat=True)
     gone = ~np.isin(ids, present)
     shard.call(("remove", name, *table.store.slots()), table.remove, ids[gone], rows[gone])
 

@@ -155,15 +155,19 @@ class TableShard:
         """Returns a mask of the ids whose rows are saved from this shard."""
         return shard_of(tf.constant(ids, tf.int64), self.num_shards).numpy() == self.index
 
-    def call(self, key: Any, function: Callable[..., Any], *arrays: Any) -> Any:
+    def call(
+        self, key: Any, function: Callable[..., Any], *arrays: Any, may_repeat: bool = False
+    ) -> Any:
         """Calls a function of tensors on the task that stores the rows; returns NumPy arrays.
 
         Args:
           key: key that identifies the function, including all that it captures.
           function: function of TensorFlow operations that returns any structure of tensors.
           *arrays: arguments of the function.
+          may_repeat: whether to call it again if the answer is lost with the connection, as it
+            should be if it only reads.
         """
-        del key
+        del key, may_repeat
         with tf.init_scope():
             result = function(*(tf.constant(array) for array in arrays))
         return None if result is None else tf.nest.map_structure(np.asarray, result)
