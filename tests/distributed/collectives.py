@@ -98,13 +98,12 @@ def check_the_number_of_values_need_not_be_known_when_the_function_is_made():
 
 
 def check_large_sums_between_small_ones():
-    """Of more bytes than a chunk of shared memory has; large ones take steps of their own."""
+    """Of more bytes than a chunk of shared memory has."""
 
     @tf.function
     def sums(values, whole_numbers):
         small = workers.all_reduce([values[0]])
         large = workers.all_reduce([values, whole_numbers])
-        # Horovod's names of those behind count what is before, which the leaders have more of.
         behind = workers.all_reduce([values[-1]])
         return [*small, *large, *workers.all_reduce([large[0]]), *behind]
 

@@ -44,11 +44,10 @@ with server.building():
     number = tf.compat.v1.placeholder(tf.int64, [])
     counts = [tf.Variable(0, dtype=tf.int64, name=f"count_{each}") for each in range(2)]
     initialize = [each.initializer for each in counts]
-    last = LastNumber()
+    calls = LastNumber()
 
 
-def add(first=tuple, between=tuple):
-    first()
+def add(between=tuple):
     counts[0].assign_add(1)
     between()
     counts[1].assign_add(1)
@@ -57,7 +56,7 @@ def add(first=tuple, between=tuple):
 
 waiting, _ = server.locked(lambda: [queue.dequeue()], changes=False)
 change, _ = server.locked(add)
-change_once, _ = server.locked(lambda: last.change_once(number, add) or [])
+change_once, _ = server.locked(lambda: calls.change_once(number, add) or [])
 half, _ = server.locked(lambda: add(between=queue.dequeue))
 _, values = server.locked(lambda: [each.read_value() for each in counts], changes=False)
 run(initialize)
