@@ -97,7 +97,7 @@ def watch_by_servers(
     entries = ServerEntries(f"grpc://{servers.servers[0].address}")
     watchdog = Watchdog(
         entries, cluster, task, servers.operations, watch_seconds(), end,
-        step_timeout=step_timeout_seconds(), misses_ended=False,
+        step_timeout=step_timeout_seconds(), misses_ended=False, keeper=Task("ps", 0),
     )  # fmt: skip
     watchdog.start()
     return watchdog, entries.session

@@ -226,6 +226,40 @@ def test_a_wait_beyond_the_step_timeout_ends_all_workers(store):
     assert ends[1] == f"worker 0 ended the job: {ends[0]}"
 
 
+@pytest.mark.parametrize("keeper", [None, Task("ps", 0)])
+def test_a_store_that_does_not_answer_is_named_and_not_the_other_workers(keeper, caplog):
+    cluster = ClusterSpec.from_dict({**SPEC.to_dict(), "ps": ["127.0.0.1:3"]})
+    address = "worker 0 (127.0.0.1:1)" if keeper is None else "ps 0 (127.0.0.1:3)"
+    ends = []
+    waiting = Watchdog(
+        Unreached(), cluster, TASKS[1], OperationTracker(), 30.0, ends.append, 50.0, keeper=keeper
+    )
+    waiting.check_peers(STEP, is_reached=False)
+    assert not ends
+    waiting.check_peers(dataclasses.replace(STEP, waited=50.0), is_reached=False)
+    for message, seconds in ((caplog.messages[-1], 40), (ends[0], 50)):
+        assert f"worker 1 has waited {seconds} s in all_reduce, in fit(), train.py" in message
+        assert f"{address}, to which all workers report, does not answer." in message
+        assert "All workers call it" not in message
+    assert "at most 50 s for the others inside of a step (--step-timeout)" in ends[0]
+
+
+def test_a_worker_that_has_reported_nothing_is_named(store):
+    ends = []
+    watchdog(store, 0, ends, step_timeout=35.0).check_peers(STEP)
+    assert "for the other workers: worker 1 has not said where it is. All workers" in ends[0]
+
+
+class Unreached:
+    """Entries in a store that does not answer."""
+
+    def put(self, key, value):
+        return False
+
+    def get(self, key):
+        raise AssertionError("who was not reached is not asked")
+
+
 class Silence:
     """Entries of which the other worker's stay as they are, on a clock that can be set."""
 

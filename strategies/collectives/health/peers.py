@@ -76,8 +76,9 @@ class State:
             return "has ended"
         if self.is_silent:
             return f"has said nothing for {self.silent:.0f} s"
-        doing = "waits" if self.waited >= seconds else "is"
-        return f"{doing} in {self.place}" if self.place else doing
+        if self.waited >= seconds:
+            return f"waits in {self.place}" if self.place else "waits"
+        return f"is in {self.place}" if self.place else "has not said where it is"
 
     def to_bytes(self) -> bytes:
         """Returns the entry, which `from_bytes` can read."""

@@ -162,6 +162,7 @@ class Watchdog:
       end: ends the process with a message; None logs it and exits.
       step_timeout: the number of seconds after which a wait ends the job.
       misses_ended: whether waiting is in vain once a worker has ended.
+      keeper: the task that holds the entries; None is the first worker.
     """
 
     def __init__(
@@ -174,6 +175,7 @@ class Watchdog:
         end: Callable[[str], None] | None = None,
         step_timeout: float = float("inf"),
         misses_ended: bool = True,
+        keeper: Task | None = None,
     ):
         self.operations = operations
         self._entries = entries
@@ -184,6 +186,7 @@ class Watchdog:
         self._seconds = seconds
         self._step_timeout = step_timeout
         self._misses_ended = misses_ended
+        self._keeper = keeper or tasks[0]
         self._end = end or _end_process
         # Less often with more workers: the first worker answers all of them.
         self._publish_seconds = max(_PUBLISH_SECONDS, len(tasks) / 10)
@@ -226,6 +229,7 @@ class Watchdog:
         states = self._peers.look(is_reached)
         lost = {other: state for other, state in states.items() if self._is_lost(mine, state)}
         late = {o: s for o, s in states.items() if not mine.may_match(s)} or states
+        waits = self._report(mine, late) if is_reached else self._report_unreached(mine)
         cut_off = self._cut_off(states, LOST_SECONDS)
         if lost:
             self._end_all(self._report(mine, lost))
@@ -234,12 +238,12 @@ class Watchdog:
         elif mine.waited >= self._step_timeout:
             self._end_all(
                 f"A worker waits at most {self._step_timeout:g} s for the others inside of a step "
-                f"(--step-timeout). Received: {self._report(mine, late)} Raise the limit where one "
-                "of them computes, validates or saves longer by itself."
+                f"(--step-timeout). Received: {waits} Raise the limit where one of them "
+                "computes, validates or saves longer by itself."
             )
         elif mine.waited >= self._seconds and mine.waited - self._warned >= self._seconds:
             self._warned = mine.waited
-            logging.warning("%s", self._report(mine, late))
+            logging.warning("%s", waits)
 
     def check_verdict(self) -> None:
         """Ends the process if another worker has ended the job."""
@@ -278,11 +282,22 @@ class Watchdog:
     def _report(self, mine: State, others: Mapping[Task, State], more: str = "") -> str:
         named = [self._described(other, state) for other, state in list(others.items())[:_NAMED]]
         rest = f" and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
-        doing = f"{mine.operation}, in {mine.place}" if mine.place else mine.operation
         return (
-            f"{self._task} has waited {mine.waited:.0f} s in {doing}, for the other workers: "
-            f"{', '.join(named)}{rest}{more}. All workers call it, with as many steps."
+            f"{self._wait(mine)}, for the other workers: {', '.join(named)}{rest}{more}. "
+            "All workers call it, with as many steps."
         )
+
+    def _report_unreached(self, mine: State) -> str:
+        # The other workers may wait for the same process.
+        address = self._cluster.addresses[self._keeper]
+        return (
+            f"{self._wait(mine)}, for the other workers. What they do is unknown, because "
+            f"{self._keeper} ({address}), to which all workers report, does not answer."
+        )
+
+    def _wait(self, mine: State) -> str:
+        doing = f"{mine.operation}, in {mine.place}" if mine.place else mine.operation
+        return f"{self._task} has waited {mine.waited:.0f} s in {doing}"
 
     def _described(self, task: Task, state: State) -> str:
         at = f" ({self._cluster.addresses[task]})" if state.is_silent and not state.ended else ""
