@@ -283,7 +283,7 @@ class Watchdog:
         named = [self._described(other, state) for other, state in list(others.items())[:_NAMED]]
         rest = f" and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
         return (
-            f"{self._wait(mine)}, for the other workers: {', '.join(named)}{rest}{more}. "
+            f"{self._described_wait(mine)}, for the other workers: {', '.join(named)}{rest}{more}. "
             "All workers call it, with as many steps."
         )
 
@@ -291,11 +291,11 @@ class Watchdog:
         # The other workers may wait for the same process.
         address = self._cluster.addresses[self._keeper]
         return (
-            f"{self._wait(mine)}, for the other workers. What they do is unknown, because "
-            f"{self._keeper} ({address}), to which all workers report, does not answer."
+            f"{self._described_wait(mine)}, for the other workers. What they do is unknown, "
+            f"because {self._keeper} ({address}), to which all workers report, does not answer."
         )
 
-    def _wait(self, mine: State) -> str:
+    def _described_wait(self, mine: State) -> str:
         doing = f"{mine.operation}, in {mine.place}" if mine.place else mine.operation
         return f"{self._task} has waited {mine.waited:.0f} s in {doing}"
 
