@@ -25,7 +25,7 @@ from strategies.core.random_seeds import share_seed
 from strategies.core.resolver import config_of, resolver_of
 from strategies.mirrored import MirroredReduction, local_devices
 from strategies.multi_worker import gpus_of, start_timeout_seconds
-from strategies.ps.client import Server, ServerLost, Servers, close, connect_servers, state_of
+from strategies.ps.client import Server, ServerLost, Servers, close, connect_servers
 from strategies.ps.collectives import ServerCollectives
 from strategies.ps.extended import ServerExtended
 from strategies.ps.membership import AWAITED, LEFT, PRESENT, SAME_SCRIPT, Membership
@@ -177,7 +177,7 @@ class ParameterServerStrategy(MirroredReduction, tf.distribute.MultiWorkerMirror
         if options.mode == "sync" and servers.size > 1:
             watchdog, session = watch_by_servers(servers, config.cluster, config.task)
             # Runs before _leave, because the watchdog needs one of the servers.
-            atexit.register(_end_watch, watchdog, session)
+            atexit.register(_end_watch, watchdog, session, servers.servers[0])
             # Not in other modes, where workers come and go.
             names = [str(task) for task in config.cluster.training_tasks]
             with servers.operations.track_eager("start of shared memory"):
@@ -332,9 +332,9 @@ def _wait_for_workers(tasks: Sequence[Task], memberships: list[Membership], time
     )
 
 
-def _end_watch(watchdog: Watchdog, session: tf.compat.v1.Session) -> None:
+def _end_watch(watchdog: Watchdog, session: tf.compat.v1.Session, server: Server) -> None:
     watchdog.leave()
-    close([session])
+    close([session], are_lost=not server.is_there())
 
 
 def _leave(
@@ -343,23 +343,17 @@ def _leave(
     """Sends the remaining updates, and tells all servers that this worker has ended."""
     with contextlib.suppress(ServerLost, tf.errors.OpError):
         update_mode.drain()
-    # A server that is stopped still accepts connections but does not answer.
-    gone = [
-        server
-        for server in servers.servers
-        if server.is_lost or state_of(server.address) != "taken"
-    ]
-    there = [server for server in servers.servers if server not in gone]
+    there = [server for server in servers.servers if server.is_there()]
     close(session for server in there for session in server.sessions())
     for membership, server in zip(memberships, servers.servers, strict=True):
-        if server in gone:
+        if server not in there:
+            close([membership.session, *server.sessions()], are_lost=True)
             continue
         arguments = membership, server, servers.rank, tasks
         thread = threading.Thread(target=_announce_end, args=arguments, daemon=True)
         thread.start()
         thread.join(min(step_timeout_seconds(), threading.TIMEOUT_MAX))
-    last = [membership.session for membership in memberships]
-    close([*last, *(session for server in gone for session in server.sessions())])
+        close([membership.session])
 
 
 def _announce_end(membership: Membership, server: Server, rank: int, tasks: Sequence[Task]) -> None:

@@ -27,6 +27,7 @@ from tf_config.connect import connect
 
 _CPU = "/device:CPU:0"
 _ANSWER_SECONDS = 2.0
+_LOST_ANSWER_SECONDS = 0.1
 _CHECK_EVERY_SECONDS = 1.0
 _LOG_EVERY_SECONDS = 10.0
 _V1 = tf.compat.v1
@@ -88,6 +89,11 @@ class Server:
     def is_lost(self) -> bool:
         """Whether a call found the server gone, or silent for too long."""
         return self._is_lost or any(each.is_lost for each in self._connections)
+
+    def is_there(self) -> bool:
+        """Returns whether something listens at the server's address, and no call found it lost."""
+        # A server that is stopped still accepts connections but does not answer.
+        return not self.is_lost and state_of(self.address) == "taken"
 
     def new_connection(self) -> Server:
         """Opens another connection, for large graphs with many functions.
@@ -268,13 +274,18 @@ def _calling(options: FunctionCallOptions | None) -> Iterator[None]:
         context().function_call_options = before
 
 
-def close(sessions: Iterable[tf.compat.v1.Session]) -> None:
-    """Closes sessions; waits only briefly, because their servers may be gone."""
+def close(sessions: Iterable[tf.compat.v1.Session], are_lost: bool = False) -> None:
+    """Closes sessions; waits only briefly, because their servers may be gone.
+
+    Args:
+      sessions: the sessions.
+      are_lost: whether their servers are known to be gone; they are hardly waited for.
+    """
     # Otherwise TensorFlow closes them when Python exits, and waits for a server that is gone.
     threads = [threading.Thread(target=session.close, daemon=True) for session in sessions]
     for thread in threads:
         thread.start()
-    until = time.monotonic() + _ANSWER_SECONDS
+    until = time.monotonic() + (_LOST_ANSWER_SECONDS if are_lost else _ANSWER_SECONDS)
     for thread in threads:
         thread.join(max(until - time.monotonic(), 0.0))
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
+import time
 import zlib
 from collections.abc import Callable
 
@@ -11,10 +13,11 @@ import tensorflow as tf
 
 from strategies._tensorflow import Session
 from strategies.collectives.health.watchdog import Watchdog, step_timeout_seconds, watch_seconds
-from strategies.ps.client import Servers
+from strategies.ps.client import Server, Servers, state_of
 from tf_config import ClusterSpec, Task
 
 _ANSWER_SECONDS = 5.0
+_CHECK_EVERY_SECONDS = 1.0
 _MOMENT_SECONDS = 0.1
 
 
@@ -22,13 +25,14 @@ class ServerEntries:
     """Text entries of all workers on a parameter server; see `Entries`.
 
     Args:
-      target: the target of a session with the server.
+      server: the server.
 
     Attributes:
-      session: the session with the server.
+      session: a session of its own with the server.
     """
 
-    def __init__(self, target: str):
+    def __init__(self, server: Server):
+        self._server = server
         graph = tf.Graph()
         with graph.as_default(), tf.device("/device:CPU:0"):
             table = tf.raw_ops.MutableHashTableV2(
@@ -42,7 +46,7 @@ class ServerEntries:
             self._find = tf.raw_ops.LookupTableFindV2(
                 table_handle=table, keys=self._key, default_value=tf.constant("")
             )
-        self.session = Session(target, graph=graph)
+        self.session = Session(f"grpc://{server.address}", graph=graph)
         self._call: threading.Thread | None = None
 
     def put(self, key: Task | str, value: bytes) -> bool:
@@ -55,6 +59,8 @@ class ServerEntries:
 
     def _answer(self, fetch: object, feeds: dict[tf.Tensor, object]) -> bytes | None:
         # TensorFlow waits for a server that is gone, regardless of timeouts.
+        if self._server.is_lost:
+            return None
         if self._call is not None:
             self._call.join(_MOMENT_SECONDS)
             if self._call.is_alive():
@@ -62,10 +68,13 @@ class ServerEntries:
         answer: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._call = threading.Thread(target=self._run, args=(answer, fetch, feeds), daemon=True)
         self._call.start()
-        try:
-            return answer.get(timeout=_ANSWER_SECONDS)
-        except queue.Empty:
-            return None
+        end = time.monotonic() + _ANSWER_SECONDS
+        while time.monotonic() < end:
+            with contextlib.suppress(queue.Empty):
+                return answer.get(timeout=_CHECK_EVERY_SECONDS)
+            if state_of(self._server.address) == "closed":
+                break
+        return None
 
     def _run(
         self, answer: queue.SimpleQueue[bytes | None], fetch: object, feeds: dict[tf.Tensor, object]
@@ -94,7 +103,7 @@ def watch_by_servers(
     Returns:
       The watchdog and its session with the first server.
     """
-    entries = ServerEntries(f"grpc://{servers.servers[0].address}")
+    entries = ServerEntries(servers.servers[0])
     watchdog = Watchdog(
         entries, cluster, task, servers.operations, watch_seconds(), end,
         step_timeout=step_timeout_seconds(), misses_ended=False, keeper=Task("ps", 0),
