@@ -122,6 +122,7 @@ def check_no_graph_has_many_variables():
             assert len({op.get_attr("shared_name") for op in handles}) <= 16  # slices of 8
     for found in (registry.read(remote), [registry.read_slices(one) for one in remote]):
         np.testing.assert_array_equal(found, values)
+    strategies.barrier(strategy)  # the other worker may still be reading
     registry.write(remote[3], values[5])
     strategies.barrier(strategy)
     np.testing.assert_array_equal(registry.read(remote)[3], values[5])

@@ -59,15 +59,15 @@ def test_without_a_launcher_a_dead_peer_ends_the_others(forked, endless, communi
         lambda: all((forked.directory / f"training-{i}").exists() for i in range(2)), 60
     )
     workers[index].kill()
-    output, _ = workers[1 - index].communicate(timeout=10)
+    output, _ = workers[1 - index].communicate(timeout=100)
     assert workers[1 - index].returncode != 0
     # The reason differs with the moment.
     reason = {
         "shared_memory": f"worker {index} has ended",
-        "horovod": "horovod",
+        "horovod": r"horovod\w*all",  # an operation; the first line names Horovod, too
         "tensorflow": "unavailable",
     }
-    assert reason[communication] in output.lower()
+    assert re.search(reason[communication], output.lower()), output
     forked.assert_nothing_left()
 
 
