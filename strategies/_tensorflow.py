@@ -8,6 +8,7 @@ Checked with TensorFlow 2.18.1 and 2.21.0; `CommunicationOptions`, `CondBranchFu
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from types import CodeType
 from typing import Any
@@ -124,8 +125,21 @@ class Session(tf.compat.v1.Session):
     In a message of tens of kilobytes without any, this takes minutes and blocks all threads.
     """
 
+    def __init__(self, *args: Any, **kwargs: Any):
+        self._callers: set[threading.Thread] = set()
+        super().__init__(*args, **kwargs)
+
+    def callers(self) -> tuple[threading.Thread, ...]:
+        """Returns the threads that are in a call of the runtime."""
+        return tuple(self._callers)
+
     def _do_call(self, fn: Callable[..., Any], *args: Any) -> Any:
-        return fn(*args)
+        thread = threading.current_thread()
+        self._callers.add(thread)
+        try:
+            return fn(*args)
+        finally:
+            self._callers.discard(thread)
 
 
 # The code of the functions that `tf.recompute_grad` returns; None if TensorFlow's code has changed.

@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
+from strategies._tensorflow import Session
 from strategies.collectives import Collectives, LocalCollectives
 from strategies.collectives.health.operations import WatchedCollectives
 from strategies.collectives.health.watchdog import Watchdog, step_timeout_seconds
@@ -332,9 +333,9 @@ def _wait_for_workers(tasks: Sequence[Task], memberships: list[Membership], time
     )
 
 
-def _end_watch(watchdog: Watchdog, session: tf.compat.v1.Session, server: Server) -> None:
+def _end_watch(watchdog: Watchdog, session: Session, server: Server) -> None:
     watchdog.leave()
-    close([session], are_lost=not server.is_there())
+    close([session], server)
 
 
 def _leave(
@@ -343,17 +344,14 @@ def _leave(
     """Sends the remaining updates, and tells all servers that this worker has ended."""
     with contextlib.suppress(ServerLost, tf.errors.OpError):
         update_mode.drain()
-    there = [server for server in servers.servers if server.is_there()]
-    close(session for server in there for session in server.sessions())
     for membership, server in zip(memberships, servers.servers, strict=True):
-        if server not in there:
-            close([membership.session, *server.sessions()], are_lost=True)
-            continue
-        arguments = membership, server, servers.rank, tasks
-        thread = threading.Thread(target=_announce_end, args=arguments, daemon=True)
-        thread.start()
-        thread.join(min(step_timeout_seconds(), threading.TIMEOUT_MAX))
-        close([membership.session])
+        close(server.sessions(), server)
+        if server.is_there():
+            arguments = membership, server, servers.rank, tasks
+            thread = threading.Thread(target=_announce_end, args=arguments, daemon=True)
+            thread.start()
+            thread.join(min(step_timeout_seconds(), threading.TIMEOUT_MAX))
+        close([membership.session], server)
 
 
 def _announce_end(membership: Membership, server: Server, rank: int, tasks: Sequence[Task]) -> None:

@@ -27,6 +27,7 @@ from tf_config.connect import connect
 
 _CPU = "/device:CPU:0"
 _ANSWER_SECONDS = 2.0
+_CLOSE_SECONDS = 60.0
 _LOST_ANSWER_SECONDS = 0.1
 _CHECK_EVERY_SECONDS = 1.0
 _LOG_EVERY_SECONDS = 10.0
@@ -239,7 +240,7 @@ class Server:
             f"({self.address}) is gone: {reason}. See its own output for why it ended."
         )
 
-    def sessions(self) -> list[tf.compat.v1.Session]:
+    def sessions(self) -> list[Session]:
         """Returns the sessions of this connection and of the connections that it opened."""
         return [self._session, *(other for each in self._connections for other in each.sessions())]
 
@@ -274,20 +275,30 @@ def _calling(options: FunctionCallOptions | None) -> Iterator[None]:
         context().function_call_options = before
 
 
-def close(sessions: Iterable[tf.compat.v1.Session], are_lost: bool = False) -> None:
-    """Closes sessions; waits only briefly, because their servers may be gone.
+def close(sessions: Iterable[Session], server: Server) -> None:
+    """Closes sessions with a server, and waits until no thread is in a call of them.
+
+    Waits hardly for a server that is gone, and for one that is there up to a minute, or
+    `--step-timeout` if that is shorter.
 
     Args:
       sessions: the sessions.
-      are_lost: whether their servers are known to be gone; they are hardly waited for.
+      server: their server.
     """
-    # Otherwise TensorFlow closes them when Python exits, and waits for a server that is gone.
+    # Otherwise TensorFlow closes them when Python exits, and waits for a server that is gone. A
+    # thread that comes back from TensorFlow while Python shuts down aborts the process.
+    sessions = list(sessions)
     threads = [threading.Thread(target=session.close, daemon=True) for session in sessions]
     for thread in threads:
         thread.start()
-    until = time.monotonic() + (_LOST_ANSWER_SECONDS if are_lost else _ANSWER_SECONDS)
+    threads += [caller for session in sessions for caller in session.callers()]
+    until = time.monotonic() + min(_CLOSE_SECONDS, step_timeout_seconds())
+    is_there = server.is_there()
     for thread in threads:
-        thread.join(max(until - time.monotonic(), 0.0))
+        while is_there and thread.is_alive():
+            thread.join(_CHECK_EVERY_SECONDS)
+            is_there = time.monotonic() < until and server.is_there()
+        thread.join(_LOST_ANSWER_SECONDS)
 
 
 class Servers:

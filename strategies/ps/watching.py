@@ -97,7 +97,7 @@ def watch_by_servers(
     cluster: ClusterSpec,
     task: Task,
     end: Callable[[str], None] | None = None,
-) -> tuple[Watchdog, tf.compat.v1.Session]:
+) -> tuple[Watchdog, Session]:
     """Starts the watchdog of a worker that takes its steps together with the other workers.
 
     Returns:

@@ -9,7 +9,9 @@ import time
 from pathlib import Path
 
 import pytest
+import tensorflow as tf
 
+from strategies._tensorflow import Session
 from strategies.ps import client, watching
 from tf_config import Address, Task, TFConfig, local_cluster
 from tf_config.builder import free_ports
@@ -119,6 +121,9 @@ class FakeServer:
         self.address = Address("127.0.0.1", free_ports(1)[0])
         self.is_lost = is_lost
 
+    def is_there(self):
+        return False
+
 
 def test_a_server_that_is_found_gone_is_not_waited_for(monkeypatch):
     monkeypatch.setattr(watching, "_ANSWER_SECONDS", 100.0)
@@ -126,7 +131,7 @@ def test_a_server_that_is_found_gone_is_not_waited_for(monkeypatch):
     start = time.monotonic()
     assert not entries.put("key", b"value")
     assert time.monotonic() - start < 50
-    client.close([entries.session], are_lost=True)
+    client.close([entries.session], entries._server)
 
 
 def test_a_server_that_is_lost_is_not_asked(monkeypatch):
@@ -138,20 +143,74 @@ def test_a_server_that_is_lost_is_not_asked(monkeypatch):
     assert not asked
 
 
-def test_sessions_with_a_server_that_is_lost_are_hardly_waited_for(monkeypatch):
-    monkeypatch.setattr(client, "_ANSWER_SECONDS", 100.0)
-    closing, never = threading.Event(), threading.Event()
+class FakeSession:
+    """A session whose end takes until `is_closed` is set, and a call of it until `has_answered`."""
 
-    class FakeSession:
-        def close(self):
-            closing.set()
-            never.wait()
+    def __init__(self):
+        self.closing, self.is_closed, self.has_answered = (threading.Event() for _ in range(3))
+        self.caller = threading.Thread(target=self.has_answered.wait)
+        self.caller.start()
 
-    start = time.monotonic()
-    client.close([FakeSession()], are_lost=True)
+    def close(self):
+        self.closing.set()
+        self.is_closed.wait()
+
+    def callers(self):
+        return (self.caller,)
+
+    def end(self):
+        self.is_closed.set()
+        self.has_answered.set()
+
+
+def test_sessions_with_a_server_that_is_gone_are_hardly_waited_for(monkeypatch):
+    monkeypatch.setattr(client, "_CLOSE_SECONDS", 100.0)
+    session, start = FakeSession(), time.monotonic()
+    client.close([session], FakeServer(is_lost=True))
     assert time.monotonic() - start < 50
-    assert closing.is_set()
-    never.set()
+    assert session.closing.is_set()
+    session.end()
+
+
+@pytest.mark.parametrize("last", ["is_closed", "has_answered"])
+def test_sessions_are_closed_and_their_calls_have_ended(monkeypatch, last):
+    """Python aborts if a thread comes back from TensorFlow while it shuts down."""
+    monkeypatch.setattr(client, "_CHECK_EVERY_SECONDS", 0.01)
+    monkeypatch.setattr(FakeServer, "is_there", lambda _: True)
+    session = FakeSession()
+    closing = threading.Thread(target=client.close, args=([session], FakeServer(is_lost=False)))
+    closing.start()
+    for name in {"is_closed", "has_answered"} - {last}:
+        getattr(session, name).set()
+    closing.join(3)  # more than was once waited for in all
+    assert closing.is_alive()
+    getattr(session, last).set()
+    closing.join()
+
+
+def test_a_server_that_does_not_close_a_session_is_waited_for_in_vain(monkeypatch):
+    monkeypatch.setattr(client, "_CHECK_EVERY_SECONDS", 0.01)
+    monkeypatch.setattr(client, "_CLOSE_SECONDS", 0.1)
+    monkeypatch.setattr(FakeServer, "is_there", lambda _: True)
+    session = FakeSession()
+    client.close([session], FakeServer(is_lost=False))
+    assert not session.is_closed.is_set()
+    session.end()
+
+
+def test_a_session_names_the_threads_in_its_calls():
+    session = Session(graph=tf.Graph())
+    with session.graph.as_default():
+        queue = tf.queue.FIFOQueue(1, tf.int32)
+        taken, put = queue.dequeue(), queue.enqueue(1)
+    caller = threading.Thread(target=session.run, args=(taken,))
+    caller.start()
+    while caller not in session.callers():
+        time.sleep(0.01)
+    session.run(put)
+    caller.join()
+    assert session.callers() == ()
+    session.close()
 
 
 def test_training_goes_on_from_the_last_checkpoint(forked):
