@@ -11,7 +11,7 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import tensorflow as tf
@@ -275,7 +275,7 @@ def _calling(options: FunctionCallOptions | None) -> Iterator[None]:
         context().function_call_options = before
 
 
-def close(sessions: Iterable[Session], server: Server) -> None:
+def close(sessions: Sequence[Session], server: Server) -> None:
     """Closes sessions with a server, and waits until no thread is in a call of them.
 
     Waits hardly for a server that is gone, and for one that is there up to a minute, or
@@ -287,7 +287,6 @@ def close(sessions: Iterable[Session], server: Server) -> None:
     """
     # Otherwise TensorFlow closes them when Python exits, and waits for a server that is gone. A
     # thread that comes back from TensorFlow while Python shuts down aborts the process.
-    sessions = list(sessions)
     threads = [threading.Thread(target=session.close, daemon=True) for session in sessions]
     for thread in threads:
         thread.start()
