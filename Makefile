@@ -77,7 +77,7 @@ PEERS_OF_click_model_adam := paddle
 PACKAGES_OF_torch := torch==2.13.0 numpy
 PACKAGES_OF_tfra := tensorflow-recommenders-addons==0.8.1 tensorflow==2.16.2 tf_keras==2.16.0
 PACKAGES_OF_paddle := paddlepaddle==2.6.2 'protobuf<5' 'numpy<2' setuptools
-CASES := all_reduce two_hosts mirrored click_model rows tiny
+CASES := all_reduce two_hosts mirrored click_model rows tiny start
 CASE ?= $(CASES)
 PEERS := $(sort $(foreach case,$(CASE),$(PEERS_OF_$(case))))
 # More cases, by their name alone.

@@ -227,6 +227,7 @@ def test_the_model_of_sums_finds_what_sums_are_made_of(load, monkeypatch):
         "mirrored",
         "parameter_server",
         "click_model",
+        "start",
         pytest.param("two_hosts", marks=needs_hosts),
     ],
 )
