@@ -1,4 +1,7 @@
-"""Takes one step on each worker; the first prints the seconds since STARTED_AT."""
+"""Takes one step on each worker; the first prints the seconds since STARTED_AT.
+
+Weights of the workers are compared afterwards: what differs prints nothing.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,11 @@ def data() -> tf.data.Dataset:
     return tf.data.Dataset.from_tensors((x, random.integers(0, 10, [ROWS])))
 
 
-def by_fit() -> bool:
+def elapsed() -> float:
+    return time.time() - float(os.environ["STARTED_AT"])
+
+
+def by_fit() -> tuple[float, bool]:
     import strategies
 
     strategy = strategies.from_tf_config()
@@ -38,10 +45,12 @@ def by_fit() -> bool:
         model = make_model()
         model.compile("adam", make_loss())
     model.fit(strategy.distribute_datasets_from_function(lambda _: data()), verbose=0)
-    return strategy.cluster_resolver.task_id == 0
+    seconds = elapsed()
+    strategies.verify_equal(strategy, model.variables)
+    return seconds, strategy.cluster_resolver.task_id == 0
 
 
-def by_loop() -> bool:
+def by_loop() -> tuple[float, bool]:
     import strategies
 
     strategy = strategies.from_tf_config()
@@ -60,10 +69,12 @@ def by_loop() -> bool:
     batches = iter(strategy.distribute_datasets_from_function(lambda _: data()))
     step = tf.function(lambda: strategy.run(in_replica, args=next(batches)))
     float(step())
-    return strategy.cluster_resolver.task_id == 0
+    seconds = elapsed()
+    strategies.verify_equal(strategy, model.variables)
+    return seconds, strategy.cluster_resolver.task_id == 0
 
 
-def by_horovod() -> bool:
+def by_horovod() -> tuple[float, bool]:
     import horovod.tensorflow as hvd
 
     hvd.init()
@@ -84,12 +95,17 @@ def by_horovod() -> bool:
         return loss
 
     float(step())
-    return hvd.rank() == 0
+    seconds = elapsed()
+    for variable in variables:
+        of_all = hvd.allgather(tf.reshape(variable, [1, -1])).numpy()
+        if not (of_all == of_all[0]).all():
+            raise RuntimeError(f"Horovod's workers differ in {variable.name}.")
+    return seconds, hvd.rank() == 0
 
 
 def main() -> None:
-    is_first = {"fit": by_fit, "loop": by_loop, "horovod": by_horovod}[sys.argv[1]]()
-    seconds = time.time() - float(os.environ["STARTED_AT"])
+    systems = {"fit": by_fit, "loop": by_loop, "horovod": by_horovod}
+    seconds, is_first = systems[sys.argv[1]]()
     if is_first:
         print(f"RESULT {json.dumps({'s': seconds})}", flush=True)
 
