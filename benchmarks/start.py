@@ -7,7 +7,6 @@ The network is that of mirrored.py. Horovod's program imports nothing of this pa
 
 from __future__ import annotations
 
-import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -34,11 +33,9 @@ def main() -> None:
 
 def timed(system: System) -> System:
     """Returns the system with the time at which its command starts in its environment."""
-    clock = ("bash", "-c", 'STARTED_AT=$EPOCHREALTIME exec "$@"', "bash")
+    clock = ("sh", "-c", 'STARTED_AT=$(date +%s.%N) exec "$@"', "sh")
     return replace(system, command=(*clock, *system.command))
 
 
 if __name__ == "__main__":
-    # Bash writes the time with the comma of some languages.
-    os.environ["LC_ALL"] = "C.UTF-8"
     main()
