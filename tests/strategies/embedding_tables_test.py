@@ -36,6 +36,12 @@ def test_own_optimizers_shared_rows_plain_files_and_serving(
     run_check(check, api, replicas, workers=workers)
 
 
+def test_saving_takes_no_copy_of_the_rows(forked, tmp_path):
+    program = PROGRAMS / "embedding_saving.py"
+    code, output = forked.finish(forked.popen([forked.python, program, tmp_path]), timeout=60)
+    assert code == 0, output
+
+
 @SLOW
 @pytest.mark.parametrize("files", [2, 4])
 @pytest.mark.parametrize("workers", [1, 2])

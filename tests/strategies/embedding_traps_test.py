@@ -265,31 +265,6 @@ def test_what_moves_in_pieces_is_whole(tmp_path, pieces_of_three_rows):
         layer_of(LocalCollectives(), 16, **rule).load_rows(str(tmp_path / "rows"))
 
 
-def resident(field):
-    """Returns the bytes of this process that are in memory, now (VmRSS) or at the peak (VmHWM)."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    (line,) = (line for line in lines if line.startswith(f"{field}:"))
-    return int(line.split()[1]) * 1024
-
-
-def test_saving_takes_no_copy_of_the_rows(tmp_path):
-    layer = layer_of(LocalCollectives(), 256)
-    rows = 200_000
-    for part in np.array_split(np.arange(rows), 10):
-        layer(part, training=True)
-
-    def added(function):
-        # Of the process: TensorFlow's allocator keeps statistics only where oneDNN is on.
-        Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew, proc(5)
-        before = resident("VmRSS")
-        function(str(tmp_path / function.__name__))
-        return resident("VmHWM") - before
-
-    half_a_copy = rows * 256 * 4 / 2
-    assert added(layer.save_rows) < half_a_copy
-    assert added(layer.export_rows) < half_a_copy
-
-
 @pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 2), (1, 2), (2, 1)])
 def test_a_full_table_is_restored_by_another_number_of_workers(tmp_path, before, after):
     rule = {"overflow": "share", "embeddings_initializer": "ones"}
