@@ -8,7 +8,7 @@ import time
 
 import torch
 import torch.distributed
-from workers_torch import join
+from workers_torch import join, leave
 
 ROWS = 128  # a step and worker
 STEPS, WARM_UP = (10, 5) if "--short" in sys.argv else (300, 50)
@@ -43,7 +43,7 @@ def main() -> None:
             raise RuntimeError("PyTorch's workers differ.")
     if rank == 0:
         print(f"RESULT {json.dumps({'samples/s': samples})}", flush=True)
-    torch.distributed.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import time
 import torch
 import torch.distributed
 from sizes import RESNET, SHORT, SIZES, WARM_UP, resnet50, times
-from workers_torch import join
+from workers_torch import join, leave
 
 
 def milliseconds(numbers: list[int], count: int) -> float:
@@ -36,7 +36,7 @@ def main() -> None:
     found[RESNET] = milliseconds(resnet50(), times(102 << 20, short))
     if rank == 0:
         print(f"RESULT {json.dumps(found)}", flush=True)
-    torch.distributed.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":
