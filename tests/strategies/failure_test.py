@@ -37,8 +37,8 @@ def test_a_worker_that_is_killed_ends_the_job_and_is_named(job, endless, index):
     time.sleep(2)  # it writes where it is twice a second
     killed = time.monotonic()
     task_process(job, index).kill()
-    output, _ = launcher.communicate(timeout=60)
-    assert time.monotonic() - killed < 30
+    output, _ = launcher.communicate(timeout=20)
+    assert time.monotonic() - killed < 10
     assert launcher.returncode == 128 + signal.SIGKILL
     assert f"tf-config: worker {index} failed with signal 9 (SIGKILL)\n" in output
     assert f"worker {index} failed first, with signal 9 (SIGKILL); " in output
@@ -60,7 +60,7 @@ def test_without_a_launcher_a_dead_peer_ends_the_others(forked, endless, communi
     )
     workers[index].kill()
     # Horovod sometimes takes 30 seconds to notice.
-    within = 100 if communication == "horovod" else 30
+    within = 100 if communication == "horovod" else 10
     output, _ = workers[1 - index].communicate(timeout=within)
     assert workers[1 - index].returncode != 0
     # The reason differs with the moment.
@@ -85,7 +85,7 @@ def test_without_a_launcher_a_dead_peer_ends_the_others(forked, endless, communi
 def test_ctrl_c_ends_the_training_on_all_workers(job, endless):
     launcher = start_training(job, endless)
     launcher.send_signal(signal.SIGINT)
-    output, _ = launcher.communicate(timeout=30)
+    output, _ = launcher.communicate(timeout=10)
     assert launcher.returncode == 130
     assert "tf-config: ending worker 0, worker 1 (SIGINT)" in output
     job.assert_nothing_left()

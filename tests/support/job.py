@@ -138,7 +138,7 @@ class Job:
                 pytest.fail(f"Not so within {within} s.")
             time.sleep(0.02)
 
-    def assert_nothing_left(self, within: float = 20.0) -> None:
+    def assert_nothing_left(self, within: float = 3.0) -> None:
         """Fails if a process of this job is alive after that many seconds."""
         deadline = time.monotonic() + within
         while left := self.processes():
