@@ -14,7 +14,7 @@ from strategies.embedding.prefetch import prefetch_rows
 from strategies.embedding.registration import register_with_tf_keras as _register_with_tf_keras
 from strategies.equality import verify_equal
 from strategies.factory import from_tf_config
-from strategies.files import own_path, writing
+from strategies.files.writing import own_path, writing
 from strategies.loss_scaling import LossScaleOptimizer
 from strategies.mirrored import MirroredStrategy
 from strategies.multi_worker import MultiWorkerMirroredStrategy

@@ -7,28 +7,28 @@ from typing import Any
 
 import tensorflow as tf
 
-from strategies._keras import optimizer_of
-from strategies._tensorflow import (
+from strategies.collectives import LocalCollectives
+from strategies.compat.keras import optimizer_of
+from strategies.compat.tensorflow import (
     UpdateContext,
     canonicalize,
     select_replica,
     update_regroup,
 )
-from strategies.collectives import LocalCollectives
 from strategies.core.extended import ReplicatedExtended
-from strategies.gpus import count_gpus
-from strategies.mirrored import MirroredReduction, checked_devices, local_devices
+from strategies.mirrored import ReplicatedStrategy, local_devices, validate_devices
 from strategies.reduction import ReductionOptions
+from strategies.utils.gpus import count_gpus
 from strategies.variables.elementwise import update_without_xla
-from strategies.variables.number import MirroredVariable
-from strategies.variables.on_read import with_own_rows
-from strategies.variables.sparse_variable import SparseVariable
-from strategies.variables.state import is_unsynchronized_state
+from strategies.variables.on_read_variable import keep_state_per_replica
+from strategies.variables.row_variable import RowVariable
+from strategies.variables.scalars import MirroredVariable
+from strategies.variables.unsynchronized_state import is_unsynchronized_state
 
 _HOST = "/device:CPU:0"
 
 
-class CentralStorageStrategy(MirroredReduction, tf.distribute.MirroredStrategy):
+class CentralStorageStrategy(ReplicatedStrategy, tf.distribute.MirroredStrategy):
     """Synchronous training on all devices of this process, with the variables on one device.
 
     Each compute device runs a replica, which reads the variables from the device that holds them
@@ -77,11 +77,11 @@ class CentralStorageStrategy(MirroredReduction, tf.distribute.MirroredStrategy):
             gpus = count_gpus()
             compute_devices = local_devices(num_replicas, range(gpus))
         else:
-            compute_devices = checked_devices(compute_devices)
-        holder = _HOST if parameter_device is None else checked_devices([parameter_device])[0]
+            compute_devices = validate_devices(compute_devices)
+        holder = _HOST if parameter_device is None else validate_devices([parameter_device])[0]
         # A subclass of stock's mirrored strategy, which tf_keras checks for where it scales
         # gradients.
-        extended = CentralExtended(self, compute_devices, canonicalize(holder))
+        extended = CentralStorageExtended(self, compute_devices, canonicalize(holder))
         tf.distribute.Strategy.__init__(self, extended)
 
 
@@ -96,7 +96,7 @@ class CentralVariable(MirroredVariable):
         return extended._replica_ctx_update(self, update_fn, (value,), **options)  # noqa: SLF001
 
 
-class CentralExtended(ReplicatedExtended):
+class CentralStorageExtended(ReplicatedExtended):
     """Implementation of `CentralStorageStrategy`: mirrored, with one copy of each variable.
 
     Args:
@@ -116,7 +116,7 @@ class CentralExtended(ReplicatedExtended):
         return len(self._devices) > 1
 
     def _create_variable(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
-        kwargs = with_own_rows(kwargs)
+        kwargs = keep_state_per_replica(kwargs)
         if not _is_one_for_all(kwargs):
             return super()._create_variable(next_creator, **kwargs)
         made: list[Any] = []
@@ -133,7 +133,7 @@ class CentralExtended(ReplicatedExtended):
         return CentralVariable(self._container_strategy(), variable.values, variable.aggregation)
 
     def _update(self, var: Any, fn: Callable[..., Any], args: Any, kwargs: Any, group: bool) -> Any:
-        if isinstance(var, SparseVariable) or len(set(map(id, var.values))) > 1:
+        if isinstance(var, RowVariable) or len(set(map(id, var.values))) > 1:
             return super()._update(var, fn, args, kwargs, group)
         update_without_xla(optimizer_of(fn))
         with tf.device(self._holder), UpdateContext(0):

@@ -11,13 +11,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from strategies._keras import layers_of, optimizer_variables, tensorflow_variable
 from strategies.collectives.workers import collectives_of
+from strategies.compat.keras import layers_of, optimizer_variables, tensorflow_variable
 from strategies.core.resolver import config_of
-from strategies.durable_files import all_writing, write_file
 from strategies.embedding.layer import EmbeddingLayer
-from strategies.variables.partition import PartitionedVariable
-from strategies.variables.sparse_variable import SparseVariable
+from strategies.files.atomic_files import all_writing, write_file
+from strategies.variables.partitioned import PartitionedVariable
+from strategies.variables.row_variable import RowVariable
 from tf_config import ClusterSpec, Task
 from tf_config.capacity import shown_bytes
 from tf_config.drawing import Box, draw, draw_cluster
@@ -55,27 +55,27 @@ def draw_placement(
             "The workers draw what each of them holds. Received: a call by "
             f"{config.task}. Call draw_placement on the workers."
         )
-    held = _held(strategy, model, tasks)
+    describe_contents = _describe_contents(strategy, model, tasks)
     with all_writing(collectives, "Drawings", os.fspath(path)):
         if collectives.rank == 0:
-            drawn = _drawn(None if config is None else config.cluster, held)
+            drawn = _draw(None if config is None else config.cluster, describe_contents)
             write_file(Path(path), drawn.encode())
 
 
-def _drawn(cluster: ClusterSpec | None, held: Mapping[Task, Sequence[str]]) -> str:
+def _draw(cluster: ClusterSpec | None, describe_contents: Mapping[Task, Sequence[str]]) -> str:
     if cluster is not None:
-        return draw_cluster(cluster, None, held)
-    (lines,) = held.values()
+        return draw_cluster(cluster, None, describe_contents)
+    (lines,) = describe_contents.values()
     return draw("1 process", {socket.gethostname(): [Box("worker", "worker 0", lines)]})
 
 
-def _held(
+def _describe_contents(
     strategy: tf.distribute.Strategy, model: Any, tasks: Sequence[Task]
 ) -> dict[Task, list[str]]:
     """Returns lines of text on what each task holds; `tasks` are the workers by rank."""
     lines: dict[Task, list[str]] = defaultdict(list, {task: [] for task in tasks})
     registry = getattr(strategy.extended, "registry", None)
-    on_servers = {} if registry is None else registry.held()
+    on_servers = {} if registry is None else registry.describe_contents()
     for number, variables in on_servers.items():
         total = sum(size for _, size in variables)
         lines[Task("ps", number)].append(f"variables: {shown_bytes(total)}")
@@ -103,7 +103,7 @@ def _bytes(variables: Sequence[Any]) -> int:
     """Returns the bytes that variables take in this process; of partitioned ones, its parts."""
     size = 0
     for variable in map(tensorflow_variable, variables):
-        if isinstance(variable, SparseVariable):  # a table, drawn by its number of rows
+        if isinstance(variable, RowVariable):  # a table, drawn by its number of rows
             continue
         parts = variable.parts if isinstance(variable, PartitionedVariable) else [variable]
         size += sum(part.shape.num_elements() * part.dtype.size for part in parts)

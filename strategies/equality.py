@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from strategies.variables.sparse_variable import SparseVariable
+from strategies.variables.row_variable import RowVariable
 
 
 def verify_equal(strategy: tf.distribute.Strategy, variables: Iterable[Any]) -> str:
@@ -55,7 +55,7 @@ def _copies(variable: Any) -> list[Any]:
     A variable whose parts on the replicas are aggregated on read has one value.
     """
     value: Any = variable if hasattr(variable, "values") else getattr(variable, "value", None)
-    if isinstance(value, SparseVariable):
+    if isinstance(value, RowVariable):
         return [value.token().numpy()]  # its rows differ between workers
     on_read = tf.VariableSynchronization.ON_READ
     if hasattr(value, "values") and value.synchronization != on_read:

@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
-from strategies.collectives.selection import checked, chosen
+from strategies.collectives.selection import resolve_communication, validate_options
 from strategies.core.resolver import config_of
 from strategies.multi_worker import MultiWorkerMirroredStrategy
 from strategies.parameter_server import ParameterServerStrategy, options_of
@@ -74,8 +74,8 @@ def from_tf_config(
     given_workers = {**({} if reduction is None else {"options": reduction}), **of_workers}
     # Options that are not used here are used elsewhere, and would be wrong there.
     options_of(servers, of_servers)
-    chosen(of_workers.get("communication"))
-    checked(of_workers.get("communication_options"))
+    resolve_communication(of_workers.get("communication"))
+    validate_options(of_workers.get("communication_options"))
     config = TFConfig.from_env() if cluster_resolver is None else config_of(cluster_resolver)
     strategy: Any = MultiWorkerMirroredStrategy
     used, unused = given_workers, given_servers
@@ -84,7 +84,7 @@ def from_tf_config(
     if unused and (config is None or config.task in config.cluster.training_tasks[:1]):
         given = "is a ps task" if strategy is ParameterServerStrategy else "is no ps task"
         logging.warning(
-            "There %s, and %s has no use for %s.", given, strategy.__name__, _formatted(unused)
+            "There %s, and %s has no use for %s.", given, strategy.__name__, _format_options(unused)
         )
     return strategy(
         cluster_resolver, num_replicas=num_replicas, start_timeout=start_timeout, **used
@@ -125,5 +125,5 @@ def _check_known(settings: Mapping[str, Any]) -> None:
         )
 
 
-def _formatted(arguments: Mapping[str, Any]) -> str:
+def _format_options(arguments: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={value!r}" for name, value in arguments.items())

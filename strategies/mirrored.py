@@ -8,15 +8,15 @@ from typing import Any
 
 import tensorflow as tf
 
-from strategies._tensorflow import canonicalize
 from strategies.collectives import LocalCollectives
-from strategies.collectives.health.agreement import agree
+from strategies.compat.tensorflow import canonicalize
 from strategies.core.extended import ReplicatedExtended
-from strategies.gpus import count_gpus
+from strategies.diagnostics.consistency import check_same_call
 from strategies.reduction import ReductionOptions
+from strategies.utils.gpus import count_gpus
 
 
-class MirroredReduction(tf.distribute.Strategy):
+class ReplicatedStrategy(tf.distribute.Strategy):
     """Base class of all strategies, with their reduction and printing."""
 
     @property
@@ -43,19 +43,19 @@ class MirroredReduction(tf.distribute.Strategy):
           value: the result of `run`, a tensor of each worker, or a structure of these.
           axis: the dimension to reduce within each replica's value; None for none.
         """
-        agree(self.extended.collectives, "reduce", f"{reduce_op}, axis={axis}")
+        check_same_call(self.extended.collectives, "reduce", f"{reduce_op}, axis={axis}")
         is_batch = tf.nest.is_nested(value)
         return tf.nest.map_structure(
-            lambda leaf: self._reduced(reduce_op, leaf, axis, is_batch), value
+            lambda leaf: self._reduce_value(reduce_op, leaf, axis, is_batch), value
         )
 
     @tf.autograph.experimental.do_not_convert
     def gather(self, value: Any, axis: int) -> Any:
         """Returns all replicas' values joined along `axis`; see `tf.distribute.Strategy.gather`."""
-        agree(self.extended.collectives, "gather", f"axis={axis}")
+        check_same_call(self.extended.collectives, "gather", f"axis={axis}")
         return super().gather(value, axis)
 
-    def _reduced(self, reduce_op: Any, value: Any, axis: int | None, is_batch: bool) -> Any:
+    def _reduce_value(self, reduce_op: Any, value: Any, axis: int | None, is_batch: bool) -> Any:
         leaves = self.experimental_local_results(value)
         shapes = {tuple(getattr(leaf, "shape", ())) for leaf in leaves}
         if shapes == {()}:
@@ -83,7 +83,7 @@ class MirroredReduction(tf.distribute.Strategy):
             print(*values, flush=True)
 
 
-class MirroredStrategy(MirroredReduction, tf.distribute.MirroredStrategy):
+class MirroredStrategy(ReplicatedStrategy, tf.distribute.MirroredStrategy):
     """Synchronous training on all devices of this process, with mirrored variables.
 
     Use it like `tf.distribute.MirroredStrategy`, with Keras 3 or tf_keras. Without GPUs the
@@ -125,7 +125,7 @@ class MirroredStrategy(MirroredReduction, tf.distribute.MirroredStrategy):
             gpus = count_gpus()
             devices = local_devices(num_replicas, range(gpus))
         else:
-            devices = checked_devices(devices)
+            devices = validate_devices(devices)
         options = ReductionOptions() if options is None else options
         extended = ReplicatedExtended(
             self, LocalCollectives(), devices, options, local=cross_device_ops
@@ -157,7 +157,7 @@ def local_devices(count: int | None, gpus: range) -> list[str]:
     return [f"/device:CPU:{number}" for number in range(count)]
 
 
-def checked_devices(devices: Sequence[str]) -> list[str]:
+def validate_devices(devices: Sequence[str]) -> list[str]:
     """Returns the full names of devices that a user named.
 
     Raises:

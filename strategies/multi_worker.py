@@ -9,24 +9,28 @@ import tensorflow as tf
 from absl import logging
 
 from strategies.collectives import Collectives
-from strategies.collectives.selection import checked, chosen, start
-from strategies.core.announcement import announce
+from strategies.collectives.selection import resolve_communication, start, validate_options
 from strategies.core.extended import ReplicatedExtended
-from strategies.core.random_seeds import share_seed
 from strategies.core.resolver import config_of, resolver_of
-from strategies.gpus import count_gpus
-from strategies.mirrored import MirroredReduction, local_devices
+from strategies.core.seeds import share_seed
+from strategies.core.startup_message import announce
+from strategies.mirrored import ReplicatedStrategy, local_devices
 from strategies.reduction import ReductionOptions
-from strategies.reduction.options import packed
+from strategies.reduction.options import with_bucket_bytes
+from strategies.utils.gpus import count_gpus
 from tf_config import TFConfig
-from tf_config.settings import OWN_GPUS_VARIABLE, START_TIMEOUT_SECONDS, START_TIMEOUT_VARIABLE
+from tf_config.launcher.settings import (
+    OWN_GPUS_VARIABLE,
+    START_TIMEOUT_SECONDS,
+    START_TIMEOUT_VARIABLE,
+)
 
 # If all variables of a group are set, the process sees no other task's GPUs: under tf-config's
 # --gpus-per-worker, and under Slurm's --gpus-per-task if srun started it.
 _OWN_GPUS = ((OWN_GPUS_VARIABLE,), ("SLURM_GPUS_PER_TASK", "SLURM_STEP_ID"))
 
 
-class MultiWorkerMirroredStrategy(MirroredReduction, tf.distribute.MultiWorkerMirroredStrategy):
+class MultiWorkerMirroredStrategy(ReplicatedStrategy, tf.distribute.MultiWorkerMirroredStrategy):
     """Synchronous training on all workers of TF_CONFIG, with mirrored variables.
 
     Each worker computes on its rows of the batch; the gradients are summed over the workers, and
@@ -91,13 +95,13 @@ class MultiWorkerMirroredStrategy(MirroredReduction, tf.distribute.MultiWorkerMi
         options: ReductionOptions | None = None,
         start_timeout: float | None = None,
     ):
-        communication_options = checked(communication_options)
-        options = packed(options, communication_options)
+        communication_options = validate_options(communication_options)
+        options = with_bucket_bytes(options, communication_options)
         config = TFConfig.from_env() if cluster_resolver is None else config_of(cluster_resolver)
         devices = local_devices(num_replicas, gpus_of(config))
         collectives, way = start(
             config,
-            chosen(communication),
+            resolve_communication(communication),
             communication_options,
             start_timeout_seconds(start_timeout),
             devices[0],

@@ -15,30 +15,36 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from strategies._tensorflow import Session
 from strategies.collectives import Collectives, LocalCollectives
-from strategies.collectives.health.operations import WatchedCollectives
-from strategies.collectives.health.watchdog import Watchdog, step_timeout_seconds
-from strategies.collectives.selection import chosen
+from strategies.collectives.selection import resolve_communication
 from strategies.collectives.startup.waiting import wait_until
-from strategies.core.announcement import announce
-from strategies.core.random_seeds import share_seed
+from strategies.compat.tensorflow import Session
 from strategies.core.resolver import config_of, resolver_of
-from strategies.mirrored import MirroredReduction, local_devices
+from strategies.core.seeds import share_seed
+from strategies.core.startup_message import announce
+from strategies.diagnostics.operations import WatchedCollectives
+from strategies.diagnostics.watchdog import Watchdog, step_timeout_seconds
+from strategies.mirrored import ReplicatedStrategy, local_devices
 from strategies.multi_worker import gpus_of, start_timeout_seconds
-from strategies.ps.client import Server, ServerLost, Servers, close, connect_servers
 from strategies.ps.collectives import ServerCollectives
-from strategies.ps.extended import ServerExtended
+from strategies.ps.connection import (
+    ServerConnection,
+    ServerGroup,
+    ServerUnavailableError,
+    close,
+    connect_servers,
+)
+from strategies.ps.extended import ParameterServerExtended
 from strategies.ps.membership import AWAITED, LEFT, PRESENT, SAME_SCRIPT, Membership
 from strategies.ps.modes.async_ import Async
+from strategies.ps.modes.base import UpdateMode
 from strategies.ps.modes.geo import Geo
 from strategies.ps.modes.half_async import HalfAsync
 from strategies.ps.modes.sync import Sync
 from strategies.ps.options import ParameterServerOptions
 from strategies.ps.placement import Placement
 from strategies.ps.registry import VariableRegistry
-from strategies.ps.update_mode import UpdateMode
-from strategies.ps.watching import watch_by_servers
+from strategies.ps.watchdog_store import watch_by_servers
 from strategies.reduction import ReductionOptions
 from tf_config import ClusterConfigError, Task, TFConfig
 
@@ -47,7 +53,7 @@ _WIRES = {None: tf.float32, "fp16": tf.float16}
 _created_ranks: list[int] = []  # the rank of this process, once it has a strategy
 
 
-class ParameterServerStrategy(MirroredReduction, tf.distribute.MultiWorkerMirroredStrategy):
+class ParameterServerStrategy(ReplicatedStrategy, tf.distribute.MultiWorkerMirroredStrategy):
     """Training on all workers of TF_CONFIG, with the variables on parameter servers.
 
     Every worker runs the same script: `fit`, `evaluate` and `predict` of Keras 3 or tf_keras, or
@@ -150,7 +156,7 @@ class ParameterServerStrategy(MirroredReduction, tf.distribute.MultiWorkerMirror
             len(config.cluster.tasks("ps")), options.placement, options.min_slice_size
         )
         timeout = start_timeout_seconds(start_timeout)
-        may_share = chosen(None) in ("auto", "shared_memory")
+        may_share = resolve_communication(None) in ("auto", "shared_memory")
         devices = local_devices(num_replicas, gpus_of(config))
         servers = connect_servers(config.cluster, config.task, timeout)
         update_mode = update_mode_of(options, servers)
@@ -166,7 +172,7 @@ class ParameterServerStrategy(MirroredReduction, tf.distribute.MultiWorkerMirror
             workers = WatchedCollectives(on_servers, servers.operations)
         registry = VariableRegistry(servers, placement, timeout)
         resolver = resolver_of(config) if cluster_resolver is None else cluster_resolver
-        extended = ServerExtended(
+        extended = ParameterServerExtended(
             self, workers, devices, ReductionOptions(), resolver, servers, registry, update_mode,
             in_step=options.mode == "sync",
             geo=Geo(servers.size, options.geo_steps or 100) if options.mode == "geo" else None,
@@ -247,7 +253,7 @@ def _mode_setting(mode: str | None) -> dict[str, str]:
     return {} if mode is None else {"mode": mode}
 
 
-def update_mode_of(options: ParameterServerOptions, servers: Servers) -> UpdateMode:
+def update_mode_of(options: ParameterServerOptions, servers: ServerGroup) -> UpdateMode:
     """Creates the update mode for the options."""
     if options.mode == "sync":
         return Sync(servers)
@@ -274,7 +280,7 @@ def _with_servers(config: TFConfig | None) -> TFConfig:
     return config
 
 
-def _register(servers: Servers, timeout: float, mode: str) -> list[Membership]:
+def _register(servers: ServerGroup, timeout: float, mode: str) -> list[Membership]:
     """Registers this worker with all servers."""
     memberships = [
         Membership(f"grpc://{server.address}", servers.size) for server in servers.servers
@@ -302,7 +308,7 @@ def _register(servers: Servers, timeout: float, mode: str) -> list[Membership]:
 
 
 def _wait_until_serving(
-    membership: Membership, server: Server, start: float, timeout: float
+    membership: Membership, server: ServerConnection, start: float, timeout: float
 ) -> None:
     wait_until(
         membership.is_initialized,
@@ -333,16 +339,19 @@ def _wait_for_workers(tasks: Sequence[Task], memberships: list[Membership], time
     )
 
 
-def _end_watch(watchdog: Watchdog, session: Session, server: Server) -> None:
+def _end_watch(watchdog: Watchdog, session: Session, server: ServerConnection) -> None:
     watchdog.leave()
     close([session], server)
 
 
 def _leave(
-    update_mode: UpdateMode, servers: Servers, memberships: list[Membership], tasks: Sequence[Task]
+    update_mode: UpdateMode,
+    servers: ServerGroup,
+    memberships: list[Membership],
+    tasks: Sequence[Task],
 ) -> None:
     """Sends the remaining updates, and tells all servers that this worker has ended."""
-    with contextlib.suppress(ServerLost, tf.errors.OpError):
+    with contextlib.suppress(ServerUnavailableError, tf.errors.OpError):
         update_mode.drain()
     for membership, server in zip(memberships, servers.servers, strict=True):
         close(server.sessions(), server)
@@ -354,7 +363,9 @@ def _leave(
         close([membership.session], server)
 
 
-def _announce_end(membership: Membership, server: Server, rank: int, tasks: Sequence[Task]) -> None:
+def _announce_end(
+    membership: Membership, server: ServerConnection, rank: int, tasks: Sequence[Task]
+) -> None:
     """Tells a server that this worker has ended."""
     with contextlib.suppress(tf.errors.OpError):
         membership.set_state(rank, LEFT)

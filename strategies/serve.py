@@ -25,7 +25,7 @@ def main() -> int:
     """Runs a parameter server until all workers have ended; returns the exit code."""
     try:
         config = TFConfig.from_env()
-        task = _checked(config)
+        task = _validate_task(config)
     except ClusterConfigError as error:
         print(f"strategies.serve: {error}", file=sys.stderr)
         return 2
@@ -74,7 +74,7 @@ def main() -> int:
     return 0
 
 
-def _checked(config: TFConfig | None) -> Task:
+def _validate_task(config: TFConfig | None) -> Task:
     if config is None or config.task.type != "ps":
         task = "no TF_CONFIG" if config is None else f"TF_CONFIG of {config.task}"
         raise ClusterConfigError(

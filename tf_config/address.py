@@ -6,7 +6,7 @@ import ipaddress
 import re
 from dataclasses import dataclass
 
-from tf_config.errors import ClusterConfigError, shown
+from tf_config.errors import ClusterConfigError, quoted
 
 _HOST_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?(\.[A-Za-z0-9_-]+)*\.?")
 _ZONE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
@@ -38,36 +38,36 @@ class Address:
         """
         rule = "An address is 'host:port'"
         if not isinstance(text, str):
-            raise ClusterConfigError(f"{rule}. Received: {shown(text)}. Write it as a string.")
+            raise ClusterConfigError(f"{rule}. Received: {quoted(text)}. Write it as a string.")
         if "://" in text:
             raise ClusterConfigError(
-                f"{rule}, without a scheme. Received: {shown(text)}. Leave out all up to '://'."
+                f"{rule}, without a scheme. Received: {quoted(text)}. Leave out all up to '://'."
             )
         host, colon, port = text.rpartition(":")
         if host.startswith("[") and host.endswith("]"):
             host = host[1:-1]
             if not _is_ip(host, 6):
                 raise ClusterConfigError(
-                    f"{rule}, with an IPv6 address in the brackets. Received: {shown(text)}. "
+                    f"{rule}, with an IPv6 address in the brackets. Received: {quoted(text)}. "
                     "Write for example '[::1]:2222'."
                 )
         elif ":" in host:
             raise ClusterConfigError(
-                f"{rule}, and an IPv6 host stands in brackets. Received: {shown(text)}. "
+                f"{rule}, and an IPv6 host stands in brackets. Received: {quoted(text)}. "
                 "Write for example '[::1]:2222'."
             )
         if not colon:
             raise ClusterConfigError(
-                f"{rule}. Received: {shown(text)}, which has no port. Add one, as in 'node1:2222'."
+                f"{rule}. Received: {quoted(text)}, which has no port. Add one, as in 'node1:2222'."
             )
         if not (port.isascii() and port.isdigit() and len(port) <= 5 and 1 <= int(port) <= 65535):
             raise ClusterConfigError(
-                f"A port is a number from 1 to 65535. Received: {shown(text)}. "
+                f"A port is a number from 1 to 65535. Received: {quoted(text)}. "
                 "Choose a free one, as in 'node1:2222'."
             )
         if not (_is_ip(host, 6) or _HOST_NAME.fullmatch(host)):
             raise ClusterConfigError(
-                f"{rule}, with a host name or an IP address. Received: {shown(text)}. "
+                f"{rule}, with a host name or an IP address. Received: {quoted(text)}. "
                 "Write for example 'node1:2222'."
             )
         return cls(host, int(port))

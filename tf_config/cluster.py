@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from tf_config.address import Address
-from tf_config.errors import ClusterConfigError, shown, suggestion
+from tf_config.errors import ClusterConfigError, quoted, suggestion
 
 TASK_TYPES = ("chief", "worker", "ps", "evaluator")
 _NUMBERED = ("worker", "ps")
@@ -39,7 +39,7 @@ class Task:
         _check_type(self.type)
         if not isinstance(self.index, int) or isinstance(self.index, bool) or self.index < 0:
             raise ClusterConfigError(
-                f"A task's index is a whole number from 0. Received: {shown(self.index)}. "
+                f"A task's index is a whole number from 0. Received: {quoted(self.index)}. "
                 "Number the tasks of a type 0, 1, 2, ..."
             )
 
@@ -54,7 +54,7 @@ class Task:
         if not colon and task_type in _NUMBERED:
             raise ClusterConfigError(
                 "A worker or ps task is named with its index. Received: "
-                f"{shown(text)}. Write for example '{text}:0'."
+                f"{quoted(text)}. Write for example '{text}:0'."
             )
         return cls(task_type, _parse_index(index if colon else "0"))
 
@@ -111,7 +111,7 @@ class ClusterSpec:
         if not isinstance(jobs, Mapping) or not jobs:
             raise ClusterConfigError(
                 "'cluster' maps job names to addresses. "
-                f"Received: {shown(jobs)}. Write for example {_EXAMPLE}, "
+                f"Received: {quoted(jobs)}. Write for example {_EXAMPLE}, "
                 f"or unset {VARIABLE} to run as one process."
             )
         addresses: dict[Task, Address] = {}
@@ -178,7 +178,7 @@ class TFConfig:
             value = getattr(self, name)
             if value is not None and not (isinstance(value, str) and value):
                 raise ClusterConfigError(
-                    f"'{name}' is a string. Received: {shown(value)}. Leave it out or name one."
+                    f"'{name}' is a string. Received: {quoted(value)}. Leave it out or name one."
                 )
 
     @classmethod
@@ -193,7 +193,7 @@ class TFConfig:
         """
         if not isinstance(text, str) or not text.strip():
             raise ClusterConfigError(
-                f"{VARIABLE} is a JSON object. Received: {shown(text)}. "
+                f"{VARIABLE} is a JSON object. Received: {quoted(text)}. "
                 f"Unset it to run as one process, or write for example {_EXAMPLE}."
             )
         try:
@@ -203,12 +203,12 @@ class TFConfig:
         except (ValueError, RecursionError) as error:
             hint = "JSON wants double quotes. " if "'" in text and '"' not in text else ""
             raise ClusterConfigError(
-                f"{VARIABLE} is a JSON object. Received: {shown(text)}, which is not JSON "
-                f"({shown(str(error), 80)}). {hint}Write for example {_EXAMPLE}."
+                f"{VARIABLE} is a JSON object. Received: {quoted(text)}, which is not JSON "
+                f"({quoted(str(error), 80)}). {hint}Write for example {_EXAMPLE}."
             ) from None
         if not isinstance(values, dict):
             raise ClusterConfigError(
-                f"{VARIABLE} is a JSON object. Received: {shown(values)}. "
+                f"{VARIABLE} is a JSON object. Received: {quoted(values)}. "
                 f"Write for example {_EXAMPLE}."
             )
         return cls(
@@ -251,7 +251,7 @@ def _check_type(task_type: object) -> None:
         hint = " TensorFlow 2 calls the master 'chief'." if task_type == "master" else hint
         raise ClusterConfigError(
             f"A task's type is one of {', '.join(TASK_TYPES)}. "
-            f"Received: {shown(task_type)}. Use one of these.{hint}"
+            f"Received: {quoted(task_type)}. Use one of these.{hint}"
         )
 
 
@@ -296,7 +296,7 @@ def _members(job: str, members: object) -> Iterator[tuple[int, object]]:
     else:
         raise ClusterConfigError(
             f"A job is a list of addresses, or a dictionary of index to address. Received: "
-            f"{shown(members)} for '{job}'. Write for example [\"node1:2222\"]."
+            f"{quoted(members)} for '{job}'. Write for example [\"node1:2222\"]."
         )
 
 
@@ -304,7 +304,7 @@ def _task_from(value: object) -> Task:
     if not isinstance(value, Mapping) or "type" not in value or "index" not in value:
         raise ClusterConfigError(
             "'task' says which task this process is. "
-            f"Received: {shown(value)}. Write for example "
+            f"Received: {quoted(value)}. Write for example "
             '{"type": "worker", "index": 0}, with another index in each process.'
         )
     return Task(value["type"], _parse_index(value["index"]))
@@ -316,7 +316,7 @@ def _parse_index(value: object) -> int:
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= 9:
         return int(value)
     raise ClusterConfigError(
-        f"A task's index is a whole number from 0. Received: {shown(value)}. "
+        f"A task's index is a whole number from 0. Received: {quoted(value)}. "
         "Number the tasks of a type 0, 1, 2, ..."
     )
 
@@ -326,7 +326,7 @@ def _without_duplicates(pairs: Iterable[tuple[str, object]]) -> dict[str, object
     for key, value in pairs:
         if key in values:
             raise ClusterConfigError(
-                f"Each key stands once in a JSON object. Received: {shown(key)} twice. "
+                f"Each key stands once in a JSON object. Received: {quoted(key)} twice. "
                 "Leave out one; a second list of workers is written into the first."
             )
         values[key] = value

@@ -144,11 +144,11 @@ def _box(parent: ElementTree.Element, box: Box, place: tuple[float, float, float
     group = ElementTree.SubElement(parent, "g")
     _rectangle(group, place, fill, stroke, bold=box.is_marked)
     _text(group, x + _PAD, y + _LINE + 2, box.title, "head")
-    for number, line in enumerate(_shown(box), 2):
-        _text(group, x + _PAD, y + number * _LINE + 2, _fitting(line, width), "")
+    for number, line in enumerate(_format(box), 2):
+        _text(group, x + _PAD, y + number * _LINE + 2, _shorten(line, width), "")
 
 
-def _shown(box: Box) -> list[str]:
+def _format(box: Box) -> list[str]:
     lines = list(box.lines)
     if len(lines) <= _MOST_LINES:
         return lines
@@ -156,7 +156,7 @@ def _shown(box: Box) -> list[str]:
 
 
 def _box_height(box: Box) -> float:
-    return (1 + len(_shown(box))) * _LINE + _PAD
+    return (1 + len(_format(box))) * _LINE + _PAD
 
 
 def _box_width(boxes: Sequence[Box]) -> float:
@@ -165,7 +165,7 @@ def _box_width(boxes: Sequence[Box]) -> float:
     return min(max(longest, _NARROWEST), _WIDEST)
 
 
-def _fitting(text: str, width: float) -> str:
+def _shorten(text: str, width: float) -> str:
     """Returns a text, with its middle left out if it does not fit into a box."""
     most = int((width - 2 * _PAD) / _CHARACTER)
     if len(text) <= most:

@@ -13,10 +13,10 @@ class ClusterConfigError(ValueError):
     """
 
 
-def shown(value: object, limit: int = 160) -> str:
+def quoted(value: object, limit: int = 160) -> str:
     """Returns `value` as one line of at most about `limit` characters, for a message.
 
-    >>> shown("a\\nb")
+    >>> quoted("a\\nb")
     "'a\\\\nb'"
     """
     try:
@@ -35,4 +35,4 @@ def suggestion(value: object, known: Iterable[str]) -> str:
     ''
     """
     found = difflib.get_close_matches(str(value), list(known), 1)
-    return f" Did you mean {shown(found[0])}?" if found else ""
+    return f" Did you mean {quoted(found[0])}?" if found else ""

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from tf_config.address import Address
-from tf_config.errors import ClusterConfigError, shown
+from tf_config.errors import ClusterConfigError, quoted
 
 _ITEM = re.compile(
     r"(?:(?P<user>[A-Za-z0-9_][\w.-]*)@)?"
@@ -40,7 +40,7 @@ class Host:
         if not 1 <= self.slots <= _MOST_SLOTS:
             raise ClusterConfigError(
                 f"A host runs 1 to {_MOST_SLOTS} workers. Received: {self.slots} on "
-                f"{shown(self.name)}. Write for example 'node1:2'."
+                f"{quoted(self.name)}. Write for example 'node1:2'."
             )
 
     @property
@@ -72,7 +72,7 @@ def parse_hosts(text: str) -> list[Host]:
     Raises:
       ClusterConfigError: if the text is not such a list.
     """
-    return _merged(_host(item.strip(), text) for item in text.split(","))
+    return _merge_slots(_host(item.strip(), text) for item in text.split(","))
 
 
 def format_hosts(hosts: Iterable[Host]) -> str:
@@ -110,10 +110,10 @@ def parse_hostfile(text: str, origin: str = "hostfile") -> list[Host]:
             hosts.append(_with_options(_host(first, line), options, f"{origin}, line {number}"))
     if not hosts:
         raise ClusterConfigError(
-            f"A hostfile names a host in each line. Received: none in {shown(origin)}. "
+            f"A hostfile names a host in each line. Received: none in {quoted(origin)}. "
             "Write lines such as 'node1 slots=2'."
         )
-    return _merged(hosts)
+    return _merge_slots(hosts)
 
 
 @functools.cache
@@ -127,7 +127,7 @@ def _host(item: str, text: str) -> Host:
     if match is None:
         raise ClusterConfigError(
             "Hosts are written 'node1:2,node2:2', an IPv6 address in brackets. "
-            f"Received: {shown(item)} in {shown(text)}. Write the name, ':' and the number of "
+            f"Received: {quoted(item)} in {quoted(text)}. Write the name, ':' and the number of "
             "workers there."
         )
     name = match["host"].removeprefix("[").removesuffix("]")
@@ -142,7 +142,7 @@ def _with_options(host: Host, options: Sequence[str], place: str) -> Host:
         if key not in ("slots", "max_slots") or not re.fullmatch(r"[0-9]{1,9}", value):
             raise ClusterConfigError(
                 "A hostfile's line is 'host', 'host:N' or 'host slots=N max_slots=M'. "
-                f"Received: {shown(option)} ({place}). Leave it out."
+                f"Received: {quoted(option)} ({place}). Leave it out."
             )
         numbers[key] = int(value)
     slots = numbers.get("slots", host.slots)
@@ -154,7 +154,7 @@ def _with_options(host: Host, options: Sequence[str], place: str) -> Host:
     return replace(host, slots=slots)
 
 
-def _merged(hosts: Iterable[Host]) -> list[Host]:
+def _merge_slots(hosts: Iterable[Host]) -> list[Host]:
     merged: dict[str, Host] = {}
     for host in hosts:
         earlier = merged.get(host.name)
@@ -187,5 +187,5 @@ def check_reachable(hosts: Sequence[Host]) -> None:
 def _unreachable(hosts: Sequence[Host]) -> ClusterConfigError:
     return ClusterConfigError(
         "Each host of a list has a name that all others reach it by. Received: "
-        f"{shown([host.name for host in hosts])}. Name this machine as the others know it."
+        f"{quoted([host.name for host in hosts])}. Name this machine as the others know it."
     )

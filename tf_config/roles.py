@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from tf_config.cluster import ClusterSpec, Task, TFConfig
-from tf_config.errors import ClusterConfigError, shown
+from tf_config.errors import ClusterConfigError, quoted
 
 # More than any cluster has, but few enough to be listed.
 MOST_TASKS = 99_999
@@ -35,7 +35,7 @@ class Roles:
             if not 0 <= count <= MOST_TASKS:
                 raise ClusterConfigError(
                     f"A number of tasks is from 0 to {MOST_TASKS}. Received: "
-                    f"{name}={shown(count)}. Ask for another one."
+                    f"{name}={quoted(count)}. Ask for another one."
                 )
         if self.workers + self.chief < 1:
             raise ClusterConfigError(

@@ -20,7 +20,7 @@ from ctr_data import ROWS, STEPS, WARM_UP, check_loss
 import strategies
 
 
-class Clock(keras.callbacks.Callback):
+class Deadline(keras.callbacks.Callback):
     """Measures the seconds of an epoch."""
 
     seconds = 0.0
@@ -47,7 +47,7 @@ def main() -> None:
         model.compile(optimizer(name), "binary_crossentropy")
     dataset = strategy.distribute_datasets_from_function(lambda _: data())
     model.fit(dataset, steps_per_epoch=WARM_UP, verbose=0)
-    clock = Clock()
+    clock = Deadline()
     trained = model.fit(dataset, steps_per_epoch=STEPS, callbacks=[clock], verbose=0)
     check_loss(trained.history["loss"][-1])
     if config.get("task", {}).get("index", 0) == 0:

@@ -58,7 +58,7 @@ def by_fit(strategy: tf.distribute.Strategy) -> float:
     """Trains some steps to warm up, and an epoch to measure."""
     taken = 0.0
 
-    class Clock(keras.callbacks.Callback):
+    class Deadline(keras.callbacks.Callback):
         def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
             nonlocal taken
             taken = -time.perf_counter()
@@ -72,7 +72,7 @@ def by_fit(strategy: tf.distribute.Strategy) -> float:
         model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     dataset = strategy.distribute_datasets_from_function(lambda _: data())
     model.fit(dataset, steps_per_epoch=WARM_UP, verbose=0)
-    model.fit(dataset, steps_per_epoch=STEPS, callbacks=[Clock()], verbose=0)
+    model.fit(dataset, steps_per_epoch=STEPS, callbacks=[Deadline()], verbose=0)
     strategies.verify_equal(strategy, model.variables)
     return STEPS / taken
 

@@ -102,7 +102,7 @@ def _spec(array: np.ndarray) -> tf.TensorSpec:
 def clock(api: Any) -> Any:
     """Returns a callback that notes when steps end."""
 
-    class Clock(api.callbacks.Callback):
+    class Deadline(api.callbacks.Callback):
         def __init__(self) -> None:
             super().__init__()
             self.ends: list[float] = []
@@ -111,7 +111,7 @@ def clock(api: Any) -> Any:
             float(logs["loss"])
             self.ends.append(time.perf_counter())
 
-    return Clock()
+    return Deadline()
 
 
 def status(name: str) -> float:

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from strategies._keras import BACKUP_PATHS
-from strategies.durable_files import sync_directory
+from strategies.compat.keras import BACKUP_PATHS
+from strategies.files.atomic_files import sync_directory
 
 
-def replacing_backup(callback: Any, hook: Callable[..., Any]) -> Callable[..., Any]:
+def replace_backups_atomically(callback: Any, hook: Callable[..., Any]) -> Callable[..., Any]:
     """Returns `hook` of a `BackupAndRestore` so that it replaces the last backup by a complete one.
 
     Keras 3 writes over its last backup. A worker that is killed meanwhile leaves half of one, which
@@ -33,7 +33,7 @@ def replacing_backup(callback: Any, hook: Callable[..., Any]) -> Callable[..., A
         return hook
     new = {attribute: _unfinished(path) for attribute, path in last.items()}
 
-    def replacing(*args: Any, **kwargs: Any) -> None:
+    def replace_backup(*args: Any, **kwargs: Any) -> None:
         for path in new.values():  # of a worker that was killed
             Path(path).unlink(missing_ok=True)
         try:
@@ -49,7 +49,7 @@ def replacing_backup(callback: Any, hook: Callable[..., Any]) -> Callable[..., A
                     bool(getattr(callback, "double_checkpoint", False)),
                 )
 
-    return functools.wraps(hook)(replacing)
+    return functools.wraps(hook)(replace_backup)
 
 
 def _unfinished(path: str) -> str:

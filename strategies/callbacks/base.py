@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from strategies._keras import default_hook, is_default_hook
+from strategies.compat.keras import default_hook, is_default_hook
 
 
 def is_of_tf_keras(value: Any) -> bool:

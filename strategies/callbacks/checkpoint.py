@@ -13,7 +13,9 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from strategies._keras import (
+from strategies.callbacks.base import Callback, is_of_tf_keras
+from strategies.collectives.workers import barrier, collectives_of, refresh
+from strategies.compat.keras import (
     begin_at,
     layers_of,
     optimizer_variables,
@@ -21,11 +23,9 @@ from strategies._keras import (
     running_fit,
     tensorflow_variable,
 )
-from strategies.callbacks.base import Callback, is_of_tf_keras
-from strategies.checks import check_whole_number
-from strategies.collectives.health.agreement import agree, succeed_together
-from strategies.collectives.workers import barrier, collectives_of, refresh
-from strategies.durable_files import (
+from strategies.diagnostics.consistency import check_same_call, raise_on_all
+from strategies.embedding.layer import EmbeddingLayer
+from strategies.files.atomic_files import (
     all_writing,
     read_json,
     remove,
@@ -33,8 +33,8 @@ from strategies.durable_files import (
     write_json,
     write_npz,
 )
-from strategies.embedding.layer import EmbeddingLayer
-from strategies.variables.sparse_variable import SparseVariable
+from strategies.utils.argument_checks import check_whole_number
+from strategies.variables.row_variable import RowVariable
 
 _LATEST, _STATE, _ROWS = "latest.json", "state.npz", "rows{}"
 
@@ -122,9 +122,9 @@ class Checkpoint(Callback):
                 "Training goes on from a checkpoint as it was saved, of the same model. Received: "
                 f"{raised}, in {str(self._path)!r}. Name another directory, or the same model."
             )
-        succeed_together(collectives, "Restoring a checkpoint", error)
+        raise_on_all(collectives, "Restoring a checkpoint", error)
         where = "no checkpoint" if found is None else f"a checkpoint of step {found[0]['step']}"
-        agree(collectives, "Checkpoint", f"{where} in the directory")
+        check_same_call(collectives, "Checkpoint", f"{where} in the directory")
         if found is not None:
             self._restore(*found)
         if not self._in_step:
@@ -244,13 +244,13 @@ class Checkpoint(Callback):
             with epochs.catch_stop_iteration():
                 for _, _, iterator in epochs:
                     self._skip(iterator)
-        self.model.train_function = self._skipping(self.model.train_function)
+        self.model.train_function = self._skip_batches(self.model.train_function)
 
     def _skip(self, iterator: Any) -> None:
         for _ in range(self.model.steps_per_execution):
             next(iterator)
 
-    def _skipping(self, train: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def _skip_batches(self, train: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """Returns a train function that skips the batches of earlier steps and runs the others."""
 
         def train_or_skip(iterator: Any) -> Any:
@@ -269,7 +269,7 @@ class Checkpoint(Callback):
         return [
             each
             for each in unique.values()
-            if not isinstance(tensorflow_variable(each), SparseVariable)
+            if not isinstance(tensorflow_variable(each), RowVariable)
         ]
 
 

@@ -9,19 +9,19 @@ from typing import Any
 
 import tensorflow as tf
 
-from strategies._keras import (
+from strategies.callbacks.backup import replace_backups_atomically
+from strategies.callbacks.base import is_of_tf_keras
+from strategies.collectives.single_worker import single_worker_scope
+from strategies.collectives.workers import barrier, collectives_of
+from strategies.compat.keras import (
     default_hook,
     initial_epoch,
     is_default_hook,
     optimizer_variables,
     tensorflow_variable,
 )
-from strategies.callbacks.backup import replacing_backup
-from strategies.callbacks.base import is_of_tf_keras
-from strategies.collectives.single_worker import single_worker_scope
-from strategies.collectives.workers import barrier, collectives_of
 from strategies.equality import verify_equal
-from strategies.variables.partition import PartitionedVariable
+from strategies.variables.partitioned import PartitionedVariable
 
 # These run on all workers. Most change training based on the logs, which are the same everywhere.
 _IN_STEP_BY_THEMSELVES = (
@@ -111,7 +111,7 @@ class _OnFirstWorker:
             return found
         if not self._takes_part(name):
             return _nothing
-        return self._on_first_worker_only(name, replacing_backup(self._callback, found))
+        return self._on_first_worker_only(name, replace_backups_atomically(self._callback, found))
 
     def _set_model(self, hook: Callable[..., Any], model: Any) -> None:
         self._model = model
@@ -127,7 +127,7 @@ class _OnFirstWorker:
         return [variable for variable in variables if isinstance(variable, PartitionedVariable)]
 
     def _with_barrier(self, name: str, hook: Callable[..., Any]) -> Callable[..., Any]:
-        def together(*args: Any, **kwargs: Any) -> None:
+        def run_on_all_workers(*args: Any, **kwargs: Any) -> None:
             if self._runs_on_all_workers or name in self._on_all:
                 hook(*args, **kwargs)
             elif self._collectives.rank == 0:
@@ -136,19 +136,19 @@ class _OnFirstWorker:
                 self._check_same_start()
             barrier(self._strategy)
 
-        return together
+        return run_on_all_workers
 
     def _on_first_worker_only(self, name: str, hook: Callable[..., Any]) -> Callable[..., Any]:
-        def alone(*args: Any, **kwargs: Any) -> None:
+        def run_on_first_worker(*args: Any, **kwargs: Any) -> None:
             with contextlib.ExitStack() as stack:
                 for variable in self._state() if name == "on_epoch_end" else ():
                     stack.enter_context(variable.cached_whole())
                 if self._collectives.rank > 0:
                     return
                 stack.enter_context(single_worker_scope())
-                unchanged(*args, **kwargs)
+                keep_state(*args, **kwargs)
 
-        def unchanged(*args: Any, **kwargs: Any) -> None:
+        def keep_state(*args: Any, **kwargs: Any) -> None:
             before = self._training_state(name)
             hook(*args, **kwargs)
             if self._training_state(name) != before:
@@ -158,7 +158,7 @@ class _OnFirstWorker:
                     "Pass the callback to fit as it is, and let the logs alone decide."
                 )
 
-        return alone if self._collectives.size > 1 else hook
+        return run_on_first_worker if self._collectives.size > 1 else hook
 
     def _training_state(self, name: str) -> tuple[Any, ...]:
         model = self._callback.model

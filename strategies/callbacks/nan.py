@@ -11,10 +11,10 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from strategies._keras import tensorflow_variable, watched_gradients
-from strategies._tensorflow import ResourceVariable, is_compiled_by_xla
 from strategies.callbacks.base import Callback
 from strategies.collectives.workers import collectives_of
+from strategies.compat.keras import tensorflow_variable, watch_gradients
+from strategies.compat.tensorflow import ResourceVariable, is_compiled_by_xla
 
 _NAMED = 3  # variables in a message
 
@@ -52,7 +52,7 @@ class TerminateOnNaN(Callback):
             )
         self._watch.close()
         self._counts.clear()
-        self._watch.enter_context(watched_gradients(model, self._look))
+        self._watch.enter_context(watch_gradients(model, self._look))
 
     def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
         """Gathers the findings of all workers; ends training if there are any."""
@@ -66,7 +66,7 @@ class TerminateOnNaN(Callback):
             return
         names = [_name(each) for each in self.model.trainable_variables] + ["other variables"]
         whose = "; ".join(
-            f"worker {rank} in {_listed(names, row[:-1])}"
+            f"worker {rank} in {_format_names(names, row[:-1])}"
             for rank, row in enumerate(by_worker)
             if row[:-1].any()
         )
@@ -90,7 +90,7 @@ class TerminateOnNaN(Callback):
         if key not in self._counts:
             self._counts[key] = _Counts(variables)
         wrong = tf.stack([_is_wrong(gradient) for gradient in gradients])
-        weight = _row_weight()
+        weight = _input_weight()
         if weight is not None:  # a mean over no rows is NaN, and is ignored
             wrong = tf.logical_and(wrong, weight > 0)
         self._counts[key].add(wrong)
@@ -139,7 +139,7 @@ def _name(variable: Any) -> str:
     return getattr(variable, "path", None) or variable.name
 
 
-def _listed(names: Sequence[str], row: np.ndarray) -> str:
+def _format_names(names: Sequence[str], row: np.ndarray) -> str:
     wrong = [name for name, count in zip(names, row, strict=True) if count]
     more = f" and {len(wrong) - _NAMED} more" if len(wrong) > _NAMED else ""
     return ", ".join(wrong[:_NAMED]) + more
@@ -152,9 +152,11 @@ def _is_wrong(gradient: Any) -> tf.Tensor:
     return tf.logical_not(tf.reduce_all(tf.math.is_finite(values)))
 
 
-def _row_weight() -> tf.Tensor | None:
+def _input_weight() -> tf.Tensor | None:
     context: Any = tf.distribute.get_replica_context()
     extended = None if context is None else context.strategy.extended
     return (
-        extended.row_weight() if extended is not None and hasattr(extended, "row_weight") else None
+        extended.input_weight()
+        if extended is not None and hasattr(extended, "row_weight")
+        else None
     )

@@ -9,9 +9,9 @@ from typing import Any
 import tensorflow as tf
 
 from strategies.callbacks.base import Callback
-from strategies.callbacks.measured import measure_steps
-from strategies.collectives.health.spans import INPUT, common, covered, recorded
 from strategies.collectives.workers import collectives_of
+from strategies.profiling.spans import INPUT, common, covered, recorded
+from strategies.profiling.step_timing import measure_steps
 
 _SPEED, _SHARE = "samples_per_second", "communication_share"
 _LOOK_SECONDS = 1.0

@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from strategies.callbacks import trace
 from strategies.callbacks.base import Callback
-from strategies.callbacks.measured import measure_steps
-from strategies.checks import check_whole_number
 from strategies.collectives.base import Collectives
-from strategies.collectives.health.agreement import agree
-from strategies.collectives.health.spans import INPUT, Recorded, Span, recorded
 from strategies.collectives.workers import collectives_of
-from strategies.durable_files import all_writing
+from strategies.diagnostics.consistency import check_same_call
+from strategies.files.atomic_files import all_writing
+from strategies.profiling import trace
+from strategies.profiling.spans import INPUT, Recorded, Span, recorded
+from strategies.profiling.step_timing import measure_steps
+from strategies.utils.argument_checks import check_whole_number
 
 _NOTES = (
     "Times are of each host's wall clock. Waiting is the time from a worker's coming to an "
@@ -101,7 +101,7 @@ class StepTimeline(Callback):
     def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
         """Waits for all workers, so that all of them record the same exchanges from here on."""
         self._steps.clear()
-        agree(self._collectives, "StepTimeline")
+        check_same_call(self._collectives, "StepTimeline")
         self._start = time.time()
 
     def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
@@ -120,9 +120,9 @@ class StepTimeline(Callback):
 
     def on_train_end(self, logs: Mapping[str, Any] | None = None) -> None:
         """Gathers the records of all workers; the first worker writes the file."""
-        mine = self._recorded()
+        mine = self._record_step()
         collectives = self._collectives
-        workers = [trace.WorkerSteps.from_json(text) for text in _gathered(mine, collectives)]
+        workers = [trace.WorkerSteps.from_json(text) for text in _gather_texts(mine, collectives)]
         with all_writing(collectives, "Timelines", self._path):
             if collectives.rank == 0:
                 trace.write(self._path, trace.trace(workers, self._notes(workers)))
@@ -131,7 +131,7 @@ class StepTimeline(Callback):
     def _collectives(self) -> Collectives:
         return collectives_of(self.model.distribute_strategy)
 
-    def _recorded(self) -> bytes:
+    def _record_step(self) -> bytes:
         # Exchanges among all workers are matched by their number since the start, so all are kept.
         # Other spans from before the first step that is kept are of no use.
         streams, complete = recorded(self._start)
@@ -161,7 +161,7 @@ class StepTimeline(Callback):
         ]
 
 
-def _gathered(text: bytes, collectives: Collectives) -> list[bytes]:
+def _gather_texts(text: bytes, collectives: Collectives) -> list[bytes]:
     """Returns the texts of all workers, by rank."""
     mine = np.frombuffer(zlib.compress(text), np.uint8)
     lengths = collectives.all_gather(tf.constant([mine.size], tf.int64)).numpy()

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from strategies._keras import inner_optimizer, optimizers_of
 from strategies.callbacks.base import Callback
+from strategies.compat.keras import inner_optimizer, optimizers_of
 
 
 class LearningRateWarmup(Callback):

@@ -22,11 +22,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from strategies._tensorflow import ResourceVariable, place_in_function
 from strategies.collectives.dtypes import all_reduce_by_dtype, check_is_numeric
 from strategies.collectives.startup.rendezvous import serve, wait_for_all
+from strategies.compat.tensorflow import ResourceVariable, place_in_function
 from tf_config import Address, ClusterConfigError, ClusterSpec, Task
-from tf_config.horovod import place, rendezvous_at
+from tf_config.horovod.environment import place, rendezvous_at
 
 _FIXED_BUILD_TAG = "gloo.iface"
 # Values that are only moved keep their bits: a dtype that Horovod does not support is sent as a
@@ -255,7 +255,7 @@ def _check_hostname(cluster: ClusterSpec, task: Task, version: str) -> None:
 
     Horovod 0.28.1 as released ignores HOROVOD_GLOO_IFACE and transfers data over the address that
     this machine's name resolves to; it crashes if the name does not resolve. The build of this
-    package is fixed, which its version says: see FIXES in tf_config/horovod_wheel.py.
+    package is fixed, which its version says: see FIXES in tf_config/horovod/wheel.py.
 
     Raises:
       ClusterConfigError: if the name does not resolve to a reachable address.

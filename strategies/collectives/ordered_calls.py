@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from strategies._tensorflow import ResourceVariable
+from strategies.compat.tensorflow import ResourceVariable
 
 _CPU = "/device:CPU:0"
 

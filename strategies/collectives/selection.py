@@ -9,13 +9,13 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
-from strategies._tensorflow import CommunicationOptions
 from strategies.collectives import Collectives, LocalCollectives
 from strategies.collectives.base import NetworkCollectives
-from strategies.collectives.health.watchdog import watch, watch_seconds
-from strategies.collectives.hosts import HostCollectives
+from strategies.collectives.hierarchical import HierarchicalCollectives
 from strategies.collectives.shared_memory import Host, SharedMemoryCollectives, exchange_over
 from strategies.collectives.startup.rendezvous import meeting, wait_for_end
+from strategies.compat.tensorflow import CommunicationOptions
+from strategies.diagnostics.watchdog import watch, watch_seconds
 from tf_config import ClusterConfigError, ClusterSpec, Task, TFConfig
 
 VARIABLE = "KERAS_STRATEGIES_COMMUNICATION"
@@ -43,7 +43,7 @@ def start(
 
     Args:
       config: the cluster and this task; None is a single worker.
-      communication: a value that `chosen` returns.
+      communication: a value that `resolve_communication` returns.
       options: the options of TensorFlow's collectives.
       timeout: the number of seconds to wait for the other workers.
       device: this worker's first device.
@@ -72,11 +72,11 @@ def start(
 
     def connect() -> NetworkCollectives:
         global _network
-        name, reason = _chosen_network(communication, device, options)
-        _network = _connected(config, name, reason, options, timeout, device)
+        name, reason = _resolve_network(communication, device, options)
+        _network = _connect_network(config, name, reason, options, timeout, device)
         return _network
 
-    shared = _shared_memory(config, timeout, is_wanted, connect) if may_share else None
+    shared = _share_memory(config, timeout, is_wanted, connect) if may_share else None
     if communication == "shared_memory" and not isinstance(shared, SharedMemoryCollectives):
         raise ClusterConfigError(
             "communication='shared_memory' is for workers of one Linux host on x86-64, of the "
@@ -85,7 +85,7 @@ def start(
             "do not share memory. Leave the argument out to have what is possible chosen."
         )
     collectives = connect() if shared is None else shared
-    way = _in_words(collectives, communication, device, options)
+    way = _describe(collectives, communication, device, options)
     return watch(collectives, config.cluster, config.task, seconds), way
 
 
@@ -104,20 +104,20 @@ def _join(config: TFConfig) -> None:
     _job = config.cluster, config.task
 
 
-def _in_words(
+def _describe(
     used: Collectives, communication: str, device: str, options: CommunicationOptions
 ) -> str:
     """Returns a description of how workers communicate, and why."""
     if isinstance(used, SharedMemoryCollectives):
         return "shared memory (all workers are on this host)"
-    network, reason = _chosen_network(communication, device, options)
+    network, reason = _resolve_network(communication, device, options)
     between = f"{_NAMES[network]} ({reason})"
-    if isinstance(used, HostCollectives):
+    if isinstance(used, HierarchicalCollectives):
         return f"shared memory on each host, and between hosts {between}"
     return between
 
 
-def _chosen_network(
+def _resolve_network(
     communication: str, device: str, options: CommunicationOptions
 ) -> tuple[str, str]:
     """Returns the communication used over the network, and the reason for it."""
@@ -128,7 +128,7 @@ def _chosen_network(
     )
 
 
-def _connected(
+def _connect_network(
     config: TFConfig,
     communication: str,
     reason: str,
@@ -151,7 +151,7 @@ def _connected(
     return horovod.HorovodCollectives.start(config.cluster, config.task, timeout)
 
 
-def _shared_memory(
+def _share_memory(
     config: TFConfig, timeout: float, is_wanted: bool, connect: Callable[[], NetworkCollectives]
 ) -> Collectives | None:
     """Returns collectives that use shared memory between workers on the same host.
@@ -160,14 +160,14 @@ def _shared_memory(
     """
     global _shared, _has_tried
     if not _has_tried:
-        host = _met(config, timeout, is_wanted, connect)
+        host = _discover_host(config, timeout, is_wanted, connect)
         workers = len(config.cluster.training_tasks)
-        _shared = None if host is None else _layered(host, workers, connect)
+        _shared = None if host is None else _build_collectives(host, workers, connect)
         _has_tried = True
     return _shared if is_wanted else None
 
 
-def _met(
+def _discover_host(
     config: TFConfig, timeout: float, is_wanted: bool, connect: Callable[[], NetworkCollectives]
 ) -> Host | None:
     """Returns this worker's host; workers at one address meet without Horovod or TensorFlow."""
@@ -185,7 +185,7 @@ def _met(
     return Host.meet(rank, names, exchange_over(_network or connect()), is_wanted)
 
 
-def _layered(
+def _build_collectives(
     host: Host, workers: int, connect: Callable[[], NetworkCollectives]
 ) -> Collectives | None:
     hosts = len(host.leaders)
@@ -197,7 +197,7 @@ def _layered(
     return (
         SharedMemoryCollectives(host, has_thread=False)
         if hosts == 1
-        else HostCollectives(_network or connect(), host)
+        else HierarchicalCollectives(_network or connect(), host)
     )
 
 
@@ -206,10 +206,12 @@ def _leaves_open(options: CommunicationOptions) -> bool:
     return options.implementation == _Implementation.AUTO and not options.timeout_seconds
 
 
-def chosen(communication: str | None, environ: Mapping[str, str] = os.environ) -> str:
+def resolve_communication(
+    communication: str | None, environ: Mapping[str, str] = os.environ
+) -> str:
     """Returns the communication given by the argument, else by the environment, else "auto".
 
-    >>> chosen(None, {"KERAS_STRATEGIES_COMMUNICATION": "tensorflow"})
+    >>> resolve_communication(None, {"KERAS_STRATEGIES_COMMUNICATION": "tensorflow"})
     'tensorflow'
 
     Raises:
@@ -224,7 +226,7 @@ def chosen(communication: str | None, environ: Mapping[str, str] = os.environ) -
     return value
 
 
-def checked(options: Any) -> CommunicationOptions:
+def validate_options(options: Any) -> CommunicationOptions:
     """Returns valid `tf.distribute.experimental.CommunicationOptions`; the default for None.
 
     Raises:

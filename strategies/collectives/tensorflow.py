@@ -15,7 +15,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from strategies._tensorflow import CommunicationOptions, ResourceVariable
 from strategies.collectives.base import AllToAllViaAllGather
 from strategies.collectives.dtypes import (
     all_reduce_as_vector,
@@ -27,6 +26,7 @@ from strategies.collectives.dtypes import (
     to_words,
 )
 from strategies.collectives.startup.grpc_server import join
+from strategies.compat.tensorflow import CommunicationOptions, ResourceVariable
 from tf_config import ClusterSpec, Task
 
 _CPU = "/device:CPU:0"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from strategies._tensorflow import has_several_workers
 from strategies.collectives.base import Collectives, LocalCollectives
-from strategies.collectives.health.agreement import agree
+from strategies.compat.tensorflow import has_several_workers
+from strategies.diagnostics.consistency import check_same_call
 
 
 def barrier(strategy: tf.distribute.Strategy) -> None:
@@ -23,7 +23,7 @@ def barrier(strategy: tf.distribute.Strategy) -> None:
       ValueError: if it is another package's strategy with several workers, or another worker makes
         a different call.
     """
-    agree(collectives_of(strategy), "barrier")
+    check_same_call(collectives_of(strategy), "barrier")
     refresh(strategy)
 
 

@@ -13,7 +13,10 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
-from strategies._keras import (
+from strategies.collectives import Collectives
+from strategies.collectives.replica import ReplicaCollectives
+from strategies.collectives.single_worker import in_single_worker_scope
+from strategies.compat.keras import (
     LOSS_SCALE,
     SEED_STATE,
     check_overflow_can_be_agreed,
@@ -22,7 +25,7 @@ from strategies._keras import (
     running_call,
     running_method,
 )
-from strategies._tensorflow import (
+from strategies.compat.tensorflow import (
     CheckpointInitialValue,
     CollectiveAllReduceExtended,
     SyncOnReadVariable,
@@ -33,16 +36,10 @@ from strategies._tensorflow import (
     function_of,
     select_replica,
 )
-from strategies._tensorflow import (
+from strategies.compat.tensorflow import (
     MirroredVariable as StockMirroredVariable,
 )
-from strategies.collectives import Collectives
-from strategies.collectives.health.agreement import agree
-from strategies.collectives.health.progress import tell_progress
-from strategies.collectives.replica import ReplicaCollectives
-from strategies.collectives.single_worker import in_single_worker_scope
-from strategies.core.loss_scale import LossScale
-from strategies.core.random_seeds import seed_state_creator, worker_seed_scope
+from strategies.core.loss_reduction_check import LossScale
 from strategies.core.scope import (
     check_backend,
     check_same_outside,
@@ -50,23 +47,26 @@ from strategies.core.scope import (
     check_updated,
     explain_mixed_strategies,
 )
+from strategies.core.seeds import seed_state_creator, worker_seed_scope
+from strategies.data.bounded_prefetch import bound_prefetch
 from strategies.data.distributed_dataset import ReplicaDataset, check_options, per_replica_datasets
-from strategies.data.generators import read_equally_far
-from strategies.data.same_rows import compare_first_batch
-from strategies.data.sharding import equal_steps, number_of_rows, shard_dataset, unsharded
+from strategies.data.input_consistency import compare_first_batch
+from strategies.data.sharding import count_examples, equal_steps, shard_dataset, without_sharding
+from strategies.diagnostics.consistency import check_same_call
+from strategies.diagnostics.progress import tell_progress
 from strategies.reduction import ReductionOptions, ReplicaCrossDeviceOps
 from strategies.reduction.xla import check_devices
 from strategies.variables.elementwise import update_without_xla
-from strategies.variables.number import MirroredVariable
-from strategies.variables.on_read import OnReadVariable, with_own_rows
-from strategies.variables.sparse_variable import (
-    SparseVariable,
-    check_names_rows,
+from strategies.variables.on_read_variable import OnReadVariable, keep_state_per_replica
+from strategies.variables.row_variable import (
+    RowVariable,
+    check_identifies_rows,
     table_asked_for,
 )
-from strategies.variables.state import is_unsynchronized_state
-from strategies.variables.zero import ShardedOptimizerState
-from tf_config.sidecar import MADE, USED, is_reported, report
+from strategies.variables.scalars import MirroredVariable
+from strategies.variables.sharded_optimizer_state import ShardedOptimizerState
+from strategies.variables.unsynchronized_state import is_unsynchronized_state
+from tf_config.launcher.sidecar import CREATED, ENTERED, is_reported, report
 
 
 class ReplicatedExtended(CollectiveAllReduceExtended):
@@ -123,13 +123,13 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         self._use_var_policy = False
         # Tells tf_keras that a batch may be empty.
         self.experimental_enable_get_next_as_optional = True
-        self._row_weights: dict[int, tf.Tensor] = {}
+        self._input_weights: dict[int, tf.Tensor] = {}
         self._dataset_streams: dict[str, Collectives] = {}
         self.loss_scale = LossScale()
         self._lifted: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         self._is_used = resolver is None
         if resolver is not None:
-            report(MADE)
+            report(CREATED)
             tell_progress()
             if collectives.size > 1 and not is_reported():
                 # Only the name: the strategy may have been deleted by the end.
@@ -159,7 +159,7 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         # The launcher warns of workers that have connected and then train without the strategy.
         if not self._is_used:
             self._is_used = True
-            report(USED)
+            report(ENTERED)
         check_backend(strategy)
         return super()._scope(strategy)
 
@@ -207,7 +207,7 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
     def _call_for_each_replica(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         if isinstance(fn, tf.types.experimental.PolymorphicFunction):
             return self._lifted_to_all_replicas(fn)(*args, **kwargs)
-        with worker_seed_scope(self._id_in_cluster), self._row_weights_scope(args, kwargs):
+        with worker_seed_scope(self._id_in_cluster), self._input_weights_scope(args, kwargs):
             results = super()._call_for_each_replica(fn, args, kwargs)
         if len(self._devices) > 1 and not tf.executing_eagerly():
             check_devices()
@@ -226,28 +226,28 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         return self._lifted[fn]
 
     @contextlib.contextmanager
-    def _row_weights_scope(self, args: Any, kwargs: Any) -> Iterator[None]:
+    def _input_weights_scope(self, args: Any, kwargs: Any) -> Iterator[None]:
         """Sets the weights of the replicas' inputs in the block."""
-        if self._row_weights:  # a nested call in a step, such as Keras's update of weights
+        if self._input_weights:  # a nested call in a step, such as Keras's update of weights
             yield
             return
         for replica, device in enumerate(self._devices):
             with tf.device(device):
-                weight = _row_weight(select_replica(replica, (tuple(args), dict(kwargs))))
-            self._row_weights[replica] = weight
+                weight = _input_weight(select_replica(replica, (tuple(args), dict(kwargs))))
+            self._input_weights[replica] = weight
         try:
             yield
         finally:
-            self._row_weights = {}
+            self._input_weights = {}
 
     @property
-    def _may_lack_rows(self) -> bool:
+    def _may_lack_examples(self) -> bool:
         """Whether a replica may have no rows in a step while others have some."""
         return self._num_replicas_in_sync > 1
 
-    def row_weight(self) -> tf.Tensor | None:
+    def input_weight(self) -> tf.Tensor | None:
         """Returns the weight of the calling replica's inputs: 0 or 1; None if it is not known."""
-        weight = self._row_weights.get(self.local_replica())
+        weight = self._input_weights.get(self.local_replica())
         return weight if weight is None or _is_of_this_function(weight) else None
 
     def local_replica(self) -> int:
@@ -258,7 +258,7 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
 
     def _weights_of_replicas(self) -> list[tf.Tensor] | None:
         """Returns the weights of the replicas' inputs; None outside of a replica's function."""
-        weights = [self._row_weights.get(replica) for replica in range(len(self._devices))]
+        weights = [self._input_weights.get(replica) for replica in range(len(self._devices))]
         return None if any(weight is None for weight in weights) else weights
 
     def _replica_ctx_all_reduce(
@@ -275,7 +275,7 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
             return tf.nest.pack_sequence_as(value, reduced)
         replica = self.local_replica()
         values = tf.nest.flatten(value)
-        weight = self._row_weights.get(replica)
+        weight = self._input_weights.get(replica)
         weights = None if weight is None else [weight]
         reduced = self._ops_of_replica(replica).all_reduce(reduce_op, [values], weights)
         return tf.nest.pack_sequence_as(value, reduced)
@@ -321,16 +321,14 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         return super().colocate_vars_with(colocate_with_variable)
 
     def _validate_colocate_with_variable(self, colocate_with_variable: Any) -> None:
-        if not isinstance(colocate_with_variable, SparseVariable):
+        if not isinstance(colocate_with_variable, RowVariable):
             super()._validate_colocate_with_variable(colocate_with_variable)
 
-    def _update_rows(
-        self, var: SparseVariable, fn: Callable[..., Any], args: Any, kwargs: Any
-    ) -> Any:
+    def _update_rows(self, var: RowVariable, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Updates this worker's rows of a table, which its replicas share."""
         update_without_xla(optimizer_of(fn))
         if args and self._num_replicas_in_sync > 1 and optimizer_of(fn) is not None:
-            check_names_rows(self._first_local(args[0]), var)
+            check_identifies_rows(self._first_local(args[0]), var)
         args, kwargs = tf.nest.map_structure(self._first_local, (tuple(args), dict(kwargs or {})))
         with tf.device(self._worker_device):
             return fn(var, *args, **kwargs)
@@ -342,10 +340,10 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         table = table_asked_for(kwargs)
         if table is not None:
             return table
-        kwargs = with_own_rows(kwargs)
+        kwargs = keep_state_per_replica(kwargs)
         is_on_read = kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ
         beside = kwargs.get("colocate_with")
-        if isinstance(beside, SparseVariable):
+        if isinstance(beside, RowVariable):
             return beside.make_slot(kwargs["name"], kwargs["initial_value"], kwargs.get("dtype"))
         first = tf.VariableAggregation.ONLY_FIRST_REPLICA
         if kwargs.get("name") == SEED_STATE:
@@ -365,7 +363,7 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
             if variable is not None:
                 return variable
         made = super()._create_variable(next_creator, **kwargs)
-        if isinstance(made, SyncOnReadVariable) and self._may_lack_rows:
+        if isinstance(made, SyncOnReadVariable) and self._may_lack_examples:
             return OnReadVariable(made.distribute_strategy, made.values, made.aggregation)
         if type(made) is StockMirroredVariable:
             return MirroredVariable(made.distribute_strategy, made.values, made.aggregation)
@@ -393,11 +391,13 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         value = tf.convert_to_tensor(value, dtype=dtype)
         if in_single_worker_scope():
             return value
-        agree(self.collectives, "creation of a variable", f"{value.dtype.name} {value.shape}")
+        check_same_call(
+            self.collectives, "creation of a variable", f"{value.dtype.name} {value.shape}"
+        )
         return self.collectives.broadcast(value)
 
     def _update(self, var: Any, fn: Callable[..., Any], args: Any, kwargs: Any, group: bool) -> Any:
-        if isinstance(var, SparseVariable):
+        if isinstance(var, RowVariable):
             result = self._update_rows(var, fn, args, kwargs)
             return tf.group(result) if group and result is not None else result
         if self._sharded_state is None or not self._sharded_state.can_update(var):
@@ -407,7 +407,7 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
     def _replica_ctx_update(
         self, var: Any, fn: Callable[..., Any], args: Any, kwargs: Any, group: bool
     ) -> Any:
-        if isinstance(var, SparseVariable) and not self._use_merge_call():
+        if isinstance(var, RowVariable) and not self._use_merge_call():
             # Inside a branch each replica comes here, but the rows that they share change once.
             is_first = self.local_replica() == 0
             return self._update_rows(var, fn, args, kwargs) if is_first else None
@@ -424,8 +424,8 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         check_options(options, per_replica=False)
         check_same_outside(running_call()[1], self.collectives)
         if self.collectives.size > 1:
-            dataset = read_equally_far(dataset)
-        source = dataset if unsharded(dataset) is dataset else None
+            dataset = bound_prefetch(dataset)
+        source = dataset if without_sharding(dataset) is dataset else None
         if source is not None and self._is_compared(dataset):
             dataset = compare_first_batch(dataset, self._first_batches)
         shared = shard_dataset(
@@ -469,7 +469,7 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         if options is not None and options.experimental_replication_mode == each:
             return per_replica_datasets(dataset_fn, self._container_strategy(), options)
         dataset = dataset_fn(self._make_input_context())
-        agree(self.collectives, "distribution of a dataset")
+        check_same_call(self.collectives, "distribution of a dataset")
         shared = equal_steps(dataset, self.collectives, len(self._devices))
         return ReplicaDataset(shared, self._container_strategy(), options)
 
@@ -489,11 +489,11 @@ def _is_of_this_function(value: tf.Tensor) -> bool:
     return tf.is_symbolic_tensor(value) and function_graph(graph) is function_graph(value.graph)
 
 
-def _row_weight(inputs: Any) -> tf.Tensor:
+def _input_weight(inputs: Any) -> tf.Tensor:
     """Returns the weight of a replica's inputs: 1 if they have rows, 0 for an empty batch."""
     for leaf in tf.nest.flatten(inputs):
         if isinstance(leaf, (tf.Tensor, tf.RaggedTensor, tf.SparseTensor)) and leaf.shape.rank:
             if leaf.shape[0] is None:
-                return tf.cast(number_of_rows(leaf) > 0, tf.float32)
+                return tf.cast(count_examples(leaf) > 0, tf.float32)
             return tf.constant(1.0 if leaf.shape[0] else 0.0)
     return tf.constant(1.0)

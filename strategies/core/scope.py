@@ -9,7 +9,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from strategies._keras import (
+from strategies.collectives import Collectives
+from strategies.compat.keras import (
     TRAIN_STEP,
     keras_backend,
     metrics_of,
@@ -18,11 +19,10 @@ from strategies._keras import (
     tensorflow_variable,
     variables_of,
 )
-from strategies._tensorflow import ResourceVariable
-from strategies.collectives import Collectives
-from strategies.collectives.health.agreement import agree
-from strategies.data.same_rows import first_different
-from strategies.variables.sparse_variable import SparseVariable
+from strategies.compat.tensorflow import ResourceVariable
+from strategies.data.input_consistency import first_different
+from strategies.diagnostics.consistency import check_same_call
+from strategies.variables.row_variable import RowVariable
 
 # TensorFlow's errors for an optimizer of another strategy, or of none.
 _NESTED_MESSAGES = (
@@ -56,7 +56,7 @@ def is_outside(variable: Any) -> bool:
     True
     """
     inner = tensorflow_variable(variable)
-    is_plain = isinstance(inner, ResourceVariable) and not isinstance(inner, SparseVariable)
+    is_plain = isinstance(inner, ResourceVariable) and not isinstance(inner, RowVariable)
     return is_plain and not hasattr(inner, "_distributed_container")
 
 
@@ -67,7 +67,7 @@ def check_updated(variable: Any, strategy: tf.distribute.Strategy) -> None:
       ValueError: if it was created outside of every scope.
     """
     if is_outside(variable):
-        raise _created_outside([variable], strategy)
+        raise _was_created_outside([variable], strategy)
 
 
 def check_step(fn: Callable[..., Any], strategy: tf.distribute.Strategy, is_summed: bool) -> None:
@@ -90,7 +90,7 @@ def check_step(fn: Callable[..., Any], strategy: tf.distribute.Strategy, is_summ
     measured = [v for metric in metrics_of(model) for v in metric.variables] if is_summed else ()
     outside = [variable for variable in (*trained, *measured) if is_outside(variable)]
     if outside:
-        raise _created_outside(outside, strategy)
+        raise _was_created_outside(outside, strategy)
 
 
 def check_same_outside(model: Any, collectives: Collectives) -> None:
@@ -108,7 +108,7 @@ def check_same_outside(model: Any, collectives: Collectives) -> None:
     weights = [] if model is None else variables_of(model, "weights")
     outside = [w for w in weights if is_outside(w) and tf.as_dtype(w.dtype).is_floating]
     detail = f"{len(outside)} weights from outside of the scope" if outside else ""
-    agree(collectives, "distribution of a dataset", detail)
+    check_same_call(collectives, "distribution of a dataset", detail)
     if not outside or collectives.size == 1 or not tf.executing_eagerly():
         return
     values = [tf.convert_to_tensor(tensorflow_variable(weight)) for weight in outside]
@@ -117,7 +117,7 @@ def check_same_outside(model: Any, collectives: Collectives) -> None:
     if other is not None:
         raise ValueError(
             "What is created outside of the scope has the same weights on all workers. Received: "
-            f"{_named(outside)}, whose values on worker {other} are not those on worker 0. Create "
+            f"{_format_names(outside)}, whose values on worker {other} are not those on worker 0. Create "
             "it inside `with strategy.scope():`, or load the same weights on all workers."
         )
 
@@ -138,17 +138,17 @@ def explain_mixed_strategies(
             raise
         model, _ = step_of(fn)
         variables = [] if model is None else optimizer_variables(model)
-        raise _created_outside(list(filter(is_outside, variables)), strategy) from error
+        raise _was_created_outside(list(filter(is_outside, variables)), strategy) from error
 
 
-def _named(variables: Sequence[Any]) -> str:
+def _format_names(variables: Sequence[Any]) -> str:
     names = [getattr(variable, "path", variable.name) for variable in variables]
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     return ", ".join(map(repr, names[:_NAMED])) + more
 
 
-def _created_outside(variables: Sequence[Any], strategy: tf.distribute.Strategy) -> ValueError:
-    found = f"{_named(variables)}, created" if variables else "an optimizer created"
+def _was_created_outside(variables: Sequence[Any], strategy: tf.distribute.Strategy) -> ValueError:
+    found = f"{_format_names(variables)}, created" if variables else "an optimizer created"
     return ValueError(
         "What trains under a strategy is created in its scope: the model, the optimizer and the "
         "metrics; else each worker would train its own. Received, under "

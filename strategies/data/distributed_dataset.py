@@ -8,8 +8,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from strategies._keras import restart_threads
-from strategies._tensorflow import (
+from strategies.collectives.workers import collectives_of
+from strategies.compat.keras import restart_threads
+from strategies.compat.tensorflow import (
     DistributedDataset,
     DistributedDatasetSpec,
     DistributedIterator,
@@ -23,14 +24,13 @@ from strategies._tensorflow import (
     may_run_generator,
     replica_specs,
 )
-from strategies.collectives.health.agreement import agree, spec_text
-from strategies.collectives.health.calls import record_call
-from strategies.collectives.health.spans import INPUT, SpanStream
-from strategies.collectives.workers import collectives_of
+from strategies.data.input_consistency import check_same_rows
 from strategies.data.iterator_deletion import delete_in_background
-from strategies.data.same_rows import check_same_rows
 from strategies.data.sharding import Epochs, element_of, may_prefetch
-from strategies.file_claims import check_sole_writer
+from strategies.diagnostics.calls import record_call
+from strategies.diagnostics.consistency import check_same_call, spec_text
+from strategies.files.file_locks import check_sole_writer
+from strategies.profiling.spans import INPUT, SpanStream
 
 _Replication = tf.distribute.InputReplicationMode
 _waits = SpanStream(INPUT)
@@ -77,7 +77,7 @@ class ReplicaIterator(DistributedIterator):
                 "function of a replica. Received: a call from inside. Pass the batches: "
                 "strategy.run(function, args=(next(iterator),))."
             )
-        return self._placed(_waits.measure("next batch", self._iterators[0].get_next))
+        return self._place_on_device(_waits.measure("next batch", self._iterators[0].get_next))
 
     def get_next_as_optional(self) -> Any:
         """Returns the next batches as a `tf.experimental.Optional`, which is empty at the end."""
@@ -85,11 +85,11 @@ class ReplicaIterator(DistributedIterator):
         optional = tf.experimental.Optional
         return tf.cond(
             following.has_value(),
-            lambda: optional.from_value(self._placed(following.get_value())),
+            lambda: optional.from_value(self._place_on_device(following.get_value())),
             lambda: optional.empty(self._element_spec),
         )
 
-    def _placed(self, element: Any) -> Any:
+    def _place_on_device(self, element: Any) -> Any:
         devices = self._input_workers.compute_devices_for_worker(0)
         host = self._input_workers.worker_devices[0]
         if len(devices) == 1:
@@ -188,7 +188,7 @@ class ReplicaDataset(DistributedDataset):
         }
         detail = f"{texts.get(steps, f'{steps} steps')}, {spec_text(one.element_spec)}"
         call = record_call() or "iteration over a distributed dataset"
-        agree(self._strategy.extended.collectives, call, detail)
+        check_same_call(self._strategy.extended.collectives, call, detail)
 
     def _iterator(self, dataset: tf.data.Dataset | Epochs) -> ReplicaIterator:
         with tf.device(self._input_workers.worker_devices[0]):
@@ -326,11 +326,11 @@ def _one_by_one(element: Any) -> tf.data.Dataset:
 def _on_device(value: Any, device: str) -> Any:
     """Returns a value placed on a device; strings stay on the host."""
 
-    def placed(tensor: tf.Tensor) -> tf.Tensor:
+    def place_on_device(tensor: tf.Tensor) -> tf.Tensor:
         return tensor if tensor.dtype == tf.string else tf.identity(tensor)
 
     with tf.device(device):
-        return tf.nest.map_structure(placed, value, expand_composites=True)
+        return tf.nest.map_structure(place_on_device, value, expand_composites=True)
 
 
 def _is_dense(spec: Any) -> bool:

@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 from absl import logging
 
-from strategies.checks import check_whole_number
 from strategies.collectives import Collectives, LocalCollectives
 from strategies.collectives.workers import collectives_in_step, collectives_of
 from strategies.data.sharding import empty_element, mark_sharded
-from strategies.partitioning import part_bounds
+from strategies.utils.argument_checks import check_whole_number
+from strategies.utils.partitioning import part_bounds
 
 _SHARDS = ("auto", "files", "rows")
 _UNEVEN = ("empty", "resample", "cut")
@@ -98,11 +98,11 @@ def read_files(
         ordered = rows_of(names, collectives, reader, readers, shard=shard)
         steps = _steps(ordered, size, uneven, collectives)
 
-    def whole() -> tf.data.Dataset:
+    def read_whole_file() -> tf.data.Dataset:
         rows = rows_of(names, LocalCollectives(), reader, readers)
         return batches_of(rows, batch_size, "empty", steps)
 
-    return mark_sharded(batches_of(rows, size, uneven, steps), whole)
+    return mark_sharded(batches_of(rows, size, uneven, steps), read_whole_file)
 
 
 def names_of(files: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> list[str]:

@@ -8,7 +8,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from strategies._tensorflow import (
+from strategies.collectives import Collectives, LocalCollectives
+from strategies.compat.tensorflow import (
     OptionsDataset,
     PerReplica,
     PerReplicaSpec,
@@ -17,9 +18,8 @@ from strategies._tensorflow import (
     empty_batch,
     replica_specs,
 )
-from strategies.assertions import assert_in_step
-from strategies.collectives import Collectives, LocalCollectives
-from strategies.partitioning import part_bounds
+from strategies.utils.assertions import assert_in_step
+from strategies.utils.partitioning import part_bounds
 
 _Policy = tf.data.experimental.AutoShardPolicy
 # For functions that tf.data calls: they do not need AutoGraph, which is most of the cost of `map`.
@@ -105,7 +105,7 @@ class Epochs:
 
 def may_prefetch(dataset: tf.data.Dataset | Epochs) -> bool:
     """Returns whether batches may be prefetched."""
-    if isinstance(dataset, Epochs) or _unwrapped(dataset) in _sharded:
+    if isinstance(dataset, Epochs) or _unwrap_options(dataset) in _sharded:
         return False
     options = dataset.options()
     # Keras turns autotuning off for a PyDataset whose threads read ahead already: batches that an
@@ -134,9 +134,9 @@ def mark_sharded(dataset: tf.data.Dataset, whole: _Maker | None = None) -> tf.da
     return dataset
 
 
-def unsharded(dataset: tf.data.Dataset) -> tf.data.Dataset | None:
+def without_sharding(dataset: tf.data.Dataset) -> tf.data.Dataset | None:
     """Returns the dataset of all workers' rows; None if only this worker's rows are known."""
-    while (dataset := _unwrapped(dataset)) in _sharded:
+    while (dataset := _unwrap_options(dataset)) in _sharded:
         whole = _sharded[dataset]
         if whole is None:
             return None
@@ -145,7 +145,7 @@ def unsharded(dataset: tf.data.Dataset) -> tf.data.Dataset | None:
     return None if policy == _Policy.OFF else dataset
 
 
-def _unwrapped(dataset: tf.data.Dataset) -> tf.data.Dataset:
+def _unwrap_options(dataset: tf.data.Dataset) -> tf.data.Dataset:
     """Returns the marked dataset inside options, as tf_keras's `predict` sets, or `dataset`."""
     behind = dataset
     while behind not in _sharded and isinstance(behind, OptionsDataset):
@@ -195,7 +195,7 @@ def shard_dataset(
     others = collectives if in_step else LocalCollectives()
     if collectives.size * replicas == 1:
         return dataset
-    dataset = _unwrapped(dataset)
+    dataset = _unwrap_options(dataset)
     if dataset in _sharded:
         if replicas == 1 or _is_per_replica(dataset.element_spec):
             return dataset
@@ -238,7 +238,7 @@ def equal_steps(
       ValueError: if some workers' datasets are infinite and others' are not.
     """
     if replicas > 1:
-        dataset = _grouped_by_replica(dataset, replicas)
+        dataset = _group_by_replica(dataset, replicas)
     if collectives.size == 1:
         return dataset
     mine = int(dataset.cardinality())
@@ -281,7 +281,7 @@ def _shard_batches(dataset: tf.data.Dataset, parts: range, size: int) -> tf.data
     return dataset.map(mine, num_parallel_calls=tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)
 
 
-def _grouped_by_replica(dataset: tf.data.Dataset, replicas: int) -> tf.data.Dataset:
+def _group_by_replica(dataset: tf.data.Dataset, replicas: int) -> tf.data.Dataset:
     """Groups batches into elements with one for each replica; pads the last with empty ones."""
     count = dataset.cardinality()
     empty = tf.data.Dataset.from_tensors(empty_element(dataset.element_spec))
@@ -327,11 +327,11 @@ def _split_batches(dataset: tf.data.Dataset, size: int) -> tf.data.Dataset:
 def _rows_of_part(batch: Any, index: int | tf.Tensor, size: int) -> Any:
     """Returns the rows of part `index` of a batch that is split evenly into `size` parts."""
     leaves = tf.nest.flatten(batch)
-    rows = number_of_rows(leaves[0])
+    rows = count_examples(leaves[0])
     start, stop = part_bounds(rows, tf.cast(index, tf.int64), size, tf.minimum)
     rule = "All components of a batch have the same number of rows. Received:"
     checks = [
-        assert_in_step(number_of_rows(leaf) == rows, [rule, rows, number_of_rows(leaf)])
+        assert_in_step(count_examples(leaf) == rows, [rule, rows, count_examples(leaf)])
         for leaf in leaves[1:]
     ]
     with tf.control_dependencies(checks):
@@ -346,7 +346,7 @@ def _slice(value: Any, start: tf.Tensor, stop: tf.Tensor) -> Any:
     return value[start:stop]
 
 
-def number_of_rows(value: Any) -> tf.Tensor:
+def count_examples(value: Any) -> tf.Tensor:
     """Returns the number of rows of a dense, ragged or sparse tensor, an int64 scalar."""
     if isinstance(value, tf.SparseTensor):
         return value.dense_shape[0]

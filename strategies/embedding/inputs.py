@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from strategies.assertions import assert_in_step
+from strategies.utils.assertions import assert_in_step
 
 _BEYOND = (
     "Ids are int64: a larger one would become another, negative one. Received: a uint64 id of "
@@ -123,7 +123,7 @@ class Bags:
             ids = tf.gather(ids, self._kept)
         self.ids = ids
 
-    def combined(self, rows: tf.Tensor) -> Any:
+    def combine(self, rows: tf.Tensor) -> Any:
         """Combines the rows of `ids`, float32 [n, width], into the feature's output."""
         width = rows.shape[-1]
         if self._combiner is None:
@@ -132,7 +132,7 @@ class Bags:
             shape = tf.concat([tf.shape(self._inputs), [width]], 0)
             return tf.ensure_shape(tf.reshape(rows, shape), [*self._inputs.shape, width])
         if self._is_even():
-            return self._summed(rows)
+            return self._sum_bags(rows)
         bags, weights = self._bags, self._weights
         if self._kept is not None:
             bags = tf.gather(bags, self._kept)
@@ -163,7 +163,7 @@ class Bags:
         is_dense = isinstance(self._inputs, tf.Tensor) and self._inputs.shape.rank > 1
         return is_dense and self._weights is None and self._kept is None
 
-    def _summed(self, rows: tf.Tensor) -> tf.Tensor:
+    def _sum_bags(self, rows: tf.Tensor) -> tf.Tensor:
         """Combines the rows of bags with the same number of ids by a sum along one axis."""
         shape = tf.concat([tf.shape(self._inputs), [rows.shape[-1]]], 0)
         rows = tf.ensure_shape(tf.reshape(rows, shape), [*self._inputs.shape, rows.shape[-1]])

@@ -11,12 +11,12 @@ import tensorflow as tf
 
 from strategies.collectives.workers import collectives_of
 from strategies.embedding.checkpoint import keras_saving as saving
-from strategies.embedding.checkpoint.keras_saving import RowsInCheckpoint, serialized
+from strategies.embedding.checkpoint.keras_saving import RowsInCheckpoint, serialize_config
 from strategies.embedding.config import Admission, Eviction, FeatureConfig, TableConfig
 from strategies.embedding.inputs import Bags
 from strategies.embedding.placement import check_on_servers, place_on_servers, place_on_workers
 from strategies.embedding.shard.initializers import initial_rows
-from strategies.embedding.shard.shard import TableSpecs
+from strategies.embedding.shard.table_shard import TableSpecs
 from strategies.embedding.tables import Tables
 from strategies.embedding.validation import (
     bags_of,
@@ -33,8 +33,8 @@ from strategies.embedding.validation import (
     strategy_of_tables,
     tables_of,
 )
-from strategies.ps.extended import ServerExtended
-from strategies.variables.sparse_variable import SparseVariable, recognize_slots
+from strategies.ps.extended import ParameterServerExtended
+from strategies.variables.row_variable import RowVariable, recognize_slots
 
 
 class EmbeddingLayer:
@@ -117,7 +117,7 @@ class EmbeddingLayer:
         self._collectives = collectives_of(self.made_under)
         initial = {name: self._initializer(table) for name, table in tables.items()}
         self.specs = TableSpecs(given, initial, unseen)
-        if isinstance(self.made_under.extended, ServerExtended):
+        if isinstance(self.made_under.extended, ParameterServerExtended):
             check_on_servers(self.specs)
         # Optimizers of the tables that the model's optimizer does not train, by table.
         self.table_optimizers = {
@@ -150,7 +150,7 @@ class EmbeddingLayer:
         """Creates the tables."""
         del input_shape
         strategy = strategy_of_tables() if tf.distribute.has_strategy() else self.made_under
-        if isinstance(strategy.extended, ServerExtended):
+        if isinstance(strategy.extended, ParameterServerExtended):
             tables = place_on_servers(self.specs, strategy)
         else:
             given = strategy if tf.distribute.has_strategy() else None
@@ -165,7 +165,7 @@ class EmbeddingLayer:
             self.restore_rows(self._restored)
             self._restored = None
 
-    def _weight_of(self, variable: SparseVariable, trainable: bool) -> Any:
+    def _weight_of(self, variable: RowVariable, trainable: bool) -> Any:
         """Adds a table's variable to the layer's weights; returns the weight."""
 
         def create(next_creator: Any, **kwargs: Any) -> Any:
@@ -208,7 +208,7 @@ class EmbeddingLayer:
     def _outputs(self, inputs: Any, weights: Any, training: bool | None) -> Any:
         bags = self.bags(inputs, weights)
         training = is_training(training) if self.trainable else False
-        outputs = self._built_tables().outputs(bags, training, self.compute_dtype)
+        outputs = self._require_tables().outputs(bags, training, self.compute_dtype)
         return outputs[""] if self._is_single else outputs
 
     def bags(self, inputs: Any, weights: Any = None) -> dict[str, Bags]:
@@ -245,7 +245,7 @@ class EmbeddingLayer:
         Returns:
           The number of removed rows by table.
         """
-        return self._built_tables().evict()
+        return self._require_tables().evict()
 
     def statistics(self) -> dict[str, dict[str, float]]:
         """Returns statistics of each table since its creation, over all workers.
@@ -263,7 +263,7 @@ class EmbeddingLayer:
         * `bytes_ids`, `bytes_rows`, `bytes_gradients`: bytes sent between workers, or between
           workers and servers.
         """
-        return self._built_tables().statistics()
+        return self._require_tables().statistics()
 
     def plan(self) -> str:
         """Returns a printable report of each table's placement, the reason for it, and its memory.
@@ -271,7 +271,7 @@ class EmbeddingLayer:
         All workers must call it together. Bytes are those of all workers now, and include the slot
         variables that exist so far.
         """
-        return self._built_tables().plan()
+        return self._require_tables().plan()
 
     def rows_by_owner(self) -> dict[str, dict[tuple[str, int], int]]:
         """Returns the number of rows of each table on each worker or server.
@@ -282,7 +282,7 @@ class EmbeddingLayer:
           For each table, the number of rows by owner: ("ps", 0) is the first server, ("worker", 1)
           the worker of rank 1.
         """
-        return self._built_tables().rows_by_owner()
+        return self._require_tables().rows_by_owner()
 
     def rows(self, table: str | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Returns this worker's ids of a table and their rows.
@@ -296,7 +296,7 @@ class EmbeddingLayer:
         Returns:
           The ids, int64 [n] in ascending order, and the rows, float32 [n, width].
         """
-        return self._built_tables().rows(table)
+        return self._require_tables().rows(table)
 
     def set_rows(self, ids: np.ndarray, rows: np.ndarray, table: str | None = None) -> None:
         """Sets the rows of ids; other rows are unchanged.
@@ -311,7 +311,7 @@ class EmbeddingLayer:
         Raises:
           ValueError: if an id is repeated, or the rows do not fit the table.
         """
-        self._built_tables().set_rows(ids, rows, table)
+        self._require_tables().set_rows(ids, rows, table)
 
     def save_rows(self, directory: str, *, delta: bool = False) -> str:
         """Saves rows, slot variables and counts in NumPy's format.
@@ -331,7 +331,7 @@ class EmbeddingLayer:
         Raises:
           ValueError: if `delta` is true and the directory has no saved rows.
         """
-        return self._built_tables().save(directory, delta)
+        return self._require_tables().save(directory, delta)
 
     def load_rows(self, directory: str) -> None:
         """Restores what `save_rows` saved, with any number of workers.
@@ -346,7 +346,7 @@ class EmbeddingLayer:
           ValueError: if the directory has no saved rows, or those of other tables, or a file is
             damaged.
         """
-        self._built_tables().load(directory)
+        self._require_tables().load(directory)
 
     def export_rows(self, directory: str, table: str | None = None, *, format: str = "npy") -> None:
         """Exports ids and rows to files that other systems can read.
@@ -364,7 +364,7 @@ class EmbeddingLayer:
           ValueError: if an argument is invalid, or the directory is not empty.
           ImportError: if pyarrow is not installed.
         """
-        self._built_tables().export_rows(directory, format, table)
+        self._require_tables().export_rows(directory, format, table)
 
     def import_rows(self, directory: str, table: str | None = None) -> None:
         """Imports ids and rows from files written by `export_rows` or another system.
@@ -381,7 +381,7 @@ class EmbeddingLayer:
           ValueError: if the files do not fit the table.
           ImportError: if they are Parquet files and pyarrow is not installed.
         """
-        self._built_tables().import_rows(directory, table)
+        self._require_tables().import_rows(directory, table)
 
     def snapshot_rows(self) -> Mapping[str, np.ndarray]:
         """Returns the rows of all workers, for a checkpoint."""
@@ -411,12 +411,12 @@ class EmbeddingLayer:
         if save_type != "savedmodel":
             return children
         without = {name: each for name, each in children.items() if each is not self._saved_rows}
-        return {**without, **self._served()}
+        return {**without, **self._export()}
 
-    def _served(self) -> dict[str, Any]:
+    def _export(self) -> dict[str, Any]:
         return {} if self.tables is None else self.tables.serving.parts
 
-    def _built_tables(self) -> Tables:
+    def _require_tables(self) -> Tables:
         if self.tables is None:
             raise ValueError(
                 "A layer has tables once it is built. Received: one that was not called. Call it "
@@ -430,10 +430,10 @@ class EmbeddingLayer:
         def plain(table: TableConfig) -> dict[str, Any]:
             fields = table.to_dict()
             initializer = self.initializers.get(fields["embeddings_initializer"])
-            fields["embeddings_initializer"] = serialized(self.initializers, initializer)
+            fields["embeddings_initializer"] = serialize_config(self.initializers, initializer)
             optimizer = self.table_optimizers.get(table.name)
             if optimizer is not None:
-                fields["optimizer"] = serialized(self.optimizers, optimizer)
+                fields["optimizer"] = serialize_config(self.optimizers, optimizer)
             return fields
 
         common = {**super().get_config()}  # type: ignore[misc]  # Keras's layer

@@ -20,12 +20,12 @@ from strategies.embedding.placement_report import (
     sharded_over_servers,
     sharded_over_workers,
 )
-from strategies.embedding.shard.remote import RemoteTableShard
-from strategies.embedding.shard.shard import Group, TableShard, TableSpecs
+from strategies.embedding.shard.server_shard import RemoteTableShard
+from strategies.embedding.shard.table_shard import Group, TableShard, TableSpecs
 from strategies.embedding.tables import Tables
-from strategies.ps.sparse import RemoteRowVariable
-from strategies.variables.active_rows import ActiveRows
-from strategies.variables.sparse_variable import SparseVariable, new_name
+from strategies.ps.embedding_rows import RemoteRowVariable
+from strategies.variables.row_variable import RowVariable, new_name
+from strategies.variables.row_view import RowView
 
 
 def place_on_workers(
@@ -43,8 +43,8 @@ def place_on_workers(
       optimizers: optimizers of the tables that have their own, by the table's name.
     """
     variables = {
-        group: SparseVariable(
-            ActiveRows(specs.expected_rows(group, collectives.size)),
+        group: RowVariable(
+            RowView(specs.expected_rows(group, collectives.size)),
             np.zeros(group.width, np.float32),
             True,
             new_name(),
@@ -87,7 +87,7 @@ def place_on_servers(specs: TableSpecs, strategy: tf.distribute.Strategy) -> Tab
     shards = [
         RemoteTableShard(extended, server, specs, name) for server in extended.servers.servers
     ]
-    variables: Mapping[Group, SparseVariable] = {
+    variables: Mapping[Group, RowVariable] = {
         group: RemoteRowVariable(
             [shard.variables[group] for shard in shards],
             np.zeros(group.width, np.float32),

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from strategies._tensorflow import PerReplica
-from strategies.checks import check_whole_number
+from strategies.compat.tensorflow import PerReplica
 from strategies.data.sharding import Epochs, mark_sharded, shard_dataset
 from strategies.embedding.layer import EmbeddingLayer
-from strategies.embedding.lookup.lookup import keys_of
+from strategies.embedding.lookup.group_lookup import keys_of
 from strategies.embedding.lookup.prefetch_queue import PrefetchQueue
-from strategies.embedding.shard.shard import Group
-from strategies.ps.extended import ServerExtended
+from strategies.embedding.shard.table_shard import Group
+from strategies.ps.extended import ParameterServerExtended
+from strategies.utils.argument_checks import check_whole_number
 
 
 def prefetch_rows(
@@ -68,7 +68,7 @@ def prefetch_rows(
     """
     _check(dataset, layer, steps)
     extended = layer.made_under.extended
-    if not isinstance(extended, ServerExtended) or extended.in_step:
+    if not isinstance(extended, ParameterServerExtended) or extended.in_step:
         return dataset
     replicas = len(extended.worker_devices)
     own = shard_dataset(dataset, extended.workers, replicas, in_step=False)

@@ -10,25 +10,26 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from strategies._tensorflow import in_save_context
 from strategies.collectives import Collectives
-from strategies.embedding.checkpoint import checkpoint, export_import, snapshot
+from strategies.compat.tensorflow import in_save_context
+from strategies.embedding.checkpoint import export_import, snapshot
+from strategies.embedding.checkpoint import row_checkpoint as checkpoint
 from strategies.embedding.checkpoint.saved_model import Serving
 from strategies.embedding.checkpoint.snapshot import Arrays
 from strategies.embedding.checkpoint.weight_tokens import Snapshots
 from strategies.embedding.config import TableConfig
 from strategies.embedding.inputs import Bags, int64_array
 from strategies.embedding.lookup.fused_optimizer import FusedOptimizer
-from strategies.embedding.lookup.lookup import Lookup
+from strategies.embedding.lookup.group_lookup import Lookup
 from strategies.embedding.lookup.prefetch_queue import PrefetchQueue
 from strategies.embedding.lookup.router import LookupRouter
 from strategies.embedding.lookup.traffic import ELSEWHERE, PREFETCHED, traffic_bytes
 from strategies.embedding.placement_report import Placement, TableUsage, report
 from strategies.embedding.shard.capacity import rebalance
 from strategies.embedding.shard.eviction import evict
-from strategies.embedding.shard.shard import Group, TableShard, TableSpecs
 from strategies.embedding.shard.table import STATISTICS, Table
-from strategies.variables.sparse_variable import SparseVariable
+from strategies.embedding.shard.table_shard import Group, TableShard, TableSpecs
+from strategies.variables.row_variable import RowVariable
 
 
 class Tables:
@@ -51,7 +52,7 @@ class Tables:
         collectives: Collectives,
         shards: Sequence[TableShard],
         placements: Mapping[Group, Placement],
-        variables: Mapping[Group, SparseVariable],
+        variables: Mapping[Group, RowVariable],
         routers: Mapping[Group, LookupRouter],
         fused_optimizers: Mapping[Group, FusedOptimizer],
     ):
@@ -96,23 +97,23 @@ class Tables:
         return [shard for shard in self._shards if shard.is_local_owner]
 
     @contextlib.contextmanager
-    def _paused(self) -> Iterator[None]:
+    def _pause_training(self) -> Iterator[None]:
         """Pauses training on all workers in the block."""
         self._shards[0].barrier()
         yield
         self._shards[0].barrier()
 
     @contextlib.contextmanager
-    def _changing(self) -> Iterator[None]:
+    def _change_rows(self) -> Iterator[None]:
         """Pauses training in the block and discards prefetched rows after it."""
-        with self._paused():
+        with self._pause_training():
             yield
         self._clear_prefetched()
 
     @contextlib.contextmanager
     def _setting_rows(self) -> Iterator[None]:
         """Pauses training in the block, which sets rows, and rebalances capacities at its end."""
-        with self._changing():
+        with self._change_rows():
             self._delta_bases.clear()
             yield
             self._rebalance()
@@ -138,7 +139,7 @@ class Tables:
         """Returns each feature's output."""
         if in_save_context():
             return {
-                name: _combined(
+                name: _combine(
                     bags[name], self.serving.rows(feature.table.name, bags[name].ids), dtype
                 )
                 for name, feature in self._specs.features.items()
@@ -149,17 +150,17 @@ class Tables:
             for config, rows in zip(self._specs.groups[group], values, strict=True):
                 names = self._specs.features_of(config.name)
                 for name, part in zip(names, _split(rows, [bags[n] for n in names]), strict=True):
-                    outputs[name] = _combined(bags[name], part, dtype)
+                    outputs[name] = _combine(bags[name], part, dtype)
         return {name: outputs[name] for name in self._specs.features}
 
     def evict(self) -> dict[str, int]:
         """Evicts rows by the tables' `eviction` rules; returns their number by table."""
-        with self._changing():
+        with self._change_rows():
             return evict(self._shards, self.collectives)
 
     def statistics(self) -> dict[str, dict[str, float]]:
         """Returns statistics of each table over all workers."""
-        with self._paused():
+        with self._pause_training():
             return {name: self._statistics(name, traffic) for name, traffic in self._traffic()}
 
     def _traffic(self) -> list[tuple[str, np.ndarray]]:
@@ -197,12 +198,12 @@ class Tables:
 
     def plan(self) -> str:
         """Returns a report of each table's placement, the reason for it, and its memory."""
-        with self._paused():
+        with self._pause_training():
             return report([self._usage(name, traffic) for name, traffic in self._traffic()])
 
     def rows_by_owner(self) -> dict[str, dict[tuple[str, int], int]]:
         """Returns the number of rows of each table on each worker or server."""
-        with self._paused():
+        with self._pause_training():
             return {name: self._rows_by_owner(name) for name in self._placements}
 
     def _rows_by_owner(self, name: str) -> dict[tuple[str, int], int]:
@@ -267,7 +268,7 @@ class Tables:
 
     def export_rows(self, directory: str, format: str, name: str | None) -> None:
         """Exports a table's ids and rows to plain files; see `export_import`."""
-        with self._paused():
+        with self._pause_training():
             chunks = snapshot.row_chunks(self._shards, self.table(name).config.name, only=("rows",))
             export_import.write(directory, format, chunks, self.collectives)
 
@@ -293,7 +294,7 @@ class Tables:
 
     def snapshot(self) -> Arrays:
         """Returns the rows of all workers; all workers must call it."""
-        with self._paused():
+        with self._pause_training():
             return snapshot.take(self._shards, self.collectives)
 
     def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
@@ -304,7 +305,7 @@ class Tables:
     def save(self, directory: str, delta: bool) -> str:
         """Saves the rows to a directory; see `checkpoint`."""
         # Prefetched rows count as touched now but are trained on only later.
-        with self._changing():
+        with self._change_rows():
             snapshot.find_former_slots(self._shards)
             self._check_slots_in_bases()
             return checkpoint.save(
@@ -353,9 +354,9 @@ class Tables:
         return tables[name]
 
 
-def _combined(bags: Bags, rows: tf.Tensor, dtype: str) -> Any:
+def _combine(bags: Bags, rows: tf.Tensor, dtype: str) -> Any:
     """Returns a feature's output; rows are combined in float32 before the cast to `dtype`."""
-    return tf.cast(bags.combined(rows), dtype)
+    return tf.cast(bags.combine(rows), dtype)
 
 
 def _split(rows: tf.Tensor, bags: Sequence[Bags]) -> list[tf.Tensor]:

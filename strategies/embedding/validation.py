@@ -7,12 +7,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from strategies._keras import dtype_policy_of
-from strategies.checks import check_whole_number
+from strategies.compat.keras import dtype_policy_of
 from strategies.core.extended import ReplicatedExtended
 from strategies.embedding.config import COMBINERS, UNSEEN, FeatureConfig, TableConfig
 from strategies.embedding.inputs import Bags
-from strategies.embedding.shard.shard import TableSpecs
+from strategies.embedding.shard.table_shard import TableSpecs
+from strategies.utils.argument_checks import check_whole_number
 
 # Unsupported arguments of the stock Embedding, each with the reason and an alternative.
 _OF_STOCK = {

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from strategies.ps.client import AnswerLost, Server
-from strategies.ps.last_number import LastNumber
+from strategies.ps.connection import ResponseLostError, ServerConnection
 from strategies.ps.lock import Lock
 from strategies.ps.membership import LEFT, worker_states
+from strategies.ps.sequence_number import SequenceNumber
 
 _CAPACITY = 1 << 20
 _POLL_SECONDS = 0.5
@@ -52,7 +52,7 @@ class Barrier:
 
     def __init__(
         self,
-        server: Server,
+        server: ServerConnection,
         name: str,
         rank: int,
         size: int,
@@ -85,7 +85,7 @@ class Barrier:
             self._feed = tf.compat.v1.placeholder(dtype)
             self._number = tf.compat.v1.placeholder(tf.int64, [])
             self._numbers = itertools.count(1)
-            arrived, taken = LastNumber(), LastNumber()
+            arrived, taken = SequenceNumber(), SequenceNumber()
 
             def deposit() -> list[tf.Tensor]:
                 enqueue = functools.partial(self._inputs[rank].enqueue, self._feed)
@@ -121,10 +121,10 @@ class Barrier:
         feeds = {self._feed: value, self._number: np.array(number), **(feeds or {})}
         try:
             results, present, *_ = self._server.run(fetches, feeds, self._release)
-        except AnswerLost:
+        except ResponseLostError:
             self._server.run(self._deposit, feeds, may_repeat=True)
             while self._server.run(self._last_taken, may_repeat=True) != number:
-                with contextlib.suppress(AnswerLost):
+                with contextlib.suppress(ResponseLostError):
                     self._take_if_there(feeds)
             results, present = self._server.run(self._again, feeds, may_repeat=True)
         return results, present

@@ -27,7 +27,7 @@ from strategies.collectives.dtypes import (
 from strategies.collectives.shared_memory import Host, WorkerEndedError, exchange_over, transfers
 from strategies.collectives.shared_memory.channel import Channel
 from strategies.ps.barrier import Barrier
-from strategies.ps.client import Server, Servers
+from strategies.ps.connection import ServerConnection, ServerGroup
 from strategies.ps.ordered_caller import OrderedCaller
 
 
@@ -44,9 +44,9 @@ class ServerCollectives(AllToAllViaAllGather):
 
     def __init__(
         self,
-        servers: Servers,
+        servers: ServerGroup,
         stream: str = "0",
-        connections: Sequence[Server] | None = None,
+        connections: Sequence[ServerConnection] | None = None,
         host: Host | None = None,
     ):
         self.rank = servers.rank
@@ -146,7 +146,7 @@ class ServerCollectives(AllToAllViaAllGather):
     def _sum_on_servers(self, vector: np.ndarray) -> list[np.ndarray]:
         parts = np.array_split(vector, len(self._servers))
 
-        def add(server: Server) -> tuple[list[np.ndarray], np.ndarray]:
+        def add(server: ServerConnection) -> tuple[list[np.ndarray], np.ndarray]:
             connection = self._connections[server.number]
             return self._sum_barrier(connection, vector.dtype)(parts[server.number])
 
@@ -160,7 +160,7 @@ class ServerCollectives(AllToAllViaAllGather):
         self._record_present(present)
         return [np.concatenate([sums for (sums, _), _ in answers])]
 
-    def _sum_barrier(self, server: Server, dtype: np.dtype) -> Barrier:
+    def _sum_barrier(self, server: ServerConnection, dtype: np.dtype) -> Barrier:
         def total(inputs: Sequence[tf.Tensor]) -> list[list[tf.Tensor]]:
             lengths = tf.stack([tf.size(value) for value in inputs])
             # A missing value is a scalar zero, which can be added to a vector of any length.
@@ -182,7 +182,7 @@ class ServerCollectives(AllToAllViaAllGather):
         )
 
     def _gather_on_server(self, array: np.ndarray) -> list[np.ndarray]:
-        others, present = self._gather_barrier(self._connections[0])(_encoded(array))
+        others, present = self._gather_barrier(self._connections[0])(_encode(array))
         ranks = np.flatnonzero(present).tolist()
         mine = _kind(array)
         kinds = {
@@ -195,13 +195,13 @@ class ServerCollectives(AllToAllViaAllGather):
         return [
             np.concatenate(
                 [
-                    array if rank == self.rank else _decoded(bytes(others[rank]), array)
+                    array if rank == self.rank else _decode(bytes(others[rank]), array)
                     for rank in ranks
                 ]
             )
         ]
 
-    def _gather_barrier(self, server: Server) -> Barrier:
+    def _gather_barrier(self, server: ServerConnection) -> Barrier:
         def exchange(inputs: Sequence[tf.Tensor]) -> list[list[tf.Tensor]]:
             # No worker is sent its own rows.
             return [
@@ -234,10 +234,10 @@ def _kind(rows: np.ndarray) -> bytes:
     return f"all_gather of {rows.dtype} {rows.shape[1:]}".encode()
 
 
-def _encoded(rows: np.ndarray) -> bytes:
+def _encode(rows: np.ndarray) -> bytes:
     return b"\n".join([_kind(rows), b"%d" % len(rows), rows.tobytes()])
 
 
-def _decoded(data: bytes, like: np.ndarray) -> np.ndarray:
+def _decode(data: bytes, like: np.ndarray) -> np.ndarray:
     _, number, values = data.split(b"\n", 2)
     return np.frombuffer(values, like.dtype).reshape(int(number), *like.shape[1:])

@@ -9,34 +9,34 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from strategies._keras import is_iterations, is_optimizer, path_of
-from strategies._tensorflow import (
+from strategies.collectives import Collectives, LocalCollectives
+from strategies.compat.call_stack import innermost
+from strategies.compat.keras import is_iterations, is_optimizer, path_of
+from strategies.compat.tensorflow import (
     ResourceVariable,
     UninitializedVariable,
     select_replica,
     set_container,
 )
-from strategies.collectives import Collectives, LocalCollectives
 from strategies.core.extended import ReplicatedExtended
+from strategies.data.bounded_prefetch import bound_prefetch
 from strategies.data.distributed_dataset import ReplicaDataset, check_options
-from strategies.data.generators import read_equally_far
 from strategies.data.sharding import equal_steps, shard_dataset
-from strategies.frames import innermost
-from strategies.ps.client import Servers
-from strategies.ps.creation import (
-    as_state,
+from strategies.ps.connection import ServerGroup
+from strategies.ps.embedding_rows import RemoteRowVariable, update_call
+from strategies.ps.input import ServerDataset
+from strategies.ps.modes.base import LocalTraining, UpdateMode
+from strategies.ps.ordered_caller import OrderedCaller
+from strategies.ps.registry import RemoteVariable, VariableRegistry
+from strategies.ps.server_program import NewValues, StepProgram
+from strategies.ps.updates import VariableUpdate, are_alive, update_if
+from strategies.ps.variable_kinds import (
     check_aggregation,
     initial_value,
     is_assignment,
+    normalize_state_arguments,
     variable_kind,
 )
-from strategies.ps.input import ServerDataset
-from strategies.ps.ordered_caller import OrderedCaller
-from strategies.ps.registry import RemoteVariable, VariableRegistry
-from strategies.ps.sparse import RemoteRowVariable, update_call
-from strategies.ps.step_program import NewValues, StepProgram
-from strategies.ps.update_mode import LocalTraining, UpdateMode
-from strategies.ps.updates import VariableUpdate, are_alive, update_if
 from strategies.ps.variables import (
     CounterVariable,
     LocalCounterVariable,
@@ -49,13 +49,13 @@ from strategies.ps.variables import (
     local_copy,
 )
 from strategies.reduction import ReductionOptions
-from strategies.variables.on_read import with_own_rows
-from strategies.variables.sparse_variable import table_asked_for
+from strategies.variables.on_read_variable import keep_state_per_replica
+from strategies.variables.row_variable import table_asked_for
 
 _CPU = "/device:CPU:0"
 
 
-class ServerExtended(ReplicatedExtended):
+class ParameterServerExtended(ReplicatedExtended):
     """A mirrored strategy over one worker's replicas, whose variables are on the servers.
 
     Args:
@@ -79,7 +79,7 @@ class ServerExtended(ReplicatedExtended):
         devices: Sequence[str],
         options: ReductionOptions,
         resolver: tf.distribute.cluster_resolver.ClusterResolver | None,
-        servers: Servers,
+        servers: ServerGroup,
         registry: VariableRegistry,
         update_mode: UpdateMode,
         in_step: bool,
@@ -127,13 +127,15 @@ class ServerExtended(ReplicatedExtended):
         return weights
 
     @property
-    def _may_lack_rows(self) -> bool:
+    def _may_lack_examples(self) -> bool:
         return self.workers.size * len(self._devices) > 1
 
     # Variables.
 
     def _create_variable(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
-        kwargs = with_own_rows(kwargs if self.in_step else as_state(kwargs))
+        kwargs = keep_state_per_replica(
+            kwargs if self.in_step else normalize_state_arguments(kwargs)
+        )
         beside = kwargs.get("colocate_with")
         is_own = kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ
         is_of_rows = isinstance(beside, RemoteRowVariable) or table_asked_for(kwargs) is not None
@@ -203,7 +205,7 @@ class ServerExtended(ReplicatedExtended):
             return super()._call_for_each_replica(fn, args, kwargs)
         self._running += 1
         try:
-            with self._row_weights_scope(args, kwargs):
+            with self._input_weights_scope(args, kwargs):
                 result = super()._call_for_each_replica(fn, args, kwargs)
                 if self._running == 1 or len(self._devices) == 1:
                     self._flush()
@@ -254,7 +256,7 @@ class ServerExtended(ReplicatedExtended):
         if not in_replica:
             return var.update_copy(fn, value, **kwargs)
         if not self._is_updated_on_servers(var):
-            return var.update_copy(self.where_rows(fn), value, **kwargs)
+            return var.update_copy(self.where_examples(fn), value, **kwargs)
         if is_assignment(fn) and not self._is_recorded(var) and innermost(is_optimizer) is not None:
             # Weight decay such as Muon's, computed from a copy that may lack others' updates.
             return self._add(var, tf.cast(value, var.dtype) - local_copy(var))
@@ -290,9 +292,9 @@ class ServerExtended(ReplicatedExtended):
         Otherwise, momentum and weight decay would change it. Accumulated gradients may be due.
         """
         accumulated = getattr(innermost(is_optimizer), "gradient_accumulation_steps", None)
-        return self.where_rows(fn) if self.is_stepping() and accumulated is None else fn
+        return self.where_examples(fn) if self.is_stepping() and accumulated is None else fn
 
-    def where_rows(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+    def where_examples(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         """Returns a function that updates a copy as `fn` does, but only if the step has rows."""
         has_rows = self._has_rows()
         return fn if has_rows is None else update_if(has_rows, fn)
@@ -430,7 +432,7 @@ class ServerExtended(ReplicatedExtended):
             return [True, *vectors]
 
         with tf.device(_CPU):
-            tensors = program.packed(updates, [count for _, count in counts])
+            tensors = program.pack(updates, [count for _, count in counts])
             fresh, *vectors = self.ordered_caller.call(
                 "updates", deliver, tensors, [tf.bool, *program.dtypes]
             )
@@ -477,7 +479,7 @@ class ServerExtended(ReplicatedExtended):
         self, dataset: tf.data.Dataset, options: Any
     ) -> ReplicaDataset:
         if self.workers.size > 1:
-            dataset = read_equally_far(dataset)
+            dataset = bound_prefetch(dataset)
         if self.in_step:
             part = super()._experimental_distribute_dataset(dataset, options)
         else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from strategies._tensorflow import ResourceVariable, Session
+from strategies.compat.tensorflow import ResourceVariable, Session
 
 # States of a worker. A killed worker stays PRESENT; a restarted one becomes PRESENT again.
 AWAITED, PRESENT, LEFT = 0, 1, 2

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from strategies.checks import check_whole_number
 from strategies.ps.placement import MIN_SLICE_SIZE, Chooser, Placement
+from strategies.utils.argument_checks import check_whole_number
 
 _MODES = ("sync", "async", "half_async", "geo")
 _COMPRESSIONS = (None, "fp16")

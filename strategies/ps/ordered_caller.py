@@ -7,8 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from strategies.collectives.health.spans import EXCHANGE, SpanStream
 from strategies.collectives.ordered_calls import OrderedCalls
+from strategies.profiling.spans import EXCHANGE, SpanStream
 
 
 class OrderedCaller:

@@ -7,8 +7,8 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from strategies.checks import check_whole_number
-from strategies.partitioning import part_bounds
+from strategies.utils.argument_checks import check_whole_number
+from strategies.utils.partitioning import part_bounds
 
 Chooser = Callable[[str, tuple[int, ...], int], int]
 MIN_SLICE_SIZE = 8192

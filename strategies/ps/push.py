@@ -28,7 +28,7 @@ class Push:
     steps: int = 1
 
 
-def merged(pushes: Sequence[Push]) -> Push:
+def merge_pushes(pushes: Sequence[Push]) -> Push:
     """Returns the sum of several pushes of one program, with the newest learning rate."""
     if len(pushes) == 1:
         return pushes[0]
@@ -37,7 +37,7 @@ def merged(pushes: Sequence[Push]) -> Push:
         for server in zip(*(push.packs for push in pushes), strict=True)
     ]
     sparse = [
-        [_concatenated(parts) for parts in zip(*server, strict=True)]
+        [_concatenate(parts) for parts in zip(*server, strict=True)]
         for server in zip(*(push.sparse for push in pushes), strict=True)
     ]
     counts = [_sum(counts) for counts in zip(*(push.counts for push in pushes), strict=True)]
@@ -48,6 +48,6 @@ def _sum(arrays: Sequence[np.ndarray]) -> np.ndarray:
     return np.sum(np.stack(arrays), axis=0, dtype=arrays[0].dtype)
 
 
-def _concatenated(parts: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
+def _concatenate(parts: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
     values, rows = zip(*parts, strict=True)
     return np.concatenate(values), np.concatenate(rows)

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from strategies._tensorflow import ResourceVariable
 from strategies.collectives.startup.waiting import wait_until
-from strategies.ps.client import Server, Servers
+from strategies.compat.tensorflow import ResourceVariable
+from strategies.ps.connection import ServerConnection, ServerGroup
 from strategies.ps.placement import Placement, Slice, report
 from strategies.ps.row_log import RowLog, has_row_log
 
@@ -53,7 +53,7 @@ class RemoteVariable:
     is_counter: bool = False
     is_new: bool = False
     parts: list[ResourceVariable] = field(default_factory=list)
-    io: Sequence[Server] = ()
+    io: Sequence[ServerConnection] = ()
     has_logs: bool = False
     logs: list[RowLog] = field(default_factory=list)
 
@@ -81,10 +81,10 @@ class VariableRegistry:
       timeout: the number of seconds to wait for the first worker's initial value.
     """
 
-    def __init__(self, servers: Servers, placement: Placement, timeout: float):
+    def __init__(self, servers: ServerGroup, placement: Placement, timeout: float):
         self._servers = servers
-        self._io: Sequence[Server] = ()
-        self._readers: dict[Any, Server] = {}
+        self._io: Sequence[ServerConnection] = ()
+        self._readers: dict[Any, ServerConnection] = {}
         self._placement = placement
         self._timeout = timeout
         self._lock = threading.Lock()
@@ -166,7 +166,7 @@ class VariableRegistry:
         )
 
     def _is_initialized(self, variable: RemoteVariable) -> bool:
-        def ask(server: Server) -> bool:
+        def ask(server: ServerConnection) -> bool:
             numbers = variable.slices_on(server.number)
             if not numbers:
                 return True
@@ -184,7 +184,7 @@ class VariableRegistry:
         self._write(variable, np.asarray(value), is_locked=True)
 
     def _write(self, variable: RemoteVariable, value: np.ndarray, is_locked: bool) -> None:
-        def assign(server: Server) -> None:
+        def assign(server: ServerConnection) -> None:
             numbers = variable.slices_on(server.number)
             if numbers:
                 connection = variable.io[server.number]
@@ -210,7 +210,7 @@ class VariableRegistry:
 
     def _read(self, variables: list[RemoteVariable], is_locked: bool) -> list[np.ndarray]:
 
-        def ask(server: Server) -> dict[tuple[int, int], np.ndarray]:
+        def ask(server: ServerConnection) -> dict[tuple[int, int], np.ndarray]:
             keys = [
                 (n, number)
                 for n, one in enumerate(variables)
@@ -238,9 +238,11 @@ class VariableRegistry:
         found: dict[tuple[int, int], np.ndarray] = {}
         for answers in self._servers.each(ask):
             found.update(answers)
-        return [self._assembled(one, n, found) for n, one in enumerate(variables)]
+        return [self._assemble(one, n, found) for n, one in enumerate(variables)]
 
-    def _reader(self, server: Server, key: Any, variables: Sequence[RemoteVariable]) -> Server:
+    def _reader(
+        self, server: ServerConnection, key: Any, variables: Sequence[RemoteVariable]
+    ) -> ServerConnection:
         """Returns the connection that reads variables of one server together."""
         own = variables[0].io[server.number]
         if all(one.io[server.number] is own for one in variables):
@@ -250,14 +252,14 @@ class VariableRegistry:
                 self._readers[server.number, key] = server.new_connection()
             return self._readers[server.number, key]
 
-    def _assembled(
+    def _assemble(
         self, variable: RemoteVariable, n: int, found: dict[tuple[int, int], np.ndarray]
     ) -> np.ndarray:
         if variable.is_counter or not variable.shape:
             return np.asarray(found[n, 0])
         return np.concatenate([found[n, number] for number in range(len(variable.slices))])
 
-    def held(self) -> dict[int, list[tuple[str, int]]]:
+    def describe_contents(self) -> dict[int, list[tuple[str, int]]]:
         """Returns the variables or slices that each server holds, and their sizes in bytes."""
         found: dict[int, list[tuple[str, int]]] = {
             server.number: [] for server in self._servers.servers
@@ -279,7 +281,7 @@ class VariableRegistry:
         return report(placed, len(self._servers))
 
 
-def _part(variable: RemoteVariable, number: int, server: Server) -> ResourceVariable:
+def _part(variable: RemoteVariable, number: int, server: ServerConnection) -> ResourceVariable:
     """Returns a slice of a variable in the graph of a connection to its server."""
 
     def create() -> ResourceVariable:
@@ -294,7 +296,7 @@ def _part(variable: RemoteVariable, number: int, server: Server) -> ResourceVari
     return server.once(("part", variable.name, number), create)
 
 
-def _logs(variable: RemoteVariable, number: int, server: Server) -> list[RowLog]:
+def _logs(variable: RemoteVariable, number: int, server: ServerConnection) -> list[RowLog]:
     """Returns the log of a slice, or nothing if it has none, in the graph of a connection."""
     if not variable.has_logs:
         return []
@@ -308,7 +310,7 @@ def _name_on_server(variable: RemoteVariable, number: int) -> str:
 
 
 def _assignment(
-    variable: RemoteVariable, server: Server, is_locked: bool
+    variable: RemoteVariable, server: ServerConnection, is_locked: bool
 ) -> tuple[list[Any], tf.Operation]:
     """Adds an assignment of a variable's slices on a server; returns its placeholders and it."""
     numbers = variable.slices_on(server.number)

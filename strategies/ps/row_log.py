@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from strategies._tensorflow import ResourceVariable
+from strategies.compat.tensorflow import ResourceVariable
 
 NEVER = -1  # the position of a copy that lacks all changes
 _MIN_ROWS = 1024

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from strategies._keras import optimizer_of
-from strategies.ps.creation import is_assignment
+from strategies.compat.keras import optimizer_of
+from strategies.ps.variable_kinds import is_assignment
 from strategies.ps.variables import SharedVariable
 from strategies.variables.elementwise import ELEMENTWISE, is_elementwise, update_without_xla
 
@@ -113,7 +113,7 @@ class VariableUpdate:
 
     def forget_function(self) -> None:
         """Forgets the function, which would keep its optimizer alive, once servers have it."""
-        self.fn = _forgotten
+        self.fn = _was_collected
 
     @property
     def is_mergeable(self) -> bool:
@@ -157,7 +157,7 @@ def _settings_of(optimizer: Any) -> tuple[tuple[str, Any], ...]:
     )
 
 
-def _forgotten(variable: Any) -> None:
+def _was_collected(variable: Any) -> None:
     raise AssertionError("A program is built once.")
 
 

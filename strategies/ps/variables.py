@@ -14,12 +14,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from strategies._tensorflow import VARIABLE_VALUE_KEY, ResourceVariable
-from strategies.ps.client import Server
+from strategies.compat.tensorflow import VARIABLE_VALUE_KEY, ResourceVariable
+from strategies.ps.connection import ServerConnection
 from strategies.ps.registry import RemoteVariable, VariableRegistry
 from strategies.ps.row_log import NEVER
-from strategies.variables.active_shard import ActiveShard
-from strategies.variables.number import MirroredVariable
+from strategies.variables.active_view import ActiveView
+from strategies.variables.scalars import MirroredVariable
 
 _CPU = "/device:CPU:0"
 
@@ -36,7 +36,7 @@ class ServerView:
 
     def __init__(
         self,
-        server: Server,
+        server: ServerConnection,
         remote: RemoteVariable,
         number: int,
         local: Callable[[Any], tf.Tensor],
@@ -64,7 +64,7 @@ class ServerView:
 
 
 # While a thread builds the update of a slice, its variables stand for the server's parts.
-active_view: ActiveShard[ServerView] = ActiveShard()
+active_view: ActiveView[ServerView] = ActiveView()
 
 
 def current_server() -> int | None:

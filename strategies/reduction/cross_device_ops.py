@@ -8,17 +8,17 @@ from typing import Any
 
 import tensorflow as tf
 
-from strategies._tensorflow import (
+from strategies.collectives import Collectives
+from strategies.compat.tensorflow import (
     DistributedValues,
     Mirrored,
     PerReplica,
     regroup,
 )
-from strategies.collectives import Collectives
-from strategies.gpus import has_virtual_gpus
 from strategies.reduction import sparse
 from strategies.reduction.options import ReductionOptions
 from strategies.reduction.xla import check_communication
+from strategies.utils.gpus import has_virtual_gpus
 
 _LARGEST_RANK = 16  # of tensors that are gathered
 _ANY, _NONE = -1, -2
@@ -103,7 +103,7 @@ class ReplicaCrossDeviceOps(tf.distribute.CrossDeviceOps):
         columns = list(zip(*finite, strict=True))
         local_sums = self._local_sums(columns, replica_weights)
         sent = [
-            self._densified(column) if summed is None else [_components(summed)[0]]
+            self._to_dense(column) if summed is None else [_components(summed)[0]]
             for column, summed in zip(columns, local_sums, strict=True)
         ]
         is_weighted = mean and weights is not None
@@ -116,10 +116,12 @@ class ReplicaCrossDeviceOps(tf.distribute.CrossDeviceOps):
         for column, local, summed in zip(columns, local_sums, sums, strict=True):
             if local is None:
                 results.append(
-                    self._rows(sparse.concatenated(column), summed, total if mean else None, size)
+                    self._gather_rows(
+                        sparse.concatenate(column), summed, total if mean else None, size
+                    )
                 )
             elif mean:
-                results.append(_divided(summed[0], total, size))
+                results.append(_divide(summed[0], total, size))
             else:  # a local sum that is on all devices already is not copied again
                 results.append(local if self._collectives.size == 1 else summed[0])
         others = iter(results)
@@ -141,17 +143,17 @@ class ReplicaCrossDeviceOps(tf.distribute.CrossDeviceOps):
             scopes = self._scopes(len(weights))
             for value, weight, scope in zip(columns[n], weights, scopes, strict=True):
                 with scope:
-                    weighted[-1].append(_weighted(value, weight))
+                    weighted[-1].append(_apply_weight(value, weight))
         if self._local is None or len(weights) == 1 or not dense:
             sums: list[Any] = [v[0] if len(v) == 1 else tf.add_n(v) for v in weighted]
         else:
-            sums = self._reduced_locally(weighted, self._local)
+            sums = self._reduce_locally(weighted, self._local)
         results: list[Any] = [None] * len(columns)
         for n, total in zip(dense, sums, strict=True):
             results[n] = total
         return results
 
-    def _reduced_locally(
+    def _reduce_locally(
         self, columns: Sequence[Sequence[tf.Tensor]], local: tf.distribute.CrossDeviceOps
     ) -> list[Any]:
         """Returns the sums over this worker's replicas, of one dtype at a time."""
@@ -183,13 +185,13 @@ class ReplicaCrossDeviceOps(tf.distribute.CrossDeviceOps):
             return [tf.device(device) for device in self._devices]
         return [contextlib.nullcontext() for _ in range(count)]
 
-    def _densified(self, column: Sequence[tf.IndexedSlices]) -> list[tf.Tensor]:
+    def _to_dense(self, column: Sequence[tf.IndexedSlices]) -> list[tf.Tensor]:
         """Returns a sparse gradient as dense tensors to reduce; empty if it stays sparse."""
-        joined = sparse.concatenated(column)
+        joined = sparse.concatenate(column)
         is_small = sparse.num_elements(joined) <= self._options.dense_below
-        return sparse.densified(joined) if self._options.sum_rows and is_small else []
+        return sparse.densify(joined) if self._options.sum_rows and is_small else []
 
-    def _rows(
+    def _gather_rows(
         self,
         mine: tf.IndexedSlices,
         summed: Sequence[tf.Tensor],
@@ -206,7 +208,7 @@ class ReplicaCrossDeviceOps(tf.distribute.CrossDeviceOps):
             result = sparse.unique_of_workers(result) if self._options.sum_rows else result
         if total is None:
             return result
-        values = _divided(result.values, total, size)
+        values = _divide(result.values, total, size)
         return tf.IndexedSlices(values, result.indices, result.dense_shape)
 
     def _all_reduce_buckets(self, values: Sequence[tf.Tensor], exactly: bool) -> list[tf.Tensor]:
@@ -290,7 +292,7 @@ class ReplicaCrossDeviceOps(tf.distribute.CrossDeviceOps):
             replicas = list(zip(*(columns[n] for n in chosen), strict=True))
             weights = self._weights() if count == len(self._devices) else None
             for n, value in zip(chosen, self.all_reduce(reduce_op, replicas, weights), strict=True):
-                results[n] = self._mirrored(value)
+                results[n] = self._mirror(value)
         return results
 
     def broadcast(self, tensor: Any, destinations: Any) -> Any:
@@ -300,7 +302,7 @@ class ReplicaCrossDeviceOps(tf.distribute.CrossDeviceOps):
         leave the worker. Optimizers write such a variable in every step.
         """
         del destinations
-        return self._mirrored(_as_tensors(tensor))
+        return self._mirror(_as_tensors(tensor))
 
     def _gather(
         self, per_replica_value: Any, destinations: Any, axis: int, options: Any = None
@@ -316,7 +318,7 @@ class ReplicaCrossDeviceOps(tf.distribute.CrossDeviceOps):
         axis = axis if axis >= 0 else axis + tensors[0].shape.rank
         with tf.control_dependencies(self._check_shapes(tensors, axis)):
             joined = tf.concat(tensors, axis)
-        return self._mirrored(self.gather(joined, axis))
+        return self._mirror(self.gather(joined, axis))
 
     def _all_reduce(
         self, reduce_op: tf.distribute.ReduceOp, value: Any, replica_id: int, options: Any
@@ -325,7 +327,7 @@ class ReplicaCrossDeviceOps(tf.distribute.CrossDeviceOps):
         values = tf.nest.flatten(value)
         return tf.nest.pack_sequence_as(value, self.all_reduce(reduce_op, [values]))
 
-    def _mirrored(self, value: tf.Tensor | tf.IndexedSlices) -> Any:
+    def _mirror(self, value: tf.Tensor | tf.IndexedSlices) -> Any:
         """Copies a value to each of this worker's devices."""
         if isinstance(value, DistributedValues):
             return value
@@ -345,13 +347,13 @@ def _finite_where_counted(
     if not values or weight is None or tf.get_static_value(weight):
         return values
 
-    def replaced(value: tf.Tensor | tf.IndexedSlices) -> tf.Tensor | tf.IndexedSlices:
+    def replace_value(value: tf.Tensor | tf.IndexedSlices) -> tf.Tensor | tf.IndexedSlices:
         if isinstance(value, tf.IndexedSlices) or not value.dtype.is_floating:
             return value
         return tf.where(tf.math.is_finite(value), value, tf.zeros_like(value))
 
     values = [v if isinstance(v, tf.IndexedSlices) else tf.convert_to_tensor(v) for v in values]
-    return tf.cond(weight > 0, lambda: values, lambda: [replaced(value) for value in values])
+    return tf.cond(weight > 0, lambda: values, lambda: [replace_value(value) for value in values])
 
 
 def buckets(sizes: Sequence[int], limit: int) -> list[list[int]]:
@@ -390,14 +392,14 @@ def _bytes_of(value: tf.Tensor) -> int:
     return (value.shape.num_elements() or 0) * value.dtype.size
 
 
-def _weighted(value: tf.Tensor, weight: tf.Tensor | None) -> tf.Tensor:
+def _apply_weight(value: tf.Tensor, weight: tf.Tensor | None) -> tf.Tensor:
     value = tf.convert_to_tensor(value)
     if weight is None or not value.dtype.is_floating:
         return value
     return value * tf.cast(weight, value.dtype)
 
 
-def _divided(value: tf.Tensor, total: int | tf.Tensor, size: int) -> tf.Tensor:
+def _divide(value: tf.Tensor, total: int | tf.Tensor, size: int) -> tf.Tensor:
     if isinstance(total, int) or not value.dtype.is_floating:
         return value / size
     return value / tf.maximum(tf.cast(total, value.dtype), 1)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from strategies._tensorflow import CommunicationOptions
-from strategies.checks import check_whole_number
+from strategies.compat.tensorflow import CommunicationOptions
+from strategies.utils.argument_checks import check_whole_number
 
 _COMPRESSIONS = (None, "fp16")
 _MODES = ("all_reduce", "reduce")
@@ -70,10 +70,12 @@ class ReductionOptions:
             )
 
 
-def packed(reduction: ReductionOptions | None, options: CommunicationOptions) -> ReductionOptions:
+def with_bucket_bytes(
+    reduction: ReductionOptions | None, options: CommunicationOptions
+) -> ReductionOptions:
     """Returns the reduction options, with buckets of `bytes_per_pack` bytes if that is set.
 
-    >>> packed(None, CommunicationOptions(bytes_per_pack=100)).bucket_bytes
+    >>> with_bucket_bytes(None, CommunicationOptions(bytes_per_pack=100)).bucket_bytes
     100
 
     Raises:

@@ -37,7 +37,7 @@ def as_tensors(slices: tf.IndexedSlices) -> tf.IndexedSlices:
     )
 
 
-def concatenated(slices: Sequence[tf.IndexedSlices]) -> tf.IndexedSlices:
+def concatenate(slices: Sequence[tf.IndexedSlices]) -> tf.IndexedSlices:
     """Concatenates the gradients of several replicas; the result represents their sum."""
     if len(slices) == 1:
         return slices[0]
@@ -142,7 +142,7 @@ def num_elements(slices: tf.IndexedSlices) -> float:
     return math.inf if shape is None else float(math.prod(shape.tolist()))
 
 
-def densified(slices: tf.IndexedSlices) -> list[tf.Tensor]:
+def densify(slices: tf.IndexedSlices) -> list[tf.Tensor]:
     """Returns the dense gradient of the table and the number of occurrences of each row."""
     counts = tf.ones_like(slices.indices, slices.values.dtype)
     rows = slices.dense_shape[0]
@@ -153,7 +153,7 @@ def densified(slices: tf.IndexedSlices) -> list[tf.Tensor]:
 
 
 def touched_rows(table: tf.Tensor, counts: tf.Tensor, like: tf.IndexedSlices) -> tf.IndexedSlices:
-    """Returns the rows with a gradient from sums of the outputs of `densified`.
+    """Returns the rows with a gradient from sums of the outputs of `densify`.
 
     Optimizers skip the other rows.
     """

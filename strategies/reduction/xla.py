@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from strategies._tensorflow import is_compiled_by_xla
 from strategies.collectives import Collectives
+from strategies.compat.tensorflow import is_compiled_by_xla
 
 
 def check_communication(collectives: Collectives) -> None:

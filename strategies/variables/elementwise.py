@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from strategies._keras import is_legacy, is_of_keras
+from strategies.compat.keras import is_legacy, is_of_keras
 
 # The other optimizers use a variable's norm, rows or columns.
 ELEMENTWISE = (

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from strategies._tensorflow import ResourceVariable
-from strategies.assertions import assert_in_step
+from strategies.compat.tensorflow import ResourceVariable
+from strategies.utils.assertions import assert_in_step
 
 HOST = "/device:CPU:0"
 # The shapes of new tensors are int32.
@@ -113,14 +113,14 @@ class GrowableArray:
     def reset(self, rows: tf.Tensor) -> None:
         """Resets rows to the initial value; rows beyond the array's length are skipped."""
         there = tf.boolean_mask(rows, rows < self._length.read_value())
-        self.update(there, self._tiled(tf.constant(self.fill, self.dtype), tf.size(there)))
+        self.update(there, self._tile(tf.constant(self.fill, self.dtype), tf.size(there)))
 
     def clear(self) -> None:
         """Removes all rows."""
         self._array.assign(tf.zeros([0, *self.shape], self.dtype))
         self._length.assign(0)
 
-    def _tiled(self, row: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
+    def _tile(self, row: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
         return tf.tile(row[tf.newaxis], [count, *[1] * len(self.shape)])
 
     def _extend(self, length: tf.Tensor, fill: tf.Tensor | None) -> bool:
@@ -132,7 +132,7 @@ class GrowableArray:
             def fill_chunk(start: tf.Tensor) -> tuple[tf.Tensor]:
                 stop = tf.minimum(start + _CHUNK, length)
                 count = tf.cast(stop - start, tf.int32)
-                self.update(tf.range(start, stop), self._tiled(fill, count))
+                self.update(tf.range(start, stop), self._tile(fill, count))
                 return (stop,)
 
             tf.while_loop(lambda start: start < length, fill_chunk, [there])

@@ -9,9 +9,9 @@ import time
 import tensorflow as tf
 
 from strategies.ps.barrier import Barrier
-from strategies.ps.client import Server, ServerLost
-from strategies.ps.last_number import LastNumber
+from strategies.ps.connection import Server, ServerUnavailableError
 from strategies.ps.membership import worker_states
+from strategies.ps.sequence_number import SequenceNumber
 from tf_config import Address
 
 with socket.create_server(("127.0.0.1", 0)) as free:
@@ -34,7 +34,7 @@ def interrupted(operation, feeds=None, of=server):
 def run(*arguments, **options):
     try:
         return server.run(*arguments, **options)
-    except ServerLost as error:
+    except ServerUnavailableError as error:
         return error
 
 
@@ -44,7 +44,7 @@ with server.building():
     number = tf.compat.v1.placeholder(tf.int64, [])
     counts = [tf.Variable(0, dtype=tf.int64, name=f"count_{each}") for each in range(2)]
     initialize = [each.initializer for each in counts]
-    calls = LastNumber()
+    calls = SequenceNumber()
 
 
 def add(between=tuple):
@@ -93,7 +93,7 @@ waited = []
 def wait():
     try:
         waited.append(barriers[0](1))
-    except ServerLost as error:
+    except ServerUnavailableError as error:
         waited.append(error)
 
 

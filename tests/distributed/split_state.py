@@ -15,7 +15,7 @@ import tensorflow as tf
 
 import strategies
 from strategies.collectives.single_worker import single_worker_scope
-from strategies.variables.partition import PartitionedVariable
+from strategies.variables.partitioned import PartitionedVariable
 from tests.support.assertions import assert_all_close, raises
 from tests.support.checks import run_checks
 from tests.support.keras_apis import optimizer_variables

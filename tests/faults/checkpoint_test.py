@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 
 import strategies
-from strategies.durable_files import write_json
-from strategies.embedding.checkpoint import checkpoint, npy_stream
+from strategies.embedding.checkpoint import npy_stream
+from strategies.embedding.checkpoint import row_checkpoint as checkpoint
+from strategies.files.atomic_files import write_json
 from tests.support.worker_threads import on_workers
 
 pytestmark = pytest.mark.training

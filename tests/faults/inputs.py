@@ -18,9 +18,9 @@ from tf_config.address import Address
 from tf_config.cli import main
 from tf_config.cluster import Task
 from tf_config.environments import ENVIRONMENTS, resolve
+from tf_config.environments.node_list import parse_node_list, parse_tasks_per_node
 from tf_config.hosts import parse_hostfile, parse_hosts
-from tf_config.join import start_timeout
-from tf_config.node_list import parse_node_list, parse_tasks_per_node
+from tf_config.launcher.task_resolution import start_timeout
 from tf_config.rendezvous import check_url
 
 ANY = st.text(max_size=40)

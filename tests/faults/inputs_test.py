@@ -71,7 +71,7 @@ LARGE = {
 @pytest.mark.parametrize("name", LARGE)
 def test_what_is_large_takes_no_memory(name):
     code = (
-        "from tf_config import *\nfrom tf_config.node_list import *\n"
+        "from tf_config import *\nfrom tf_config.environments.node_list import *\n"
         "from tf_config.hosts import *\n"
         "from tf_config.roles import Roles\nfrom tf_config.environments import resolve\n"
         "from tf_config.capacity import plan_capacity\n"

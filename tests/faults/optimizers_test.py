@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import strategies
-from strategies._keras import optimizers_of
+from strategies.compat.keras import optimizers_of
 
 pytestmark = pytest.mark.training
 

@@ -14,7 +14,7 @@ import pytest
 
 from tf_config.builder import free_ports
 from tf_config.cli import main
-from tf_config.node_list import parse_node_list
+from tf_config.environments.node_list import parse_node_list
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 EXAMPLE = ROOT / "examples" / "digits.py"

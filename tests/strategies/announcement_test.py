@@ -2,11 +2,11 @@
 
 import pytest
 
-from strategies._tensorflow import CommunicationOptions
 from strategies.collectives import LocalCollectives, selection
-from strategies.collectives.hosts import HostCollectives
+from strategies.collectives.hierarchical import HierarchicalCollectives
 from strategies.collectives.shared_memory import SharedMemoryCollectives
-from strategies.core.announcement import announce
+from strategies.compat.tensorflow import CommunicationOptions
+from strategies.core.startup_message import announce
 from tests.support.fakes import FakeWorker
 
 
@@ -34,7 +34,10 @@ def test_the_first_worker_says_what_was_chosen(capsys, worker, devices, expected
     ("used", "expected"),
     [
         (SharedMemoryCollectives, "shared memory (all workers are on this host)"),
-        (HostCollectives, "shared memory on each host, and between hosts Horovod (as asked for)"),
+        (
+            HierarchicalCollectives,
+            "shared memory on each host, and between hosts Horovod (as asked for)",
+        ),
         (FakeWorker, "Horovod (as asked for)"),
     ],
 )

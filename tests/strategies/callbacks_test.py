@@ -19,7 +19,7 @@ from strategies.callbacks import (
     throughput,
 )
 from strategies.collectives import workers
-from strategies.collectives.health.spans import BACKGROUND, EXCHANGE, INPUT, Recorded, Span
+from strategies.profiling.spans import BACKGROUND, EXCHANGE, INPUT, Recorded, Span
 from tests.support.check_jobs import checks_of
 from tests.support.fakes import FakeWorker
 

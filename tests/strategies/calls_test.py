@@ -8,7 +8,7 @@ import pytest
 import tf_keras
 
 import strategies
-from strategies.collectives.health.progress import where
+from strategies.diagnostics.progress import where
 
 pytestmark = pytest.mark.training
 

@@ -17,7 +17,7 @@ TAKEN = {"num_replicas": None, "start_timeout": None}
 
 
 @pytest.fixture
-def chosen(monkeypatch):
+def resolve_communication(monkeypatch):
     """Returns which strategy is made, with what, and what is said."""
     said, made = [], []
     monkeypatch.setattr(logging, "warning", lambda text, *args: said.append(text % args))
@@ -42,7 +42,7 @@ def chosen(monkeypatch):
     return choose
 
 
-def test_each_strategy_gets_its_own_of_one_script(chosen):
+def test_each_strategy_gets_its_own_of_one_script(resolve_communication):
     script = {
         "options": [REDUCTION, GEO],
         "communication": "tensorflow",
@@ -52,14 +52,16 @@ def test_each_strategy_gets_its_own_of_one_script(chosen):
     both = {"num_replicas": 2, "start_timeout": 9}
     of_workers = {**both, "options": REDUCTION, "communication": "tensorflow"}
     for config in (None, WORKERS):
-        name, taken, (said,) = chosen(config, **script)
+        name, taken, (said,) = resolve_communication(config, **script)
         assert (name, taken) == ("MultiWorkerMirrored", of_workers)
         assert said.startswith("There is no ps task, and MultiWorkerMirroredStrategy has no use")
         assert "ParameterServerOptions(mode='geo'" in said
-    name, taken, (said,) = chosen(SERVERS, **script)
+    name, taken, (said,) = resolve_communication(SERVERS, **script)
     assert (name, taken) == ("ParameterServer", {**both, "options": GEO})
     assert "ReductionOptions(" in said and "communication='tensorflow'" in said
-    assert chosen(SERVERS, index=1, **script)[2] == [], "the first worker says it for all"
+    assert resolve_communication(SERVERS, index=1, **script)[2] == [], (
+        "the first worker says it for all"
+    )
 
 
 @pytest.mark.parametrize(
@@ -70,8 +72,8 @@ def test_each_strategy_gets_its_own_of_one_script(chosen):
         (None, {"geo_steps": 5, "mode": "geo"}, {}),
     ],
 )
-def test_single_settings_are_taken_as_well(chosen, config, arguments, taken):
-    _, found, said = chosen(config, **arguments)
+def test_single_settings_are_taken_as_well(resolve_communication, config, arguments, taken):
+    _, found, said = resolve_communication(config, **arguments)
     assert found == {**TAKEN, **taken}
     assert len(said) == 1
 
@@ -89,17 +91,22 @@ def test_single_settings_are_taken_as_well(chosen, config, arguments, taken):
         ({"options": GEO, "mode": "geo"}, ValueError, "Received: mode beside"),
     ],
 )
-def test_what_is_wrong_is_wrong_everywhere(chosen, config, arguments, error, message):
+def test_what_is_wrong_is_wrong_everywhere(
+    resolve_communication, config, arguments, error, message
+):
     with pytest.raises(error) as raised:
-        chosen(config, **arguments)
+        resolve_communication(config, **arguments)
     assert message in str(raised.value)
 
 
-def test_a_resolver_says_what_there_is(chosen):
+def test_a_resolver_says_what_there_is(resolve_communication):
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec(SERVERS["cluster"]), task_type="worker", task_id=0
     )
-    assert chosen(None, resolver, mode="sync")[:2] == ("ParameterServer", {**TAKEN, "mode": "sync"})
+    assert resolve_communication(None, resolver, mode="sync")[:2] == (
+        "ParameterServer",
+        {**TAKEN, "mode": "sync"},
+    )
 
 
 @pytest.mark.parametrize(

@@ -5,19 +5,19 @@ import tensorflow as tf
 
 import strategies
 from strategies import ReductionOptions
-from strategies._tensorflow import CommunicationOptions
 from strategies.collectives import selection
-from strategies.collectives.selection import _check_for_horovod, chosen
-from strategies.reduction.options import packed
+from strategies.collectives.selection import _check_for_horovod, resolve_communication
+from strategies.compat.tensorflow import CommunicationOptions
+from strategies.reduction.options import with_bucket_bytes
 
 Implementation = tf.distribute.experimental.CommunicationImplementation
 
 
 def test_the_argument_wins_over_the_environment():
     environ = {"KERAS_STRATEGIES_COMMUNICATION": "tensorflow"}
-    assert chosen("horovod", environ) == "horovod"
-    assert chosen(None, environ) == "tensorflow"
-    assert chosen(None, {}) == "auto"
+    assert resolve_communication("horovod", environ) == "horovod"
+    assert resolve_communication(None, environ) == "tensorflow"
+    assert resolve_communication(None, {}) == "auto"
 
 
 def test_another_one_is_refused():
@@ -26,7 +26,7 @@ def test_another_one_is_refused():
     ):
         strategies.MultiWorkerMirroredStrategy(communication="mpi")
     with pytest.raises(ValueError, match="Received: ''"):
-        chosen(None, {"KERAS_STRATEGIES_COMMUNICATION": ""})
+        resolve_communication(None, {"KERAS_STRATEGIES_COMMUNICATION": ""})
 
 
 def test_other_options_are_refused():
@@ -54,11 +54,13 @@ def test_options_of_tensorflows_collectives_choose_them(asked):
 
 def test_packs_are_buckets():
     fifty = CommunicationOptions(bytes_per_pack=50)
-    assert packed(None, CommunicationOptions()) == ReductionOptions()
-    assert packed(ReductionOptions(dense_below=1), fifty) == ReductionOptions(50, dense_below=1)
-    assert packed(ReductionOptions(50), fifty).bucket_bytes == 50
+    assert with_bucket_bytes(None, CommunicationOptions()) == ReductionOptions()
+    assert with_bucket_bytes(ReductionOptions(dense_below=1), fifty) == ReductionOptions(
+        50, dense_below=1
+    )
+    assert with_bucket_bytes(ReductionOptions(50), fifty).bucket_bytes == 50
     with pytest.raises(ValueError, match="bytes_per_pack=50 and bucket_bytes=7. Leave out one"):
-        packed(ReductionOptions(7), fifty)
+        with_bucket_bytes(ReductionOptions(7), fifty)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import os
 import pytest
 
 import strategies
-from strategies.durable_files import write_file
+from strategies.files.atomic_files import write_file
 from tf_config.builder import free_ports
 
 

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from strategies.ps.sparse import RemoteRowVariable
+from strategies.ps.embedding_rows import RemoteRowVariable
 from tests.support.check_jobs import checks_of
 
 slow = pytest.mark.slow

@@ -5,12 +5,12 @@ import textwrap
 
 import pytest
 
-from strategies import file_claims
-from strategies.file_claims import claim
+from strategies.files import file_locks as file_claims
+from strategies.files.file_locks import claim
 
 CLAIMS = """
 import sys
-from strategies.file_claims import claim
+from strategies.files.file_locks import claim
 
 class Writer:
     pass

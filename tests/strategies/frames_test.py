@@ -5,8 +5,8 @@ import weakref
 
 import pytest
 
-from strategies import _keras
-from strategies.frames import innermost
+from strategies.compat import keras as _keras
+from strategies.compat.call_stack import innermost
 
 
 class Data:

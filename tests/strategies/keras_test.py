@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from strategies._keras import path_of, running_method
+from strategies.compat.keras import path_of, running_method
 
 pytestmark = pytest.mark.training
 

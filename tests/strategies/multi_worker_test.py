@@ -8,7 +8,7 @@ from strategies.multi_worker import start_timeout_seconds
 from tests.support import hosts
 from tests.support.check_jobs import PROGRAMS, checks_of
 from tf_config import ClusterConfigError
-from tf_config.settings import START_TIMEOUT_SECONDS
+from tf_config.launcher.settings import START_TIMEOUT_SECONDS
 
 TWO = (
     '{"cluster": {"worker": ["127.0.0.1:1", "127.0.0.1:2"]%s}, "task": {"type": "%s", "index": 0}}'

@@ -171,9 +171,9 @@ def test_a_replica_without_rows_counts_for_nothing(caplog):
     callback.set_model(model)
 
     def look(weight):
-        strategy.extended._row_weights[0] = tf.constant(weight)
+        strategy.extended._input_weights[0] = tf.constant(weight)
         strategy.run(lambda: callback._look([tf.constant([np.nan])] * 2, model.trainable_variables))
-        strategy.extended._row_weights.clear()
+        strategy.extended._input_weights.clear()
         return callback._take().tolist()
 
     assert look(0.0) == [0, 0, 0]

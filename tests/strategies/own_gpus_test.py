@@ -5,12 +5,12 @@ import json
 import pytest
 import tensorflow as tf
 
-from strategies._tensorflow import CommunicationOptions
 from strategies.collectives import horovod, selection
-from strategies.gpus import count_gpus
+from strategies.compat.tensorflow import CommunicationOptions
 from strategies.mirrored import local_devices
 from strategies.multi_worker import gpus_of
 from strategies.reduction.cross_device_ops import nccl_between
+from strategies.utils.gpus import count_gpus
 from tf_config import TFConfig
 
 

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 
-from strategies._tensorflow import Session
-from strategies.ps import client, watching
+from strategies.compat.tensorflow import Session
+from strategies.ps import connection as client
+from strategies.ps import watchdog_store as watching
 from tf_config import Address, Task, TFConfig, local_cluster
 from tf_config.builder import free_ports
 

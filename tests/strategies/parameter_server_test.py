@@ -80,7 +80,7 @@ def test_an_error_of_a_server_keeps_its_words():
     """TensorFlow would look for the names of operations in them, for minutes."""
     import tensorflow as tf
 
-    from strategies._tensorflow import Session
+    from strategies.compat.tensorflow import Session
 
     words = "no name of an operation. " * 8000
     with tf.Graph().as_default() as graph:

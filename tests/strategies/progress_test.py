@@ -1,10 +1,10 @@
 """The thread that tells where a process is."""
 
-from tf_config.settings import PROGRESS_VARIABLE
+from tf_config.launcher.settings import PROGRESS_VARIABLE
 
 PROGRAM = """
 import threading, time
-from strategies.collectives.health import progress
+from strategies.diagnostics import progress
 
 begun = threading.Event()
 

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 import strategies
-from strategies.core import random_seeds as randomness
+from strategies.core import seeds as randomness
 from tests.support.check_jobs import checks_of
 
 SLOW = pytest.mark.slow

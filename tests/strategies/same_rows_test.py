@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from strategies.data.same_rows import check_same_rows, compare_first_batch
+from strategies.data.input_consistency import check_same_rows, compare_first_batch
 from tests.support.fakes import FakeWorker
 
 ROWS = np.random.default_rng(0).normal(size=[100, 3, 7]).astype("float32")

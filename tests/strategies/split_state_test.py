@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from strategies import MirroredStrategy, ReductionOptions
-from strategies._keras import optimizer_of
+from strategies.compat.keras import optimizer_of
 from strategies.variables.elementwise import is_elementwise
-from strategies.variables.partition import Partition, PartitionedVariable, PartitionSpec
+from strategies.variables.partitioned import Partition, PartitionedVariable, PartitionSpec
 from tests.support.check_jobs import checks_of
 
 SLOW = pytest.mark.slow

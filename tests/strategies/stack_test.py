@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from strategies.collectives.health.stack import stack_of
+from strategies.diagnostics.stack import stack_of
 
 PROGRAM = """
 def größer(begun, ended):

@@ -3,9 +3,9 @@
 import pytest
 import tensorflow as tf
 
-from strategies._tensorflow import CommunicationOptions
 from strategies.collectives.dtypes import from_bytes, to_bytes, to_words
 from strategies.collectives.tensorflow import TensorFlowCollectives
+from strategies.compat.tensorflow import CommunicationOptions
 
 CPU, GPU = "/device:CPU:0", "/device:GPU:0"
 

@@ -8,9 +8,9 @@ import pytest
 import tensorflow as tf
 
 import strategies
-from strategies.callbacks import StepTimeline, trace
-from strategies.collectives.health import spans
-from strategies.collectives.health.spans import EXCHANGE, INPUT, Recorded, Span, SpanStream
+from strategies.callbacks import StepTimeline
+from strategies.profiling import spans, trace
+from strategies.profiling.spans import EXCHANGE, INPUT, Recorded, Span, SpanStream
 from tests.support.check_jobs import checks_of
 
 pytestmark = pytest.mark.training

@@ -10,11 +10,12 @@ import pytest
 import tensorflow as tf
 
 from strategies.collectives.base import LocalCollectives
-from strategies.collectives.health import peers
-from strategies.collectives.health import watchdog as watchdog_module
-from strategies.collectives.health.agreement import agree
-from strategies.collectives.health.operations import OperationTracker, WatchedCollectives
-from strategies.collectives.health.watchdog import (
+from strategies.collectives.startup.rendezvous import Store, serve
+from strategies.diagnostics import peers
+from strategies.diagnostics import watchdog as watchdog_module
+from strategies.diagnostics.consistency import check_same_call
+from strategies.diagnostics.operations import OperationTracker, WatchedCollectives
+from strategies.diagnostics.watchdog import (
     _SCOPE,
     LOST_SECONDS,
     State,
@@ -24,11 +25,10 @@ from strategies.collectives.health.watchdog import (
     step_timeout_seconds,
     watch_seconds,
 )
-from strategies.collectives.startup.rendezvous import Store, serve
 from tests.support.fakes import FakeWorker
 from tf_config import Address, ClusterSpec, Task, local_cluster
-from tf_config.connect import Reached
-from tf_config.store import StoreHandler, StoreServer, ask
+from tf_config.reachability import Reached
+from tf_config.rendezvous.http_store import StoreHandler, StoreServer, ask
 
 TASKS = [Task("worker", 0), Task("worker", 1)]
 SPEC = ClusterSpec.from_dict({"worker": ["127.0.0.1:1", "127.0.0.1:2"]})
@@ -42,13 +42,13 @@ def told(other):
 
 
 def test_workers_in_one_operation_go_on():
-    agree(told("fit: 3 steps"), "fit", "3 steps")
+    check_same_call(told("fit: 3 steps"), "fit", "3 steps")
 
 
 @pytest.mark.parametrize("other", ["fit: 4 steps", "evaluate: 3 steps", "barrier"])
 def test_workers_in_two_operations_raise_and_name_them(other):
     with pytest.raises(ValueError, match=f"worker 0: fit: 3 steps; worker 1: {other}"):
-        agree(told(other), "fit", "3 steps")
+        check_same_call(told(other), "fit", "3 steps")
 
 
 @pytest.mark.parametrize(

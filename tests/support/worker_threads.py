@@ -8,7 +8,7 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from strategies.collectives.base import AllToAllViaAllGather, Collectives, LocalCollectives
-from strategies.variables import sparse_variable
+from strategies.variables import row_variable as sparse_variable
 
 
 class Meeting:

@@ -12,7 +12,7 @@ SPEAKS = "import os, time; print('up', os.environ['A'], flush=True)\n"
 
 
 def agent(job, request):
-    process = job.popen([sys.executable, "-m", "tf_config.agent"], stdin=subprocess.PIPE)
+    process = job.popen([sys.executable, "-m", "tf_config.launcher.agent"], stdin=subprocess.PIPE)
     process.stdin.write(json.dumps(request) + "\n")
     process.stdin.flush()
     return process
@@ -89,7 +89,9 @@ def test_a_program_that_does_not_listen_is_killed(job):
 
 def test_a_launcher_that_is_silent_for_long_is_gone(job):
     """A connection that broke without a word: nothing comes, and nothing says that it ended."""
-    code = "import tf_config.agent as a; a._SILENCE_SECONDS = 2.0; raise SystemExit(a.main())"
+    code = (
+        "import tf_config.launcher.agent as a; a._SILENCE_SECONDS = 2.0; raise SystemExit(a.main())"
+    )
     process = job.popen([sys.executable, "-c", code], stdin=subprocess.PIPE)
     process.stdin.write(json.dumps(program("time.sleep(60)")) + "\n")
     process.stdin.flush()

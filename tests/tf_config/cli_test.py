@@ -378,7 +378,7 @@ def test_a_dry_run_asks_no_host(capsys, tmp_path):
 
 def test_gpus_that_this_machine_has_not_are_an_error(monkeypatch, capsys):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr("tf_config.plan.gpus", lambda: 1)
+    monkeypatch.setattr("tf_config.launcher.job.gpus", lambda: 1)
     assert main(["run", "--workers", "2", "--gpus-per-worker", "1", "true"]) == 2
     assert "on a host with 1 of NVIDIA's" in capsys.readouterr().err
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tf_config import doctor
-from tf_config.doctor import examine, exit_code, within
-from tf_config.machine import Answer, Machine
+from tf_config.doctor import report as doctor
+from tf_config.doctor.machine import Answer, Machine
+from tf_config.doctor.report import examine, exit_code, within
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PROBES = {probe.name: probe for probe in doctor.PROBES}

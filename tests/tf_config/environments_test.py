@@ -3,7 +3,7 @@
 import pytest
 
 from tf_config import Address, ClusterConfigError, Task
-from tf_config.environments import ENVIRONMENTS, Unplaced, resolve
+from tf_config.environments import ENVIRONMENTS, RankOnly, resolve
 from tf_config.roles import Roles
 
 # As `srun -n 3 -N 2 --distribution=cyclic` of Slurm 22.05 sets them.
@@ -145,10 +145,10 @@ def test_paddles_trainers_without_endpoints_meet_where_the_first_server_will_be(
     resolved = resolve({**environ, names[1]: "2", "TRAINING_ROLE": "TRAINER"})
     assert resolved.origin == "paddle"
     roles = Roles(workers=3, ps=2)
-    assert resolved.config == Unplaced(2, 5, "tcp://10.0.0.3:6174", roles, leader=3)
+    assert resolved.config == RankOnly(2, 5, "tcp://10.0.0.3:6174", roles, leader=3)
     server = resolve({**environ, "TRAINING_ROLE": "PSERVER", "POD_IP": "10.0.0.4"}).config
     address = Address("10.0.0.4", 6174)
-    assert server == Unplaced(4, 5, "tcp://10.0.0.3:6174", roles, leader=3, address=address)
+    assert server == RankOnly(4, 5, "tcp://10.0.0.3:6174", roles, leader=3, address=address)
 
 
 def test_two_parameter_servers_with_one_address_are_refused():
@@ -260,7 +260,7 @@ TORCH = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "node1", "MASTER_PORT": 
 def test_launchers_that_tell_a_process_its_number_alone(environ, origin, expected):
     resolved = resolve(environ)
     assert resolved.origin == origin
-    assert resolved.config == Unplaced(*expected)
+    assert resolved.config == RankOnly(*expected)
 
 
 def test_mpirun_inside_slurm_is_mpirun_and_srun_with_pmi_is_slurm():

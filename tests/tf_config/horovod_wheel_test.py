@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tf_config import horovod_wheel
 from tf_config.cli import main
+from tf_config.horovod import wheel as horovod_wheel
 
 
 @pytest.fixture

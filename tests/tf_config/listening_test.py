@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from tf_config.listening import listening_hosts
+from tf_config.bind_address import listening_hosts
 
 EVERYWHERE = (socket.AF_INET, "")
 

@@ -2,7 +2,7 @@ import os
 
 import pytest
 
-from tf_config.memory import peak_of, was_killed_by_kernel
+from tf_config.launcher.process_memory import peak_of, was_killed_by_kernel
 
 LOGS = {
     "6,1,5000000,-;Out of memory: Killed process 4711 (python3) total-vm:1kB": 4711,

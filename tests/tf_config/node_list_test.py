@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tf_config import ClusterConfigError
-from tf_config.node_list import parse_node_list, parse_tasks_per_node
+from tf_config.environments.node_list import parse_node_list, parse_tasks_per_node
 
 # What `scontrol show hostnames` of Slurm 22.05 prints, but for the last two: names that go on
 # behind a bracket, which newer Slurm reads and 22.05 does not.

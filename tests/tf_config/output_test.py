@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tf_config import Task, output
-from tf_config.output import Console, Line, LineAssembler, TaskLog
+from tf_config import Task
+from tf_config.launcher import console as output
+from tf_config.launcher.console import Console, Line, LineAssembler, TaskLog
 
 FIRST, SECOND = Task("worker", 0), Task("worker", 1)
 

@@ -11,7 +11,8 @@ import pytest
 
 from tf_config import Address, ClusterConfigError, Task
 from tf_config.builder import free_ports
-from tf_config.rendezvous import Seat, check_url, meet
+from tf_config.rendezvous import Participant, check_url
+from tf_config.rendezvous import rendezvous as meet
 from tf_config.roles import Roles
 
 
@@ -22,7 +23,7 @@ def url(request, tmp_path):
     return f"tcp://localhost:{free_ports(1)[0]}"
 
 
-class Meeting:
+class RendezvousConfig:
     """Some processes of one meeting: what each got, or the error it ended with."""
 
     def __init__(self, url, timeout=20.0):
@@ -39,7 +40,7 @@ class Meeting:
     def _come(self, roles, rank, name, leader, address):
         note = self.notes[name].append
         try:
-            seat = Seat(roles, rank, leader)
+            seat = Participant(roles, rank, leader)
             self.results[name] = meet(self.url, seat, self.timeout, note, address=address)
         except ClusterConfigError as error:
             self.results[name] = error
@@ -53,7 +54,7 @@ class Meeting:
 @pytest.mark.parametrize("order", [(0, 1, 2, 3, 4), (4, 2, 1, 3, 0)])
 def test_all_get_the_same_cluster(url, order):
     roles = Roles(workers=2, ps=1, chief=True, evaluator=True)
-    meeting = Meeting(url)
+    meeting = RendezvousConfig(url)
     for rank in order:
         meeting.come(roles, rank)
         time.sleep(0.1)
@@ -69,7 +70,7 @@ def test_all_get_the_same_cluster(url, order):
 def test_a_server_with_an_address_of_its_own_holds_the_meeting(url, order):
     roles = Roles(workers=2, ps=2)
     addresses = [Address("127.0.0.1", port) for port in free_ports(2)]
-    meeting = Meeting(url)
+    meeting = RendezvousConfig(url)
     for rank in order:
         own = addresses[rank - 2] if rank >= 2 else None
         meeting.come(roles, rank, leader=2, address=own)
@@ -80,13 +81,13 @@ def test_a_server_with_an_address_of_its_own_holds_the_meeting(url, order):
 
 
 def test_one_task_alone(url):
-    meeting = Meeting(url)
+    meeting = RendezvousConfig(url)
     meeting.come(Roles(1), 0)
     assert meeting.end()[0].task == Task("worker", 0)
 
 
 def test_a_task_that_never_comes_is_named_by_all(url):
-    meeting = Meeting(url, timeout=6.0)
+    meeting = RendezvousConfig(url, timeout=6.0)
     for rank in (0, 2):
         meeting.come(Roles(3), rank)
     for result in meeting.end().values():
@@ -95,17 +96,17 @@ def test_a_task_that_never_comes_is_named_by_all(url):
 
 
 def test_a_first_task_that_never_comes_is_said_so(url):
-    meeting = Meeting(url, timeout=1.0)
+    meeting = RendezvousConfig(url, timeout=1.0)
     meeting.come(Roles(2), 1)
     assert "within 1 s" in str(meeting.end()[1])
 
 
 def test_a_meeting_that_failed_does_not_disturb_the_next_one(url):
-    failed = Meeting(url, timeout=1.5)
+    failed = RendezvousConfig(url, timeout=1.5)
     failed.come(Roles(3), 0)
     failed.come(Roles(3), 1)
     assert all(isinstance(result, ClusterConfigError) for result in failed.end().values())
-    meeting = Meeting(url)
+    meeting = RendezvousConfig(url)
     for rank in (2, 1, 0):
         meeting.come(Roles(3), rank)
         time.sleep(0.3)
@@ -118,7 +119,7 @@ def test_files_that_a_killed_job_left_are_noticed_and_mislead_nobody(tmp_path):
     (tmp_path / "1.json").write_text('{"first": "old", "report": {"token": "x"}}')
     stale = {"cluster": {"worker": ["gone:1", "gone:2"]}, "tokens": ["old", "x"]}
     (tmp_path / "cluster.json").write_text(json.dumps(stale))
-    meeting = Meeting(f"file://{tmp_path}")
+    meeting = RendezvousConfig(f"file://{tmp_path}")
     meeting.come(Roles(2), 1)
     time.sleep(0.5)
     meeting.come(Roles(2), 0)
@@ -129,7 +130,7 @@ def test_files_that_a_killed_job_left_are_noticed_and_mislead_nobody(tmp_path):
 
 
 def test_a_directory_that_was_made_for_one_job_is_removed(tmp_path):
-    meeting = Meeting(f"file://{tmp_path}/.tf-config-7")
+    meeting = RendezvousConfig(f"file://{tmp_path}/.tf-config-7")
     for rank in (0, 1):
         meeting.come(Roles(2), rank)
     meeting.end()
@@ -137,7 +138,7 @@ def test_a_directory_that_was_made_for_one_job_is_removed(tmp_path):
 
 
 def test_two_processes_that_say_they_are_the_same_task(url):
-    meeting = Meeting(url, timeout=3.0)
+    meeting = RendezvousConfig(url, timeout=3.0)
     meeting.come(Roles(3), 0)
     for name in ("a", "b"):
         meeting.come(Roles(3), 1, name)
@@ -147,7 +148,7 @@ def test_two_processes_that_say_they_are_the_same_task(url):
 
 
 def test_processes_that_were_told_different_tasks(url):
-    meeting = Meeting(url)
+    meeting = RendezvousConfig(url)
     meeting.come(Roles(2), 0)
     meeting.come(Roles(3), 1)
     received = "told the same tasks. Received: 2 ('worker 0, worker 1') on the first, 3"
@@ -157,16 +158,18 @@ def test_processes_that_were_told_different_tasks(url):
 
 def test_no_task_takes_the_port_of_the_meeting(monkeypatch):
     port, free = free_ports(2)
-    monkeypatch.setattr(sys.modules["tf_config.rendezvous.meet"], "PORTS", [port - 1, port, free])
+    monkeypatch.setattr(
+        sys.modules["tf_config.rendezvous.rendezvous"], "PORTS", [port - 1, port, free]
+    )
     monkeypatch.setattr("random.SystemRandom.sample", lambda self, ports, count: ports)
-    meeting = Meeting(f"tcp://localhost:{port}")
+    meeting = RendezvousConfig(f"tcp://localhost:{port}")
     meeting.come(Roles(1), 0)
     assert meeting.end()[0].cluster.addresses[Task("worker", 0)].port == free
 
 
 def test_strangers_at_the_door_are_ignored():
     (port,) = free_ports(1)
-    meeting = Meeting(f"tcp://127.0.0.1:{port}")
+    meeting = RendezvousConfig(f"tcp://127.0.0.1:{port}")
     meeting.come(Roles(2), 0)
     for data in (b"GET / HTTP/1.1\r\n\r\n", b"{}\n", b'{"rank": 1}\n', b"[" * 9999 + b"\n", b""):
         while True:
@@ -180,17 +183,17 @@ def test_strangers_at_the_door_are_ignored():
 
 def test_the_first_task_elsewhere_or_a_taken_port_is_said():
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        meeting = Meeting(f"tcp://127.0.0.1:{taken.getsockname()[1]}")
+        meeting = RendezvousConfig(f"tcp://127.0.0.1:{taken.getsockname()[1]}")
         meeting.come(Roles(1), 0)
         assert "Choose another port" in str(meeting.end()[0])
-    meeting = Meeting("tcp://203.0.113.1:2222")
+    meeting = RendezvousConfig("tcp://203.0.113.1:2222")
     meeting.come(Roles(1), 0)
     assert "Name the host that the first task runs on" in str(meeting.end()[0])
 
 
 def test_a_directory_that_cannot_be_written(tmp_path):
     (tmp_path / "file").touch()
-    meeting = Meeting(f"file://{tmp_path}/file")
+    meeting = RendezvousConfig(f"file://{tmp_path}/file")
     meeting.come(Roles(1), 0)
     assert "a directory that all tasks can write to" in str(meeting.end()[0])
 
@@ -205,13 +208,13 @@ def test_wrong_urls(url):
 
 def test_a_rank_beyond_the_last_is_refused():
     with pytest.raises(ClusterConfigError, match="numbers them from 0 to 1. Received: 2"):
-        Seat(Roles(2), 2)
+        Participant(Roles(2), 2)
 
 
 @pytest.mark.parametrize("rank", [-1, 2, 10**30])
 def test_a_number_that_no_task_has_ends_the_meeting_in_words(rank):
     (port,) = free_ports(1)
-    meeting = Meeting(f"tcp://127.0.0.1:{port}")
+    meeting = RendezvousConfig(f"tcp://127.0.0.1:{port}")
     meeting.come(Roles(2), 0)
     tasks = ["worker 0", "worker 1"]
     report = {"rank": rank, "tasks": tasks, "host": "a", "port": 1, "token": "x"}
@@ -227,7 +230,7 @@ def test_a_number_that_no_task_has_ends_the_meeting_in_words(rank):
     "text", ["{}", '{"report": 3}', '{"report": {"rank": 1e400}}', "[" * 10**5]
 )
 def test_a_file_that_no_task_wrote_is_named_or_passed_over(tmp_path, text):
-    meeting = Meeting(f"file://{tmp_path}", timeout=1.5)
+    meeting = RendezvousConfig(f"file://{tmp_path}", timeout=1.5)
     meeting.come(Roles(2), 0)
     while not (tmp_path / "first.json").exists():
         time.sleep(0.01)

@@ -2,11 +2,12 @@
 
 import pytest
 
-from tf_config import ClusterConfigError, Task, remote
+from tf_config import ClusterConfigError, Task
 from tf_config.hosts import Host, parse_hosts
-from tf_config.plan import Job
-from tf_config.remote import Found, HostUnreachable
-from tf_config.restarts import Restarts
+from tf_config.launcher import ssh as remote
+from tf_config.launcher.job import JobSpec
+from tf_config.launcher.restarts import Restarts
+from tf_config.launcher.ssh import HostResources, HostUnreachable
 from tf_config.roles import Roles
 
 NOTES = []
@@ -21,7 +22,7 @@ def reachable(monkeypatch):
         for host in counts:
             if host.name not in hosts:
                 raise HostUnreachable("Each host is reached", host.name, "no route")
-        return {host: Found(tuple(range(10000, 10009)), 2) for host in counts}
+        return {host: HostResources(tuple(range(10000, 10009)), 2) for host in counts}
 
     monkeypatch.setattr(remote, "probe", probe)
     return hosts
@@ -37,7 +38,7 @@ def restarts(job, least):
 
 
 def job(workers=4, hosts="a:2,b,c", **options):
-    return Job(Roles(workers, **options), ["echo"], hosts=parse_hosts(hosts))
+    return JobSpec(Roles(workers, **options), ["echo"], hosts=parse_hosts(hosts))
 
 
 def test_a_host_that_is_gone_is_left_out_with_its_workers_and_servers(reachable):
@@ -71,7 +72,7 @@ def test_a_host_of_the_chief_or_the_last_one_of_servers_is_needed(reachable):
     reachable.remove("a")
     with pytest.raises(HostUnreachable):
         restarts(job(3, chief=True), 1).commands(1)
-    alone = Job(Roles(2, 1), ["echo"], hosts=parse_hosts("b,c"), ps_hosts=[Host("a")])
+    alone = JobSpec(Roles(2, 1), ["echo"], hosts=parse_hosts("b,c"), ps_hosts=[Host("a")])
     with pytest.raises(HostUnreachable):
         restarts(alone, 1).commands(1)
 

@@ -13,13 +13,14 @@ from tf_config import Address, ClusterConfigError
 from tf_config.builder import free_ports
 from tf_config.cli import main
 from tf_config.hosts import Host
-from tf_config.plan import Job, shell_line
-from tf_config.rendezvous import Seat, meet
+from tf_config.launcher.job import JobSpec, shell_line
+from tf_config.launcher.settings import SIDECAR_VARIABLE
+from tf_config.launcher.sidecar import CREATED, ENTERED, Sidecar, report
+from tf_config.rendezvous import Participant
+from tf_config.rendezvous import rendezvous as meet
+from tf_config.rendezvous.http_store import StoreHandler, StoreServer, ask
 from tf_config.roles import Roles
 from tf_config.secret import SECRET_VARIABLE, is_signed, secret_of, signature
-from tf_config.settings import SIDECAR_VARIABLE
-from tf_config.sidecar import MADE, USED, Sidecar, report
-from tf_config.store import StoreHandler, StoreServer, ask
 
 OURS, OTHER = "0123456789abcdef", "0123456789abcdeX"
 
@@ -102,13 +103,13 @@ def test_horovod_gets_through_the_relay_and_strangers_do_not():
         assert ask(relay, "PUT", "/global/0", b"here") == (200, b"")  # as Horovod asks
         assert ask(relay, "GET", "/global/0") == (200, b"here")
         assert ask(store, "GET", "/global/0") == (403, b"")
-        assert ask(relay, "PUT", f"/tf-config/{MADE}")[0] == 403
-        report(MADE, {**own.environ, SECRET_VARIABLE: OURS})
-        assert own.is_apart
-        report(USED, {**own.environ, SECRET_VARIABLE: OTHER})
-        assert own.is_apart
-        report(USED, {**own.environ, SECRET_VARIABLE: OURS})
-        assert not own.is_apart
+        assert ask(relay, "PUT", f"/tf-config/{CREATED}")[0] == 403
+        report(CREATED, {**own.environ, SECRET_VARIABLE: OURS})
+        assert own.is_unsynchronized
+        report(ENTERED, {**own.environ, SECRET_VARIABLE: OTHER})
+        assert own.is_unsynchronized
+        report(ENTERED, {**own.environ, SECRET_VARIABLE: OURS})
+        assert not own.is_unsynchronized
     finally:
         own.close()
 
@@ -119,7 +120,7 @@ def test_a_meeting_is_of_those_who_have_the_secret(monkeypatch):
     url, notes, results = f"tcp://127.0.0.1:{port}", [], {}
 
     def come(rank):
-        results[rank] = meet(url, Seat(Roles(2), rank), 20.0, notes.append)
+        results[rank] = meet(url, Participant(Roles(2), rank), 20.0, notes.append)
 
     leader = threading.Thread(target=come, args=[0])
     leader.start()
@@ -152,11 +153,11 @@ def test_a_meeting_of_others_is_not_joined(monkeypatch):
         threading.Thread(target=answer, daemon=True).start()
         url = f"tcp://127.0.0.1:{impostor.getsockname()[1]}"
         with pytest.raises(ClusterConfigError, match="answers without this job's KERAS_"):
-            meet(url, Seat(Roles(2), 1), 0.5, lambda text: None)
+            meet(url, Participant(Roles(2), 1), 0.5, lambda text: None)
 
 
 def test_each_start_has_a_secret_of_its_own_that_is_printed_nowhere():
-    job = Job(Roles(2), ["true"])
+    job = JobSpec(Roles(2), ["true"])
     starts = [[command.environ[SECRET_VARIABLE] for command in job.commands({})] for _ in "ab"]
     assert [len(set(start)) for start in starts] == [1, 1]
     assert starts[0] != starts[1]
@@ -165,7 +166,7 @@ def test_each_start_has_a_secret_of_its_own_that_is_printed_nowhere():
     given = job.commands({SECRET_VARIABLE: OURS})
     assert {command.environ[SECRET_VARIABLE] for command in given} == {OURS}
     assert SECRET_VARIABLE not in job.commands({}, is_dry=True)[0].environ
-    far = Job(Roles(2), ["true"], hosts=[Host("a"), Host("b")])
+    far = JobSpec(Roles(2), ["true"], hosts=[Host("a"), Host("b")])
     for command in far.commands({SECRET_VARIABLE: OURS}, is_dry=True):
         assert OURS not in f"{shell_line(command)} {command.via}"
 

@@ -1,52 +1,59 @@
 import pytest
 
 from tf_config import ClusterConfigError, Task
-from tf_config.settings import INTERFACE_VARIABLES, Neighbours, Request, settle
+from tf_config.launcher.settings import (
+    INTERFACE_VARIABLES,
+    LaunchOptions,
+    LocalTasks,
+    resolve_settings,
+)
 
 WORKERS = tuple(Task("worker", index) for index in range(3))
-ALONE = Neighbours(WORKERS[0], WORKERS[:1], 4)
+ALONE = LocalTasks(WORKERS[0], WORKERS[:1], 4)
 
 
 def settled(request, environ, place=ALONE, restart=None):
-    return {name: rest for name, *rest in settle(request, environ, place, restart)}
+    return {name: rest for name, *rest in resolve_settings(request, environ, place, restart)}
 
 
 def test_arguments_win_over_the_environment_and_that_over_the_default():
     environ = {"OMP_NUM_THREADS": "7", "KERAS_STRATEGIES_START_TIMEOUT": "20"}
-    told = settled(Request(start_timeout=9.5), environ)
+    told = settled(LaunchOptions(start_timeout=9.5), environ)
     assert told["KERAS_STRATEGIES_START_TIMEOUT"] == ["9.5", "argument"]
     assert told["OMP_NUM_THREADS"] == ["7", "environment"]
     assert told["TF_NUM_INTRAOP_THREADS"] == ["4", "default"]
-    told = settled(Request(threads=2), environ, restart=3)
+    told = settled(LaunchOptions(threads=2), environ, restart=3)
     assert told["OMP_NUM_THREADS"] == ["2", "argument"]
     assert told["KERAS_STRATEGIES_START_TIMEOUT"] == ["20", "environment"]
     assert told["KERAS_STRATEGIES_RESTARTS"] == ["3", "argument"]
-    assert settled(Request(), {})["KERAS_STRATEGIES_START_TIMEOUT"] == ["300", "default"]
+    assert settled(LaunchOptions(), {})["KERAS_STRATEGIES_START_TIMEOUT"] == ["300", "default"]
 
 
 def test_tensorflow_is_told_to_note_little_unless_asked_for_more():
     name = "TF_CPP_MIN_LOG_LEVEL"
-    assert settled(Request(), {})[name] == ["1", "default"]
-    assert settled(Request(is_verbose=True), {})[name] == ["0", "default"]
-    assert settled(Request(is_verbose=True), {name: "3"})[name] == ["3", "environment"]
+    assert settled(LaunchOptions(), {})[name] == ["1", "default"]
+    assert settled(LaunchOptions(is_verbose=True), {})[name] == ["0", "default"]
+    assert settled(LaunchOptions(is_verbose=True), {name: "3"})[name] == ["3", "environment"]
 
 
 def test_arrays_stand_on_huge_pages_unless_the_c_library_is_told_something_else():
-    told = settled(Request(), {})
+    told = settled(LaunchOptions(), {})
     assert told["GLIBC_TUNABLES"] == ["glibc.malloc.hugetlb=1", "default"]
-    told = settled(Request(), {"GLIBC_TUNABLES": "glibc.malloc.check=3"})
+    told = settled(LaunchOptions(), {"GLIBC_TUNABLES": "glibc.malloc.check=3"})
     assert told["GLIBC_TUNABLES"] == ["glibc.malloc.check=3", "environment"]
 
 
 def test_gpus_are_dealt_out_of_those_that_the_user_names_in_an_argument():
-    place = Neighbours(WORKERS[1], WORKERS, 4)
+    place = LocalTasks(WORKERS[1], WORKERS, 4)
     variables = {"CUDA_VISIBLE_DEVICES": "6,4,2"}
-    told = settled(Request(gpus=1, variables=variables), {"CUDA_VISIBLE_DEVICES": "0"}, place)
+    told = settled(LaunchOptions(gpus=1, variables=variables), {"CUDA_VISIBLE_DEVICES": "0"}, place)
     assert told["CUDA_VISIBLE_DEVICES"] == ["4", "argument"]
 
 
 def test_variables_of_the_users_own():
-    told = settled(Request(threads=2, variables={"OMP_NUM_THREADS": "8", "A": ""}), {"A": "1"})
+    told = settled(
+        LaunchOptions(threads=2, variables={"OMP_NUM_THREADS": "8", "A": ""}), {"A": "1"}
+    )
     assert told["OMP_NUM_THREADS"] == ["8", "argument"]
     assert told["A"] == ["", "argument"]
 
@@ -69,46 +76,49 @@ def test_gpus_are_dealt_out_in_the_order_of_the_tasks_of_a_host(task, gpus, visi
     environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
     if visible is not None and len(visible.split(",")) < 4:
         together = WORKERS
-    place = Neighbours(task, together, 1)
-    told = settled(Request(gpus=gpus), environ, place)
+    place = LocalTasks(task, together, 1)
+    told = settled(LaunchOptions(gpus=gpus), environ, place)
     assert told["CUDA_VISIBLE_DEVICES"] == [expected, "argument"]
 
 
 def test_a_task_with_gpus_of_its_own_is_told_so():
-    place = Neighbours(WORKERS[0], WORKERS, 1)
-    assert settled(Request(gpus=1), {}, place)["KERAS_STRATEGIES_OWN_GPUS"] == ["1", "argument"]
-    assert "KERAS_STRATEGIES_OWN_GPUS" not in settled(Request(), {}, place)
+    place = LocalTasks(WORKERS[0], WORKERS, 1)
+    assert settled(LaunchOptions(gpus=1), {}, place)["KERAS_STRATEGIES_OWN_GPUS"] == [
+        "1",
+        "argument",
+    ]
+    assert "KERAS_STRATEGIES_OWN_GPUS" not in settled(LaunchOptions(), {}, place)
 
 
 def test_too_few_gpus_are_an_error():
-    place = Neighbours(WORKERS[2], WORKERS, 1)
+    place = LocalTasks(WORKERS[2], WORKERS, 1)
     with pytest.raises(ClusterConfigError, match="3 on this host, and CUDA_VISIBLE_DEVICES='0,1'"):
-        settle(Request(gpus=1), {"CUDA_VISIBLE_DEVICES": "0,1"}, place)
+        resolve_settings(LaunchOptions(gpus=1), {"CUDA_VISIBLE_DEVICES": "0,1"}, place)
 
 
 @pytest.mark.parametrize(("gpus", "have", "fits"), [(1, 3, True), (1, 2, False), (2, None, True)])
 def test_gpus_that_a_host_has_not_are_an_error(gpus, have, fits):
-    place = Neighbours(WORKERS[2], WORKERS, 1, have)
+    place = LocalTasks(WORKERS[2], WORKERS, 1, have)
     if fits:
-        settle(Request(gpus=gpus), {}, place)
+        resolve_settings(LaunchOptions(gpus=gpus), {}, place)
         return
     message = f"gets 1 of its GPUs. Received: 3 on a host with {have} of NVIDIA's"
     with pytest.raises(ClusterConfigError, match=message):
-        settle(Request(gpus=gpus), {}, place)
-    settle(Request(gpus=gpus), {"CUDA_VISIBLE_DEVICES": "0,1,2"}, place)
+        resolve_settings(LaunchOptions(gpus=gpus), {}, place)
+    resolve_settings(LaunchOptions(gpus=gpus), {"CUDA_VISIBLE_DEVICES": "0,1,2"}, place)
 
 
 @pytest.mark.parametrize("name", ["1BAD", "A B", "A-B", "", "é", "TF_CONFIG", "HOROVOD_RANK"])
 def test_a_variable_that_no_task_could_be_given_is_refused(name):
     with pytest.raises(ClusterConfigError, match="Received: "):
-        Request(variables={name: "3"})
+        LaunchOptions(variables={name: "3"})
 
 
 def test_no_word_about_gpus_leaves_the_variable_alone():
-    assert "CUDA_VISIBLE_DEVICES" not in settled(Request(), {"CUDA_VISIBLE_DEVICES": "0"})
+    assert "CUDA_VISIBLE_DEVICES" not in settled(LaunchOptions(), {"CUDA_VISIBLE_DEVICES": "0"})
 
 
 def test_the_interface_reaches_every_back_end():
-    told = settled(Request(interface="eth2"), {"NCCL_SOCKET_IFNAME": "eth0"})
+    told = settled(LaunchOptions(interface="eth2"), {"NCCL_SOCKET_IFNAME": "eth0"})
     assert {"HOROVOD_GLOO_IFACE", "NCCL_SOCKET_IFNAME"} <= set(INTERFACE_VARIABLES)
     assert all(told[name] == ["eth2", "argument"] for name in INTERFACE_VARIABLES)

@@ -9,11 +9,13 @@ import time
 
 import pytest
 
-from tf_config import ClusterSpec, Task, TFConfig, horovod, sidecar
+from tf_config import ClusterSpec, Task, TFConfig
 from tf_config.address import Address
 from tf_config.builder import free_ports
-from tf_config.settings import RENDEZVOUS_VARIABLE, SIDECAR_VARIABLE
-from tf_config.sidecar import MADE, USED, Sidecar, report
+from tf_config.horovod import environment as horovod
+from tf_config.launcher import sidecar
+from tf_config.launcher.settings import RENDEZVOUS_VARIABLE, SIDECAR_VARIABLE
+from tf_config.launcher.sidecar import CREATED, ENTERED, Sidecar, report
 
 # What TensorFlow does to a process as it is seen from outside, without its seconds of import.
 LIKE_TENSORFLOW = (
@@ -89,14 +91,15 @@ def test_exec_of_what_is_no_training_says_nothing(job):
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"), [([], None), ([MADE], True), ([MADE, USED], False), ([USED], None)]
+    ("words", "expected"),
+    [([], None), ([CREATED], True), ([CREATED, ENTERED], False), ([ENTERED], None)],
 )
 def test_a_strategy_that_was_made_has_to_be_used(words, expected):
     with pair() as (first, _, _), subprocess.Popen(["sleep", "60"]) as process:
         first.start(process.pid)
         for word in words:
             report(word, first.environ)
-        assert first.is_apart is expected
+        assert first.is_unsynchronized is expected
         process.kill()
 
 
@@ -121,7 +124,7 @@ def test_a_process_of_horovod_waits_for_the_rendezvous_and_for_the_others(monkey
             thread.join(10)
         assert sorted(answers) == [(200, b""), (200, b"a")]
         assert slow(address_of(first), "GET", "/global/1") == (200, b"b")
-        assert (first.is_apart, second.is_apart) == (False, False)
+        assert (first.is_unsynchronized, second.is_unsynchronized) == (False, False)
 
 
 def test_it_gives_up_after_the_start_timeout_and_says_so():

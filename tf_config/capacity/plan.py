@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from tf_config.capacity.memory import MOST_ROWS, Memory, memory_of
-from tf_config.capacity.table import PlannedTable, number, parsed
+from tf_config.capacity.table import PlannedTable, number, parse_number
 from tf_config.capacity.traffic import Traffic, traffic_of
-from tf_config.errors import ClusterConfigError, shown, suggestion
+from tf_config.errors import ClusterConfigError, quoted, suggestion
 from tf_config.text_table import text_table
 
 # The number of slot variables that a Keras optimizer has for each variable.
@@ -243,7 +243,7 @@ def plan_capacity(
     """
     if not isinstance(tables, Mapping) or not tables:
         raise ClusterConfigError(
-            f"A plan is of tables by name, one or more. Received: {shown(tables)}."
+            f"A plan is of tables by name, one or more. Received: {quoted(tables)}."
         )
     for name, count, least in (("workers", workers, 1), ("servers", servers, 0)):
         number(name, count, least)
@@ -291,11 +291,11 @@ def shown_bytes(count: float) -> str:
 def _slot_variables(optimizer: Any) -> int:
     if isinstance(optimizer, str) and optimizer.lower() in SLOT_VARIABLES:
         return SLOT_VARIABLES[optimizer.lower()]
-    count = parsed("optimizer", optimizer) if str(optimizer).isdigit() else optimizer
+    count = parse_number("optimizer", optimizer) if str(optimizer).isdigit() else optimizer
     if not isinstance(count, int) or isinstance(count, bool) or not 0 <= count < 100:
         raise ClusterConfigError(
             f"optimizer is one of {', '.join(SLOT_VARIABLES)}, or how many slot variables it "
-            f"keeps. Received: {shown(optimizer)}. Choose one of these."
+            f"keeps. Received: {quoted(optimizer)}. Choose one of these."
             f"{suggestion(optimizer, SLOT_VARIABLES)}"
         )
     return count

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from tf_config.errors import ClusterConfigError, shown, suggestion
+from tf_config.errors import ClusterConfigError, quoted, suggestion
 
 # The number of most frequent ids taken one by one, and the number of groups of all other ids.
 _SINGLE, _GROUPS = 10_000, 2_000
@@ -44,7 +44,7 @@ class PlannedTable:
 
     def __post_init__(self) -> None:
         for name, least in (("rows", 1), ("width", 1), ("hotness", 0)):
-            number(f"{name} of the table {shown(self.name)}", getattr(self, name), least)
+            number(f"{name} of the table {quoted(self.name)}", getattr(self, name), least)
         if self.width != int(self.width):
             raise ClusterConfigError(
                 f"A row has a whole number of numbers. Received: width={self.width!r}."
@@ -56,7 +56,7 @@ class PlannedTable:
         if self.unique_ratio is not None and self.zipf is not None:
             raise ClusterConfigError(
                 "How often ids repeat is said by unique_ratio or by zipf. Received: both, for "
-                f"{shown(self.name)}. Leave one out."
+                f"{quoted(self.name)}. Leave one out."
             )
 
     @classmethod
@@ -65,19 +65,19 @@ class PlannedTable:
         known = [field.name for field in fields(cls) if field.name != "name"]
         rule = f"A table has rows and width, and may have {', '.join(known[2:])}"
         if not isinstance(given, Mapping):
-            raise ClusterConfigError(f"{rule}. Received: {shown(given)} for {shown(name)}.")
+            raise ClusterConfigError(f"{rule}. Received: {quoted(given)} for {quoted(name)}.")
         for key in given:
             if key not in known:
                 raise ClusterConfigError(
-                    f"{rule}. Received: {shown(key)} for {shown(name)}. Correct it, or leave it "
+                    f"{rule}. Received: {quoted(key)} for {quoted(name)}. Correct it, or leave it "
                     f"out.{suggestion(key, known)}"
                 )
         for key in ("rows", "width"):
             if key not in given:
                 raise ClusterConfigError(
-                    f"{rule}. Received: no {key} for {shown(name)}. Add it, as in {key}=16."
+                    f"{rule}. Received: no {key} for {quoted(name)}. Add it, as in {key}=16."
                 )
-        values = {key: parsed(key, value) for key, value in given.items()}
+        values = {key: parse_number(key, value) for key, value in given.items()}
         return cls(name, **values)
 
     def unique_of(self, examples: float) -> float:
@@ -105,13 +105,13 @@ def number(
     if not inside or (is_above and value == least):
         bounds = f"above {least}" if is_above else f"{least} or more"
         bounds += "" if most == math.inf else f", and {most} at most"
-        raise ClusterConfigError(f"{name} is a number, {bounds}. Received: {shown(value)}.")
+        raise ClusterConfigError(f"{name} is a number, {bounds}. Received: {quoted(value)}.")
 
 
-def parsed(name: str, value: Any) -> Any:
+def parse_number(name: str, value: Any) -> Any:
     """Returns the number in a text, such as `1e9`; other values are returned unchanged.
 
-    >>> parsed("rows", "1e9"), parsed("batch", "7"), parsed("zipf", None)
+    >>> parse_number("rows", "1e9"), parse_number("batch", "7"), parse_number("zipf", None)
     (1000000000, 7, None)
     """
     if not isinstance(value, str):
@@ -120,7 +120,7 @@ def parsed(name: str, value: Any) -> Any:
         result = float(value)
         return int(result) if result == int(result) else result
     except (ValueError, OverflowError):
-        raise ClusterConfigError(f"{name} is a number. Received: {shown(value)}.") from None
+        raise ClusterConfigError(f"{name} is a number. Received: {quoted(value)}.") from None
 
 
 def _comes(probability: float, draws: float) -> float:

@@ -9,8 +9,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
-from tf_config.cli.completing import completed
-from tf_config.errors import ClusterConfigError, shown, suggestion
+from tf_config.cli.completing import offer_paths
+from tf_config.errors import ClusterConfigError, quoted, suggestion
 from tf_config.hosts import Host, parse_hostfile, parse_hosts
 from tf_config.roles import Roles
 
@@ -89,7 +89,7 @@ def add_hosts(parser: argparse.ArgumentParser, default_ports: str) -> None:
     hostfile = where.add_argument(
         "--hostfile", type=Path, metavar="FILE", help="the same in a file: lines 'H1 slots=N'"
     )
-    completed(hostfile, "file")
+    offer_paths(hostfile, "file")
     parser.add_argument(
         "--ps-hosts", metavar="H3,H4", help="for the parameter servers (beside the workers)"
     )
@@ -146,7 +146,7 @@ def text_of(path: Path, option: str) -> str:
         return sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ClusterConfigError(
-            f"{option} names a text file. Received: {shown(str(path))} ({shown(str(error), 80)}). "
+            f"{option} names a text file. Received: {quoted(str(path))} ({quoted(str(error), 80)}). "
             "Correct the path."
         ) from None
 
@@ -154,21 +154,21 @@ def text_of(path: Path, option: str) -> str:
 def count(text: str) -> int:
     """Returns a number from 0 to 99999."""
     if not (text.isascii() and text.isdigit() and len(text) < 6):
-        raise argparse.ArgumentTypeError(f"a number is 0 or more, received {shown(text)}")
+        raise argparse.ArgumentTypeError(f"a number is 0 or more, received {quoted(text)}")
     return int(text)
 
 
 def positive(text: str) -> int:
     """Returns a number from 1 to 99999."""
     if not (text.isascii() and text.isdigit() and len(text) < 6 and int(text) > 0):
-        raise argparse.ArgumentTypeError(f"a number is 1 or more, received {shown(text)}")
+        raise argparse.ArgumentTypeError(f"a number is 1 or more, received {quoted(text)}")
     return int(text)
 
 
 def port(text: str) -> int:
     """Returns a port from 1 to 65535."""
     if not (text.isascii() and text.isdigit() and len(text) < 6 and 1 <= int(text) <= 65535):
-        raise argparse.ArgumentTypeError(f"a port is 1 to 65535, received {shown(text)}")
+        raise argparse.ArgumentTypeError(f"a port is 1 to 65535, received {quoted(text)}")
     return int(text)
 
 
@@ -179,7 +179,7 @@ def seconds(text: str) -> float:
     except ValueError:
         value = float("nan")
     if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"a time in seconds is above 0, received {shown(text)}")
+        raise argparse.ArgumentTypeError(f"a time in seconds is above 0, received {quoted(text)}")
     return value
 
 

@@ -7,8 +7,8 @@ import argparse
 from tf_config.cli.arguments import add_verbosity, seconds
 from tf_config.cli.membership import add_source, configuration
 from tf_config.cluster import TFConfig
-from tf_config.connect import connect
 from tf_config.errors import ClusterConfigError
+from tf_config.reachability import connect
 
 NAME = "check"
 USAGE = "[OPTION ...]"

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterable
 
 
-def completed(action: argparse.Action, kind: str) -> None:
+def offer_paths(action: argparse.Action, kind: str) -> None:
     """Makes the shell offer files or directories.
 
     Args:
@@ -17,7 +17,7 @@ def completed(action: argparse.Action, kind: str) -> None:
     action.complete = kind  # type: ignore[attr-defined]
 
 
-def completed_by(action: argparse.Action, words: Iterable[str]) -> None:
+def offer_words(action: argparse.Action, words: Iterable[str]) -> None:
     """Makes the shell offer words, for an argument that checks its value itself.
 
     Args:

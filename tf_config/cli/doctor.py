@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from tf_config.doctor import examine, exit_code
-from tf_config.machine import Machine
+from tf_config.doctor.machine import Machine
+from tf_config.doctor.report import examine, exit_code
 
 NAME = "doctor"
 USAGE = ""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 
-from tf_config import commands
 from tf_config.cli.arguments import add_verbosity, say
 from tf_config.cli.membership import add_environment, configuration
 from tf_config.cli.program import (
@@ -14,11 +13,12 @@ from tf_config.cli.program import (
     request,
     warn_of_options_behind,
 )
-from tf_config.errors import ClusterConfigError, shown
-from tf_config.join import settings
-from tf_config.settings import SIDECAR_VARIABLE
-from tf_config.sidecar import rendezvous
-from tf_config.sidecar_process import fork_sidecar
+from tf_config.errors import ClusterConfigError, quoted
+from tf_config.launcher import commands
+from tf_config.launcher.settings import SIDECAR_VARIABLE
+from tf_config.launcher.sidecar import rendezvous
+from tf_config.launcher.sidecar_process import fork_sidecar
+from tf_config.launcher.task_resolution import settings
 
 NAME = "exec"
 USAGE = "[OPTION ...] [--] PROGRAM [ARGUMENT ...]"
@@ -53,6 +53,6 @@ def run(arguments: argparse.Namespace) -> int:
         os.execvpe(command.argv[0], command.argv, {**command.environ, **beside})
     except OSError as error:
         raise ClusterConfigError(
-            f"exec runs a program. Received: {shown(command.argv[0])} ({error.strerror}). "
+            f"exec runs a program. Received: {quoted(command.argv[0])} ({error.strerror}). "
             "Name a Python script or a program on the PATH."
         ) from None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from tf_config import horovod_wheel
+from tf_config.horovod import wheel as horovod_wheel
 
 NAME = "install-horovod"
 USAGE = "[--wheel]"

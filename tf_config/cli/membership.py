@@ -7,12 +7,12 @@ import os
 from pathlib import Path
 
 from tf_config.cli.arguments import count, say, text_of
-from tf_config.cli.completing import completed, completed_by
+from tf_config.cli.completing import offer_paths, offer_words
 from tf_config.cluster import VARIABLE, Task, TFConfig
 from tf_config.environments import ENVIRONMENTS, Resolved, resolve
 from tf_config.errors import ClusterConfigError
-from tf_config.join import Meeting, join
-from tf_config.rendezvous import Seat
+from tf_config.launcher.task_resolution import RendezvousConfig, join
+from tf_config.rendezvous import Participant
 from tf_config.roles import Roles
 
 
@@ -21,7 +21,7 @@ def add_source(parser: argparse.ArgumentParser) -> None:
     file = parser.add_argument(
         "--file", type=Path, help=f"read {VARIABLE} from here; - for standard input"
     )
-    completed(file, "file")
+    offer_paths(file, "file")
     add_environment(parser)
 
 
@@ -33,7 +33,7 @@ def add_environment(parser: argparse.ArgumentParser) -> None:
         metavar="ENVIRONMENT",
         help=f"read this one: {', '.join(ENVIRONMENTS)} (default: the first of them that is there)",
     )
-    completed_by(origin, ENVIRONMENTS)
+    offer_words(origin, ENVIRONMENTS)
     parser.add_argument("--ps", type=count, metavar="N", help="the scheduler's last N tasks are ps")
     parser.add_argument("--chief", action="store_true", help="the first is the chief")
     parser.add_argument("--evaluator", action="store_true", help="the very last is an evaluator")
@@ -61,9 +61,9 @@ def configuration(arguments: argparse.Namespace) -> tuple[TFConfig, str]:
     interface = getattr(arguments, "interface", None)
     quiet = getattr(arguments, "verbosity", 0) < 0
     note = (lambda text: None) if quiet else say
-    meeting = Meeting(arguments.rendezvous, timeout, interface, note)
+    meeting = RendezvousConfig(arguments.rendezvous, timeout, interface, note)
     if arguments.task is not None:
-        return _told(arguments, meeting), "arguments"
+        return _resolve_config(arguments, meeting), "arguments"
     if arguments.workers is not None:
         raise ClusterConfigError(
             "--workers says how many there are beside --task; an environment says it itself. "
@@ -107,7 +107,7 @@ def read(arguments: argparse.Namespace) -> Resolved:
     return resolved
 
 
-def _told(arguments: argparse.Namespace, meeting: Meeting) -> TFConfig:
+def _resolve_config(arguments: argparse.Namespace, meeting: RendezvousConfig) -> TFConfig:
     """Returns the configuration of the task that the arguments name, after a rendezvous."""
     if arguments.rendezvous is None or arguments.workers is None:
         raise ClusterConfigError(
@@ -121,7 +121,9 @@ def _told(arguments: argparse.Namespace, meeting: Meeting) -> TFConfig:
             f"--task names one of the tasks asked for. Received: {task}, of "
             f"{', '.join(map(str, roles.tasks))}. Correct --task, or ask for more."
         )
-    return meeting.hold(arguments.rendezvous, Seat(roles, roles.tasks.index(task)), os.environ)
+    return meeting.hold(
+        arguments.rendezvous, Participant(roles, roles.tasks.index(task)), os.environ
+    )
 
 
 def _check_unnamed(arguments: argparse.Namespace, who: str) -> None:

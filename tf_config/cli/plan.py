@@ -10,10 +10,10 @@ from typing import Any
 
 from tf_config.capacity import plan_capacity
 from tf_config.capacity.plan import SLOT_VARIABLES
-from tf_config.capacity.table import parsed
+from tf_config.capacity.table import parse_number
 from tf_config.cli.arguments import text_of
-from tf_config.cli.completing import completed
-from tf_config.errors import ClusterConfigError, shown, suggestion
+from tf_config.cli.completing import offer_paths
+from tf_config.errors import ClusterConfigError, quoted, suggestion
 
 NAME = "plan"
 USAGE = "[FILE] [--table NAME:KEY=VALUE,... ...] [OPTION ...]"
@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="YAML or JSON: 'tables', by name, and the options below, with _ in place of -",
     )
-    completed(file, "file")
+    offer_paths(file, "file")
     parser.add_argument(
         "--table",
         action="append",
@@ -65,12 +65,12 @@ def run(arguments: argparse.Namespace) -> int:
             given[name] = getattr(arguments, name)
     tables = given.pop("tables", {})
     if not isinstance(tables, Mapping):
-        raise ClusterConfigError(f"'tables' are tables by name. Received: {shown(tables)}.")
+        raise ClusterConfigError(f"'tables' are tables by name. Received: {quoted(tables)}.")
     more = [_table(text) for text in arguments.table]
     for name, _ in more:
         if [other for other, _ in more].count(name) > 1:
             raise ClusterConfigError(
-                f"--table describes each table once. Received: {shown(name)} twice. Leave one out."
+                f"--table describes each table once. Received: {quoted(name)} twice. Leave one out."
             )
     tables = {**tables, **dict(more)}
     if not tables or "batch" not in given:
@@ -79,7 +79,8 @@ def run(arguments: argparse.Namespace) -> int:
             f"A plan needs tables and a batch. Received: no {what}. Give it, or a file with it."
         )
     values = {
-        name: value if name == "optimizer" else parsed(name, value) for name, value in given.items()
+        name: value if name == "optimizer" else parse_number(name, value)
+        for name, value in given.items()
     }
     print(plan_capacity(tables, **values))
     return 0
@@ -93,23 +94,23 @@ def _read(path: Path) -> dict[str, Any]:
     if _depth(text) > _DEEPEST:  # YAML's parser would take very long
         raise ClusterConfigError(
             f"FILE has tables in a mapping. Received: {_depth(text)} brackets in each other, in "
-            f"{shown(str(path))}. Correct it."
+            f"{quoted(str(path))}. Correct it."
         )
     try:
         values = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError, OverflowError) as error:
         raise ClusterConfigError(
-            f"FILE is YAML or JSON. Received: {shown(str(path))} ({shown(str(error))})."
+            f"FILE is YAML or JSON. Received: {quoted(str(path))} ({quoted(str(error))})."
         ) from None
     known = ["tables", *_OPTIONS]
     if not isinstance(values, dict):
         raise ClusterConfigError(
-            f"FILE has {', '.join(known)}. Received: {shown(values)} in {shown(str(path))}."
+            f"FILE has {', '.join(known)}. Received: {quoted(values)} in {quoted(str(path))}."
         )
     for key in values:
         if key not in known:
             raise ClusterConfigError(
-                f"FILE has {', '.join(known)}. Received: {shown(key)} in {shown(str(path))}. "
+                f"FILE has {', '.join(known)}. Received: {quoted(key)} in {quoted(str(path))}. "
                 f"Correct it, or leave it out.{suggestion(key, known)}"
             )
     return values
@@ -135,13 +136,13 @@ def _table(text: str) -> tuple[str, dict[str, str]]:
     pairs = [part.partition("=") for part in rest.split(",")]
     if not (name and colon and all(key and equals for key, equals, _ in pairs)):
         raise ClusterConfigError(
-            f"--table is NAME:rows=N,width=N,... Received: {shown(text)}. Correct it."
+            f"--table is NAME:rows=N,width=N,... Received: {quoted(text)}. Correct it."
         )
     keys = [key for key, _, _ in pairs]
     for key in keys:
         if keys.count(key) > 1:
             raise ClusterConfigError(
                 "A table has each number once. Received: "
-                f"{shown(key)} twice in {shown(text)}. Leave one out."
+                f"{quoted(key)} twice in {quoted(text)}. Leave one out."
             )
     return name, {key: value for key, _, value in pairs}

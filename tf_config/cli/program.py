@@ -9,10 +9,10 @@ import re
 from pathlib import Path
 
 from tf_config.cli.arguments import count, positive, say, seconds
-from tf_config.cli.completing import completed
-from tf_config.commands import is_script
-from tf_config.errors import ClusterConfigError, shown
-from tf_config.settings import Request
+from tf_config.cli.completing import offer_paths
+from tf_config.errors import ClusterConfigError, quoted
+from tf_config.launcher.commands import is_script
+from tf_config.launcher.settings import LaunchOptions
 
 
 def add_settings(
@@ -68,17 +68,17 @@ def add_program(parser: argparse.ArgumentParser) -> None:
     rest = parser.add_argument("arguments", nargs=argparse.REMAINDER, help="passed on as they are")
     rest.required = False  # or argparse would report it, too, when the program is missing
     parser.set_defaults(parser=parser)
-    completed(program, "file")
-    completed(rest, "file")
+    offer_paths(program, "file")
+    offer_paths(rest, "file")
 
 
-def request(arguments: argparse.Namespace) -> Request:
+def request(arguments: argparse.Namespace) -> LaunchOptions:
     """Returns the settings given as arguments.
 
     Raises:
       ClusterConfigError: if a variable is invalid or has no value.
     """
-    return Request(
+    return LaunchOptions(
         start_timeout=arguments.start_timeout,
         step_timeout=arguments.step_timeout,
         threads=arguments.threads_per_worker,
@@ -121,7 +121,7 @@ def _variable(text: str) -> tuple[str, str]:
         value = os.environ.get(name, "")
     if not name or not (equals or name in os.environ):
         raise ClusterConfigError(
-            f"--env is NAME=VALUE, or the name of a variable that is set. Received: {shown(text)}. "
+            f"--env is NAME=VALUE, or the name of a variable that is set. Received: {quoted(text)}. "
             "Give it a value."
         )
     return name, value

@@ -10,7 +10,7 @@ from pathlib import Path
 from tf_config.cli import render_kubernetes, render_slurm
 from tf_config.cli.arguments import add_command
 from tf_config.cli.program import warn_of_options_behind
-from tf_config.errors import ClusterConfigError, shown
+from tf_config.errors import ClusterConfigError, quoted
 
 NAME = "render"
 USAGE = "KIND [OPTION ...] [--] PROGRAM [ARGUMENT ...]"
@@ -47,7 +47,7 @@ def _write_new(path: Path, text: str) -> None:
         file = path.open("x", encoding="utf-8")
     except FileExistsError:
         raise ClusterConfigError(
-            f"--output writes a new file. Received: {shown(str(path))}, which exists. "
+            f"--output writes a new file. Received: {quoted(str(path))}, which exists. "
             "Remove it, or name another."
         ) from None
     except OSError as error:
@@ -64,6 +64,6 @@ def _write_new(path: Path, text: str) -> None:
 
 def _unwritable(path: Path, error: OSError) -> ClusterConfigError:
     return ClusterConfigError(
-        f"--output writes a new file. Received: {shown(str(path))} ({error.strerror}). "
+        f"--output writes a new file. Received: {quoted(str(path))} ({error.strerror}). "
         "Name one where you may write."
     )

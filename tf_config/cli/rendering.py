@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from tf_config.cli.completing import completed
+from tf_config.cli.completing import offer_paths
 from tf_config.cli.program import request
 
 
@@ -19,7 +19,7 @@ def add_output(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="a new file; - for standard output (-)",
     )
-    completed(output, "file")
+    offer_paths(output, "file")
 
 
 def options(arguments: argparse.Namespace) -> tuple[str, ...]:

@@ -9,7 +9,6 @@ import shlex
 import sys
 from pathlib import Path
 
-from tf_config import launch
 from tf_config.cli.arguments import (
     add_hosts,
     add_roles,
@@ -21,7 +20,7 @@ from tf_config.cli.arguments import (
     roles,
     say,
 )
-from tf_config.cli.completing import completed
+from tf_config.cli.completing import offer_paths
 from tf_config.cli.program import (
     add_program,
     add_settings,
@@ -29,10 +28,11 @@ from tf_config.cli.program import (
     warn_of_options_behind,
 )
 from tf_config.environments.detect import ENVIRONMENTS
-from tf_config.errors import ClusterConfigError, shown
-from tf_config.output import Console
-from tf_config.plan import Job, shell_line
-from tf_config.restarts import Restarts
+from tf_config.errors import ClusterConfigError, quoted
+from tf_config.launcher import runner as launch
+from tf_config.launcher.console import Console
+from tf_config.launcher.job import JobSpec, shell_line
+from tf_config.launcher.restarts import Restarts
 
 NAME = "run"
 USAGE = "[OPTION ...] PROGRAM [ARGUMENT ...]"
@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     log_dir = parser.add_argument(
         "--log-dir", type=Path, metavar="DIR", help="write DIR/<task>.log files"
     )
-    completed(log_dir, "directory")
+    offer_paths(log_dir, "directory")
     parser.add_argument(
         "--max-restarts",
         type=count,
@@ -74,7 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the job; returns its exit code."""
-    job = Job(
+    job = JobSpec(
         roles(arguments),
         [arguments.program, *arguments.arguments],
         request(arguments),
@@ -115,6 +115,6 @@ def _words(text: str) -> list[str]:
         words = []
     if not words:
         raise ClusterConfigError(
-            f"--ssh is a command. Received: {shown(text)}. Write for example 'ssh -p 2222'."
+            f"--ssh is a command. Received: {quoted(text)}. Write for example 'ssh -p 2222'."
         )
     return words

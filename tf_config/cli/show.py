@@ -7,13 +7,13 @@ import os
 from pathlib import Path
 from typing import Any
 
-from tf_config.cli.completing import completed
+from tf_config.cli.completing import offer_paths
 from tf_config.cli.membership import add_source, configuration, read
 from tf_config.cli.program import add_settings, request
 from tf_config.cluster import VARIABLE, TFConfig
 from tf_config.drawing import draw_cluster
-from tf_config.errors import ClusterConfigError, shown
-from tf_config.join import settings
+from tf_config.errors import ClusterConfigError, quoted
+from tf_config.launcher.task_resolution import settings
 from tf_config.text_table import rich_table
 
 NAME = "show"
@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     graph = parser.add_argument(
         "--graph", type=Path, metavar="FILE", help="draw hosts and tasks into this file, as SVG"
     )
-    completed(graph, "file")
+    offer_paths(graph, "file")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -60,7 +60,7 @@ def _draw(config: TFConfig, path: Path) -> None:
         path.write_text(draw_cluster(config.cluster, config.task), encoding="utf-8")
     except OSError as error:
         raise ClusterConfigError(
-            f"--graph names a file to write. Received: {shown(str(path))} ({error.strerror}). "
+            f"--graph names a file to write. Received: {quoted(str(path))} ({error.strerror}). "
             "Name one in a directory that is there."
         ) from None
     print(f"drawn: {path}")

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tf_config.cli.arguments import count
-from tf_config.cli.completing import completed
-from tf_config.interruption import Interrupted, kept_signals
+from tf_config.cli.completing import offer_paths
+from tf_config.launcher.signals import Interrupted, deferred_signals
 from tf_config.sharding import FORMATS, Source, split
 
 NAME = "split"
@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="INPUT",
         help="a file, or a directory: its files by name, without hidden ones and directories",
     )
-    completed(source, "file")
+    offer_paths(source, "file")
     parser.add_argument(
         "--shards",
         type=count,
@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="made if it does not exist; nothing in it is overwritten",
     )
-    completed(output, "directory")
+    offer_paths(output, "directory")
     parser.add_argument(
         "--format",
         choices=list(FORMATS),
@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Writes the shards, and prints their number and sizes."""
     source = Source.find(arguments.input, arguments.format)
     try:
-        with kept_signals() as check, _progress_bar(source.size) as advance:
+        with deferred_signals() as check, _progress_bar(source.size) as advance:
 
             def watch(count: int) -> None:
                 check()

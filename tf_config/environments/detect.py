@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from tf_config.cluster import VARIABLE
 from tf_config.environments import kubernetes, openmpi, paddle, pmi, pytorch, slurm, tf_config
 from tf_config.environments.environment import Environment, Resolved
-from tf_config.errors import ClusterConfigError, shown, suggestion
+from tf_config.errors import ClusterConfigError, quoted, suggestion
 
 # In the order of detection: environments that say most about this very process come first.
 ENVIRONMENTS: Mapping[str, Environment] = {
@@ -47,7 +47,7 @@ def resolve(environ: Mapping[str, str], origin: str | None = None) -> Resolved |
     if origin is not None:
         if origin not in ENVIRONMENTS:
             raise ClusterConfigError(
-                f"--from is one of {', '.join(ENVIRONMENTS)}. Received: {shown(origin)}. "
+                f"--from is one of {', '.join(ENVIRONMENTS)}. Received: {quoted(origin)}. "
                 f"Choose one, or leave it out.{suggestion(origin, ENVIRONMENTS)}"
             )
         return ENVIRONMENTS[origin].resolve(environ)

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 
 from tf_config.address import Address
 from tf_config.cluster import TFConfig
-from tf_config.errors import ClusterConfigError, shown
+from tf_config.errors import ClusterConfigError, quoted
 from tf_config.roles import Roles
 
 
 @dataclass(frozen=True)
-class Unplaced:
+class RankOnly:
     """A process that knows its rank but no addresses.
 
     Attributes:
@@ -42,7 +42,7 @@ class Resolved:
       variables: the variables that were read, with their values.
     """
 
-    config: TFConfig | Unplaced
+    config: TFConfig | RankOnly
     origin: str
     variables: Mapping[str, str]
 
@@ -66,7 +66,7 @@ class Environment:
 
     name: str
     markers: tuple[str, ...]
-    read: Callable[[Variables], TFConfig | Unplaced]
+    read: Callable[[Variables], TFConfig | RankOnly]
     locate: Callable[[TFConfig], TFConfig] = lambda config: config
     excuse: Callable[[Mapping[str, str]], bool] = lambda environ: False
     cores: Callable[[Mapping[str, str]], int | None] = lambda environ: None
@@ -137,7 +137,7 @@ class Variables:
         if not (value.isascii() and value.isdigit() and len(value) <= 10):
             name = next(name for name in names if name in self.seen)
             raise ClusterConfigError(
-                f"{name} is a whole number from 0. Received: {shown(value)}. "
+                f"{name} is a whole number from 0. Received: {quoted(value)}. "
                 "See that it was not changed by hand."
             )
         return int(value)

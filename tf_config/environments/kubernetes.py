@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from tf_config.address import Address
 from tf_config.cluster import TASK_TYPES, ClusterSpec, Task, TFConfig
 from tf_config.environments.environment import Variables
-from tf_config.errors import ClusterConfigError, shown
+from tf_config.errors import ClusterConfigError, quoted
 from tf_config.roles import Roles
 
 SERVICE_VARIABLE = "KERAS_STRATEGIES_SERVICE"
@@ -37,7 +37,7 @@ def read(variables: Variables) -> TFConfig:
     if not _SERVICE.fullmatch(service):
         raise ClusterConfigError(
             f"{SERVICE_VARIABLE} is the DNS name of a headless Service. Received: "
-            f"{shown(service)}. Write for example 'train' or 'train.default.svc.cluster.local'."
+            f"{quoted(service)}. Write for example 'train' or 'train.default.svc.cluster.local'."
         )
     roles = parse_tasks(variables.text(TASKS_VARIABLE))
     stem, index = _own_name(variables)
@@ -45,7 +45,7 @@ def read(variables: Variables) -> TFConfig:
     if task not in roles.tasks:
         raise ClusterConfigError(
             f"A pod is one of the tasks that {TASKS_VARIABLE} counts. Received: {task}, of "
-            f"{shown(format_tasks(roles))}. Correct {TASKS_VARIABLE}, {TASK_TYPE_VARIABLE} or "
+            f"{quoted(format_tasks(roles))}. Correct {TASKS_VARIABLE}, {TASK_TYPE_VARIABLE} or "
             "the number of pods."
         )
     port = variables.number(PORT_VARIABLE) if variables.find(PORT_VARIABLE) else DEFAULT_PORT
@@ -72,14 +72,14 @@ def parse_tasks(text: str) -> Roles:
         if name not in TASK_TYPES or name in counts or not re.fullmatch("[0-9]{1,5}", number):
             raise ClusterConfigError(
                 f"{TASKS_VARIABLE} says once for each type how many tasks there are. Received: "
-                f"{shown(text)}. Write for example 'chief=1,worker=2,ps=1,evaluator=1'."
+                f"{quoted(text)}. Write for example 'chief=1,worker=2,ps=1,evaluator=1'."
             )
         counts[name] = int(number)
     chiefs, evaluators = counts.get("chief", 0), counts.get("evaluator", 0)
     if chiefs > 1 or evaluators > 1:
         raise ClusterConfigError(
             "A job has at most one chief and one evaluator. Received: "
-            f"{TASKS_VARIABLE}={shown(text)}. Make the others workers."
+            f"{TASKS_VARIABLE}={quoted(text)}. Make the others workers."
         )
     return Roles(counts.get("worker", 0), counts.get("ps", 0), bool(chiefs), bool(evaluators))
 
@@ -100,14 +100,14 @@ def _own_name(variables: Variables) -> tuple[str, int]:
     match = _HOST.fullmatch(name.split(".")[0])  # a pod's hostname may be set to the full name
     if match is None:
         raise ClusterConfigError(
-            f"A pod's {_HOST_VARIABLE} ends with its index. Received: {shown(name)}. Start the "
+            f"A pod's {_HOST_VARIABLE} ends with its index. Received: {quoted(name)}. Start the "
             "pods with an Indexed Job or a StatefulSet, which name them such as 'train-worker-0'."
         )
     index = int(match[2])
     if variables.find(_INDEX_VARIABLE) and variables.number(_INDEX_VARIABLE) != index:
         raise ClusterConfigError(
             f"{_INDEX_VARIABLE} is the number at the end of {_HOST_VARIABLE}. Received: "
-            f"{shown(variables.find(_INDEX_VARIABLE))} and {shown(name)}. Leave both as "
+            f"{quoted(variables.find(_INDEX_VARIABLE))} and {quoted(name)}. Leave both as "
             "Kubernetes sets them."
         )
     return match[1], index

@@ -5,11 +5,11 @@ Variables: docs.open-mpi.org, "Environment variables", and those of PMIx.
 
 from __future__ import annotations
 
-from tf_config.environments.environment import Unplaced, Variables
-from tf_config.rendezvous.directory import MADE_FOR_ONE_JOB
+from tf_config.environments.environment import RankOnly, Variables
+from tf_config.rendezvous.shared_directory import MADE_FOR_ONE_JOB
 
 
-def read(variables: Variables) -> Unplaced:
+def read(variables: Variables) -> RankOnly:
     """Returns the rank of the process.
 
     All processes meet in a directory of the job: within the one that Open MPI created if all are on
@@ -20,7 +20,7 @@ def read(variables: Variables) -> Unplaced:
     local = variables.number("OMPI_COMM_WORLD_LOCAL_SIZE")
     made = variables.find("PMIX_SERVER_TMPDIR")
     if local == size and made is not None:
-        return Unplaced(rank, size, f"file://{made}/{MADE_FOR_ONE_JOB}meeting")
+        return RankOnly(rank, size, f"file://{made}/{MADE_FOR_ONE_JOB}meeting")
     job = variables.find("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid") or "openmpi"
     name = "".join(c if c.isalnum() else "-" for c in job)
-    return Unplaced(rank, size, f"file:{MADE_FOR_ONE_JOB}{name}")
+    return RankOnly(rank, size, f"file:{MADE_FOR_ONE_JOB}{name}")

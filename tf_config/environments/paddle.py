@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from tf_config.address import Address
 from tf_config.cluster import ClusterSpec, Task, TFConfig
-from tf_config.environments.environment import Unplaced, Variables
-from tf_config.errors import ClusterConfigError, shown
+from tf_config.environments.environment import RankOnly, Variables
+from tf_config.errors import ClusterConfigError, quoted
 from tf_config.roles import Roles
 
 MARKERS = (
@@ -33,17 +33,17 @@ _IDS = ("PADDLE_TRAINER_ID", "PADDLE_INIT_TRAINER_ID")
 _V2_PORT = "7164"
 
 
-def read(variables: Variables) -> TFConfig | Unplaced:
+def read(variables: Variables) -> TFConfig | RankOnly:
     """Returns the cluster of trainers and parameter servers and this task, or its rank."""
     servers = _servers(variables)
     text = variables.find("PADDLE_TRAINER_ENDPOINTS")
-    trainers = None if text is None else [str(Address.parse(each)) for each in _listed(text)]
+    trainers = None if text is None else [str(Address.parse(each)) for each in _format_names(text)]
     if trainers is None and not servers:
         variables.text(*MARKERS)
     twice = next((one for one in servers if servers.count(one) > 1), None)
     if twice is not None:
         raise ClusterConfigError(
-            f"Each parameter server of {_named(variables)} has an address of its own. Received: "
+            f"Each parameter server of {_servers_variable(variables)} has an address of its own. Received: "
             f"{twice} twice. Give servers of one host a port each."
         )
     count = variables.number(*_COUNTS) if trainers is None or variables.find(*_COUNTS) else None
@@ -67,7 +67,7 @@ def read(variables: Variables) -> TFConfig | Unplaced:
             f"Trainers are numbered from 0 to {roles.workers - 1}. Received: {task.index}. Correct "
             f"{' or '.join(_IDS)}, or the number of trainers."
         )
-    return Unplaced(
+    return RankOnly(
         rank=roles.tasks.index(task),
         size=len(roles.tasks),
         rendezvous=f"tcp://{servers[0]}",
@@ -77,7 +77,7 @@ def read(variables: Variables) -> TFConfig | Unplaced:
     )
 
 
-def _named(variables: Variables) -> str:
+def _servers_variable(variables: Variables) -> str:
     """Returns the name of the variable with the servers' addresses."""
     return next((name for name in MARKERS[1:] if name in variables.seen), MARKERS[1])
 
@@ -86,12 +86,12 @@ def _servers(variables: Variables) -> list[str]:
     """Returns the addresses of the parameter servers in order."""
     text = variables.find("PADDLE_PSERVERS_IP_PORT_LIST")
     if text is not None:
-        found = _listed(text)
+        found = _format_names(text)
     elif (text := variables.find("PADDLE_PSERVERS")) is not None:
-        found = _with_ports(_listed(text), "PADDLE_PORT", variables.text("PADDLE_PORT"))
+        found = _with_ports(_format_names(text), "PADDLE_PORT", variables.text("PADDLE_PORT"))
     elif (text := variables.find("PADDLE_INIT_PSERVERS")) is not None:
         port = variables.find("PADDLE_INIT_PORT") or _V2_PORT
-        found = _with_ports(_listed(text), "PADDLE_INIT_PORT", port)
+        found = _with_ports(_format_names(text), "PADDLE_INIT_PORT", port)
     else:
         return []
     return [str(Address.parse(endpoint)) for endpoint in found]
@@ -99,10 +99,10 @@ def _servers(variables: Variables) -> list[str]:
 
 def _with_ports(hosts: list[str], name: str, text: str) -> list[str]:
     """Returns hosts with ports: one port for all, or one for each."""
-    ports = _listed(text)
+    ports = _format_names(text)
     if len(ports) not in (1, len(hosts)):
         raise ClusterConfigError(
-            f"{name} is one port, or one for each server. Received: {shown(text)} for "
+            f"{name} is one port, or one for each server. Received: {quoted(text)} for "
             f"{len(hosts)} servers. Correct it."
         )
     ports = ports * len(hosts) if len(ports) == 1 else ports
@@ -115,21 +115,21 @@ def _task(variables: Variables, servers: list[str]) -> Task:
         return Task("worker", variables.number(*_IDS))
     if role != "PSERVER":
         raise ClusterConfigError(
-            f"TRAINING_ROLE is TRAINER or PSERVER. Received: {shown(role)}. Set one of these."
+            f"TRAINING_ROLE is TRAINER or PSERVER. Received: {quoted(role)}. Set one of these."
         )
     host = variables.text("POD_IP")
-    ports = _listed(variables.find("PADDLE_PORT", "PADDLE_INIT_PORT") or _V2_PORT)
+    ports = _format_names(variables.find("PADDLE_PORT", "PADDLE_INIT_PORT") or _V2_PORT)
     own = [index for index, server in enumerate(servers) if server.rpartition(":")[0] == host]
     if len(ports) == 1:
         own = [index for index in own if servers[index] == f"{host}:{ports[0]}"]
     if len(own) != 1:
         raise ClusterConfigError(
             "POD_IP and PADDLE_PORT (or PADDLE_INIT_PORT) name one of the parameter servers of "
-            f"{_named(variables)}. Received: {shown(host)} and {shown(','.join(ports))}, of "
-            f"{shown(','.join(servers))}. Correct one of them."
+            f"{_servers_variable(variables)}. Received: {quoted(host)} and {quoted(','.join(ports))}, of "
+            f"{quoted(','.join(servers))}. Correct one of them."
         )
     return Task("ps", own[0])
 
 
-def _listed(text: str) -> list[str]:
+def _format_names(text: str) -> list[str]:
     return [item.strip() for item in text.split(",") if item.strip()]

@@ -7,18 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tf_config.environments.environment import Unplaced, Variables
-from tf_config.rendezvous.directory import MADE_FOR_ONE_JOB
+from tf_config.environments.environment import RankOnly, Variables
+from tf_config.rendezvous.shared_directory import MADE_FOR_ONE_JOB
 
 
-def read(variables: Variables) -> Unplaced:
+def read(variables: Variables) -> RankOnly:
     """Returns the rank of the process.
 
     All processes meet in the directory in which they were started. Hydra gives a job no name, so
     two jobs that start there at the same time each need a `--rendezvous`; an error says so.
     """
     rank, size = variables.number("PMI_RANK"), variables.number("PMI_SIZE")
-    return Unplaced(rank, size, f"file:{MADE_FOR_ONE_JOB}pmi")
+    return RankOnly(rank, size, f"file:{MADE_FOR_ONE_JOB}pmi")
 
 
 def is_slurm(environ: Mapping[str, str]) -> bool:

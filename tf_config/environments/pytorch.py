@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tf_config.address import Address
-from tf_config.environments.environment import Unplaced, Variables
+from tf_config.environments.environment import RankOnly, Variables
 
 
 def is_scripts_own(environ: Mapping[str, str]) -> bool:
@@ -21,7 +21,7 @@ def is_scripts_own(environ: Mapping[str, str]) -> bool:
     return not environ.get("RANK") and any(environ.get(rank) for rank in ranks)
 
 
-def read(variables: Variables) -> Unplaced:
+def read(variables: Variables) -> RankOnly:
     """Returns the rank of the process; all processes meet at an address of the first one's host."""
     rank, size = variables.number("RANK"), variables.number("WORLD_SIZE")
     host = variables.text("MASTER_ADDR").removeprefix("[").removesuffix("]")
@@ -29,4 +29,4 @@ def read(variables: Variables) -> Unplaced:
     if variables.find("TORCHELASTIC_USE_AGENT_STORE") == "True":
         port += 1  # torchrun itself listens on MASTER_PORT
     address = Address.parse(str(Address(host, port)))
-    return Unplaced(rank, size, f"tcp://{address}")
+    return RankOnly(rank, size, f"tcp://{address}")

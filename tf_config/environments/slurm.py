@@ -13,8 +13,8 @@ from dataclasses import replace
 from tf_config.address import Address
 from tf_config.cluster import ClusterSpec, Task, TFConfig
 from tf_config.environments.environment import Variables
-from tf_config.errors import ClusterConfigError, shown
-from tf_config.node_list import parse_node_list, parse_tasks_per_node
+from tf_config.environments.node_list import parse_node_list, parse_tasks_per_node
+from tf_config.errors import ClusterConfigError, quoted
 
 # A step's own variables come before those of the job that contains it.
 _RANK = ("SLURM_PROCID",)
@@ -37,7 +37,7 @@ def read(variables: Variables) -> TFConfig:
     if len(counts) != len(nodes):
         raise ClusterConfigError(
             "Slurm gives a number of tasks for each node. Received: "
-            f"{len(nodes)} nodes ({shown(','.join(nodes))}), {len(counts)} numbers {counts}. "
+            f"{len(nodes)} nodes ({quoted(','.join(nodes))}), {len(counts)} numbers {counts}. "
             "Ask for the same in sbatch and srun, or leave the variables as Slurm set them."
         )
     placed = _place(counts, variables)
@@ -46,7 +46,7 @@ def read(variables: Variables) -> TFConfig:
     if rank < len(placed) and node is not None and node != str(placed[rank]):
         raise ClusterConfigError(
             f"Tasks are placed on nodes as SLURM_DISTRIBUTION says. Received: rank {rank} on node "
-            f"{shown(node)}, where node {placed[rank]} was expected. "
+            f"{quoted(node)}, where node {placed[rank]} was expected. "
             "Start the step with --distribution=block or cyclic."
         )
     step = variables.find(*_STEP) or "0"
@@ -137,7 +137,7 @@ def _place(counts: Sequence[int], variables: Variables) -> list[int]:
     else:
         raise ClusterConfigError(
             "Tasks are placed on nodes in blocks, cyclically or in planes. Received: "
-            f"SLURM_DISTRIBUTION={shown(distribution)}. Start the step with "
+            f"SLURM_DISTRIBUTION={quoted(distribution)}. Start the step with "
             "--distribution=block or cyclic."
         )
     left, placed = list(counts), []

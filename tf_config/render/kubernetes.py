@@ -23,7 +23,7 @@ from tf_config.environments.kubernetes import (
     TASKS_VARIABLE,
     format_tasks,
 )
-from tf_config.errors import ClusterConfigError, shown
+from tf_config.errors import ClusterConfigError, quoted
 from tf_config.render.rules import check, check_range, execute
 from tf_config.roles import Roles
 from tf_config.secret import SECRET_VARIABLE
@@ -81,7 +81,7 @@ class KubernetesJob:
         if len(longest) > _LONGEST_LABEL:
             raise ClusterConfigError(
                 f"The name of a pod has at most {_LONGEST_LABEL} characters. Received: "
-                f"{shown(longest)}, which has {len(longest)}. Choose a shorter name."
+                f"{quoted(longest)}, which has {len(longest)}. Choose a shorter name."
             )
         check("An image has a name without spaces", self.image, r"[!-~]+", "registry/train:1")
         if self.namespace is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from tf_config.errors import ClusterConfigError, shown
+from tf_config.errors import ClusterConfigError, quoted
 
 
 def check(what: str, value: str, pattern: str, example: str) -> None:
@@ -16,7 +16,7 @@ def check(what: str, value: str, pattern: str, example: str) -> None:
     """
     if not re.fullmatch(pattern, value):
         raise ClusterConfigError(
-            f"{what}. Received: {shown(value)}. Write for example {shown(example)}."
+            f"{what}. Received: {quoted(value)}. Write for example {quoted(example)}."
         )
 
 
@@ -28,7 +28,7 @@ def check_range(what: str, value: int, last: int) -> None:
     """
     if not 1 <= value <= last:
         raise ClusterConfigError(
-            f"{what} is from 1 to {last}. Received: {shown(value)}. Choose a number between them."
+            f"{what} is from 1 to {last}. Received: {quoted(value)}. Choose a number between them."
         )
 
 
@@ -43,14 +43,14 @@ def execute(environment: str, options: Sequence[str], program: Sequence[str]) ->
     """
     if not program or not program[0]:
         raise ClusterConfigError(
-            f"A job runs a program. Received: {shown(list(program))}. Name one after '--'."
+            f"A job runs a program. Received: {quoted(list(program))}. Name one after '--'."
         )
     for word in program:
         try:
             word.encode("utf-8")
         except UnicodeEncodeError:
             raise ClusterConfigError(
-                f"The program and its arguments are text in UTF-8. Received: {shown(word)}. "
+                f"The program and its arguments are text in UTF-8. Received: {quoted(word)}. "
                 "Rename the file, or pass the value in a file."
             ) from None
     return ["tf-config", "exec", "--from", environment, *options, "--", *program]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass
 
-from tf_config.errors import ClusterConfigError, shown
+from tf_config.errors import ClusterConfigError, quoted
+from tf_config.launcher.settings import RESTARTS_VARIABLE
 from tf_config.render.rules import check, check_range, execute
 from tf_config.roles import Roles
-from tf_config.settings import RESTARTS_VARIABLE
 
 _NAME = "[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
 _GRES = r"[A-Za-z0-9_.:=-]+"
@@ -114,7 +114,7 @@ class SlurmJob:
         check("An option of sbatch is one line", directive, f"-{_LINE}", "--constraint=rome")
         if _option(directive) in self._values().keys() - {"output"}:
             raise ClusterConfigError(
-                f"Each option of sbatch stands once. Received: {shown(directive)}, which "
+                f"Each option of sbatch stands once. Received: {quoted(directive)}, which "
                 "tf-config writes itself. Use the option of 'tf-config render slurm' for it."
             )
 

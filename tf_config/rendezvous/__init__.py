@@ -1,6 +1,6 @@
 """Rendezvous: processes that know their ranks, but not each other's addresses, form a cluster."""
 
-from tf_config.rendezvous.meet import check_url, meet
-from tf_config.rendezvous.seat import Seat
+from tf_config.rendezvous.participant import Participant
+from tf_config.rendezvous.rendezvous import check_url, rendezvous
 
-__all__ = ["Seat", "check_url", "meet"]
+__all__ = ["Participant", "check_url", "rendezvous"]

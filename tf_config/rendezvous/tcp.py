@@ -16,11 +16,11 @@ from ipaddress import ip_address
 from typing import Any
 
 from tf_config.address import Address
+from tf_config.bind_address import listening_hosts
 from tf_config.cluster import ClusterSpec
-from tf_config.errors import ClusterConfigError, shown
-from tf_config.listening import listening_hosts
-from tf_config.rendezvous.clock import Clock
-from tf_config.rendezvous.seat import Gathering, Report, Seat, cluster_of
+from tf_config.errors import ClusterConfigError, quoted
+from tf_config.rendezvous.deadline import Deadline
+from tf_config.rendezvous.participant import JoinRequest, Participant, Roster, cluster_of
 from tf_config.secret import SECRET_VARIABLE, is_signed, secret_of, signature
 
 _LONGEST_MESSAGE = 1 << 22
@@ -28,7 +28,9 @@ _CONNECT_SECONDS = 5.0
 _GRACE_SECONDS = 5.0
 
 
-def meet(address: Address, seat: Seat, host: str | None, port: int, clock: Clock) -> ClusterSpec:
+def rendezvous(
+    address: Address, participant: Participant, host: str | None, port: int, deadline: Deadline
+) -> ClusterSpec:
     """Returns the cluster once all processes have arrived.
 
     Args:
@@ -43,21 +45,28 @@ def meet(address: Address, seat: Seat, host: str | None, port: int, clock: Clock
       ClusterConfigError: if a task does not arrive in time, the reports contradict each other, or
         the first process cannot listen on the address.
     """
-    if seat.leads:
-        return _Leader(address, seat, host, port, clock).run()
-    return _follow(address, seat, host, port, clock)
+    if participant.leads:
+        return _Leader(address, participant, host, port, deadline).run()
+    return _follow(address, participant, host, port, deadline)
 
 
 class _Leader:
     """Listens until all processes have reported, then sends the cluster to all of them."""
 
-    def __init__(self, address: Address, seat: Seat, host: str | None, port: int, clock: Clock):
+    def __init__(
+        self,
+        address: Address,
+        participant: Participant,
+        host: str | None,
+        port: int,
+        deadline: Deadline,
+    ):
         self._address = address
-        self._clock = clock
-        self._gathering = Gathering(seat)
-        self._own = Report.of(seat, host or "", port)
+        self._deadline = deadline
+        self._roster = Roster(participant)
+        self._own = JoinRequest.of(participant, host or "", port)
         self._buffers: dict[socket.socket, bytes] = {}
-        self._members: dict[socket.socket, Report] = {}
+        self._members: dict[socket.socket, JoinRequest] = {}
         self._secret = secret_of()
         self._selector = selectors.DefaultSelector()
 
@@ -67,23 +76,23 @@ class _Leader:
             stack.callback(self._close)
             self._selector.register(listener, selectors.EVENT_READ)
             try:
-                self._gathering.add(self._own)
-                while self._gathering.missing:
+                self._roster.add(self._own)
+                while self._roster.missing:
                     for key, _ in self._selector.select(0.2):
                         if key.fileobj is listener:
                             self._accept(listener)
                         else:
-                            self._hear(key.fileobj)  # type: ignore[arg-type]
-                    if self._gathering.missing:
-                        if self._clock.is_over:
-                            raise self._gathering.too_late(self._clock.timeout)
-                        self._clock.remark(self._gathering.progress)
-                self._settle_hosts()
-                answer = self._gathering.answer()
+                            self._receive(key.fileobj)  # type: ignore[arg-type]
+                    if self._roster.missing:
+                        if self._deadline.is_over:
+                            raise self._roster.too_late(self._deadline.timeout)
+                        self._deadline.log_if_due(self._roster.progress)
+                self._unify_hosts()
+                answer = self._roster.answer()
             except ClusterConfigError as error:
-                self._tell({"error": str(error)})
+                self._send_all({"error": str(error)})
                 raise
-            self._tell(answer)
+            self._send_all(answer)
         return cluster_of(answer)
 
     def _accept(self, listener: socket.socket) -> None:
@@ -92,36 +101,36 @@ class _Leader:
         self._buffers[connection] = b""
         self._selector.register(connection, selectors.EVENT_READ)
 
-    def _hear(self, connection: socket.socket) -> None:
+    def _receive(self, connection: socket.socket) -> None:
         try:
             data = connection.recv(1 << 16)
         except OSError:
             data = b""
         self._buffers[connection] += data
         if not data or len(self._buffers[connection]) > _LONGEST_MESSAGE:
-            self._forget(connection)
+            self._drop(connection)
         elif self._buffers[connection].endswith(b"\n") and connection not in self._members:
             try:
-                report = Report.from_dict(_decoded(self._buffers[connection], self._secret))
+                report = JoinRequest.from_dict(_decode(self._buffers[connection], self._secret))
             except _Unsigned:
-                self._clock.note(f"somebody without this job's {SECRET_VARIABLE} is turned away")
-                self._forget(connection)
+                self._deadline.note(f"somebody without this job's {SECRET_VARIABLE} is turned away")
+                self._drop(connection)
                 return
             except ValueError:  # not a process of this job
-                self._forget(connection)
+                self._drop(connection)
                 return
             self._members[connection] = report
-            self._gathering.add(report)
+            self._roster.add(report)
 
-    def _forget(self, connection: socket.socket) -> None:
+    def _drop(self, connection: socket.socket) -> None:
         report = self._members.pop(connection, None)
-        if report is not None and self._gathering.reports.get(report.rank) == report:
-            del self._gathering.reports[report.rank]  # the process may connect again
+        if report is not None and self._roster.reports.get(report.rank) == report:
+            del self._roster.reports[report.rank]  # the process may connect again
         self._selector.unregister(connection)
         del self._buffers[connection]
         connection.close()
 
-    def _settle_hosts(self) -> None:
+    def _unify_hosts(self) -> None:
         """Gives all processes of this host the same host: the address that other hosts use."""
         if self._own.host:  # the user has chosen the interface
             return
@@ -129,15 +138,15 @@ class _Leader:
         far = [own for own, peer in ends.values() if own != peer]
         near = [own for own, peer in ends.values() if own == peer]
         host = next((own for own in far + near if not ip_address(own).is_loopback), "127.0.0.1")
-        reports = self._gathering.reports
+        reports = self._roster.reports
         reports[self._own.rank] = replace(self._own, host=host)
         for member, report in self._members.items():
             own, peer = ends[member]
             if own == peer:
                 reports[report.rank] = replace(report, host=host)
 
-    def _tell(self, message: Mapping[str, Any]) -> None:
-        data = _encoded(message, self._secret)
+    def _send_all(self, message: Mapping[str, Any]) -> None:
+        data = _encode(message, self._secret)
         for connection in self._members:
             with contextlib.suppress(OSError):
                 connection.sendall(data)
@@ -148,45 +157,47 @@ class _Leader:
         self._selector.close()
 
 
-def _follow(address: Address, seat: Seat, host: str | None, port: int, clock: Clock) -> ClusterSpec:
+def _follow(
+    address: Address, participant: Participant, host: str | None, port: int, deadline: Deadline
+) -> ClusterSpec:
     while True:
-        answer, waiting = _ask(address, seat, host, port, clock)
+        answer, waiting = _ask(address, participant, host, port, deadline)
         if answer is not None:
             return cluster_of(answer)
-        if clock.is_over:
+        if deadline.is_over:
             raise ClusterConfigError(
-                f"All tasks come to the meeting within {clock.timeout:g} s. Received: {waiting}. "
+                f"All tasks come to the meeting within {deadline.timeout:g} s. Received: {waiting}. "
                 "Start the first task on that host, open the port, or raise --start-timeout."
             )
-        clock.tick(waiting)
+        deadline.tick(waiting)
 
 
 def _ask(
-    address: Address, seat: Seat, host: str | None, port: int, clock: Clock
+    address: Address, participant: Participant, host: str | None, port: int, deadline: Deadline
 ) -> tuple[dict[str, Any] | None, str]:
     """Returns the answer of the first process, or None; and why there is no answer yet."""
-    first, secret = seat.first, secret_of()
+    first, secret = participant.first, secret_of()
     try:
         connection = socket.create_connection((address.host, address.port), _CONNECT_SECONDS)
     except OSError as error:
         return None, f"waiting for {first} at {address} ({error.strerror or error})"
     with connection:
-        report = Report.of(seat, host or _plain(connection.getsockname()[0]), port)
+        report = JoinRequest.of(participant, host or _plain(connection.getsockname()[0]), port)
         data = b""
         try:
-            connection.sendall(_encoded(report.to_dict(), secret))
+            connection.sendall(_encode(report.to_dict(), secret))
             connection.settimeout(0.5)
             # The first process ends the rendezvous in time, and names the missing tasks.
-            while not data.endswith(b"\n") and clock.overdue < _GRACE_SECONDS:
+            while not data.endswith(b"\n") and deadline.overdue < _GRACE_SECONDS:
                 try:
                     step = connection.recv(1 << 16)
                 except TimeoutError:
-                    clock.remark(f"waiting for the others, as {first} does")
+                    deadline.log_if_due(f"waiting for the others, as {first} does")
                     continue
                 if not step or len(data) > _LONGEST_MESSAGE:
                     break
                 data += step
-            answer = _decoded(data, secret)
+            answer = _decode(data, secret)
         except _Unsigned:
             return None, f"{address} answers without this job's {SECRET_VARIABLE}"
         except (OSError, ValueError):
@@ -203,12 +214,12 @@ class _Unsigned(Exception):
     """Raised when a message has no signature, or a signature by another secret."""
 
 
-def _encoded(message: Mapping[str, Any], secret: str) -> bytes:
+def _encode(message: Mapping[str, Any], secret: str) -> bytes:
     data = json.dumps(message).encode()
     return signature(secret, data).encode() + b" " + data + b"\n"
 
 
-def _decoded(line: bytes, secret: str) -> Any:
+def _decode(line: bytes, secret: str) -> Any:
     """Returns the message in a line.
 
     Raises:
@@ -241,7 +252,7 @@ def _listen(address: Address) -> socket.socket:
         taken = error.errno == errno.EADDRINUSE
         raise ClusterConfigError(
             "The first task listens at the rendezvous, on its own host. Received: "
-            f"{shown(str(address))} ({error.strerror or error}). "
+            f"{quoted(str(address))} ({error.strerror or error}). "
             + (
                 "If a server of an earlier job still runs there, end it. Choose another port."
                 if taken

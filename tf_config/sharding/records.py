@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
-from tf_config.errors import ClusterConfigError, shown
+from tf_config.errors import ClusterConfigError, quoted
 from tf_config.sharding.crc32c import masked_crc32c
 
 # A part of a record, and whether it is the last part. A record may be larger than memory.
@@ -51,7 +51,7 @@ def tfrecords(file: BinaryIO, path: Path) -> Iterator[Piece]:
         if not is_header(header):
             raise ClusterConfigError(
                 "A TFRecord begins with its length and that length's checksum. Received: "
-                f"{shown(str(path))}, whose byte {position} begins none. Get the file anew, or "
+                f"{quoted(str(path))}, whose byte {position} begins none. Get the file anew, or "
                 "say with --format what it is."
             )
         yield header, False
@@ -92,7 +92,7 @@ def guess(head: bytes, path: Path) -> str:
     if b"\0" in head:
         raise ClusterConfigError(
             "An input is text in lines, or TFRecords; either may be packed by gzip. Received: "
-            f"{shown(str(path))}, which has zero bytes and no TFRecord at its start. Convert it "
+            f"{quoted(str(path))}, which has zero bytes and no TFRecord at its start. Convert it "
             "(UTF-16 to UTF-8, for example), or say with --format what it is."
         )
     return "text"
@@ -100,6 +100,6 @@ def guess(head: bytes, path: Path) -> str:
 
 def _cut_off(path: Path, position: int) -> ClusterConfigError:
     return ClusterConfigError(
-        f"A file of TFRecords ends where a record ends. Received: {shown(str(path))}, whose record "
+        f"A file of TFRecords ends where a record ends. Received: {quoted(str(path))}, whose record "
         f"from byte {position} on is cut off. Get the file anew."
     )

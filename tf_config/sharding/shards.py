@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from tf_config.errors import ClusterConfigError, shown
+from tf_config.errors import ClusterConfigError, quoted
 
 _BUFFER_BYTES = 1 << 16
 _ALL_BUFFERS_BYTES = 1 << 26
@@ -37,13 +37,13 @@ def check_free(directory: Path, name: str) -> None:
       ClusterConfigError: if it has any; a worker would read the rest of an old split as its data.
     """
     pattern = re.compile(re.escape(name) + r"-\d{5}(\.gz)?")
-    with _writing(directory):
+    with _explain_write_errors(directory):
         present = sorted(os.listdir(directory)) if directory.exists() else []
     for file in present:
         if pattern.fullmatch(file):
             raise ClusterConfigError(
                 "A split overwrites nothing, and mixes with no other split of that name. "
-                f"Received: {shown(str(directory / file))}, which exists. Remove it and the "
+                f"Received: {quoted(str(directory / file))}, which exists. Remove it and the "
                 "others of its kind, or name another --output-dir."
             )
 
@@ -64,21 +64,21 @@ def new_files(directory: Path, names: Sequence[str], is_packed: bool) -> Iterato
     _check_limit(len(names))
     buffer = min(_BUFFER_BYTES, max(_ALL_BUFFERS_BYTES // len(names), _LEAST_BUFFER_BYTES))
     with (
-        _writing(directory),
-        _made(directory),
+        _explain_write_errors(directory),
+        _make_directory(directory),
         tempfile.TemporaryDirectory(
             prefix=".tf-config-split-", dir=directory, ignore_cleanup_errors=True
         ) as hidden,
     ):
         with contextlib.ExitStack() as files:
             yield [
-                files.enter_context(_created(Path(hidden, name), is_packed, buffer))
+                files.enter_context(_create(Path(hidden, name), is_packed, buffer))
                 for name in names
             ]
         _move(Path(hidden), directory, names)
 
 
-def _created(path: Path, is_packed: bool, buffer: int) -> BinaryIO:
+def _create(path: Path, is_packed: bool, buffer: int) -> BinaryIO:
     if not is_packed:
         return path.open("xb", buffer)
     # Level 6 is gzip's default. Without a time stamp, the same input gives the same bytes.
@@ -101,7 +101,7 @@ def _move(source: Path, target: Path, names: Sequence[str]) -> None:
 
 
 @contextlib.contextmanager
-def _made(directory: Path) -> Iterator[None]:
+def _make_directory(directory: Path) -> Iterator[None]:
     """Creates a directory and its parents; removes those that it created if the block fails."""
     missing = [path for path in (directory, *directory.parents) if not path.exists()]
     try:
@@ -115,14 +115,14 @@ def _made(directory: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _writing(directory: Path) -> Iterator[None]:
+def _explain_write_errors(directory: Path) -> Iterator[None]:
     """Converts errors in writing shards to a one-line error."""
     try:
         yield
     except OSError as error:
         raise ClusterConfigError(
             "Shards are files in the directory that --output-dir names. Received: "
-            f"{shown(str(directory))} ({error.strerror or error}). Nothing was left there. Name "
+            f"{quoted(str(directory))} ({error.strerror or error}). Nothing was left there. Name "
             "a directory that can be written and has room."
         ) from None
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from tf_config.errors import ClusterConfigError, shown
+from tf_config.errors import ClusterConfigError, quoted
 from tf_config.sharding.records import FORMATS, Piece, guess
 
 _BUFFER_BYTES = 1 << 18
@@ -81,7 +81,7 @@ class Source:
           ClusterConfigError: if a file cannot be read or is damaged.
         """
         for path in self.paths:
-            with _reading(path), _opened(path, self.is_packed, watch) as file:
+            with _reading(path), _open(path, self.is_packed, watch) as file:
                 yield from FORMATS[self.format](file, path)
 
 
@@ -99,7 +99,7 @@ class _WatchedFile(io.FileIO):
 
 
 @contextlib.contextmanager
-def _opened(path: Path, is_packed: bool, watch: Callable[[int], None]) -> Iterator[BinaryIO]:
+def _open(path: Path, is_packed: bool, watch: Callable[[int], None]) -> Iterator[BinaryIO]:
     with io.BufferedReader(_WatchedFile(path, watch), _BUFFER_BYTES) as file:
         if not is_packed:
             yield file
@@ -118,7 +118,7 @@ def _reading(path: Path) -> Iterator[None]:
         reason = getattr(error, "strerror", None) or str(error)
         raise ClusterConfigError(
             "An input is a file that can be read, or a directory of such files. Received: "
-            f"{shown(str(path))} ({reason}). Correct the path, or get the file anew."
+            f"{quoted(str(path))} ({reason}). Correct the path, or get the file anew."
         ) from None
 
 
@@ -139,7 +139,7 @@ def _files(path: Path) -> Iterator[Path]:
         elif not is_directory:
             raise ClusterConfigError(
                 "An input is a file that can be read, or a directory of such files. Received: "
-                f"{shown(str(file))}, which is no regular file. Remove it, or write its content "
+                f"{quoted(str(file))}, which is no regular file. Remove it, or write its content "
                 "to a file."
             )
 
@@ -149,7 +149,7 @@ def _kind(path: Path, format: str | None) -> _Kind | None:
     with _reading(path):
         with path.open("rb") as file:
             is_packed = file.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC or path.suffix == ".gz"
-        with _opened(path, is_packed, lambda count: None) as unpacked:
+        with _open(path, is_packed, lambda count: None) as unpacked:
             head = unpacked.read(_HEAD_BYTES)
         return _Kind(format or guess(head, path), is_packed) if head else None
 
@@ -161,7 +161,7 @@ def _common(kinds: Mapping[Path, _Kind]) -> _Kind:
         if first is not None and kind != kinds[first]:
             raise ClusterConfigError(
                 "All files of an input are text, or all are TFRecords; and all are packed by gzip "
-                f"or none. Received: {shown(str(first))}, which is {kinds[first]}, and "
-                f"{shown(str(path))}, which is {kind}. Move one kind to a directory of its own."
+                f"or none. Received: {quoted(str(first))}, which is {kinds[first]}, and "
+                f"{quoted(str(path))}, which is {kind}. Move one kind to a directory of its own."
             )
     return _Kind("text", False) if first is None else kinds[first]

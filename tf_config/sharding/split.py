@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tf_config.errors import ClusterConfigError, shown
+from tf_config.errors import ClusterConfigError, quoted
 from tf_config.sharding.shards import check_free, new_files, shard_names
 from tf_config.sharding.source import Source
 
@@ -59,7 +59,7 @@ def split(
     """
     if not 1 <= count < 100_000:
         raise ClusterConfigError(
-            f"A split makes 1 to 99999 shards. Received: {shown(count)}. "
+            f"A split makes 1 to 99999 shards. Received: {quoted(count)}. "
             "Ask for as many as there are workers."
         )
     check_free(directory, source.name)

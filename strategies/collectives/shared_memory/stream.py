@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from strategies._tensorflow import ResourceVariable, eager_mode
 from strategies.collectives.ordered_calls import OrderedCalls
 from strategies.collectives.shared_memory.transfers import ALIGNMENT
+from strategies.compat.tensorflow import ResourceVariable, eager_mode
 
 Operation = Callable[[list[np.ndarray], str], list[np.ndarray]]
 
@@ -114,7 +114,7 @@ class _InCalls:
 
         arguments = [self._executions.number(), *tensors]
         *results, error = self._calls.call(call, arguments, [*dtypes, tf.string])
-        return _checked(results, error)
+        return _raise_on_error(results, error)
 
 
 class _InThread:
@@ -185,7 +185,7 @@ class _Call:
             ],
         )
         with tf.control_dependencies([is_mine]):
-            return _checked(results, error)
+            return _raise_on_error(results, error)
 
     def serve(self, ticket: int) -> None:
         """Runs the operation on the tensors of one run; skips those of runs never announced."""
@@ -212,7 +212,7 @@ def _moment(execution: Any) -> str:
     return f"in execution {int(execution)}: "
 
 
-def _checked(results: Sequence[tf.Tensor], error: tf.Tensor) -> list[tf.Tensor]:
+def _raise_on_error(results: Sequence[tf.Tensor], error: tf.Tensor) -> list[tf.Tensor]:
     """Returns results; the function fails with the message of an error, if there is one."""
     with tf.control_dependencies([tf.debugging.Assert(tf.equal(error, ""), [error])]):
         return [tf.identity(result) for result in results]

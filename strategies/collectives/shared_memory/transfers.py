@@ -211,14 +211,14 @@ def gather(
     channel.begin_operation(f"{moment}all_gather of {array.dtype.str} {array.shape[1:]}")
     joined = array
 
-    def wanted(headers: np.ndarray) -> list[tuple[int, np.ndarray]]:
+    def select_pieces(headers: np.ndarray) -> list[tuple[int, np.ndarray]]:
         nonlocal joined
         rows, lengths = headers.T
         content = buffers.take(int(lengths.sum()))
         joined = content.view(array.dtype).reshape(int(rows.sum()), *array.shape[1:])
         return list(zip([0] * channel.size, _split(content, lengths), strict=True))
 
-    _exchange(channel, np.array([len(array), array.nbytes]), _content(array), wanted)
+    _exchange(channel, np.array([len(array), array.nbytes]), _content(array), select_pieces)
     return joined
 
 
@@ -237,10 +237,10 @@ def broadcast(
     content = buffers.take(array.nbytes)
     sent = _content(array) if channel.rank == 0 else content[:0]
 
-    def wanted(headers: np.ndarray) -> list[tuple[int, np.ndarray]]:
+    def select_pieces(headers: np.ndarray) -> list[tuple[int, np.ndarray]]:
         return [(0, content), *[(0, content[:0])] * (len(headers) - 1)]
 
-    _exchange(channel, np.array([len(sent)]), sent, wanted)
+    _exchange(channel, np.array([len(sent)]), sent, select_pieces)
     return content.view(array.dtype).reshape(array.shape)
 
 
@@ -288,7 +288,7 @@ def all_to_all(
     row = array.itemsize * math.prod(array.shape[1:])
     rows, received = array, counts
 
-    def wanted(headers: np.ndarray) -> list[tuple[int, np.ndarray]]:
+    def select_pieces(headers: np.ndarray) -> list[tuple[int, np.ndarray]]:
         nonlocal rows, received
         before = headers[:, : channel.rank].sum(axis=1)
         received = headers[:, channel.rank].copy()
@@ -296,7 +296,7 @@ def all_to_all(
         rows = content.view(array.dtype).reshape(int(received.sum()), *array.shape[1:])
         return list(zip((before * row).tolist(), _split(content, received * row), strict=True))
 
-    _exchange(channel, np.array([*counts, array.nbytes]), _content(array), wanted)
+    _exchange(channel, np.array([*counts, array.nbytes]), _content(array), select_pieces)
     return rows, received
 
 
@@ -304,7 +304,7 @@ def _exchange(
     channel: Channel,
     header: np.ndarray,
     payload: np.ndarray,
-    wanted: Callable[[np.ndarray], Sequence[tuple[int, np.ndarray]]],
+    select_pieces: Callable[[np.ndarray], Sequence[tuple[int, np.ndarray]]],
 ) -> None:
     """Offers bytes to all workers, and copies the bytes that this worker wants of theirs.
 
@@ -326,7 +326,7 @@ def _exchange(
         chunk if rank == channel.rank else channel.begin_read(rank) for rank in range(channel.size)
     ]
     headers = np.stack([chunk[: header.nbytes].view(np.int64) for chunk in received])
-    wishes = wanted(headers)
+    wishes = select_pieces(headers)
     start, target = wishes[channel.rank]
     target[:] = payload[start : start + len(target)]
     lengths = headers[:, -1]
@@ -363,12 +363,12 @@ class BufferPool:
         for owner in self._owners:
             # Unused: only the list, the loop and the call refer to it, and no array within it.
             if len(owner) == length + ALIGNMENT and sys.getrefcount(owner) == _UNUSED:
-                return _aligned(owner, length)
+                return _align(owner, length)
         self._owners = [*self._owners[1 - _BUFFERS :], np.empty(length + ALIGNMENT, np.uint8)]
-        return _aligned(self._owners[-1], length)
+        return _align(self._owners[-1], length)
 
 
-def _aligned(owner: np.ndarray, length: int) -> np.ndarray:
+def _align(owner: np.ndarray, length: int) -> np.ndarray:
     start = -owner.ctypes.data % ALIGNMENT
     return owner[start : start + length]
 

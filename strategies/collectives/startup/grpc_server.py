@@ -10,10 +10,10 @@ import time
 
 import tensorflow as tf
 
-from strategies._tensorflow import context
 from strategies.collectives.startup.liveness import LivenessWatch
 from strategies.collectives.startup.rendezvous import meeting
 from strategies.collectives.startup.waiting import wait_until
+from strategies.compat.tensorflow import context
 from tf_config import ClusterConfigError, ClusterSpec, Task
 
 _ANSWER_SECONDS = 2.0

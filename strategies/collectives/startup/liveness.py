@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import tensorflow as tf
 
-from strategies._tensorflow import context
+from strategies.compat.tensorflow import context
 
 _PAUSE_SECONDS = 1.0
 _ANSWER_SECONDS = 10.0

@@ -19,9 +19,9 @@ from http import HTTPStatus
 
 from strategies.collectives.startup.waiting import pauses_up_to, wait_until
 from tf_config import Address, ClusterConfigError, ClusterSpec, Task
-from tf_config.listening import listening_hosts
+from tf_config.bind_address import listening_hosts
+from tf_config.rendezvous.http_store import StoreHandler, StoreServer, ask
 from tf_config.secret import SECRET_VARIABLE, secret_of
-from tf_config.store import StoreHandler, StoreServer, ask
 
 # Returns the bytes that every worker passed, by rank; all workers call it together.
 Exchange = Callable[[bytes], list[bytes]]

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 import tensorflow as tf
 
-from strategies.durable_files import write_npz
+from strategies.files.atomic_files import write_npz
 
 _CHECKSUM = "crc32"
 
@@ -52,7 +52,7 @@ class RowsInCheckpoint(tf.train.experimental.PythonState):
             with np.load(io.BytesIO(string_value)) as file:
                 arrays = dict(file)
         except Exception as error:  # from zip checksums or NumPy headers
-            raise ValueError(_damaged(error)) from error
+            raise ValueError(_damaged_error(error)) from error
         self._layer.restore_rows(arrays)
 
 
@@ -73,14 +73,14 @@ def from_store(store: Mapping[str, Any]) -> dict[str, np.ndarray]:
     try:
         arrays = {_name(key): np.array(store[key]) for key in store.keys()}  # noqa: SIM118  # HDF5's
     except (OSError, KeyError, RuntimeError, TypeError) as error:
-        raise ValueError(_damaged(error)) from error
+        raise ValueError(_damaged_error(error)) from error
     checksum = arrays.pop(_CHECKSUM, None)
     if checksum is not None and checksum != _checksum_of(arrays):
-        raise ValueError(_damaged("other values than were saved"))
+        raise ValueError(_damaged_error("other values than were saved"))
     return arrays
 
 
-def serialized(api: Any, value: Any) -> dict[str, Any]:
+def serialize_config(api: Any, value: Any) -> dict[str, Any]:
     """Returns the configuration of an initializer or optimizer without `shared_object_id`.
 
     Keras derives this id from memory addresses, which may be reused, and writes it into
@@ -103,7 +103,7 @@ def _checksum_of(arrays: Mapping[str, np.ndarray]) -> int:
     return found
 
 
-def _damaged(received: object) -> str:
+def _damaged_error(received: object) -> str:
     return (
         "The rows of a layer are restored from a file as it was saved. Received: "
         f"{received}. No row was changed. Restore another file."

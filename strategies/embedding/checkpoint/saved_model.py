@@ -18,8 +18,8 @@ import tensorflow as tf
 from strategies.collectives import Collectives
 from strategies.embedding.checkpoint.snapshot import gather_all, ids_and_rows
 from strategies.embedding.shard.hashing import shard_of
-from strategies.embedding.shard.shard import TableShard
 from strategies.embedding.shard.table import Table
+from strategies.embedding.shard.table_shard import TableShard
 from strategies.variables.growable_array import HOST
 
 

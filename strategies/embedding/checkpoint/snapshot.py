@@ -10,8 +10,8 @@ import numpy as np
 import tensorflow as tf
 
 from strategies.collectives import Collectives
-from strategies.collectives.health.agreement import agree
 from strategies.collectives.single_worker import in_single_worker_scope
+from strategies.diagnostics.consistency import check_same_call
 from strategies.embedding.checkpoint.array_specs import (
     INITIAL,
     OVERFLOW,
@@ -22,8 +22,8 @@ from strategies.embedding.checkpoint.array_specs import (
     missing_overflow,
 )
 from strategies.embedding.shard.admission import ExactCounter, SketchCounter
-from strategies.embedding.shard.shard import TableShard
 from strategies.embedding.shard.table import Table
+from strategies.embedding.shard.table_shard import TableShard
 
 Arrays = dict[str, np.ndarray]
 
@@ -52,14 +52,14 @@ def table_arrays(shards: Sequence[TableShard], name: str) -> Arrays:
       shards: shards of the tables.
       name: name of the table.
     """
-    rows = joined(list(row_chunks(shards, name)))
+    rows = concatenate_arrays(list(row_chunks(shards, name)))
     order = np.argsort(rows["ids"])
     return {**{key: array[order] for key, array in rows.items()}, **extra_arrays(shards, name)}
 
 
 def ids_and_rows(shards: Sequence[TableShard], name: str) -> tuple[np.ndarray, np.ndarray]:
     """Returns this worker's ids of a table in ascending order, and their rows."""
-    arrays = joined(list(row_chunks(shards, name, only=("rows",))))
+    arrays = concatenate_arrays(list(row_chunks(shards, name, only=("rows",))))
     order = np.argsort(arrays["ids"])
     return arrays["ids"][order], arrays["rows"][order]
 
@@ -113,7 +113,7 @@ def _gather_columns(
 
 def extra_arrays(shards: Sequence[TableShard], name: str) -> Arrays:
     """Returns a table's counts, shared rows and initial values of slot variables."""
-    return joined([_extra(shard, shard.tables[name]) for shard in shards])
+    return concatenate_arrays([_extra(shard, shard.tables[name]) for shard in shards])
 
 
 def _extra(shard: TableShard, table: Table) -> Arrays:
@@ -150,7 +150,7 @@ def _chunks(count: int, table: Table) -> list[slice]:
     return [slice(start, start + step) for start in range(0, max(count, 1), step)]
 
 
-def joined(parts: Sequence[Mapping[str, np.ndarray]]) -> Arrays:
+def concatenate_arrays(parts: Sequence[Mapping[str, np.ndarray]]) -> Arrays:
     """Concatenates the arrays of shards; sketches are summed, initial values taken from one."""
     result = {}
     for name in {name for part in parts for name in part}:
@@ -214,7 +214,7 @@ def check_same_slots(shards: Sequence[TableShard], collectives: Collectives) -> 
       ValueError: if the slot variables differ; on all workers.
     """
     slots = {name: sorted(table.store.saved_slots()) for name, table in shards[0].tables.items()}
-    agree(collectives, "saving rows", f"optimizer state {slots}")
+    check_same_call(collectives, "saving rows", f"optimizer state {slots}")
 
 
 def take(shards: Sequence[TableShard], collectives: Collectives) -> Arrays:

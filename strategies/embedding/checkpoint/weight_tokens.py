@@ -23,14 +23,14 @@ from strategies.collectives.single_worker import in_single_worker_scope
 from strategies.embedding.checkpoint.array_specs import OVERFLOW
 from strategies.embedding.checkpoint.snapshot import (
     Arrays,
+    concatenate_arrays,
     extra_arrays,
-    joined,
     restore_extra,
     restore_rows,
     retain,
     row_chunks,
 )
-from strategies.embedding.shard.shard import TableShard
+from strategies.embedding.shard.table_shard import TableShard
 
 # Limit for a group of tables on one worker.
 MAX_SNAPSHOT_BYTES = 1 << 32
@@ -142,7 +142,7 @@ class Snapshots:
         chunks = row_chunks(self._shards, name, only=_KEPT, of_all_owners=True)
         extra = extra_arrays(self._shards, name)
         shared = {f"{OVERFLOW}{key}" for key in _KEPT} & set(extra)
-        return {**joined(list(chunks)), **{key: extra[key] for key in shared}}
+        return {**concatenate_arrays(list(chunks)), **{key: extra[key] for key in shared}}
 
     def _check_size(self) -> None:
         size = 0

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from strategies.variables.sparse_variable import SparseVariable
+from strategies.variables.row_variable import RowVariable
 
 
 class FusedOptimizer:
@@ -21,7 +21,7 @@ class FusedOptimizer:
       variable: variable of the table.
     """
 
-    def __init__(self, optimizer: Any, variable: SparseVariable):
+    def __init__(self, optimizer: Any, variable: RowVariable):
         self._optimizer = optimizer
         self._weight: Any = variable
         self._lead: Any = None

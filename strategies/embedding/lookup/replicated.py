@@ -9,7 +9,7 @@ from strategies.collectives import Collectives
 from strategies.embedding.lookup.prefetch_queue import PrefetchQueue
 from strategies.embedding.lookup.router import LookupResult, check_sizes
 from strategies.embedding.lookup.traffic import TrafficCounter
-from strategies.embedding.shard.lookup import ShardLookup
+from strategies.embedding.shard.shard_lookup import ShardLookup
 from strategies.reduction.sparse import all_reduce
 
 

@@ -9,9 +9,9 @@ from typing import Protocol
 import numpy as np
 import tensorflow as tf
 
-from strategies.assertions import assert_in_step
 from strategies.embedding.lookup.prefetch_queue import PrefetchQueue
 from strategies.embedding.lookup.traffic import TrafficCounter
+from strategies.utils.assertions import assert_in_step
 
 
 @dataclass(frozen=True)

@@ -10,15 +10,15 @@ import numpy as np
 import tensorflow as tf
 
 from strategies.collectives import Collectives
-from strategies.collectives.health.spans import BACKGROUND, SpanStream
 from strategies.embedding.lookup.prefetch_queue import PrefetchQueue
 from strategies.embedding.lookup.router import LookupResult, check_sizes
 from strategies.embedding.lookup.traffic import TrafficCounter
 from strategies.embedding.shard.hashing import shard_of
-from strategies.embedding.shard.remote import RemoteTableShard
-from strategies.embedding.shard.shard import Group
-from strategies.ps.client import Server
-from strategies.ps.extended import ServerExtended
+from strategies.embedding.shard.server_shard import RemoteTableShard
+from strategies.embedding.shard.table_shard import Group
+from strategies.profiling.spans import BACKGROUND, SpanStream
+from strategies.ps.connection import ServerConnection
+from strategies.ps.extended import ParameterServerExtended
 from strategies.reduction.sparse import all_reduce
 
 
@@ -34,7 +34,9 @@ class ServerRouter:
       group: group of the tables.
     """
 
-    def __init__(self, extended: ServerExtended, shards: Sequence[RemoteTableShard], group: Group):
+    def __init__(
+        self, extended: ParameterServerExtended, shards: Sequence[RemoteTableShard], group: Group
+    ):
         self._extended = extended
         self._shards = shards
         self._group = group
@@ -114,7 +116,7 @@ class ServerRouter:
     ) -> list[np.ndarray]:
         """Returns the rows and values of keys from all servers, and the sizes of the tables."""
 
-        def find_at(server: Server) -> list[np.ndarray]:
+        def find_at(server: ServerConnection) -> list[np.ndarray]:
             shard = self._shards[server.number]
             lookup = shard.lookups[self._group]
             own = keys[owners == shard.index]

@@ -9,7 +9,7 @@ from strategies.embedding.lookup.all_to_all import AllToAll
 from strategies.embedding.lookup.prefetch_queue import PrefetchQueue
 from strategies.embedding.lookup.router import LookupResult, check_sizes
 from strategies.embedding.lookup.traffic import TrafficCounter
-from strategies.embedding.shard.lookup import ShardLookup
+from strategies.embedding.shard.shard_lookup import ShardLookup
 
 
 class ShardedRouter:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
-from strategies._tensorflow import ResourceVariable
+from strategies.compat.tensorflow import ResourceVariable
 from strategies.variables.growable_array import HOST
 from tf_config.capacity import KEY_BYTES
 

@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 import tensorflow as tf
 
-from strategies._tensorflow import ResourceVariable
+from strategies.compat.tensorflow import ResourceVariable
 from strategies.embedding.config import Admission
 from strategies.embedding.shard.hashing import splitmix64
 from strategies.embedding.shard.id_map import IdMap

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from strategies._tensorflow import ResourceVariable
 from strategies.collectives import Collectives
 from strategies.collectives.single_worker import in_single_worker_scope
+from strategies.compat.tensorflow import ResourceVariable
 from strategies.embedding.shard.id_map import IdMap
 from strategies.embedding.shard.row_store import RowStore
 from strategies.variables.growable_array import HOST

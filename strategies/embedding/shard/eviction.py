@@ -14,8 +14,8 @@ import tensorflow as tf
 from strategies.collectives import Collectives
 from strategies.embedding.config import Eviction
 from strategies.embedding.shard.row_store import RowStore
-from strategies.embedding.shard.shard import TableShard
 from strategies.embedding.shard.table import Table
+from strategies.embedding.shard.table_shard import TableShard
 
 
 def evict(shards: Sequence[TableShard], collectives: Collectives) -> dict[str, int]:

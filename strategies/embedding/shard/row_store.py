@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from strategies._tensorflow import ResourceVariable
+from strategies.compat.tensorflow import ResourceVariable
 from strategies.embedding.shard.row_metadata import RowMetadata
 from strategies.variables.growable_array import HOST, GrowableArray
-from strategies.variables.sparse_variable import SparseVariable
+from strategies.variables.row_variable import RowVariable
 from tf_config.capacity import MAP_ENTRY
 
 
@@ -27,7 +27,7 @@ class RowStore:
       step: number of training steps so far.
     """
 
-    def __init__(self, variable: SparseVariable):
+    def __init__(self, variable: RowVariable):
         self.width = int(variable.shape[-1])
         self.view = variable.view
         self.variable = variable
@@ -114,7 +114,7 @@ class RowStore:
         """Drops the arrays of slot variables that the optimizer has not created."""
         self._expected.clear()
 
-    def adopt_slot(self, name: str, slot: SparseVariable) -> bool:
+    def adopt_slot(self, name: str, slot: RowVariable) -> bool:
         """Gives a new slot variable its expected array; returns whether there was one."""
         is_expected = name in self._expected
         if is_expected:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from strategies._tensorflow import ResourceVariable
+from strategies.compat.tensorflow import ResourceVariable
 from strategies.embedding.config import TableConfig
 from strategies.embedding.shard.admission import make_counter
 from strategies.embedding.shard.capacity import Overflow

@@ -7,10 +7,10 @@ import threading
 
 import numpy as np
 
-from strategies.collectives.health.spans import BACKGROUND, SpanStream
-from strategies.ps.client import Servers
-from strategies.ps.push import Push, merged
-from strategies.ps.step_program import StepProgram
+from strategies.profiling.spans import BACKGROUND, SpanStream
+from strategies.ps.connection import ServerGroup
+from strategies.ps.push import Push, merge_pushes
+from strategies.ps.server_program import StepProgram
 
 
 class Async:
@@ -33,7 +33,7 @@ class Async:
       pull_every: the number of steps between two pulls.
     """
 
-    def __init__(self, servers: Servers, max_merge: int, send_queue_size: int, pull_every: int):
+    def __init__(self, servers: ServerGroup, max_merge: int, send_queue_size: int, pull_every: int):
         self._servers = servers
         self._max_merge = max_merge
         self._pull_every = pull_every
@@ -59,7 +59,7 @@ class Async:
         with self._lock:
             is_pulled = program in self._newest
             newest = self._newest.pop(program, None)
-        return self._pulled(program, push) if is_pulled and newest is None else newest
+        return self._pull(program, push) if is_pulled and newest is None else newest
 
     def drain(self) -> None:
         """Waits until all steps have been sent."""
@@ -71,7 +71,7 @@ class Async:
         with self._lock:
             self._newest.clear()
 
-    def _pulled(self, program: StepProgram, push: Push) -> list[np.ndarray]:
+    def _pull(self, program: StepProgram, push: Push) -> list[np.ndarray]:
         pulled = self._spans.measure_call(
             "pull", lambda: self._servers.each(lambda server: program.pull(push, server))
         )
@@ -107,7 +107,7 @@ class Async:
         if self._error is not None:
             return
         steps = self._steps_since_pull.get(program, 0) + len(pushes)
-        push = merged(pushes)
+        push = merge_pushes(pushes)
         if steps < self._pull_every:
             self._spans.measure_call(
                 "push", lambda: self._servers.each(lambda server: program.push(push, server))

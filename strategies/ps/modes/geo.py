@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from strategies._tensorflow import ResourceVariable
-from strategies.ps.update_mode import PushAndPull
+from strategies.compat.tensorflow import ResourceVariable
+from strategies.ps.modes.base import PushAndPull
 from strategies.ps.updates import VariableUpdate
 from strategies.ps.variables import SharedVariable, add, assign_copy, local_copy
 

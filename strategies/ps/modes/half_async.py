@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from strategies.ps.client import Servers
+from strategies.ps.connection import ServerGroup
 from strategies.ps.push import Push
-from strategies.ps.step_program import StepProgram
+from strategies.ps.server_program import StepProgram
 
 
 class HalfAsync:
@@ -19,7 +19,7 @@ class HalfAsync:
       servers: the servers of the job.
     """
 
-    def __init__(self, servers: Servers):
+    def __init__(self, servers: ServerGroup):
         self._servers = servers
 
     def step(self, program: StepProgram, push: Push) -> list[np.ndarray]:

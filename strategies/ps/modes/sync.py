@@ -6,9 +6,9 @@ import numpy as np
 import tensorflow as tf
 
 from strategies.ps.barrier import Barrier
-from strategies.ps.client import Server, Servers, leader
+from strategies.ps.connection import ServerConnection, ServerGroup, leader
 from strategies.ps.push import Push
-from strategies.ps.step_program import StepProgram
+from strategies.ps.server_program import StepProgram
 
 
 class Sync:
@@ -24,7 +24,7 @@ class Sync:
       servers: the servers of the job.
     """
 
-    def __init__(self, servers: Servers):
+    def __init__(self, servers: ServerGroup):
         self._servers = servers
         self._present = {server.number: [True] * servers.size for server in servers.servers}
 
@@ -40,7 +40,9 @@ class Sync:
     def forget_pulled(self) -> None:
         """Does nothing: each step uses the values that it pulled."""
 
-    def _update(self, server: Server, program: StepProgram, push: Push) -> list[np.ndarray]:
+    def _update(
+        self, server: ServerConnection, program: StepProgram, push: Push
+    ) -> list[np.ndarray]:
         while True:
             sender = leader(server.number, self._present[server.number])
             sends = sender == self._servers.rank
@@ -51,7 +53,7 @@ class Sync:
             if present[sender]:
                 return values
 
-    def _barrier(self, server: Server, program: StepProgram, sends: bool) -> Barrier:
+    def _barrier(self, server: ServerConnection, program: StepProgram, sends: bool) -> Barrier:
         """Returns the barrier that all workers pass when a server has been updated.
 
         The worker that sends the updates arrives when they are applied, and all workers get the new

@@ -39,8 +39,8 @@ assert history["accuracy"][-1] > 0.8, history
 # Each worker reads everything: no sharding by the strategy.
 options = tf.data.Options()
 options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
-unsharded = multi_worker_dataset.with_options(options)
-model.fit(unsharded, epochs=1, steps_per_epoch=20, verbose=0)
+without_sharding = multi_worker_dataset.with_options(options)
+model.fit(without_sharding, epochs=1, steps_per_epoch=20, verbose=0)
 
 # Evaluate and predict.
 images, labels = arrays()

@@ -1,0 +1,499 @@
+"""The only module that relies on Keras's internals; every assumption about them is made here.
+
+Keras does not tell a strategy which method of a model is running, or which layer a variable belongs
+to. Both are found on Python's stack, which has the methods and their objects. The name of a
+variable says which optimizer it belongs to, and its purpose. Checked with Keras 3.15.1 and tf_keras
+2.21.0; where a comment names one of the two, the other has no equivalent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import itertools
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from types import CodeType, FrameType
+from typing import Any
+
+import tensorflow as tf
+
+from strategies.compat.call_stack import frames, innermost
+from strategies.compat.tensorflow import unwrap_decorators
+
+# Names of variables.
+# The state of Keras 3's SeedGenerator: a seed, and the number of draws.
+SEED_STATE = "seed_generator_state"
+RNN_STATE = "rnn_state"  # which a stateful RNN of Keras 3 carries from batch to batch
+# The scale of Keras 3's LossScaleOptimizer.
+LOSS_SCALE = "dynamic_scale"
+# The step counter of an optimizer.
+_ITERATIONS = "iteration"
+# Slot variables that are written outside of updates: in Keras 3 the accumulator of each replica's
+# own gradients, and the moving average of a variable; in tf_keras the moving average.
+_WRITTEN_OUTSIDE = ("_gradient_accumulator", "_average")
+_WRITTEN_OUTSIDE_PREFIX = "average/"
+
+TRAIN_STEP, _TEST_STEP = "train_step", "test_step"
+# The attributes of Keras 3's BackupAndRestore with the paths of its files, in the order of writing.
+BACKUP_PATHS = ("_weights_path", "_training_metadata_path")
+_STEPS = (TRAIN_STEP, _TEST_STEP, "predict_step")
+_LOSS = "compute_loss"
+# The functions of Keras, tf_keras and TensorFlow that divide a loss by the number of replicas.
+_DIVIDE_LOSS = ("scale_loss_for_distribution", "compute_average_loss", "scale_regularization_loss")
+# Keras 3's method that divides regularizers and `add_loss`, which tells nothing of the loss itself.
+_DIVIDE_ADDITIONAL = "_aggregate_additional_loss"
+_LIBRARIES = ("keras", "tf_keras", "tensorflow")
+_CHECK = "check_finite"
+_METHODS = ("fit", "evaluate", "predict")
+# The arguments of these methods that determine the number of steps.
+_NUMBERS = ("epochs", "initial_epoch", "batch_size", "steps_per_epoch", "steps")
+
+# The strategies that are running a step, and the method that is overridden meanwhile.
+_running: list[tf.distribute.Strategy] = []
+_overridden: Callable[..., Any] | None = None
+_lock = threading.Lock()
+
+
+def running_method() -> str | None:
+    """Returns the name of the innermost running method of a model; None if none is running.
+
+    The name is "fit", "evaluate" or "predict", of the `Model` of Keras 3 or tf_keras. Validation
+    in `fit` is "evaluate".
+
+    >>> running_method() is None
+    True
+    """
+    found = _innermost_method()
+    return found and found[0]
+
+
+def running_call() -> tuple[str, Any, str]:
+    """Returns the innermost running method of a model in this thread, the model, and a text.
+
+    The text has the arguments that determine the number of steps. All are empty if none runs.
+
+    >>> running_call()
+    ('', None, '')
+    """
+    found = _innermost_method()
+    if found is None:
+        return "", None, ""
+    method, values = found[0], found[1].f_locals
+    numbers = {name: values.get(name) for name in _NUMBERS}
+    first = next(iter(tf.nest.flatten(values.get("x"))), None)
+    shape = getattr(first, "shape", None)
+    numbers["rows"] = shape[0] if shape else None
+    given = (f"{name}={value}" for name, value in numbers.items() if value is not None)
+    return method, values.get("self"), f"{method}({', '.join(given)})"
+
+
+def methods() -> dict[CodeType, str]:
+    """Returns the names of the `Model` methods that run steps, keyed by their code objects."""
+    # A script loads Keras 3, tf_keras, or both.
+    models = [getattr(sys.modules.get(name), "Model", None) for name in ("keras", "tf_keras")]
+    pairs = itertools.product(filter(None, models), _METHODS)
+    return {inspect.unwrap(getattr(model, name)).__code__: name for model, name in pairs}
+
+
+def _innermost_method() -> tuple[str, FrameType] | None:
+    names = methods()
+    return next(((names[f.f_code], f) for f in frames() if f.f_code in names), None)
+
+
+def path_of(name: str) -> str:
+    """Returns the path of the variable being created: the names of its layers and its own.
+
+    For Keras 3 this is `keras.Variable.path`. Otherwise the names are those of the enclosing
+    `tf.name_scope`s, which tf_keras opens for each layer.
+
+    >>> with tf.name_scope("dense"):
+    ...     path_of("kernel")
+    'dense/kernel'
+
+    Args:
+      name: the name of the variable itself.
+    """
+    made = getattr(sys.modules.get("keras"), "Variable", None)
+    owner = innermost(lambda found: isinstance(found, made)) if made else None
+    if owner is not None:
+        return owner.path if owner.name == name else name
+    with tf.init_scope(), tf.name_scope(name) as path:
+        return path.rstrip("/")
+
+
+def gradient_in_update() -> Any:
+    """Returns the gradient given to the running `update_step` of an optimizer; None if none runs.
+
+    >>> gradient_in_update()
+    """
+    for frame in frames():
+        is_named_so = frame.f_code.co_name == "update_step"
+        if is_named_so and is_optimizer(frame.f_locals.get("self")):
+            return frame.f_locals[frame.f_code.co_varnames[1]]
+    return None
+
+
+def is_writing_h5() -> bool:
+    """Returns whether Keras 3 or tf_keras is writing a file of the legacy HDF5 format.
+
+    `.weights.h5` files have another format, in which each layer writes its own state.
+    """
+    name = "save_subset_weights_to_hdf5_group"
+    return any(frame.f_code.co_name == name for frame in frames())
+
+
+def keras_backend() -> str | None:
+    """Returns the backend of Keras 3, such as "tensorflow"; None if Keras 3 is not loaded."""
+    configuration = getattr(sys.modules.get("keras"), "config", None)
+    return configuration and configuration.backend()
+
+
+def step_of(fn: Callable[..., Any]) -> tuple[Any, str]:
+    """Returns the model that a step function belongs to, or None, and the name of its method.
+
+    Keras 3 passes the bound method `model.train_step` to `strategy.run`. tf_keras passes a function
+    `run_step` that calls the method of `model`, a variable of its closure.
+    """
+    fn = inspect.unwrap(fn)
+    model = getattr(fn, "__self__", None)
+    if model is not None and getattr(fn, "__name__", "") in _STEPS:
+        return _if_model(model), fn.__name__
+    code = getattr(fn, "__code__", None)
+    if code is None or not getattr(fn, "__module__", "").startswith("tf_keras."):
+        return None, ""
+    around = dict(zip(code.co_freevars, fn.__closure__ or (), strict=True))
+    model = around["model"].cell_contents if "model" in around else None
+    return _if_model(model), next((name for name in _STEPS if name in code.co_names), "")
+
+
+def own_loss_method(fn: Callable[..., Any]) -> tuple[Any, str]:
+    """Returns the model of a step function, and the name of its own method that computes the loss.
+
+    The name is "compile(loss=...)" for losses given to Keras 3 that may be scalars already, which
+    it does not divide. It is empty if Keras divides the loss, or if nothing depends on how it is
+    computed: in an evaluation whose logs have the loss as it is.
+    """
+    model, step = step_of(fn)
+    if model is None or step not in (TRAIN_STEP, _TEST_STEP):
+        return None, ""
+    method = getattr(type(model), step)
+    if not is_of_keras(method):
+        return model, step if step == TRAIN_STEP else ""
+    is_new = method.__module__.startswith("keras.")
+    if not is_of_keras(type(model).compute_loss):
+        return model, _LOSS if is_new or step == TRAIN_STEP else ""
+    # Keras 3 divides what it reduces itself: no scalars of functions, and no losses of rows.
+    given = [loss for loss in tf.nest.flatten(getattr(model, "loss", None)) if loss is not None]
+    is_own = any(getattr(loss, "reduction", None) != "sum" for loss in given)
+    return model, "compile(loss=...)" if is_new and is_own else ""
+
+
+def is_dividing_loss() -> bool:
+    """Returns whether the code that reads the number of replicas may divide a loss by it.
+
+    This is any code outside of TensorFlow and Keras, and those of their functions that do so.
+
+    >>> is_dividing_loss()
+    True
+    """
+    # Properties read it for their caller.
+    outside = itertools.islice(frames(), 1, None)
+    outer = (frame for frame in outside if frame.f_code.co_name != "num_replicas_in_sync")
+    reader, caller = next(outer, None), next(outer, None)
+    if reader is None:
+        return False
+    if reader.f_globals.get("__name__", "").split(".")[0] not in _LIBRARIES:
+        return True
+    is_additional = caller is not None and caller.f_code.co_name == _DIVIDE_ADDITIONAL
+    return reader.f_code.co_name in _DIVIDE_LOSS and not is_additional
+
+
+def variables_of(model: Any, kind: str) -> list[Any]:
+    """Returns "weights" or "trainable_variables" of a model; none if it is not built yet."""
+    try:
+        return list(getattr(model, kind))
+    except ValueError:  # raised by tf_keras for a model without variables so far
+        return []
+
+
+def metrics_of(model: Any) -> list[Any]:
+    """Returns the metrics of a model; for tf_keras, also those of `compile` before it is built."""
+    given = getattr(getattr(model, "compiled_metrics", None), "_user_metrics", None)
+    objects = [metric for metric in tf.nest.flatten(given) if hasattr(metric, "variables")]
+    return [*model.metrics, *objects]
+
+
+def tensorflow_variable(variable: Any) -> Any:
+    """Returns the TensorFlow variable in a variable of Keras 3 or an autocast one of tf_keras."""
+    for wrapper in ("_value", "_variable"):
+        # Not through a property: that of a TensorFlow metric variable sums over all workers.
+        inner = getattr(variable, "__dict__", {}).get(wrapper)
+        variable = inner if isinstance(inner, tf.Variable) else variable
+    return variable
+
+
+def is_iterations(kwargs: Mapping[str, Any]) -> bool:
+    """Returns whether a variable is an optimizer's step counter.
+
+    In tf_keras only its having a name shows this: the counters of a model have none.
+
+    Args:
+      kwargs: the arguments that the variable is created with.
+    """
+    first = kwargs.get("aggregation") == tf.VariableAggregation.ONLY_FIRST_REPLICA
+    return kwargs.get("name") == _ITERATIONS or kwargs.get("name") is not None and first
+
+
+def is_written_outside_updates(name: str) -> bool:
+    """Returns whether an optimizer writes a slot variable as a whole, outside of its updates.
+
+    >>> is_written_outside_updates("dense_kernel_average")
+    True
+    """
+    return name.endswith(_WRITTEN_OUTSIDE) or name.startswith(_WRITTEN_OUTSIDE_PREFIX)
+
+
+def is_of_keras(made: Any) -> bool:
+    """Returns whether a class or function is defined in Keras or tf_keras."""
+    return made.__module__.split(".")[0] in ("keras", "tf_keras")
+
+
+def is_optimizer(value: Any) -> bool:
+    """Returns whether a value is an optimizer of Keras 3 or tf_keras, including legacy ones.
+
+    >>> import keras
+    >>> is_optimizer(keras.optimizers.SGD()), is_optimizer(keras.layers.Dense(1))
+    (True, False)
+    """
+    methods = ("update_step", "apply_gradients")
+    return all(hasattr(type(value), name) for name in methods) or is_legacy(value)
+
+
+def is_legacy(optimizer: Any) -> bool:
+    """Returns whether an optimizer is implemented like those of `tf_keras.optimizers.legacy`."""
+    return hasattr(type(optimizer), "_resource_apply_dense")
+
+
+def optimizer_of(update: Callable[..., Any]) -> Any | None:
+    """Returns the optimizer that an update function belongs to; None for any other function.
+
+    Keras's optimizers pass `extended.update` a function that has the optimizer in its closure.
+    """
+    function = inspect.unwrap(unwrap_decorators(update)[1])
+    if not inspect.isfunction(function):
+        return None
+    found = inspect.getclosurevars(function).nonlocals.get("self")
+    return found if hasattr(found, "update_step") else None
+
+
+def inner_optimizer(optimizer: Any) -> Any:
+    """Returns the optimizer that a LossScaleOptimizer wraps; any other optimizer unchanged."""
+    return getattr(optimizer, "inner_optimizer", optimizer)
+
+
+def optimizer_variables(model: Any) -> list[Any]:
+    """Returns the variables of all optimizers of a model; an empty list if it has none."""
+    found = [getattr(optimizer, "variables", ()) for optimizer in optimizers_of(model)]
+    return [each for one in found for each in (one() if callable(one) else one)]
+
+
+def optimizers_of(model: Any) -> list[Any]:
+    """Returns the optimizers of a model: that of `compile`, then attributes of it and its layers.
+
+    An attribute may also be a list or dictionary of optimizers. A GAN has two, for instance.
+    """
+    found = [getattr(model, "optimizer", None)]
+    for owner in layers_of(model):
+        # Nothing trains a submodel with the optimizer that it was compiled with.
+        for value in (each for name, each in vars(owner).items() if name != "optimizer"):
+            several = value.values() if isinstance(value, dict) else value
+            found += several if isinstance(value, list | tuple | dict) else [value]
+    return list({id(each): each for each in found if is_optimizer(each)}.values())
+
+
+def callbacks_of_running_fit() -> list[Any]:
+    """Returns the callbacks of the innermost running method of a model, if that is `fit`."""
+    found = _innermost_method()
+    given = found[1].f_locals.get("callbacks") if found and found[0] == "fit" else None
+    return tf.nest.flatten(getattr(given, "callbacks", given) or [])
+
+
+def running_fit() -> tuple[Any, int]:
+    """Returns the epoch iterator of the running `fit` of Keras 3, and its initial epoch."""
+    values = next(f.f_locals for f in frames() if "epoch_iterator" in f.f_locals)
+    return values["epoch_iterator"], values["initial_epoch"]
+
+
+def restart_threads() -> None:
+    """Restarts the threads behind a `PyDataset` of Keras 3, before an iterator over it starts.
+
+    Under a strategy, `fit` reads a batch to build the model, then starts over. What the threads had
+    read by then would come first, and each worker would miss a different number of last batches.
+    """
+    adapter = _running_adapter()
+    enqueuer = getattr(adapter, "enqueuer", None)
+    if enqueuer is not None and adapter.num_batches is not None:
+        enqueuer.stop()  # the first request of a batch starts it again
+        enqueuer.ready_queue.queue.clear()
+
+
+def replace_generator(wrap: Callable[[Iterator[Any]], Iterator[Any]]) -> bool:
+    """Makes Keras 3 read its generator through another one; returns whether it has a generator."""
+    adapter = _running_adapter()
+    if type(adapter).__name__ != "GeneratorDataAdapter":
+        return False
+    make = adapter.generator
+    adapter.generator = lambda: wrap(make())
+    return True
+
+
+def _running_adapter() -> Any:
+    found = innermost(lambda one: type(one).__name__ == "TFEpochIterator")
+    return getattr(found, "data_adapter", None)
+
+
+def begin_at(model: Any, epoch: int) -> None:
+    """Makes the running `fit` of Keras 3 begin with another epoch."""
+    model._initial_epoch = epoch
+
+
+def layers_of(model: Any) -> list[Any]:
+    """Returns a model and all of its layers, including nested ones."""
+    return list(model._flatten_layers())
+
+
+@contextlib.contextmanager
+def watch_gradients(model: Any, watch: Callable[[list[Any], list[Any]], None]) -> Iterator[None]:
+    """Passes each replica's own gradients to a function in the block, before they are summed.
+
+    Under a LossScaleOptimizer these are the gradients that it applies. Steps are traced again.
+
+    Args:
+      model: a compiled model of Keras 3 or tf_keras.
+      watch: a function of the gradients and their variables, called in a step's graph.
+    """
+    optimizers = {id(one): one for one in map(inner_optimizer, optimizers_of(model))}
+    model.train_function = None
+    with contextlib.ExitStack() as stack:
+        stack.callback(setattr, model, "train_function", None)
+        for optimizer in optimizers.values():
+            name, method = _wrap_apply(optimizer, watch)
+            object.__setattr__(optimizer, name, method)
+            stack.callback(object.__delattr__, optimizer, name)
+        yield
+
+
+def _wrap_apply(optimizer: Any, watch: Callable[..., None]) -> tuple[str, Callable[..., Any]]:
+    """Returns the name of the method that applies gradients, and one that watches them first."""
+    is_keras_3 = hasattr(optimizer, "apply")
+    name = "apply" if is_keras_3 else "apply_gradients"
+    apply = getattr(optimizer, name)
+
+    @functools.wraps(apply)
+    def apply_watched(gradients: Any, *args: Any, **kwargs: Any) -> Any:
+        gradients = list(gradients)
+        if is_keras_3:
+            of = args[0] if args else kwargs.get("trainable_variables")
+            watch(gradients, list(of or optimizer._trainable_variables))
+        else:
+            watch(*map(list, zip(*gradients, strict=True)))
+        return apply(gradients, *args, **kwargs)
+
+    return name, apply_watched
+
+
+def dtype_policy_of(layer: Any) -> Any:
+    """Returns the dtype policy of a layer; tf_keras has no public name for it."""
+    return getattr(layer, "dtype_policy", None) or layer._dtype_policy
+
+
+def default_hook(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """Marks a callback's hook as doing nothing, so that Keras need not wait for it."""
+    hook._is_default = True  # type: ignore[attr-defined]
+    return hook
+
+
+def is_default_hook(hook: Callable[..., Any]) -> bool:
+    """Returns whether a callback's hook does nothing."""
+    return getattr(hook, "_is_default", False)
+
+
+def initial_epoch(model: Any) -> int:
+    """Returns the epoch from which Keras 3's `BackupAndRestore` resumes training; 0 for none."""
+    return getattr(model, "_initial_epoch", None) or 0
+
+
+def _if_model(value: Any) -> Any:
+    is_model = all(hasattr(type(value), name) for name in ("trainable_variables", "metrics"))
+    return value if is_model else None
+
+
+@contextlib.contextmanager
+def overflow_agreed(strategy: tf.distribute.Strategy) -> Iterator[None]:
+    """Makes all replicas of a strategy skip a step together, under Keras 3's `mixed_float16`.
+
+    `compile` wraps the optimizer in `keras.optimizers.LossScaleOptimizer`, which skips a step
+    whose gradients overflow. It checks a replica's own gradients, before they are summed: with
+    several workers, one would skip a step in which the others wait; with several replicas, the
+    first one's gradients would decide. Keras has no setting for this, so its method `check_finite`
+    is overridden while a step runs under this strategy, by one that asks all replicas. It is
+    unchanged for other strategies, and is restored when the last step has ended.
+    """
+    global _overridden
+    cls = _loss_scale_optimizer()
+    if cls is None or not hasattr(cls, _CHECK):
+        yield
+        return
+    with _lock:
+        if not _running:
+            _overridden = getattr(cls, _CHECK)
+            setattr(cls, _CHECK, _check_on_all_replicas(_overridden))
+        _running.append(strategy)
+    try:
+        yield
+    finally:
+        with _lock:
+            _running.remove(strategy)
+            if not _running:
+                setattr(cls, _CHECK, _overridden)
+
+
+def check_overflow_can_be_agreed() -> None:
+    """Checks that Keras 3's LossScaleOptimizer has the method that `overflow_agreed` overrides.
+
+    Raises:
+      ValueError: if it does not.
+    """
+    cls = _loss_scale_optimizer()
+    if cls is None or hasattr(cls, _CHECK):
+        return
+    version = getattr(sys.modules.get("keras"), "__version__", "of an unknown version")
+    raise ValueError(
+        "Under mixed_float16 all replicas skip a step together, which they agree on in "
+        f"keras.optimizers.LossScaleOptimizer.{_CHECK}. Received: Keras {version}, which has no "
+        "such method. Use mixed_bfloat16, or Keras 3.15."
+    )
+
+
+def _loss_scale_optimizer() -> Any:
+    optimizers = getattr(sys.modules.get("keras"), "optimizers", None)
+    return getattr(optimizers, "LossScaleOptimizer", None)
+
+
+def _check_on_all_replicas(check_finite: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a `check_finite` that is true if the gradients of all replicas are finite."""
+
+    @functools.wraps(check_finite)
+    def check_together(self: Any, grads: Any) -> Any:
+        finite = check_finite(self, grads)
+        context = tf.distribute.get_replica_context()
+        if context is None or not any(context.strategy is one for one in _running):
+            return finite
+        # Summed, because a sum leaves out the NaN of a replica without rows.
+        verdict = tf.where(finite, 0.0, float("nan"))
+        return tf.math.is_finite(context.all_reduce(tf.distribute.ReduceOp.SUM, verdict))
+
+    return check_together

@@ -1,0 +1,63 @@
+"""A warning about models whose own step does not divide its loss by the number of replicas."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+from absl import logging
+
+from strategies.compat.keras import is_dividing_loss, own_loss_method
+
+
+class LossScale:
+    """Detects whether a model's own step divides its loss by the number of replicas.
+
+    Gradients are summed over replicas, so each replica's loss has to be its share of the loss of
+    the batch. Keras's losses take care of this (`keras.losses.MeanSquaredError()` and those given
+    to `compile`), except for losses of Keras 3 that return a single number; so does
+    `tf.nn.compute_average_loss`. A mean that a `train_step` or `compute_loss` computes itself is as
+    large on each replica as in one process. Code that divides a loss reads the strategy's number of
+    replicas first.
+    """
+
+    def __init__(self) -> None:
+        self._is_asked_for = True  # while no step is watched
+        self._warned: set[tuple[type, str]] = set()
+
+    def note(self) -> None:
+        """Notes that the number of replicas was read, if the caller may divide a loss by it."""
+        self._is_asked_for = self._is_asked_for or is_dividing_loss()
+
+    @contextlib.contextmanager
+    def watch(self, fn: Callable[..., Any], number: int) -> Iterator[None]:
+        """Logs a warning after the block, which runs `fn`, if `fn` did not divide its loss.
+
+        Args:
+          fn: the function given to `strategy.run`; ignored if it is not a step of a Keras model,
+            or if Keras computes its loss.
+          number: the number of replicas whose gradients are summed.
+        """
+        model, method = own_loss_method(fn) if number > 1 else (None, "")
+        called = fn, getattr(model, method, None)
+        is_function = any(isinstance(f, tf.types.experimental.PolymorphicFunction) for f in called)
+        if is_function or not method:
+            yield  # the Python code of a tf.function does not run in each step
+            return
+        self._is_asked_for = False
+        yield
+        is_divided, self._is_asked_for = self._is_asked_for, True
+        if not is_divided and (type(model), method) not in self._warned:
+            self._warned.add((type(model), method))
+            logging.warning(
+                "A loss is divided by the number of replicas, because gradients are summed over "
+                "them. Received: %s.%s, whose loss was not divided by strategy."
+                "num_replicas_in_sync: its gradients, or the loss in its logs, are %d times those "
+                "of one process. Divide it, or use a class of keras.losses, which does. If it is "
+                "a sum over rows, or divided by the size of the whole batch, ignore this.",
+                type(model).__name__,
+                method,
+                number,
+            )

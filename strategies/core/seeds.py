@@ -1,0 +1,110 @@
+"""Random seeds: each replica draws its own numbers from a state that is the same on all."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+from absl import logging
+
+from strategies.compat.tensorflow import ResourceVariable, global_seed
+
+# A large prime, so that replicas' seeds are far apart, and far from the seeds that users choose.
+_APART = 1000003
+_ARGUMENTS = (
+    "initial_value",
+    "trainable",
+    "caching_device",
+    "name",
+    "dtype",
+    "constraint",
+    "synchronization",
+    "aggregation",
+    "shape",
+)
+
+
+class SeedState(ResourceVariable):
+    """One replica's copy of the state of Keras 3's `SeedGenerator`.
+
+    All copies are equal, so a checkpoint has one state for any number of replicas. While a
+    replica's function runs, reading adds an offset of the replica to the seed, and writing
+    subtracts it. Otherwise all replicas would drop the same units of their rows.
+
+    Args:
+      replica: the number of the replica among all replicas.
+      **kwargs: the arguments of a variable creator.
+    """
+
+    def __init__(self, *, replica: int, **kwargs: Any):
+        self._offset = replica * _APART
+        super().__init__(**{name: kwargs[name] for name in _ARGUMENTS if name in kwargs})
+
+    def _read_variable_op(self, no_copy: bool = False) -> tf.Tensor:
+        value = super()._read_variable_op(no_copy)
+        return value + self._own_seed() if _in_replica() else value
+
+    def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
+        """Assigns a state, without the replica's offset."""
+        if _in_replica():
+            value = tf.convert_to_tensor(value, self.dtype) - self._own_seed()
+        return super().assign(value, *args, **kwargs)
+
+    def _own_seed(self) -> tf.Tensor:
+        return tf.constant([self._offset, 0], self.dtype)
+
+
+def seed_state_creator(first: int) -> Callable[..., SeedState]:
+    """Returns a variable creator that creates one worker's copies, in the order of its replicas.
+
+    Args:
+      first: the number of the worker's first replica.
+    """
+    made = 0
+
+    def create(**kwargs: Any) -> SeedState:
+        nonlocal made
+        made += 1
+        return SeedState(replica=first + made - 1, **kwargs)
+
+    return create
+
+
+def share_seed(shared: Callable[[int], int]) -> None:
+    """Sets a random global seed that is the same on all workers, unless the user has set one.
+
+    All workers shuffle the same data and shard the same batches, so they need the same seed.
+
+    Args:
+      shared: a function of a worker's own number that returns the first worker's on all workers.
+    """
+    seed = shared(secrets.randbelow(2**31))
+    if global_seed() is None:
+        tf.random.set_seed(seed)
+        logging.info("All workers use the random seed %d.", seed)
+
+
+@contextlib.contextmanager
+def worker_seed_scope(rank: int) -> Iterator[None]:
+    """Gives random operations that are created in a graph in the block a seed of this worker's own.
+
+    These are the operations of tf_keras's layers, `tf.random.uniform` and its like. The global seed
+    is the same on all workers, for what has to be the same on all: the order of the data.
+    """
+    graph, common = tf.compat.v1.get_default_graph(), global_seed()
+    if rank == 0 or common is None or tf.executing_eagerly():
+        yield
+        return
+    before = graph.seed
+    graph.seed = (common + rank * _APART) % 2**31
+    try:
+        yield
+    finally:
+        graph.seed = before
+
+
+def _in_replica() -> bool:
+    return tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context()

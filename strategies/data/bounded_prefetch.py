@@ -1,0 +1,54 @@
+"""Python generators that all workers read to the same position."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import tensorflow as tf
+
+from strategies.compat.keras import replace_generator
+from strategies.compat.tensorflow import PrefetchDataset, dataset_inputs
+from strategies.data.sharding import no_prefetch_options
+
+
+def bound_prefetch(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Returns a dataset that prefetches one batch of Keras 3's generator; other datasets unchanged.
+
+    Keras starts to read a generator anew after the batch that it builds a model with, and in the
+    next `fit`. Prefetched batches are lost then. `prefetch(AUTOTUNE)` reads as many as there is
+    time for, a different number on each worker, so the workers would train on parts of different
+    batches from there on.
+
+    Args:
+      dataset: the dataset that Keras distributes.
+    """
+    if not (isinstance(dataset, PrefetchDataset) and replace_generator(prefetch_one)):
+        return dataset
+    (batches,) = dataset_inputs(dataset)
+    options = no_prefetch_options()
+    # Nothing here can be tuned, and the end of the tuning may take a minute: see iterator_deletion.
+    options.autotune.enabled = False
+    return batches.with_options(options)
+
+
+def prefetch_one(batches: Iterator[Any]) -> Iterator[Any]:
+    """Yields the same batches, and prefetches the next one in a thread.
+
+    When it is closed after n batches, exactly n + 1 have been taken, whatever the speed.
+
+    >>> numbers = iter(range(10))
+    >>> ahead = prefetch_one(numbers)
+    >>> next(ahead), next(ahead)
+    (0, 1)
+    >>> ahead.close()
+    >>> next(numbers)
+    3
+    """
+    end = object()
+    with ThreadPoolExecutor(1, thread_name_prefix="generator") as thread:
+        following = thread.submit(next, batches, end)
+        while (batch := following.result()) is not end:
+            following = thread.submit(next, batches, end)
+            yield batch

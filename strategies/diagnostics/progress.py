@@ -1,0 +1,57 @@
+"""Reports this process's step to the launcher, which shows it if the process is killed."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+
+from strategies.diagnostics.calls import call_in
+from strategies.diagnostics.stack import stack_of
+from strategies.diagnostics.watchdog import place_in
+from tf_config.launcher.exit_diagnosis import write_progress
+from tf_config.launcher.settings import PROGRESS_VARIABLE
+
+_PAUSE_SECONDS = 0.5
+_SECONDS_TO_END = 5.0  # a directory that does not answer may delay the thread
+_is_told = False
+
+
+def tell_progress() -> None:
+    """Starts to report the main thread's place if the launcher asks for it; once per process."""
+    global _is_told
+    path = os.environ.get(PROGRESS_VARIABLE, "")
+    if path and not _is_told:
+        _is_told = True
+        stopped = threading.Event()
+        thread = threading.Thread(target=_tell, args=(path, stopped), name="progress", daemon=True)
+        thread.start()
+        atexit.register(_stop, thread, stopped)
+
+
+def where(thread: int) -> str:
+    """Returns the optimizer's number of steps and the thread's place in the user's program."""
+    stack = stack_of(thread)
+    _, model = call_in(stack)
+    place = place_in(stack)
+    iterations = getattr(getattr(model, "optimizer", None), "iterations", None)
+    words = [] if iterations is None else [f"behind step {int(iterations.numpy())}"]
+    return ", ".join([*words, *([f"in {place}"] if place else [])])
+
+
+def _tell(path: str, stopped: threading.Event) -> None:
+    main = threading.main_thread().ident or 0
+    while not stopped.wait(_PAUSE_SECONDS):
+        try:
+            write_progress(path, where(main))
+        except OSError:
+            return
+        except Exception:  # a model under construction may have no optimizer or iterations yet
+            continue
+
+
+def _stop(thread: threading.Thread, stopped: threading.Event) -> None:
+    # The thread may hold the last reference to a model and free it within TensorFlow. If Python
+    # ended the thread there, it would abort.
+    stopped.set()
+    thread.join(_SECONDS_TO_END)

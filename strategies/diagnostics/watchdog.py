@@ -1,0 +1,362 @@
+"""Reports which worker waits for which, and ends a job whose workers are in different operations.
+
+Each worker writes its state to a store that the first worker serves. A wait may be long for a good
+reason: a function is being traced, or the first worker validates or saves alone. So a waiting
+worker repeatedly logs which workers it waits for. It ends the job only if nothing can end the wait,
+because the other worker has ended, waits as long in another operation, or is on a host that does
+not answer; or if the wait exceeds the limit that the user has set. It writes the reason to the
+store, where all other workers find it and end with it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import dataclasses
+import linecache
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import tensorflow as tf
+from absl import logging
+
+from strategies.collectives.base import Collectives
+from strategies.collectives.startup.rendezvous import Store, serve
+from strategies.diagnostics.calls import call_in
+from strategies.diagnostics.operations import OperationTracker, WatchedCollectives
+from strategies.diagnostics.peers import SILENT_SECONDS, Entries, Peers, State
+from strategies.diagnostics.stack import Entry, stack_of
+from tf_config import Address, ClusterSpec, Task
+from tf_config.launcher.settings import STEP_TIMEOUT_VARIABLE
+from tf_config.reachability import connect
+from tf_config.rendezvous.http_store import StoreHandler, StoreServer
+from tf_config.secret import secret_of
+
+WATCH_VARIABLE = "KERAS_STRATEGIES_WATCH_SECONDS"
+WATCH_SECONDS = 30.0
+_PAUSE_SECONDS = 1.0
+_PUBLISH_SECONDS = 2.0
+_ENDED_SECONDS = 3.0
+_LEAVING_SECONDS = 12.0
+# After this time, workers no longer wait for a host that does not answer.
+LOST_SECONDS = 60.0
+_CONNECT_SECONDS = 5.0
+# The time in which the others read why a worker ends the job, before it ends itself.
+_LINGER_SECONDS = 4.0
+_VERDICT = "verdict"
+_SCOPE = "keras_strategies_operations"
+_NAMED = 3  # the number of workers named in a message
+_NOT_THE_USERS = (
+    str(Path(__file__).parents[2]),  # this package
+    os.path.dirname(os.__file__),  # Python's library, including site-packages
+    "<",
+)
+
+# The watched collectives of this process: it has one job, but may have many strategies.
+_watched: dict[int, WatchedCollectives] = {}
+_watchdog: Watchdog | None = None
+
+
+def is_deadlocked(mine: State, theirs: State, seconds: float) -> bool:
+    """Returns whether two workers wait for each other forever.
+
+    Waits inside functions on both workers prove nothing: their steps may still be computing.
+
+    >>> step, save = State("function", "", 40), State("eager", "all_gather number 7", 40)
+    >>> [is_deadlocked(step, theirs, 30) for theirs in (save, step, State())]
+    [True, False, False]
+    >>> is_deadlocked(step, State(ended=True), 30)
+    True
+
+    An ended worker that had begun the same operation has sent its part, which may be on its way.
+
+    >>> third = State("eager", "all_reduce number 3", 40, pending=[(0, 3)])
+    >>> [is_deadlocked(third, State(ended=True, begun=[number]), 30) for number in (2, 3)]
+    [True, False]
+    """
+    if theirs.ended:
+        limit = LOST_SECONDS if mine.was_joined_by(theirs) else _ENDED_SECONDS
+        return mine.waited >= limit
+    if min(mine.waited, theirs.waited) < seconds or "eager" not in (mine.kind, theirs.kind):
+        return False
+    return not mine.may_match(theirs)
+
+
+def watch(
+    collectives: Collectives, cluster: ClusterSpec, task: Task, seconds: float
+) -> WatchedCollectives:
+    """Starts to watch collectives; returns the watched ones, the same object each time.
+
+    Args:
+      collectives: the collectives among the workers of `cluster`, which all call this function.
+      cluster: the workers, in the order of their ranks.
+      task: the task of this process.
+      seconds: the number of seconds after which a wait is reported.
+    """
+    global _watchdog
+    if _watchdog is None:
+        store = _shared_store(collectives, cluster, task)
+        _watchdog = Watchdog(
+            store, cluster, task, OperationTracker(), seconds, step_timeout=step_timeout_seconds()
+        )
+        _watchdog.start()
+        # Runs before the exit handlers of Horovod and TensorFlow, which end the others' waits.
+        atexit.register(_watchdog.leave)
+    if id(collectives) not in _watched:
+        _watched[id(collectives)] = WatchedCollectives(collectives, _watchdog.operations)
+    return _watched[id(collectives)]
+
+
+def watch_seconds(environ: Mapping[str, str] = os.environ) -> float:
+    """Returns the number of seconds after which a wait is reported.
+
+    >>> watch_seconds({"KERAS_STRATEGIES_WATCH_SECONDS": "5"})
+    5.0
+
+    Raises:
+      ValueError: if the environment variable is not a number of seconds above 0.
+    """
+    return _seconds(environ, WATCH_VARIABLE, WATCH_SECONDS, f"{WATCH_SECONDS:g}")
+
+
+def step_timeout_seconds(environ: Mapping[str, str] = os.environ) -> float:
+    """Returns the number of seconds after which a wait ends the job; infinity for never.
+
+    >>> step_timeout_seconds({"KERAS_STRATEGIES_STEP_TIMEOUT": "600"}), step_timeout_seconds({})
+    (600.0, inf)
+
+    Raises:
+      ValueError: if the environment variable is not a number of seconds above 0.
+    """
+    return _seconds(environ, STEP_TIMEOUT_VARIABLE, float("inf"), "no limit")
+
+
+def _seconds(environ: Mapping[str, str], variable: str, default: float, in_words: str) -> float:
+    if variable not in environ:
+        return default
+    given = environ[variable]
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise ValueError(
+            f"{variable} is a number of seconds above 0. Received: {given!r}. Correct it, "
+            f"or leave it out for {in_words}."
+        )
+    return seconds
+
+
+class Watchdog:
+    """A thread that publishes this worker's state, and checks its peers while it waits.
+
+    Args:
+      entries: the entries of all workers' states.
+      cluster: the workers, in the order of their ranks.
+      task: the task of this process.
+      operations: the tracker of this worker's operations.
+      seconds: the number of seconds after which a wait is reported.
+      end: ends the process with a message; None logs it and exits.
+      step_timeout: the number of seconds after which a wait ends the job.
+      misses_ended: whether waiting is in vain once a worker has ended.
+      keeper: the task that holds the entries; None is the first worker.
+    """
+
+    def __init__(
+        self,
+        entries: Entries,
+        cluster: ClusterSpec,
+        task: Task,
+        operations: OperationTracker,
+        seconds: float,
+        end: Callable[[str], None] | None = None,
+        step_timeout: float = float("inf"),
+        misses_ended: bool = True,
+        keeper: Task | None = None,
+    ):
+        self.operations = operations
+        self._entries = entries
+        self._cluster = cluster
+        self._task = task
+        tasks = cluster.training_tasks
+        self._peers = Peers(entries, [other for other in tasks if other != task])
+        self._seconds = seconds
+        self._step_timeout = step_timeout
+        self._misses_ended = misses_ended
+        self._keeper = keeper or tasks[0]
+        self._end = end or _end_process
+        # Less often with more workers: the first worker answers all of them.
+        self._publish_seconds = max(_PUBLISH_SECONDS, len(tasks) / 10)
+        self._main = threading.main_thread().ident or 0
+        self._stopped = threading.Event()
+        self._warned = 0.0
+        self._beat = 0
+        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+        self._process = os.getpid()
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread.start()
+
+    def leave(self) -> None:
+        """Announces that this worker has ended, and waits briefly for the others to end, too.
+
+        Returns at once if all others have ended, if no worker waits for ended ones, if this worker
+        ends with an error, or in a forked child of this process, which is not a worker.
+        """
+        if os.getpid() != self._process:
+            return
+        self._stopped.set()
+        self._thread.join(_LEAVING_SECONDS)
+        is_reached = self._publish(State(ended=True, begun=self.operations.begun()))
+        if hasattr(sys, "last_value"):
+            self._explain(is_reached)
+        if hasattr(sys, "last_value") or not self._misses_ended:
+            return
+        missing, end = list(self._peers.others), time.monotonic() + _LEAVING_SECONDS
+        while missing and time.monotonic() < end:
+            state = self._peers.state_of(missing[0])
+            if state is None or state.ended:
+                missing.pop(0)
+            else:
+                time.sleep(0.1)
+
+    def check_peers(self, mine: State, is_reached: bool = True) -> None:
+        """Checks the other workers while this one waits; logs a warning or ends the job."""
+        states = self._peers.look(is_reached)
+        lost = {other: state for other, state in states.items() if self._is_lost(mine, state)}
+        late = {o: s for o, s in states.items() if not mine.may_match(s)} or states
+        waits = self._report(mine, late) if is_reached else self._report_unreached(mine)
+        cut_off = self._cut_off(states, LOST_SECONDS)
+        if lost:
+            self._end_all(self._report(mine, lost))
+        elif cut_off:
+            self._end_all(self._report(mine, cut_off, ", on a host that does not answer"))
+        elif mine.waited >= self._step_timeout:
+            self._end_all(
+                f"A worker waits at most {self._step_timeout:g} s for the others inside of a step "
+                f"(--step-timeout). Received: {waits} Raise the limit where one of them "
+                "computes, validates or saves longer by itself."
+            )
+        elif mine.waited >= self._seconds and mine.waited - self._warned >= self._seconds:
+            self._warned = mine.waited
+            logging.warning("%s", waits)
+
+    def check_verdict(self) -> None:
+        """Ends the process if another worker has ended the job."""
+        found = self._entries.get(_VERDICT)
+        if found is not None:
+            self._end(found.decode(errors="replace"))
+
+    def _is_lost(self, mine: State, theirs: State) -> bool:
+        if theirs.ended and not self._misses_ended:
+            return False
+        return is_deadlocked(mine, theirs, self._seconds)
+
+    def _explain(self, is_reached: bool) -> None:
+        """Logs which workers are on hosts that do not answer, which makes operations fail."""
+        cut_off = self._cut_off(self._peers.look(is_reached), SILENT_SECONDS)
+        if cut_off:
+            names = ", ".join(self._describe(*each) for each in cut_off.items())
+            logging.error("%s ends: %s, on a host that does not answer.", self._task, names)
+
+    def _cut_off(self, states: Mapping[Task, State], seconds: float) -> dict[Task, State]:
+        """Returns the workers silent for at least `seconds`, on hosts that do not answer."""
+        silent = {task: state for task, state in states.items() if state.silent >= seconds}
+        addresses = self._cluster.addresses
+        reached = connect([addresses[task] for task in silent], _CONNECT_SECONDS)
+        return {
+            task: state
+            for task, state in silent.items()
+            if not state.ended and reached[addresses[task]].state == "unreachable"
+        }
+
+    def _end_all(self, message: str) -> None:
+        """Ends the job: this process, and all others, which read the message in the store."""
+        self._entries.put(_VERDICT, f"{self._task} ended the job: {message}".encode())
+        self._end(message)
+
+    def _report(self, mine: State, others: Mapping[Task, State], more: str = "") -> str:
+        named = [self._describe(other, state) for other, state in list(others.items())[:_NAMED]]
+        rest = f" and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
+        return (
+            f"{self._describe_wait(mine)}, for the other workers: {', '.join(named)}{rest}{more}. "
+            "All workers call it, with as many steps."
+        )
+
+    def _report_unreached(self, mine: State) -> str:
+        # The other workers may wait for the same process.
+        address = self._cluster.addresses[self._keeper]
+        return (
+            f"{self._describe_wait(mine)}, for the other workers. What they do is unknown, "
+            f"because {self._keeper} ({address}), to which all workers report, does not answer."
+        )
+
+    def _describe_wait(self, mine: State) -> str:
+        doing = f"{mine.operation}, in {mine.place}" if mine.place else mine.operation
+        return f"{self._task} has waited {mine.waited:.0f} s in {doing}"
+
+    def _describe(self, task: Task, state: State) -> str:
+        at = f" ({self._cluster.addresses[task]})" if state.is_silent and not state.ended else ""
+        return f"{task}{at} {state.describe(self._seconds)}"
+
+    def _watch(self) -> None:
+        published = 0.0
+        while not self._stopped.wait(_PAUSE_SECONDS):
+            kind, operation, waited = self.operations.waiting()
+            if not waited:
+                self._warned = 0.0
+            if time.monotonic() - published < self._publish_seconds:
+                continue
+            published = time.monotonic()
+            place, pending = place_in(stack_of(self._main)), self.operations.pending()
+            mine = State(kind, operation, waited, place, pending=pending)
+            is_reached = self._publish(mine)
+            if is_reached:
+                self.check_verdict()
+            # An operation that has ended meanwhile is no wait any more.
+            if waited >= _ENDED_SECONDS and pending:
+                self.check_peers(mine, is_reached)
+
+    def _publish(self, state: State) -> bool:
+        self._beat += 1
+        return self._entries.put(self._task, dataclasses.replace(state, beat=self._beat).to_bytes())
+
+
+def _end_process(message: str) -> None:
+    # The main thread is in an operation that Python cannot interrupt.
+    logging.error("%s", message)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    time.sleep(_LINGER_SECONDS)
+    os._exit(1)
+
+
+def place_in(stack: Sequence[Entry]) -> str:
+    """Returns the running Keras call and the line of the user's program that a thread is in."""
+    call, _ = call_in(stack)
+    innermost = next(filter(_is_the_users, stack), None)
+    if innermost is None:
+        return call
+    line = f"{os.path.basename(innermost.filename)}, line {innermost.line}"
+    source = linecache.getline(innermost.filename, innermost.line).strip()
+    return ", ".join(filter(None, [call, f"{line} ({source[:80]})" if source else line]))
+
+
+def _is_the_users(entry: Entry) -> bool:
+    return not entry.filename.startswith(_NOT_THE_USERS) and "-packages" not in entry.filename
+
+
+def _shared_store(collectives: Collectives, cluster: ClusterSpec, task: Task) -> Store:
+    """Returns the store that the first worker serves, on a free port."""
+    first = cluster.training_tasks[0]
+    host = cluster.addresses[first].host
+    port = 0
+    if task == first:
+        server = serve(StoreServer, Address(host, 0), task, StoreHandler, secret_of())
+        port = server.server_address[1]  # type: ignore[index,assignment]
+    port = int(collectives.broadcast(tf.constant(port)))
+    return Store(Address(host, port), _SCOPE)

@@ -1,0 +1,322 @@
+"""Checkpoints of rows: each worker writes its part, and any number of workers can read the parts.
+
+A checkpoint directory has one folder for each save, and a file `latest` that names the last
+complete folder and those that it builds on. `latest` is replaced once all parts are written, so a
+job that is killed while saving keeps the previous checkpoint. A part is one `.npy` file for each
+array of `array_specs`, readable with NumPy alone. Parts are written and read in chunks, so memory
+use does not grow with the rows, except for a list of their ids and numbers during a save.
+
+Each worker writes a manifest with the sizes and checksums of its files, and no row is restored
+before all files of all workers have been verified. Folders of version 0.1.0 have no manifest; of
+these, only the shapes and dtypes of the arrays are verified.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from strategies.collectives import Collectives
+from strategies.diagnostics.consistency import raise_on_all
+from strategies.embedding.checkpoint import array_specs, npy_stream, snapshot
+from strategies.embedding.checkpoint.npy_stream import NpyWriter, read_chunks
+from strategies.embedding.shard.table_shard import TableShard
+from strategies.files.atomic_files import (
+    all_writing,
+    read_json,
+    remove,
+    sync_directory,
+    write_json,
+)
+
+_LATEST = "latest"
+_MANIFEST = "worker{}.json"
+
+
+class DeltaBases:
+    """Directories whose rows differ from the current ones only by later training.
+
+    A row records when it was trained on, but not whether it was set or restored. So a delta can
+    only build on rows that these tables saved to a directory or loaded from it, unless rows have
+    since changed other than by training, or another job saved to the directory.
+    """
+
+    def __init__(self) -> None:
+        self._latest: dict[Path, Any] = {}
+
+    def clear(self) -> None:
+        """Removes all directories, when rows change other than by training."""
+        self._latest.clear()
+
+    def add(self, path: Path) -> None:
+        """Adds a directory that the rows were just saved to or loaded from."""
+        self._latest[path.resolve()] = _read(path)
+
+    def has(self, path: Path, latest: Any, collectives: Collectives) -> bool:
+        """Returns whether a delta can build on a directory; all workers must call it."""
+        is_known = latest is not None and self._latest.get(path.resolve()) == latest
+        return bool(collectives.all_gather(tf.constant([is_known], tf.int32)).numpy().all())
+
+
+def save(
+    shards: Sequence[TableShard],
+    directory: str,
+    collectives: Collectives,
+    delta: bool,
+    bases: DeltaBases,
+) -> str:
+    """Saves the rows of all workers; all workers must call it.
+
+    Args:
+      shards: shards of the tables.
+      directory: a directory that all workers can access.
+      collectives: collectives among the workers.
+      delta: whether to write only the rows that were trained on since the last save, if `bases`
+        has the directory.
+      bases: directories that a delta can build on; this one is added.
+
+    Returns:
+      The path of the new folder.
+
+    Raises:
+      ValueError: if `delta` is true and the directory has no saved rows, or the names of the slot
+        variables differ between workers.
+      OSError: if a file cannot be written. The previous checkpoint is unchanged.
+      RuntimeError: if a file cannot be written on another worker.
+    """
+    snapshot.check_same_slots(shards, collectives)
+    path = Path(directory)
+    before = _read(path)
+    if delta and before is None:
+        raise ValueError(
+            "A delta holds what changed since rows were saved. Received: a directory without "
+            f"any, {directory!r}. Save all rows there first."
+        )
+    delta = delta and bases.has(path, before, collectives)
+    chain = [] if before is None else before["folders"]
+    number = 1 + max((int(name) for name in before["seen"]), default=0) if before else 1
+    number = int(collectives.broadcast(tf.constant(number)))
+    folder = path / f"{number:06d}"
+    since = before["steps"] if delta and before is not None else None
+    tables = shards[0].tables
+    with all_writing(collectives, "Rows", directory, folder):
+        if collectives.rank == 0:
+            # A job that was killed while saving may have left other files there.
+            remove(folder)
+            folder.mkdir(parents=True)
+    # Separate from the above: no worker may write to a folder that is being removed.
+    with all_writing(collectives, "Rows", directory, folder):
+        _write_part(shards, folder, collectives.rank, since)
+    with all_writing(collectives, "Rows", directory):
+        if collectives.rank == 0:
+            sync_directory(folder)
+            folders = [*chain, folder.name] if delta else [folder.name]
+            known = before if delta and before else {"workers": {}, "checked": []}
+            latest = {
+                "folders": folders,
+                "seen": [*(before["seen"] if before else []), folder.name],
+                "steps": {name: int(snapshot.step_of(shards[0], name)) for name in tables},
+                "tables": {name: table.config.output_dim for name, table in tables.items()},
+                "workers": {**known["workers"], folder.name: collectives.size},
+                "checked": [*known.get("checked", []), folder.name],
+            }
+            write_json(path / _LATEST, latest)
+            for name in set(chain) - set(folders):
+                remove(path / name)
+    bases.add(path)
+    return str(folder)
+
+
+def _write_part(
+    shards: Sequence[TableShard], folder: Path, rank: int, since: Mapping[str, int] | None
+) -> None:
+    """Writes the rows of this worker's shards and its manifest."""
+    local = [shard for shard in shards if shard.is_local_owner]
+    for position, name in enumerate(shards[0].tables):
+        after = None if since is None else since[name]
+        with NpyWriter(partial(_file, folder, position, rank)) as files:
+            for chunk in snapshot.row_chunks(local, name, after):
+                files.append(chunk)
+            files.append(snapshot.extra_arrays(local, name))
+    written = sorted(folder.glob(f"table*-worker{rank}-*.npy"))
+    sizes = {file.name: [file.stat().st_size, npy_stream.checksum(file)] for file in written}
+    write_json(folder / _MANIFEST.format(rank), {"files": sizes})
+
+
+def load(shards: Sequence[TableShard], directory: str, collectives: Collectives) -> None:
+    """Restores the saved rows with any number of workers; restores none if a file is damaged.
+
+    Args:
+      shards: shards of the tables.
+      directory: directory of the checkpoint.
+      collectives: collectives among the workers.
+
+    Raises:
+      ValueError: if the directory has no saved rows, or those of other tables, or a file is
+        damaged.
+      RuntimeError: if another worker raised an error.
+    """
+    error = None
+    try:
+        latest = _verify(shards, Path(directory), collectives)
+    except (OSError, ValueError) as raised:
+        error = raised
+    raise_on_all(collectives, "Restoring rows", error)
+    local = [shard for shard in shards if shard.is_local_owner]
+    path, tables = Path(directory), shards[0].tables
+    snapshot.clear(shards)
+    for folder in latest["folders"]:
+        for position, name in enumerate(tables):
+            ranks = range(latest["workers"][folder])
+            _load_table(shards, name, [_files(path / folder, position, rank) for rank in ranks])
+    for name in tables:
+        snapshot.set_step(local, name, latest["steps"][name])
+
+
+def _verify(shards: Sequence[TableShard], path: Path, collectives: Collectives) -> dict[str, Any]:
+    """Returns the content of `latest` after verifying the files, a part of them on each worker."""
+    directory = str(path)
+    latest = _read(path)
+    if latest is None:
+        raise ValueError(
+            "Rows are restored from a directory that they were saved to. Received: "
+            f"{directory!r}, which has no file {_LATEST!r}."
+        )
+    tables = shards[0].tables
+    widths = {name: table.config.output_dim for name, table in tables.items()}
+    if latest["tables"] != widths:
+        raise ValueError(
+            "Rows are restored to tables of the same names and widths. Received: "
+            f"{latest['tables']} in {directory!r}, for {widths}."
+        )
+    try:
+        for folder in latest["folders"]:
+            workers = latest["workers"][folder]
+            for rank in range(collectives.rank, workers, collectives.size):
+                if folder in latest.get("checked", ()):
+                    _check_sums(path / folder, rank)
+                for position, name in enumerate(tables):
+                    files = _files(path / folder, position, rank)
+                    if files or not _is_without_rows(path / folder, position):
+                        _check_arrays(shards[0], name, files)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"Rows are restored from files as they were saved. Received: {error}, in "
+            f"{directory!r}. No row was changed. Restore another checkpoint."
+        ) from error
+    return latest
+
+
+def _check_sums(folder: Path, rank: int) -> None:
+    """Verifies the files of a worker against its manifest."""
+    for name, (size, checksum) in read_json(folder / _MANIFEST.format(rank))["files"].items():
+        file = folder / name
+        if not file.exists():
+            raise ValueError(f"no file {folder.name}/{name}")
+        if file.stat().st_size != size:
+            raise ValueError(
+                f"{folder.name}/{name} of {file.stat().st_size} bytes, where {size} were written"
+            )
+        if npy_stream.checksum(file) != checksum:
+            raise ValueError(f"{folder.name}/{name} with other bytes than were written")
+
+
+def _is_without_rows(folder: Path, position: int) -> bool:
+    """Returns whether a worker may have saved no files of a table, because others have.
+
+    One worker saves the rows of each parameter server, and there may be fewer servers than workers.
+    """
+    return any(folder.glob(f"table{position}-worker*.npy"))
+
+
+def _check_arrays(shard: TableShard, name: str, files: Mapping[str, Path]) -> None:
+    """Verifies the dtypes and shapes of the arrays that one worker saved of a table."""
+    specs = array_specs.specs(shard.tables[name], files)
+    lengths = {key: npy_stream.check(files[key], *spec) for key, spec in specs.items()}
+    if "sketch" in files:
+        array_specs.check_sketch(shard.tables[name], npy_stream.load(files["sketch"]))
+    rows = {files[key].name: length for key, length in lengths.items()
+            if array_specs.is_row_array(key)}  # fmt: skip
+    if len(set(rows.values())) > 1:
+        raise ValueError(f"files of the same rows with {rows} rows")
+
+
+def _load_table(
+    shards: Sequence[TableShard], name: str, parts: Sequence[Mapping[str, Path]]
+) -> None:
+    """Restores the rows of one table from the files of all workers that saved it."""
+    local = [shard for shard in shards if shard.is_local_owner]
+    for shard in local:
+        if any(array_specs.PRESENT in part for part in parts):
+            snapshot.retain(shard, name, _present_ids(shard, name, parts))
+    extra = snapshot.concatenate_arrays(
+        [
+            {
+                key: npy_stream.load(file)
+                for key, file in part.items()
+                if array_specs.is_extra_array(key)
+            }
+            for part in parts
+        ]
+    )
+    of_rows = [{key: part[key] for key in part if array_specs.is_row_array(key)} for part in parts]
+    snapshot.expect_slots(shards, name, itertools.chain(*of_rows), extra)
+    for rows in of_rows if local else ():
+        for chunk in read_chunks(rows):
+            for shard in local:
+                snapshot.restore_rows(shard, name, chunk)
+    for shard in local:
+        snapshot.restore_extra(shard, name, extra)
+
+
+def _present_ids(shard: TableShard, name: str, parts: Sequence[Mapping[str, Path]]) -> np.ndarray:
+    """Returns the saved ids with a row that belong to a shard."""
+    of_parts = [
+        chunk[array_specs.PRESENT][shard.has(name, chunk[array_specs.PRESENT])]
+        for part in parts
+        for chunk in read_chunks({key: part[key] for key in part if key == array_specs.PRESENT})
+    ]
+    return np.concatenate(of_parts)
+
+
+def _files(folder: Path, position: int, rank: int) -> dict[str, Path]:
+    """Returns the files that one worker wrote of a table, by the name of the array."""
+    prefix = _file(folder, position, rank, "").stem
+    return {_key(file.name.removeprefix(prefix)): file for file in folder.glob(f"{prefix}*.npy")}
+
+
+def _file(folder: Path, position: int, rank: int, key: str) -> Path:
+    """Returns the path of an array's file.
+
+    >>> _file(Path("rows"), 0, 1, "slot/momentum").name
+    'table0-worker1-slot.momentum.npy'
+    """
+    return folder / f"table{position}-worker{rank}-{key.replace('/', '.')}.npy"
+
+
+def _key(name: str) -> str:
+    return name.removesuffix(".npy").replace(".", "/", 1)
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    """Returns the content of `latest`; None if there is no such file."""
+    file = path / _LATEST
+    if not file.exists():
+        return None
+    try:
+        values = read_json(file)
+        names = {"folders", "seen", "steps", "tables", "workers"}
+        if not names <= set(values) or not set(values["folders"]) <= set(values["workers"]):
+            raise ValueError(f"the file {_LATEST!r}, which has not {', '.join(sorted(names))}")
+    except (ValueError, TypeError) as error:
+        raise ValueError(
+            f"Rows are in a directory as they were saved. Received: {error}, in {str(path)!r}. "
+            "Name another directory."
+        ) from None
+    return values

@@ -1,0 +1,260 @@
+"""Lookup in a group of tables with one exchange of ids, one of rows and one of gradients."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from strategies.compat.call_stack import is_running
+from strategies.compat.tensorflow import RECOMPUTING, function_graph, is_left, is_recorded
+from strategies.core.extended import ReplicatedExtended
+from strategies.embedding.lookup.fused_optimizer import FusedOptimizer
+from strategies.embedding.lookup.router import LookupResult, LookupRouter
+from strategies.reduction import sparse as row_gradients
+from strategies.variables.row_variable import RowVariable
+from strategies.variables.row_view import RowView
+
+# A function's trace is the same whether or not its caller records a tape.
+_OUTSIDE = (
+    "Whether an embedding trains follows from a tape only where both are in the same tf.function, "
+    "or neither is in any. Received: a gradient asked for outside of the function that calls the "
+    "layer, with training=None. Call the layer or the model with training=True or training=False, "
+    "or take the gradient inside."
+)
+_IN_BRANCH = (
+    "An embedding's lookup is not inside tf.cond or a loop of TensorFlow's, such as tf.map_fn, "
+    "that the gradient goes through. Received: a lookup in a branch or loop, and a gradient from "
+    "outside. Call the layer outside of the branch or loop."
+)
+# There, the first call is not recorded, and the second one would count the ids again.
+_RECOMPUTED = (
+    "An embedding looks its ids up, and counts them, once a step. Received: a call that the "
+    "backward pass repeats, in keras.remat or tf.recompute_grad. Call the layer outside of it, and "
+    "pass its output in; or call it with training=False if its rows are not trained."
+)
+
+
+class Lookup:
+    """Looks up ids in the tables of a group, whose rows share one variable.
+
+    The gradient of a row is the sum over all occurrences of its id on all workers. It is not
+    divided here; Keras divides the loss by the number of replicas.
+
+    Args:
+      variable: variable of the rows, as seen by the optimizer.
+      router: routes keys to their rows.
+      fused_optimizer: optimizer of the rows; None if the model's optimizer trains them.
+    """
+
+    def __init__(
+        self,
+        variable: RowVariable,
+        router: LookupRouter,
+        fused_optimizer: FusedOptimizer | None,
+    ):
+        self._variable = variable
+        self.router = router
+        self._fused_optimizer = fused_optimizer
+        self._width = int(variable.shape[-1])
+        self._recorded = threading.local()
+
+    def __call__(self, ids: Sequence[tf.Tensor], training: bool | None) -> list[tf.Tensor]:
+        """Returns the rows of ids, float32 [n, width] for each table.
+
+        Args:
+          ids: ids of each table, int64 [n].
+          training: whether ids get rows and rows get gradients; None is true if a tape records.
+        """
+        keys, positions = keys_of(ids)
+        sizes = [tf.size(each) for each in ids]
+        values = self._look_up(keys, training)
+        each = tf.gather(values, positions)
+        parts = tf.split(each, tf.stack(sizes)) if len(sizes) > 1 else [each]
+        return [tf.ensure_shape(part, [None, self._width]) for part in parts]
+
+    def _look_up(self, keys: tf.Tensor, training: bool | None) -> tf.Tensor:
+        """Returns the values of keys, float32 [n, width]."""
+        if training is False:
+            return self.router.look_up(keys, False, False).values
+        token, is_first = self._token()
+        is_inferred = training is None
+        recorded = is_recorded([token])
+        if not recorded and is_running(RECOMPUTING):
+            raise ValueError(_RECOMPUTED)
+        if is_inferred and not recorded:
+            return _without_gradient(self.router.look_up(keys, False, False).values, token)
+        result = self.router.look_up(keys, True, is_first and _is_first_replica())
+        return self._differentiable(result, token, is_inferred)
+
+    def _differentiable(
+        self, result: LookupResult, token: tf.Tensor, is_inferred: bool
+    ) -> tf.Tensor:
+        """Returns the values of a lookup, with a gradient that is scattered to the rows.
+
+        Args:
+          result: result of the lookup.
+          token: tensor that the gradient is taken with respect to.
+          is_inferred: whether training was inferred from a tape.
+        """
+        function = _function()
+        graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+
+        @tf.custom_gradient
+        def look_up_rows(token: tf.Tensor) -> tuple[Any, ...]:
+            def gradient(upstream: tf.Tensor | tf.IndexedSlices) -> tf.IndexedSlices:
+                if is_inferred and _function() is not function:
+                    raise ValueError(_OUTSIDE)
+                if is_left(graph):
+                    raise ValueError(_IN_BRANCH)
+                scattered = result.scatter_gradient(_dense(upstream, self._width))
+                there = tf.where(result.rows >= 0)[:, 0]
+                rows = tf.gather(result.rows, there)
+                if result.are_distinct:
+                    self._recorded.distinct = weakref.ref(rows)
+                # A shape too large for memory, so that nothing makes the gradient dense.
+                return tf.IndexedSlices(
+                    tf.gather(scattered, there),
+                    rows,
+                    tf.constant([2**60, self._width], tf.int64),
+                )
+
+            del token
+            return tf.identity(result.values), gradient
+
+        return look_up_rows(token)
+
+    def _token(self) -> tuple[tf.Tensor, bool]:
+        """Returns the token of this forward pass, and whether this is its first lookup.
+
+        The backward pass collects the gradients of all lookups through the token.
+        """
+        token = getattr(self._recorded, "token", None)
+        if token is not None and is_recorded([token]) and _is_accessible(token):
+            return token, False
+        fused = self._fused_optimizer
+        token = self._gate(self._variable.token() if fused is None else fused.token())
+        self._recorded.token = token
+        return token, True
+
+    def _gate(self, token: tf.Tensor) -> tf.Tensor:
+        fused = self._fused_optimizer
+
+        @tf.custom_gradient
+        def gate(token: tf.Tensor) -> tuple[Any, ...]:
+            def gradient(upstream: tf.IndexedSlices) -> Any:
+                if not isinstance(upstream, tf.IndexedSlices):
+                    raise ValueError(_IN_BRANCH)
+                summed = self.router.reduce(self._unique(upstream))
+                put = show if _is_only_replica() else _mark
+                rows = put(self._variable.view, summed.values, summed.indices)
+                return rows if fused is None else fused.train_rows(rows)
+
+            return tf.identity(token), gradient
+
+        return gate(token)
+
+    def _unique(self, gradient: tf.IndexedSlices) -> tf.IndexedSlices:
+        """Returns a gradient with each row once, as that of a single lookup may be already."""
+        distinct = getattr(self._recorded, "distinct", None)
+        if distinct is not None and distinct() is gradient.indices:
+            return gradient
+        return row_gradients.unique(gradient)
+
+
+def _dense(gradient: tf.Tensor | tf.IndexedSlices, width: int) -> tf.Tensor:
+    """Returns a gradient of the values of a lookup, [n, width], as one tensor."""
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient
+    values = tf.ensure_shape(gradient.values, [None, width])
+    return row_gradients.sum_by_position(values, gradient.indices, gradient.dense_shape[0])
+
+
+def _without_gradient(values: tf.Tensor, token: tf.Tensor) -> tf.Tensor:
+    """Returns values that, inside a function, raise an error if their gradient is computed."""
+    if tf.executing_eagerly():  # no tape is recording, so no gradient can be computed
+        return values
+
+    @tf.custom_gradient
+    def guard_gradient(values: tf.Tensor, token: tf.Tensor) -> tuple[Any, ...]:
+        def gradient(upstream: tf.Tensor) -> Any:
+            raise ValueError(_OUTSIDE)
+
+        return tf.identity(values), gradient
+
+    return guard_gradient(values, token)
+
+
+def keys_of(ids: Sequence[tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the unique keys of ids, and the position of each id's key among them.
+
+    Args:
+      ids: ids of each table, int64 [n].
+
+    Returns:
+      The keys, int64 [m, 3]: the number of the table, the id, and its number of occurrences, with
+      each id of a table once. And the position of each id's key, int32.
+    """
+    keys, positions, before = [], [], tf.constant(0)
+    for number, each in enumerate(ids):
+        unique, indices, counts = tf.unique_with_counts(each)
+        counts = tf.cast(counts, tf.int64)
+        keys.append(tf.stack([tf.fill(tf.shape(unique), tf.constant(number, tf.int64)),
+                              unique, counts], 1))  # fmt: skip
+        positions.append(indices + before)
+        before += tf.size(unique)
+    return tf.concat(keys, 0), tf.concat(positions, 0)
+
+
+def _is_first_replica() -> bool:
+    """Returns whether this is the first replica of this worker."""
+    extended = _extended()
+    return extended is None or extended.local_replica() == 0
+
+
+def _is_only_replica() -> bool:
+    """Returns whether this worker has only one replica."""
+    extended = _extended()
+    return extended is None or len(extended.worker_devices) == 1
+
+
+def _extended() -> ReplicatedExtended | None:
+    """Returns the `extended` of the calling replica's strategy; None outside of replicas."""
+    context = tf.distribute.get_replica_context()
+    extended = None if context is None else context.strategy.extended
+    return extended if isinstance(extended, ReplicatedExtended) else None
+
+
+def _function() -> tf.Graph | None:
+    """Returns the graph of the tf.function that is being traced; None in eager mode."""
+    return None if tf.executing_eagerly() else function_graph(tf.compat.v1.get_default_graph())
+
+
+def _is_accessible(token: tf.Tensor) -> bool:
+    """Returns whether the current graph can use a tensor: Keras traces models in other graphs."""
+    made_in = getattr(token, "graph", None)
+    graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+    while graph is not made_in and graph is not None:
+        graph = getattr(graph, "outer_graph", None)
+    return graph is made_in
+
+
+def show(view: RowView, values: tf.Tensor, rows: tf.Tensor) -> tf.IndexedSlices:
+    """Puts rows in view; returns their gradient, indexed by positions in the view."""
+    positions, end = view.show_gradient(rows)
+    _mark_reduced(view, positions, rows)
+    return tf.IndexedSlices(values, positions, tf.stack([end, tf.shape(values, tf.int64)[1]]))
+
+
+def _mark(view: RowView, values: tf.Tensor, rows: tf.Tensor) -> tf.IndexedSlices:
+    """Returns one replica's gradient; its rows are put in view after the sum over replicas."""
+    positions = tf.range(tf.size(rows, tf.int64))
+    _mark_reduced(view, positions, rows)
+    return tf.IndexedSlices(values, positions, tf.shape(values, tf.int64))
+
+
+def _mark_reduced(view: RowView, positions: tf.Tensor, rows: tf.Tensor) -> None:
+    row_gradients.mark_reduced(positions, rows, lambda values, rows: show(view, values, rows))

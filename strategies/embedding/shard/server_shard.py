@@ -1,0 +1,233 @@
+"""Shards of tables on parameter servers.
+
+Each server has the same objects as a worker that stores rows: id maps, arrays of rows and counters.
+They are created in the server's graph, under names that are the same on all workers, and every
+operation on them is one call under the server's lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from strategies.collectives.single_worker import in_single_worker_scope
+from strategies.embedding.shard.row_store import RowStore
+from strategies.embedding.shard.table_shard import Group, TableShard, TableSpecs
+from strategies.ps.barrier import Barrier
+from strategies.ps.connection import ServerConnection
+from strategies.ps.extended import ParameterServerExtended
+from strategies.variables.growable_array import GrowableArray
+from strategies.variables.row_variable import RowVariable
+from strategies.variables.row_view import RowView
+
+# Must not occur in the name of any other variable.
+_NAME = "rows_of_this_server"
+
+
+class RemoteTableShard(TableShard):
+    """One shard of a layer's tables, on a parameter server.
+
+    Args:
+      extended: `extended` of the strategy.
+      server: the server.
+      specs: specification of the tables.
+      name: name of the layer's rows, the same on all workers.
+    """
+
+    def __init__(
+        self,
+        extended: ParameterServerExtended,
+        server: ServerConnection,
+        specs: TableSpecs,
+        name: str,
+    ):
+        self._extended = extended
+        self._server = server.new_connection()
+        self._in_step_with = server
+        self._name = name
+        self._slots: dict[tuple[int, str], GrowableArray] = {}
+        with self._create_variables("tables"):
+            num_shards = len(extended.servers)
+            self._variables = _variables(specs, num_shards)
+            super().__init__(server.number, num_shards, specs, self._variables)
+        # The same variables again, for updates together with the rest of the model.
+        with self._reuse_variables("tables"):
+            self.variables = _variables(specs, num_shards)
+
+    @property
+    def is_local_owner(self) -> bool:
+        """Whether this worker saves and restores the shard."""
+        return self._extended.servers.is_leader_of(self.index)
+
+    def _scope(self, what: str) -> str:
+        return re.sub(r"[^A-Za-z0-9_./-]", "_", f"{self._name}/{what}/")
+
+    @contextlib.contextmanager
+    def _reuse_variables(self, what: str) -> Iterator[None]:
+        """Creates handles, in the block, of variables that already exist under this name."""
+        with self._in_step_with.building(), tf.name_scope(self._scope(what)):
+            yield
+
+    @contextlib.contextmanager
+    def _create_variables(self, what: str) -> Iterator[None]:
+        """Creates variables on the server in the block; the first worker to do so initializes."""
+        name = self._scope(what)
+        with self._server.building():
+            known = len(self._server.graph.get_collection(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES))
+            with tf.name_scope(name):
+                yield
+            made = self._server.graph.get_collection(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES)
+
+        def initialize() -> list[tf.Tensor]:
+            # All are initialized under one lock, so checking one of them is enough.
+            tf.cond(made[-1].is_initialized(), lambda: False, lambda: _initialize(made[known:]))
+            return []
+
+        self._server.run(self._server.locked(initialize)[0])
+
+    def call(
+        self, key: Any, function: Callable[..., Any], *arrays: Any, may_repeat: bool = False
+    ) -> Any:
+        """Calls a function of tensors on the server atomically; returns NumPy arrays.
+
+        Args:
+          key: key that identifies the function, including all that it captures.
+          function: function of TensorFlow operations that returns any structure of tensors.
+          *arrays: arguments of the function.
+          may_repeat: whether to call it again if the answer is lost with the connection.
+        """
+        arrays = tuple(np.asarray(array) for array in arrays)
+
+        def build() -> tuple[list[tf.Tensor], tf.Operation, list[tf.Tensor], list[Any]]:
+            feeds = [
+                tf.compat.v1.placeholder(array.dtype, [None, *array.shape[1:]][: array.ndim])
+                for array in arrays
+            ]
+            structure: list[Any] = []
+
+            def body() -> list[tf.Tensor]:
+                structure.append(function(*feeds))
+                return [] if structure[-1] is None else tf.nest.flatten(structure[-1])
+
+            done, results = self._server.locked(body)
+            return feeds, done, results, structure
+
+        feeds, done, results, structure = self._server.once((self._name, key), build)
+        values, _ = self._server.run(
+            [results, done], dict(zip(feeds, arrays, strict=True)), may_repeat=may_repeat
+        )
+        return None if structure[-1] is None else tf.nest.pack_sequence_as(structure[-1], values)
+
+    def call_together(
+        self,
+        key: Any,
+        function: Callable[[tf.Tensor], tuple[list[tf.Tensor], list[tf.Tensor]]],
+        rows: np.ndarray,
+        dtypes: Sequence[tf.DType],
+    ) -> list[np.ndarray]:
+        """Calls a function once on the server for all workers, all of which must call this method.
+
+        Args:
+          key: key that identifies the function, including all that it captures.
+          function: function of the rows of all workers, in the order of their ranks. It returns
+            tensors that have as many rows, of which each worker gets its own, and tensors that all
+            workers get.
+          rows: this worker's rows.
+          dtypes: the dtypes of the tensors.
+        """
+        servers = self._extended.servers
+
+        def call(inputs: Sequence[tf.Tensor]) -> list[list[tf.Tensor]]:
+            inputs = [tf.ensure_shape(each, [None, *rows.shape[1:]]) for each in inputs]
+            sizes = tf.stack([tf.shape(each)[0] for each in inputs])
+            by_row, common = function(tf.concat(inputs, 0))
+            parts = zip(*(tf.split(each, sizes, num=servers.size) for each in by_row), strict=True)
+            return [[*mine, *common] for mine in parts]
+
+        def build() -> Barrier:
+            return Barrier(
+                self._server, f"{self._name}/{key[0]}", servers.rank, servers.size,
+                tf.as_dtype(rows.dtype), rows[:0], call, dtypes, lock=self._server.lock,
+            )  # fmt: skip
+
+        results, _ = self._server.once((self._name, "together", key), build)(rows)
+        return results
+
+    def new_slot(self, group: Group, name: str, row: np.ndarray) -> RowVariable:
+        """Creates a slot variable of a group; returns it on the connection of model updates."""
+        variable, again, width = self._variables[group], self.variables[group], group.width
+        rows = self._slot_array(width, name, row)
+        with self._create_variables(f"{width}/{name}"):
+            slot = RowVariable(variable.view, row, False, _NAME, None, rows)
+        variable.add_slot(name, slot)
+        with self._reuse_variables(f"{width}/{name}/rows"):
+            rows = GrowableArray((width,), tf.float32, expected=variable.view.expected)
+        with self._reuse_variables(f"{width}/{name}"):
+            return RowVariable(again.view, row, False, _NAME, None, rows)
+
+    def expect_slot(self, store: RowStore, name: str, initial: Any = 0.0) -> None:
+        """Creates the rows of a slot variable before the optimizer creates the variable."""
+        store.expect_slot(name, lambda key: self._slot_array(store.width, key, initial))
+
+    def forget_former_slots(self) -> None:
+        """Makes sure that the slot variables of deleted optimizers are recognized."""
+        if any(variable.slots for variable in self._variables.values()):
+            gc.collect()
+
+    def share_optimizers(self, group: Group, variable: RowVariable) -> None:
+        """Lets the shard know the optimizers of a worker's variable of a group."""
+        self._variables[group].optimizers = variable.optimizers
+
+    def _slot_array(self, width: int, slot: str, initial: Any) -> GrowableArray:
+        """Returns the rows of a slot variable, shared by all workers; creates them if necessary."""
+        if (width, slot) not in self._slots:
+            with self._create_variables(f"{width}/{slot}/rows"):
+                expected = self._variables[Group(width)].view.expected
+                self._slots[width, slot] = GrowableArray((width,), tf.float32, 0.0, expected)
+        self._slots[width, slot].fill = np.broadcast_to(initial, (width,))
+        return self._slots[width, slot]
+
+    def drain(self) -> None:
+        """Waits until this worker's updates are applied."""
+        self._extended.update_mode.drain()
+
+    def barrier(self) -> None:
+        """Waits until no worker trains; all workers must call it.
+
+        Raises:
+          ValueError: if only the first worker calls it, in a callback.
+        """
+        if self._extended.workers.size > 1 and in_single_worker_scope():
+            raise ValueError(
+                "All workers take part in an operation on all rows of parameter servers. "
+                "Received: a callback of the first worker. Call it on every worker."
+            )
+        self.drain()
+        self._extended.workers.all_gather(tf.constant([0]))
+
+
+def _variables(specs: TableSpecs, num_shards: int) -> dict[Group, RowVariable]:
+    """Returns the variables for the values of a shard's rows, by group."""
+    return {
+        group: RowVariable(
+            RowView(specs.expected_rows(group, num_shards)),
+            np.zeros(group.width, np.float32),
+            True,
+            _NAME,
+            None,
+        )
+        for group in specs.groups
+    }
+
+
+def _initialize(variables: Sequence[tf.Variable]) -> bool:
+    for variable in variables:
+        # Not `assign`, which sets the rows in view if the variable has rows.
+        tf.raw_ops.AssignVariableOp(resource=variable.handle, value=variable.initial_value)
+    return True

@@ -1,0 +1,166 @@
+"""Lookup of keys in the shard that owns them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from strategies.embedding.shard.row_store import RowStore
+from strategies.embedding.shard.table import LookupState, Table
+from strategies.reduction.sparse import sum_by_index
+from strategies.variables.row_variable import RowVariable
+
+
+class ShardLookup:
+    """Looks up keys in one shard of a group's tables, whose rows share a store.
+
+    Args:
+      store: store of the rows.
+      tables: the tables, in the order of their numbers in the keys.
+      unseen: "initial" or "zeros", the values of an id without a row.
+    """
+
+    def __init__(self, store: RowStore, tables: Sequence[Table], unseen: str):
+        self._store = store
+        self._tables = tables
+        self._unseen = unseen
+
+    def __call__(
+        self, keys: tf.Tensor, training: bool, starts_step: bool, are_distinct: bool = False
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the rows of keys, -1 for none, and their values, float32 [n, width].
+
+        Args:
+          keys: number of the table, id and number of its occurrences, int64 [n, 3].
+          training: whether ids get rows.
+          starts_step: whether this is the first lookup of a step.
+          are_distinct: whether the keys contain each id of a table once.
+        """
+        if starts_step:
+            self._store.step.assign_add(1, read_value=False)
+        numbers = tf.cast(keys[:, 0], tf.int32)
+        count = len(self._tables)
+        parts = tf.dynamic_partition(keys, numbers, count) if count > 1 else [keys]
+        if training:
+            rows = self._find_or_insert(parts, are_distinct)
+        else:
+            rows = [table.find(part[:, 1]) for table, part in zip(self._tables, parts, strict=True)]
+        # Values are read after all insertions, which may reallocate the array.
+        values = self._values(parts, rows, training)
+        if count == 1:
+            return rows[0], values
+        positions = tf.dynamic_partition(tf.range(tf.size(numbers)), numbers, count)
+        order = tf.math.invert_permutation(tf.concat(positions, 0))
+        return tf.gather(tf.concat(rows, 0), order), tf.gather(values, order)
+
+    def _find_or_insert(self, parts: Sequence[tf.Tensor], are_distinct: bool) -> list[tf.Tensor]:
+        """Returns the rows of each table's keys, after inserting admitted ids."""
+        states, positions = [], []
+        for table, part in zip(self._tables, parts, strict=True):
+            ids, counts, indices = part[:, 1], part[:, 2], None
+            if not are_distinct:
+                ids, indices, (counts,) = sum_by_index(ids, counts)
+            states.append(table.look_up(ids, counts))
+            positions.append(indices)
+        # One insertion for all tables: each one adds a graph that grows the arrays.
+        rows = tf.cond(
+            tf.add_n([tf.size(state.missing) for state in states]) > 0,
+            lambda: self._insert_admitted(states),
+            lambda: [state.rows for state in states],
+        )
+        rows = [table.share_row(each) for table, each in zip(self._tables, rows, strict=True)]
+        self._touch(states, rows)
+        return [
+            each if indices is None else tf.gather(each, indices)
+            for each, indices in zip(rows, positions, strict=True)
+        ]
+
+    def _insert_admitted(self, states: Sequence[LookupState]) -> list[tf.Tensor]:
+        """Creates rows with initial values for admitted ids; returns the rows of all ids."""
+        pairs = list(zip(self._tables, states, strict=True))
+        positions = [table.admit(state) for table, state in pairs]
+        sizes = [tf.size(each, tf.int64) for each in positions]
+        new = self._store.allocate(tf.add_n(sizes))
+        initial = [
+            table.initial(tf.gather(state.ids, admitted))
+            for (table, state), admitted in zip(pairs, positions, strict=True)
+        ]
+        self._store.variable.table.update(new, tf.concat(initial, 0))
+        parts = tf.split(new, sizes) if len(sizes) > 1 else [new]
+        return [
+            table.insert(state, admitted, tf.ensure_shape(part, [None]))
+            for (table, state), admitted, part in zip(pairs, positions, parts, strict=True)
+        ]
+
+    def _touch(self, states: Sequence[LookupState], rows: Sequence[tf.Tensor]) -> None:
+        """Records that a step trains on rows."""
+        numbers = tf.concat(rows, 0)
+        counts = tf.concat([state.counts for state in states], 0)
+        there = tf.where(numbers >= 0)[:, 0]
+        numbers, counts = tf.gather(numbers, there), tf.gather(counts, there)
+        if self.is_shared:
+            numbers, _, (counts,) = sum_by_index(numbers, counts)
+        self._store.touch(numbers, counts)
+
+    def _values(
+        self, parts: Sequence[tf.Tensor], rows: Sequence[tf.Tensor], training: bool
+    ) -> tf.Tensor:
+        """Returns the values of all tables' rows; where the row is -1, those of unseen ids."""
+        if training and all(table.counter is None for table in self._tables):
+            return self._store.variable.table.gather(tf.concat(rows, 0))
+        each = [
+            self._table_values(table, part[:, 1], row, training)
+            for table, part, row in zip(self._tables, parts, rows, strict=True)
+        ]
+        return tf.concat(each, 0)
+
+    def _table_values(
+        self, table: Table, ids: tf.Tensor, rows: tf.Tensor, training: bool
+    ) -> tf.Tensor:
+        array = self._store.variable.table
+        if training and table.counter is None:
+            return array.gather(rows)
+        there, absent = tf.where(rows >= 0)[:, 0], tf.where(rows < 0)[:, 0]
+        if self._unseen == "initial":
+            others = table.initial(tf.gather(ids, absent))
+        else:
+            others = tf.zeros([tf.size(absent), self._store.width])
+        positions = [tf.cast(there, tf.int32), tf.cast(absent, tf.int32)]
+        values = tf.dynamic_stitch(positions, [array.gather(tf.gather(rows, there)), others])
+        return tf.reshape(values, [-1, self._store.width])
+
+    @property
+    def variable(self) -> RowVariable:
+        """The variable of the rows."""
+        return self._store.variable
+
+    @property
+    def bounds(self) -> dict[str, int]:
+        """The `input_dim` of each table that may not exceed it, by the table's name."""
+        return {
+            table.config.name: table.config.input_dim
+            for table in self._tables
+            if table.config.input_dim is not None and table.overflow is None
+        }
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether ids may share a row."""
+        return any(table.overflow is not None for table in self._tables)
+
+    @property
+    def slots(self) -> list[str]:
+        """Names of the slot variables."""
+        return list(self._store.slots())
+
+    @property
+    def count(self) -> int:
+        """Number of tables."""
+        return len(self._tables)
+
+    def sizes(self) -> tf.Tensor:
+        """Returns the number of ids in this shard for each table of `bounds`, int64."""
+        bounds = self.bounds
+        sizes = [table.map.size() for table in self._tables if table.config.name in bounds]
+        return tf.stack(sizes) if sizes else tf.zeros([0], tf.int64)

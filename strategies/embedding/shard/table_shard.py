@@ -1,0 +1,196 @@
+"""Specification of a layer's tables, grouped by the store of their rows, and a shard of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from strategies.embedding.config import FeatureConfig, TableConfig
+from strategies.embedding.inputs import Bags
+from strategies.embedding.shard.capacity import split_capacity
+from strategies.embedding.shard.hashing import shard_of
+from strategies.embedding.shard.row_store import RowStore
+from strategies.embedding.shard.shard_lookup import ShardLookup
+from strategies.embedding.shard.table import Table
+from strategies.variables.growable_array import GrowableArray
+from strategies.variables.row_variable import RowVariable
+
+
+class Group(NamedTuple):
+    """Key of a group of tables whose rows share a store.
+
+    Attributes:
+      width: width of the rows.
+      table: name of the only table if it has its own optimizer; otherwise None.
+      is_replicated: whether each worker has a copy of all rows.
+    """
+
+    width: int
+    table: str | None = None
+    is_replicated: bool = False
+
+
+@dataclass(frozen=True)
+class TableSpecs:
+    """Specification of a layer's tables.
+
+    Attributes:
+      features: features of the layer by name.
+      initial: function from ids to their initial rows, by the table's name.
+      unseen: "initial" or "zeros", the values of an id without a row.
+    """
+
+    features: Mapping[str, FeatureConfig]
+    initial: Mapping[str, Callable[[tf.Tensor], tf.Tensor]]
+    unseen: str
+
+    @property
+    def groups(self) -> dict[Group, list[TableConfig]]:
+        """The tables by group, in the order of the features."""
+        groups: dict[Group, list[TableConfig]] = {}
+        for config in {one.table.name: one.table for one in self.features.values()}.values():
+            own = None if config.optimizer is None else config.name
+            group = Group(config.output_dim, own, config.is_replicated)
+            groups.setdefault(group, []).append(config)
+        return groups
+
+    def ids(self, group: Group, bags: Mapping[str, Bags]) -> list[tf.Tensor]:
+        """Returns the concatenated ids of the features of each table of a group."""
+        return [
+            tf.concat([bags[feature].ids for feature in self.features_of(config.name)], 0)
+            for config in self.groups[group]
+        ]
+
+    def features_of(self, table: str) -> list[str]:
+        """Returns the names of the features that use a table."""
+        return [feature for feature, config in self.features.items() if config.table.name == table]
+
+    def expected_rows(self, group: Group, num_shards: int) -> int | None:
+        """Returns the expected number of a group's rows in a shard; None if unknown.
+
+        >>> table = TableConfig("users", 16, input_dim=1_000_000)
+        >>> specs = TableSpecs({"user": FeatureConfig(table)}, {}, "initial")
+        >>> specs.expected_rows(Group(16), 1), specs.expected_rows(Group(16), 4)
+        (1000001, 253001)
+        """
+        num_shards = 1 if group.is_replicated else num_shards
+        bounds = [config.input_dim for config in self.groups[group]]
+        if None in bounds:
+            return None
+        parts = [bound / num_shards for bound in bounds if bound is not None]
+        # A margin for the uneven hash, and one shared row for each table.
+        more = 0.0 if num_shards == 1 else sum(6 * math.sqrt(part) for part in parts)
+        return math.ceil(sum(parts) + more) + len(parts)
+
+
+class TableShard:
+    """One shard of a layer's tables, in this worker's memory.
+
+    Args:
+      index: index of the shard.
+      num_shards: number of shards.
+      specs: specification of the tables.
+      variables: variable of each group's rows.
+
+    Attributes:
+      index: index of the shard.
+      num_shards: number of shards.
+      tables: the tables by name.
+      lookups: the lookup of each group.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        num_shards: int,
+        specs: TableSpecs,
+        variables: Mapping[Group, RowVariable],
+    ):
+        self.index = index
+        self.num_shards = num_shards
+        self.tables: dict[str, Table] = {}
+        self.lookups: dict[Group, ShardLookup] = {}
+        for group, configs in specs.groups.items():
+            store = RowStore(variables[group])
+            tables = [
+                Table(each, store, specs.initial[each.name], self._capacity(each))
+                for each in configs
+            ]
+            self.tables.update({each.config.name: each for each in tables})
+            self.lookups[group] = ShardLookup(store, tables, specs.unseen)
+            variables[group].on_slot(self._adopter(store))
+        # Saved files need an order that does not depend on the groups.
+        self.tables = dict(sorted(self.tables.items()))
+
+    @property
+    def is_local_owner(self) -> bool:
+        """Whether this worker saves and restores the shard."""
+        return True
+
+    def _capacity(self, config: TableConfig) -> int | None:
+        if config.overflow == "error" or config.input_dim is None:
+            return None
+        return split_capacity(config.input_dim, [0] * self.num_shards)[self.index]
+
+    def _adopter(self, store: RowStore) -> Callable[[str, RowVariable], None]:
+        def adopt(name: str, slot: RowVariable) -> None:
+            if store.adopt_slot(name, slot):
+                key = ("reset", store.width, name)
+                self.call(key, lambda: store.reset_free_rows(name))
+
+        return adopt
+
+    def has(self, name: str, ids: np.ndarray) -> np.ndarray:
+        """Returns a mask of the ids whose rows belong to this shard of a table."""
+        if self.tables[name].config.is_replicated:
+            return np.ones(len(ids), bool)
+        return self.owns(ids)
+
+    def owns(self, ids: np.ndarray) -> np.ndarray:
+        """Returns a mask of the ids whose rows are saved from this shard."""
+        return shard_of(tf.constant(ids, tf.int64), self.num_shards).numpy() == self.index
+
+    def call(
+        self, key: Any, function: Callable[..., Any], *arrays: Any, may_repeat: bool = False
+    ) -> Any:
+        """Calls a function of tensors on the task that stores the rows; returns NumPy arrays.
+
+        Args:
+          key: key that identifies the function, including all that it captures.
+          function: function of TensorFlow operations that returns any structure of tensors.
+          *arrays: arguments of the function.
+          may_repeat: whether to call it again if the answer is lost with the connection, as it
+            should be if it only reads.
+        """
+        del key, may_repeat
+        with tf.init_scope():
+            result = function(*(tf.constant(array) for array in arrays))
+        return None if result is None else tf.nest.map_structure(np.asarray, result)
+
+    def expect_slot(self, store: RowStore, name: str, initial: Any = 0.0) -> None:
+        """Creates the rows of a slot variable before the optimizer creates the variable.
+
+        Args:
+          store: store of the rows.
+          name: name of the slot variable in the file that it is restored from.
+          initial: initial value of new rows.
+        """
+        store.expect_slot(
+            name, lambda _: GrowableArray((store.width,), tf.float32, initial, store.view.expected)
+        )
+
+    def forget_former_slots(self) -> None:
+        """Removes the slot variables of deleted optimizers, which are not to be restored."""
+        for lookup in self.lookups.values():
+            lookup.variable.remove_former_slots()
+
+    def drain(self) -> None:
+        """Waits until this worker's updates are applied; here, they already are."""
+
+    def barrier(self) -> None:
+        """Waits until no worker trains; not needed here, as workers that store rows run in step."""

@@ -1,0 +1,1 @@
+"""Files that several workers write, and files that are complete or absent."""

@@ -1,0 +1,98 @@
+"""Files that several workers on one host would write at once through Keras's callbacks.
+
+Keras 3 does not tell workers apart: a `ModelCheckpoint` that is passed to `fit` on all of them is
+written by all of them. The file that remains may be of parts of both, without any error.
+
+What a process writes is claimed by the name of a socket, which the kernel gives to one process of a
+host at a time, and frees when the process ends, however it ends. Nobody can connect to the socket,
+and no file is left behind.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import socket
+import threading
+import weakref
+from typing import Any
+
+from strategies.compat.keras import callbacks_of_running_fit
+
+# Keras's callbacks that write over a file, and the attribute that has its path.
+_PATHS = {"ModelCheckpoint": "filepath", "BackupAndRestore": "backup_dir", "CSVLogger": "filename"}
+# tf_keras's ask the strategy which worker writes.
+_TOLD_BY_THE_STRATEGY = ("ModelCheckpoint", "BackupAndRestore")
+
+_claims: dict[str, tuple[socket.socket, dict[int, weakref.finalize[..., Any]]]] = {}
+_lock = threading.RLock()  # a callback may be deleted at any moment, in the same thread
+
+
+def check_sole_writer(in_step: bool) -> None:
+    """Checks that no other process on this host writes the files of the running `fit`'s callbacks.
+
+    Args:
+      in_step: whether the workers take all steps together.
+
+    Raises:
+      ValueError: if another process has a callback for the same file.
+    """
+    for callback in callbacks_of_running_fit():
+        for base in type(callback).__mro__:
+            library = base.__module__.partition(".")[0]
+            if library not in ("keras", "tf_keras") or base.__name__ not in _PATHS:
+                continue
+            if library == "tf_keras" and in_step and base.__name__ in _TOLD_BY_THE_STRATEGY:
+                continue
+            path = os.fspath(getattr(callback, _PATHS[base.__name__]))
+            if not claim(path, callback):
+                raise ValueError(
+                    "A callback writes a file that no other process writes. Received: "
+                    f"{type(callback).__name__} of {path!r}, which another process on this host, "
+                    "such as another worker, writes, too. Wrap the callback, "
+                    "strategies.callbacks.on_first_worker(callback, strategy), or give each "
+                    "worker its own path, strategies.own_path(path, strategy)."
+                )
+
+
+def claim(path: str, holder: object) -> bool:
+    """Claims a path for this process until `holder` is deleted; returns whether it is free.
+
+    A path that this process has already claimed is free.
+
+    >>> class Writer:
+    ...     pass
+    >>> writer = Writer()
+    >>> claim("best.keras", writer), claim("best.keras", Writer())
+    (True, True)
+
+    Args:
+      path: the path of a file or directory of this host. Remote paths are always free.
+      holder: the object that writes it.
+    """
+    if "://" in path:
+        return True
+    name = f"\0keras-strategies-{hashlib.sha256(os.path.realpath(path).encode()).hexdigest()}"
+    with _lock:
+        if name not in _claims:
+            claimed = socket.socket(socket.AF_UNIX)
+            try:
+                claimed.bind(name)
+            except OSError as error:
+                claimed.close()
+                return error.errno != errno.EADDRINUSE
+            _claims[name] = claimed, {}
+        holders = _claims[name][1]
+        if id(holder) not in holders:
+            holders[id(holder)] = weakref.finalize(holder, _release, name, id(holder))
+    return True
+
+
+def _release(name: str, holder: int) -> None:
+    with _lock:
+        claimed, holders = _claims[name]
+        del holders[holder]
+        if not holders:
+            del _claims[name]
+            claimed.close()

@@ -1,0 +1,417 @@
+"""A worker's connections to the parameter servers.
+
+The servers are TensorFlow servers. A worker has a session with each of them: it adds operations to
+the session's graph, and all of them run on the server. A call takes one message each way, whatever
+it does; calls from several threads run concurrently.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import tensorflow as tf
+from absl import logging
+
+from strategies.collectives.startup.waiting import wait_until
+from strategies.compat.tensorflow import FunctionCallOptions, Session, context
+from strategies.diagnostics.operations import OperationTracker
+from strategies.diagnostics.watchdog import LOST_SECONDS, step_timeout_seconds
+from strategies.ps.lock import INCOMPLETE_CHANGE, Lock
+from tf_config import Address, ClusterSpec, Task
+from tf_config.reachability import connect
+
+_CPU = "/device:CPU:0"
+_ANSWER_SECONDS = 2.0
+_CLOSE_SECONDS = 60.0
+_LOST_ANSWER_SECONDS = 0.1
+_CHECK_EVERY_SECONDS = 1.0
+_LOG_EVERY_SECONDS = 10.0
+_V1 = tf.compat.v1
+# What a server says of a call, or of additions to a graph, that TensorFlow sent again after the
+# connection had broken.
+_RECEIVED_TWICE = "request was received twice"
+_EXTENDED_TWICE = "but caller expected"
+_T = TypeVar("_T")
+
+
+class ServerUnavailableError(RuntimeError):
+    """Raised when a parameter server no longer answers, or its values are damaged."""
+
+
+class ResponseLostError(ServerUnavailableError):
+    """Raised when a parameter server received a call, but its answer was lost on the way."""
+
+
+class _GraphDiffersError(RuntimeError):
+    """Raised when a session's server has additions to the graph that the session knows nothing of.
+
+    The answer to a call that made them was lost on the way.
+    """
+
+
+class ServerConnection:
+    """A worker's connection to one parameter server.
+
+    Args:
+      number: the index of the server's task.
+      address: the address that the server listens on.
+      is_optimized: whether TensorFlow optimizes the graphs that run on the server.
+    """
+
+    def __init__(self, number: int, address: Address, is_optimized: bool = True):
+        self.number = number
+        self.address = address
+        self.graph = tf.Graph()
+        config = _V1.ConfigProto()
+        config.graph_options.rewrite_options.disable_meta_optimizer = not is_optimized
+        self._config = config
+        self._session = self._new_session()
+        # Function calls have their own configuration.
+        self._options = None if is_optimized else FunctionCallOptions(config_proto=config)
+        self._lock = threading.RLock()
+        self._built: dict[Any, Any] = {}
+        self._connections: list[ServerConnection] = []
+        with self.building():
+            # Held during every update of this server's variables.
+            self.lock = Lock("changes")
+            self._nothing = tf.no_op()
+        self._step_timeout = step_timeout_seconds()
+        self._is_lost = False
+
+    def _new_session(self) -> Session:
+        return Session(f"grpc://{self.address}", graph=self.graph, config=self._config)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether a call found the server gone, or silent for too long."""
+        return self._is_lost or any(each.is_lost for each in self._connections)
+
+    def is_there(self) -> bool:
+        """Returns whether something listens at the server's address, and no call found it lost."""
+        # A server that is stopped still accepts connections but does not answer.
+        return not self.is_lost and state_of(self.address) == "taken"
+
+    def new_connection(self) -> ServerConnection:
+        """Opens another connection, for large graphs with many functions.
+
+        TensorFlow sends and copies all functions of a graph whenever something new in it runs, and
+        more often if the graph is optimized. With a graph per connection, additions to one do not
+        slow down the others.
+        """
+        self._connections.append(ServerConnection(self.number, self.address, is_optimized=False))
+        return self._connections[-1]
+
+    @contextlib.contextmanager
+    def building(self) -> Iterator[None]:
+        """Adds the operations created in the block to this server's graph."""
+        with (
+            self._lock,
+            self.graph.as_default(),
+            tf.device(_CPU),
+            _function_call_options(self._options),
+        ):
+            yield
+
+    def once(self, key: Any, build: Callable[[], _T]) -> _T:
+        """Returns what `build` adds to the graph; `build` is called once per key."""
+        with self._lock:
+            if key not in self._built:
+                with self.building():
+                    self._built[key] = build()
+            return self._built[key]
+
+    def run(
+        self,
+        fetches: Any,
+        feeds: dict[Any, Any] | None = None,
+        meanwhile: Any = None,
+        may_repeat: bool = False,
+    ) -> Any:
+        """Runs operations on the server and returns their results as NumPy arrays.
+
+        Logs every ten seconds that it is waiting, as long as the server is reachable.
+
+        Args:
+          fetches: the operations and tensors to run.
+          feeds: arrays for the placeholders.
+          meanwhile: an operation to run every second while this call waits; it may be repeated.
+          may_repeat: whether to run them again if the answer is lost.
+
+        Raises:
+          AnswerLost: if the connection broke before the answer arrived, and the server is there.
+          ServerLost: if the server is gone.
+        """
+        while True:
+            session = self._session
+            try:
+                return self._run(fetches, feeds, meanwhile)
+            except _GraphDiffersError:  # nothing was run yet
+                with self._lock:
+                    if self._session is session:
+                        self._session = self._new_session()
+            except ResponseLostError:
+                if not may_repeat:
+                    raise
+
+    def _run(self, fetches: Any, feeds: dict[Any, Any] | None, meanwhile: Any) -> Any:
+        # TensorFlow waits for a server that is gone, so its call runs in a thread that can be left.
+        answer: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        call = threading.Thread(target=self._call, args=(answer, fetches, feeds), daemon=True)
+        call.start()
+        start = logged = answered = time.monotonic()
+        while True:
+            with contextlib.suppress(queue.Empty):
+                result, error = answer.get(timeout=_CHECK_EVERY_SECONDS)
+                break
+            now = time.monotonic()
+            if now - logged >= _LOG_EVERY_SECONDS:
+                logged = now
+                logging.warning(
+                    "Waiting for ps %d (%s), or for another worker there: %.0f s.",
+                    self.number, self.address, now - start,
+                )  # fmt: skip
+            answered = self._last_answer(start, answered)
+            if meanwhile is not None:
+                self.run(meanwhile, may_repeat=True)
+        if isinstance(error, tf.errors.AbortedError):
+            if _EXTENDED_TWICE in error.message:
+                raise _GraphDiffersError from None
+            if _RECEIVED_TWICE in error.message:
+                raise ResponseLostError(
+                    "A parameter server answers a call once. Received: a connection to ps "
+                    f"{self.number} ({self.address}) that broke before the answer arrived. Start "
+                    "the job again, from its last checkpoint."
+                ) from None
+        if isinstance(error, tf.errors.InvalidArgumentError) and INCOMPLETE_CHANGE in error.message:
+            raise ServerUnavailableError(
+                "A parameter server makes each change completely or not at all. Received: a change "
+                f"on ps {self.number} ({self.address}) that was interrupted when a connection "
+                "broke, or by an error. Start the job again, its servers too, from its last "
+                "checkpoint."
+            ) from None
+        if isinstance(error, (tf.errors.UnavailableError, tf.errors.AbortedError)):
+            raise self._lose(error.message.splitlines()[0]) from None
+        if error is not None:
+            raise error
+        return result
+
+    def _last_answer(self, start: float, answered: float) -> float:
+        """Returns when the server's host last answered: now, or `answered` if it does not.
+
+        Raises:
+          ServerLost: if the server is gone, or has been silent for too long.
+        """
+        state, now = state_of(self.address), time.monotonic()
+        if state == "closed":
+            raise self._lose("nobody listens there")
+        if state == "unreachable" and now - answered >= LOST_SECONDS:
+            raise self._lose(f"its host has not answered for {now - answered:.0f} s")
+        if now - start >= self._step_timeout and not self._is_awake():
+            raise self._lose(
+                f"no answer in {now - start:.0f} s, where --step-timeout is {self._step_timeout:g}"
+            )
+        return answered if state == "unreachable" else now
+
+    def _is_awake(self) -> bool:
+        """Returns whether the server runs anything at all."""
+        with self._lock:
+            answer: queue.SimpleQueue[Any] = queue.SimpleQueue()
+            arguments = answer, self._nothing, None
+            threading.Thread(target=self._call, args=arguments, daemon=True).start()
+        try:
+            _, error = answer.get(timeout=_ANSWER_SECONDS)
+        except queue.Empty:
+            return False
+        return error is None
+
+    def _call(
+        self, answer: queue.SimpleQueue[Any], fetches: Any, feeds: dict[str, Any] | None
+    ) -> None:
+        try:
+            answer.put((self._session.run(fetches, feeds), None))
+        except Exception as error:
+            answer.put((None, error))
+
+    def _lose(self, reason: str) -> ServerUnavailableError:
+        """Marks the server as lost; returns the error to raise."""
+        self._is_lost = True
+        return ServerUnavailableError(
+            f"Parameter servers serve as long as anybody trains. Received: ps {self.number} "
+            f"({self.address}) is gone: {reason}. See its own output for why it ended."
+        )
+
+    def sessions(self) -> list[Session]:
+        """Returns the sessions of this connection and of the connections that it opened."""
+        return [self._session, *(other for each in self._connections for other in each.sessions())]
+
+    def locked(
+        self,
+        body: Callable[[], Sequence[tf.Tensor]],
+        lock: Lock | None = None,
+        changes: bool = True,
+    ) -> tuple[tf.Operation, list[Any]]:
+        """Adds the operations of `body` to the graph as one atomic operation.
+
+        Args:
+          body: creates operations and returns tensors.
+          lock: the lock to hold. None is the lock of all updates of variables.
+          changes: whether the operations change anything on the server.
+
+        Returns:
+          The operation and its results.
+        """
+        with self.building():
+            return (lock or self.lock).call(body, changes)
+
+
+@contextlib.contextmanager
+def _function_call_options(options: FunctionCallOptions | None) -> Iterator[None]:
+    """Sets the options of this thread's function calls in the block; None changes nothing."""
+    before = context().function_call_options
+    context().function_call_options = options or before
+    try:
+        yield
+    finally:
+        context().function_call_options = before
+
+
+def close(sessions: Sequence[Session], server: ServerConnection) -> None:
+    """Closes sessions with a server, and waits until no thread is in a call of them.
+
+    Waits hardly for a server that is gone, and for one that is there up to a minute, or
+    `--step-timeout` if that is shorter.
+
+    Args:
+      sessions: the sessions.
+      server: their server.
+    """
+    # Otherwise TensorFlow closes them when Python exits, and waits for a server that is gone. A
+    # thread that comes back from TensorFlow while Python shuts down aborts the process.
+    threads = [threading.Thread(target=session.close, daemon=True) for session in sessions]
+    for thread in threads:
+        thread.start()
+    threads += [caller for session in sessions for caller in session.callers()]
+    until = time.monotonic() + min(_CLOSE_SECONDS, step_timeout_seconds())
+    is_there = server.is_there()
+    for thread in threads:
+        while is_there and thread.is_alive():
+            thread.join(_CHECK_EVERY_SECONDS)
+            is_there = time.monotonic() < until and server.is_there()
+        thread.join(_LOST_ANSWER_SECONDS)
+
+
+class ServerGroup:
+    """All parameter servers of a job.
+
+    Args:
+      servers: the connections, by the servers' numbers.
+      rank: this worker's rank.
+      size: the number of workers.
+
+    Attributes:
+      present: for each worker, whether it took part in the last collective operation.
+      operations: tracks the operation in which this worker waits for other workers.
+    """
+
+    def __init__(self, servers: Sequence[ServerConnection], rank: int, size: int):
+        self.servers = tuple(servers)
+        self.rank = rank
+        self.size = size
+        self.present = [True] * size
+        self.operations = OperationTracker()
+
+    def is_leader_of(self, server: int) -> bool:
+        """Returns whether this worker acts for a server on behalf of all workers."""
+        return self.rank == leader(server, self.present)
+
+    def __len__(self) -> int:
+        return len(self.servers)
+
+    def each(self, action: Callable[[ServerConnection], _T]) -> list[_T]:
+        """Calls a function with each server in parallel; returns the results by server number."""
+        if len(self.servers) == 1:
+            return [action(self.servers[0])]
+        answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        # Not a thread pool: it is shut down when the script ends, before the last updates are sent.
+        for server in self.servers:
+            threading.Thread(
+                target=_put_answer, args=(answers, action, server), daemon=True
+            ).start()
+        results: dict[int, _T] = {}
+        for _ in self.servers:
+            number, result, error = answers.get()
+            if error is not None:
+                raise error
+            results[number] = result
+        return [results[server.number] for server in self.servers]
+
+
+def leader(number: int, present: Sequence[bool]) -> int:
+    """Returns the rank of the worker that leads a numbered task, among the workers present.
+
+    >>> leader(4, [True, True, True]), leader(4, [True, False, True])
+    (1, 2)
+    """
+    ranks = [(number + step) % len(present) for step in range(len(present))]
+    return next(rank for rank in ranks if present[rank])
+
+
+def _put_answer(
+    answers: queue.SimpleQueue[Any],
+    action: Callable[[ServerConnection], Any],
+    server: ServerConnection,
+) -> None:
+    try:
+        answers.put((server.number, action(server), None))
+    except BaseException as error:
+        answers.put((server.number, None, error))
+
+
+def state_of(address: Address) -> str:
+    """Returns the state of an address: "taken" (something listens), "closed" or "unreachable"."""
+    return connect([address], _ANSWER_SECONDS)[address].state
+
+
+def connect_servers(cluster: ClusterSpec, task: Task, timeout: float) -> ServerGroup:
+    """Waits for the servers of a cluster and connects to them.
+
+    Args:
+      cluster: the cluster's tasks and addresses.
+      task: the task of this process.
+      timeout: the number of seconds to wait.
+
+    Raises:
+      TimeoutError: if a server does not answer in time; the message names the server.
+    """
+    _wait_for_servers(cluster, task, timeout)
+    servers = [
+        ServerConnection(server.index, cluster.addresses[server]) for server in cluster.tasks("ps")
+    ]
+    tasks = cluster.training_tasks
+    return ServerGroup(servers, tasks.index(task), len(tasks))
+
+
+def _wait_for_servers(cluster: ClusterSpec, task: Task, timeout: float) -> None:
+    missing = list(cluster.tasks("ps"))
+
+    def all_answer() -> bool:
+        answers = connect([cluster.addresses[server] for server in missing], _ANSWER_SECONDS)
+        missing[:] = [s for s in missing if answers[cluster.addresses[s]].state != "taken"]
+        return not missing
+
+    wait_until(
+        all_answer,
+        lambda: ", ".join(f"{server} ({cluster.addresses[server]})" for server in missing),
+        lambda names: (
+            f"All parameter servers answer within {timeout:g} s of the start. Received at "
+            f"{task}: no answer from {names}. Start 'python -m strategies.serve' as each of "
+            "them, as 'tf-config run' does, and see that its address is open."
+        ),
+        timeout,
+        waiter=task,
+    )

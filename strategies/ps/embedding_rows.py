@@ -1,0 +1,180 @@
+"""Embedding tables on the servers: their variables in a worker, and updates of their rows.
+
+In a worker each row has a global number, `row * servers + server`, where `row` is its number on its
+server. The worker sends the numbers of the rows in view with their gradients; each server puts its
+own rows in view and runs the optimizer's update on them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from strategies.ps.registry import RemoteVariable
+from strategies.ps.updates import VariableUpdate
+from strategies.ps.variables import ServerView, active_view, current_server
+from strategies.reduction.sparse import is_marked_reduced, sum_by_index
+from strategies.variables.growable_array import GrowableArray
+from strategies.variables.row_variable import RowVariable
+from strategies.variables.row_view import RowView
+
+SlotMaker = Callable[[str, np.ndarray], Sequence[RowVariable]]
+
+
+class RemoteRowVariable(RowVariable):
+    """A table or slot variable in a worker; during an update, it stands for a server's part.
+
+    Args:
+      parts: the variable's part on each server.
+      row: the initial value of new rows, [width].
+      trainable: whether this is the table's variable and not a slot variable.
+      name: a part of the names of the slot variables.
+      strategy: the strategy under which the variable is created.
+      make_slot: creates a slot variable on all servers, from its name and the initial row.
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[RowVariable],
+        row: Any,
+        trainable: bool,
+        name: str,
+        strategy: tf.distribute.Strategy | None,
+        make_slot: SlotMaker | None = None,
+    ):
+        super().__init__(RowView(), row, trainable, name, strategy)
+        self._parts = tuple(parts)
+        self._make_slot = make_slot
+        # Identifies the variable in updates; it has no slices, because workers hold no copy.
+        self.remote = RemoteVariable(f"rows/{name}", name, (), self.dtype, ())
+
+    @property
+    def servers(self) -> int:
+        """The number of servers."""
+        return len(self._parts)
+
+    @property
+    def view(self) -> RowView:
+        """The rows in view: during a server's update the server's rows, otherwise global ones."""
+        server = current_server()
+        return self._rows_in_view if server is None else self._parts[server].view
+
+    @property
+    def table(self) -> GrowableArray:
+        """All rows of the server on which the update runs."""
+        server = current_server()
+        if server is None:
+            raise ValueError(
+                "An embedding's rows are on the parameter servers, and change there. Received: "
+                f"{self.name!r} changed or read by a worker. Leave that out, or set rows by the "
+                "layer's set_rows."
+            )
+        return self._parts[server].table
+
+    def value(self, no_copy: bool = False) -> tf.Tensor:
+        """Returns the rows in view; outside updates, the row that stands for the table."""
+        return self.token() if current_server() is None else super().value(no_copy)
+
+    def remove_former_slots(self) -> None:
+        """Does nothing: slot variables on the servers belong to other workers as well.
+
+        Saves leave them out; see `RowStore.saved_slots`.
+        """
+
+    def _new_slot(self, name: str, key: str, row: np.ndarray) -> RowVariable:
+        parts = () if self._make_slot is None else self._make_slot(key, row)
+        return RemoteRowVariable(parts, row, False, name, self._distribute_strategy)
+
+
+class RowUpdate(VariableUpdate):
+    """An update of the rows in view."""
+
+    variable: RemoteRowVariable
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        view = self.variable.view
+        in_view = [leaf for leaf in self.leaves if self.transfer(leaf) == "view"]
+        given = in_view[0] if in_view else None
+        (global_rows,) = view.in_view(view.rows(gradient=given))
+        if self.variable.trainable:
+            view.mark_applied()
+        self._owners = global_rows % self.variable.servers
+        self._rows = global_rows // self.variable.servers
+        # Without per-row arguments, a tensor of width 0 still carries the row numbers.
+        self._in_view = [self._dense(leaf) for leaf in in_view] or [
+            tf.zeros([tf.size(global_rows), 0])
+        ]
+
+    def transfer(self, leaf: Any) -> str:
+        """Returns how an argument is sent: "view" (one row per row in view), "whole" or "fixed"."""
+        if isinstance(leaf, tf.IndexedSlices):
+            return "view"
+        if not isinstance(leaf, tf.Tensor):
+            return "fixed"
+        return "view" if leaf.shape.rank == 2 else "whole"
+
+    def _dense(self, leaf: Any) -> tf.Tensor:
+        """Returns an argument as a dense tensor, in the order of the rows in view."""
+        if is_marked_reduced(leaf):
+            return leaf.values
+        return self.variable.view.in_view(tf.convert_to_tensor(leaf))[0]
+
+    @property
+    def arguments(self) -> int:
+        """The number of pairs of values and row numbers that are sent."""
+        return len(self._in_view)
+
+    def pieces(self, server: int) -> Iterator[tf.Tensor]:
+        """Yields the tensors for a server: per argument in view, the values and row numbers."""
+        mine = self._owners == server
+        for value in self._in_view:
+            yield tf.boolean_mask(value, mine)
+            yield tf.boolean_mask(self._rows, mine)
+
+    def placeholders(self) -> Iterator[tuple[tf.Tensor, tf.Tensor]]:
+        """Yields pairs of placeholders for the tensors that `pieces` yields."""
+        for value in self._in_view:
+            values = tf.compat.v1.placeholder(value.dtype, [None, value.shape[1]])
+            yield values, tf.compat.v1.placeholder(tf.int64, [None])
+
+    def apply(
+        self,
+        view: ServerView,
+        pieces: Sequence[tuple[tf.Tensor, tf.Tensor]],
+        wholes: dict[int, Any],
+    ) -> None:
+        """Applies the update on a server.
+
+        Args:
+          view: the view of that server.
+          pieces: the pairs that the server received. In a push of several steps, a row may occur
+            more than once.
+          wholes: the arguments that are sent whole, by their position.
+        """
+        rows, _, each = sum_by_index(pieces[0][1], *(values for values, _ in pieces))
+        sums = iter(each)
+        leaves = []
+        for position, leaf in enumerate(self.leaves):
+            if self.transfer(leaf) == "view":
+                value = next(sums)
+                is_sparse = isinstance(leaf, tf.IndexedSlices)
+                leaf = _sparse(value) if is_sparse else value
+            leaves.append(wholes.get(position, leaf))
+        args, kwargs = tf.nest.pack_sequence_as(self.args, leaves)
+        with active_view.activate(view):
+            self.variable.view.show(rows)
+            self.fn(self.variable, *args, **kwargs)
+
+
+def update_call(variable: Any, fn: Callable[..., Any], args: Any) -> VariableUpdate:
+    """Returns the update that a call of a function makes to a variable."""
+    cls = RowUpdate if isinstance(variable, RemoteRowVariable) else VariableUpdate
+    return cls(variable, fn, args)
+
+
+def _sparse(value: tf.Tensor) -> tf.IndexedSlices:
+    return tf.IndexedSlices(value, tf.range(tf.shape(value)[0]), tf.shape(value))

@@ -1,0 +1,112 @@
+"""A watchdog for the workers of a parameter-server job; the servers hold the workers' reports."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+import zlib
+from collections.abc import Callable
+
+import tensorflow as tf
+
+from strategies.compat.tensorflow import Session
+from strategies.diagnostics.watchdog import Watchdog, step_timeout_seconds, watch_seconds
+from strategies.ps.connection import ServerConnection, ServerGroup, state_of
+from tf_config import ClusterSpec, Task
+
+_ANSWER_SECONDS = 5.0
+_CHECK_EVERY_SECONDS = 1.0
+_MOMENT_SECONDS = 0.1
+
+
+class ServerEntries:
+    """Text entries of all workers on a parameter server; see `Entries`.
+
+    Args:
+      server: the server.
+
+    Attributes:
+      session: a session of its own with the server.
+    """
+
+    def __init__(self, server: ServerConnection):
+        self._server = server
+        graph = tf.Graph()
+        with graph.as_default(), tf.device("/device:CPU:0"):
+            table = tf.raw_ops.MutableHashTableV2(
+                key_dtype=tf.int64, value_dtype=tf.string, shared_name="operations"
+            )
+            self._key = tf.compat.v1.placeholder(tf.int64, [])
+            self._value = tf.compat.v1.placeholder(tf.string, [])
+            self._insert = tf.raw_ops.LookupTableInsertV2(
+                table_handle=table, keys=self._key, values=self._value
+            )
+            self._find = tf.raw_ops.LookupTableFindV2(
+                table_handle=table, keys=self._key, default_value=tf.constant("")
+            )
+        self.session = Session(f"grpc://{server.address}", graph=graph)
+        self._call: threading.Thread | None = None
+
+    def put(self, key: Task | str, value: bytes) -> bool:
+        """Writes an entry; returns whether the server answered."""
+        return self._answer(self._insert, {self._key: _number(key), self._value: value}) is not None
+
+    def get(self, key: Task | str) -> bytes | None:
+        """Returns an entry; None if it does not exist or the server did not answer."""
+        return self._answer([self._find], {self._key: _number(key)}) or None
+
+    def _answer(self, fetch: object, feeds: dict[tf.Tensor, object]) -> bytes | None:
+        # TensorFlow waits for a server that is gone, regardless of timeouts.
+        if self._server.is_lost:
+            return None
+        if self._call is not None:
+            self._call.join(_MOMENT_SECONDS)
+            if self._call.is_alive():
+                return None
+        answer: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._call = threading.Thread(target=self._run, args=(answer, fetch, feeds), daemon=True)
+        self._call.start()
+        end = time.monotonic() + _ANSWER_SECONDS
+        while time.monotonic() < end:
+            with contextlib.suppress(queue.Empty):
+                return answer.get(timeout=_CHECK_EVERY_SECONDS)
+            if state_of(self._server.address) == "closed":
+                break
+        return None
+
+    def _run(
+        self, answer: queue.SimpleQueue[bytes | None], fetch: object, feeds: dict[tf.Tensor, object]
+    ) -> None:
+        try:
+            result = self.session.run(fetch, feeds)
+        except (tf.errors.OpError, RuntimeError):  # RuntimeError once the session is closed
+            answer.put(None)
+            return
+        answer.put(b"" if result is None else result[0])
+
+
+def _number(key: Task | str) -> int:
+    # TensorFlow has no hash table that maps strings to strings.
+    return zlib.crc32(str(key).encode())
+
+
+def watch_by_servers(
+    servers: ServerGroup,
+    cluster: ClusterSpec,
+    task: Task,
+    end: Callable[[str], None] | None = None,
+) -> tuple[Watchdog, Session]:
+    """Starts the watchdog of a worker that takes its steps together with the other workers.
+
+    Returns:
+      The watchdog and its session with the first server.
+    """
+    entries = ServerEntries(servers.servers[0])
+    watchdog = Watchdog(
+        entries, cluster, task, servers.operations, watch_seconds(), end,
+        step_timeout=step_timeout_seconds(), misses_ended=False, keeper=Task("ps", 0),
+    )  # fmt: skip
+    watchdog.start()
+    return watchdog, entries.session

@@ -1,0 +1,1 @@
+"""What several packages use: checks of arguments, assertions in steps, even partitions."""

@@ -1,0 +1,76 @@
+"""Variables with a value on each replica that are reduced when read, such as metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from strategies.compat.keras import RNN_STATE
+from strategies.compat.tensorflow import SyncOnReadVariable
+from strategies.variables.scalars import NumberMixin
+
+
+class OnReadVariable(NumberMixin, SyncOnReadVariable):
+    """Sync-on-read variable that a replica without examples in a step leaves unchanged.
+
+    The mean of no examples is NaN and would stay in a metric until the end of the epoch. Zeros are
+    always assigned, since they reset metrics.
+    """
+
+    def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
+        """Sets the value; in a replica, that of the replica."""
+        has_rows = self._has_rows()
+        if has_rows is not None:
+            value = tf.convert_to_tensor(value, self.dtype)
+            value = tf.where(has_rows | (value == 0), value, self.value())
+        return super().assign(value, *args, **kwargs)
+
+    def assign_add(self, value: Any, *args: Any, **kwargs: Any) -> Any:
+        """Adds to the value; in a replica, to that of the replica."""
+        return super().assign_add(self._of_rows(value), *args, **kwargs)
+
+    def assign_sub(self, value: Any, *args: Any, **kwargs: Any) -> Any:
+        """Subtracts from the value; in a replica, from that of the replica."""
+        return super().assign_sub(self._of_rows(value), *args, **kwargs)
+
+    def _of_rows(self, value: Any) -> Any:
+        has_rows = self._has_rows()
+        if has_rows is None:
+            return value
+        value = tf.convert_to_tensor(value, self.dtype)
+        return tf.where(has_rows, value, tf.zeros_like(value))
+
+    def _has_rows(self) -> tf.Tensor | None:
+        """Returns whether the calling replica has examples; None if it surely has or if unknown."""
+        if not self.dtype.is_floating or not self.shape.is_fully_defined():
+            return None  # holds no means
+        strategy = self.distribute_strategy
+        context = tf.distribute.get_replica_context()
+        if context is None or context.strategy is not strategy:
+            return None
+        weight = strategy.extended.row_weight()
+        is_known = weight is None or tf.get_static_value(weight) == 1
+        return None if is_known else weight > 0
+
+
+def keep_state_per_replica(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns creation arguments with which each replica keeps the RNN states of its own rows.
+
+    A stateful RNN (`stateful=True`) starts each batch from the states in which the same rows of
+    the batch before ended. A mean over replicas would mix the sequences of different rows. (RNNs
+    of tf_keras cannot be stateful under a strategy.) The arguments of all other variables are
+    returned unchanged.
+
+    Args:
+      kwargs: the arguments that the variable is created with.
+    """
+    if kwargs.get("name") != RNN_STATE:
+        return {**kwargs}
+    return {
+        **kwargs,
+        "trainable": False,
+        "synchronization": tf.VariableSynchronization.ON_READ,
+        "aggregation": tf.VariableAggregation.ONLY_FIRST_REPLICA,
+    }

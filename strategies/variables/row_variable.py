@@ -1,0 +1,451 @@
+"""Variables that show an optimizer only the rows of the current step.
+
+An embedding table has a row for every id seen so far, but a step touches only a few thousand of
+them, and stock optimizers are written for whole variables. So a table's variable and the
+optimizer's slot variables act as if they consisted only of the touched rows: reading them gathers
+these rows, writing them scatters. The `update_step` of any element-wise optimizer of Keras 3 or
+tf_keras runs on them unchanged, and its cost depends only on the touched rows. Other rows are not
+changed.
+
+The rows in view are set when the gradient is computed. The gradient leaves the backward pass as
+`tf.IndexedSlices` with each row once, indexed by positions in the view (`active_rows`), and can be
+clipped, scaled, scattered or made dense like any other gradient. The numbers of the rows in view
+are stored in a variable, since the update may be in another function than the backward pass. There
+are no hooks in the update, so it also works without a strategy.
+
+Slot variables must be created as such variables too. Under this package's strategies, `extended`
+creates them when an optimizer requests a variable colocated with a table's variable. Without a
+strategy, Keras does not request colocation, so a variable creator recognizes slot variables by the
+table's name in theirs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import inspect
+import itertools
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any, NoReturn, Protocol
+
+import numpy as np
+import tensorflow as tf
+
+from strategies.compat.call_stack import innermost
+from strategies.compat.keras import (
+    gradient_in_update,
+    is_legacy,
+    is_optimizer,
+    is_writing_h5,
+)
+from strategies.compat.tensorflow import ResourceVariable
+from strategies.reduction.sparse import as_tensors, sum_by_position
+from strategies.variables.elementwise import ELEMENTWISE, check_trains_rows, update_without_xla
+from strategies.variables.growable_array import HOST, GrowableArray
+from strategies.variables.row_view import RowView
+
+_numbers = itertools.count()
+_named: weakref.WeakValueDictionary[str, RowVariable] = weakref.WeakValueDictionary()
+_creators = threading.local()
+
+
+class Snapshots(Protocol):
+    """Snapshots of the rows of a table's variable."""
+
+    def take(self) -> np.ndarray:
+        """Takes a snapshot; returns its token, an array of the variable's shape."""
+
+    def restore(self, value: np.ndarray) -> None:
+        """Restores the rows from the snapshot of a token that `take` returned."""
+
+
+class RowVariable(ResourceVariable):
+    """Trainable variable of a table, or one of its slot variables.
+
+    The value of the underlying resource is a single row, which defines the shape and with respect
+    to which gradients are taken. The rows of the table are in a `GrowableArray`.
+
+    Args:
+      view: the rows in view.
+      row: initial value of the single row, and of new rows of a slot variable, [width].
+      trainable: whether this is a table's variable rather than a slot variable.
+      name: name of the variable, which the names of its slot variables contain.
+      strategy: strategy that the variable is created under.
+      rows: array of all rows if it exists already.
+    """
+
+    def __init__(
+        self,
+        view: RowView,
+        row: Any,
+        trainable: bool,
+        name: str,
+        strategy: tf.distribute.Strategy | None,
+        rows: GrowableArray | None = None,
+    ):
+        with tf.init_scope(), tf.device(HOST):
+            super().__init__(
+                tf.convert_to_tensor(row)[tf.newaxis],
+                trainable=trainable,
+                name=name,
+                distribute_strategy=strategy,
+            )
+        self._rows_in_view = view
+        self.table_name = name
+        if rows is None:
+            rows = GrowableArray(tuple(self.shape[1:]), self.dtype, expected=view.expected)
+        if not trainable:
+            rows.fill = np.array(row)
+        self._array = rows
+        self.slots: dict[str, RowVariable] = {}
+        # Optimizers by the names of their slot variables.
+        self.optimizers: dict[str, weakref.ref[Any]] = {}
+        self._on_slot: Callable[[str, RowVariable], None] = lambda name, slot: None
+        self._resized_for: object = None
+        # Set for a table's variable, not for slot variables.
+        self.snapshots: Snapshots | None = None
+        self.on_slots_removed: Callable[[], None] = lambda: None
+        if trainable:
+            _named[name] = self
+
+    @property
+    def view(self) -> RowView:
+        """The rows in view."""
+        return self._rows_in_view
+
+    @property
+    def table(self) -> GrowableArray:
+        """The array of all rows."""
+        return self._array
+
+    def adopt_array(self, rows: GrowableArray) -> None:
+        """Replaces the array of all rows."""
+        rows.fill = self._array.fill
+        self._array = rows
+
+    def token(self) -> tf.Tensor:
+        """Returns a tensor whose gradient is that of the variable."""
+        return self._read_variable_op()
+
+    def on_slot(self, function: Callable[[str, RowVariable], None]) -> None:
+        """Registers a function to call with the name of each new slot variable and the variable."""
+        self._on_slot = function
+
+    def make_slot(self, name: str, initial_value: Any, dtype: Any = None) -> RowVariable:
+        """Creates a slot variable of this variable.
+
+        Args:
+          name: name that the optimizer gives the slot variable.
+          initial_value: value of this variable's shape, or a function that returns one.
+          dtype: dtype of the elements; None is the dtype of the value.
+
+        Raises:
+          ValueError: if the value does not have this variable's shape, or the optimizer cannot
+            train only the touched rows.
+        """
+        optimizer = innermost(is_optimizer)
+        if optimizer is not None:
+            check_trains_rows(optimizer)
+            update_without_xla(optimizer)
+        with tf.init_scope(), tf.device(HOST):
+            value = initial_value() if callable(initial_value) else initial_value
+            value = np.array(tf.cast(value, dtype or value.dtype))
+        if value.shape != tuple(self.shape):
+            raise ValueError(
+                "An embedding is trained by optimizers that have a state of its shape. Received: "
+                f"{name!r} of shape {value.shape}, for {tuple(self.shape)}. Choose one of "
+                f"{', '.join(ELEMENTWISE)}."
+            )
+        # Keras 3 puts the slot's name behind the variable's name, tf_keras before it.
+        before, _, behind = name.partition(self.table_name)
+        key = behind.strip("_:") or before.split("/")[0]
+        if optimizer is not None and all(
+            each() is not optimizer for each in self.optimizers.values()
+        ):
+            self.remove_former_slots()
+        while key in self.slots:  # the slot of another optimizer
+            key += "_"
+        if optimizer is not None:
+            self.optimizers[key] = weakref.ref(optimizer)
+        return self.add_slot(key, self._new_slot(name, key, value[0]))
+
+    def find_former_slots(self) -> None:
+        """Makes sure that `is_former_slot` recognizes deleted optimizers if there were several."""
+        if len({id(optimizer) for optimizer in self.optimizers.values()}) > 1:
+            gc.collect()  # a model and its optimizer form a reference cycle
+
+    def is_former_slot(self, key: str) -> bool:
+        """Returns whether the optimizer of a slot variable has been deleted."""
+        return key in self.optimizers and self.optimizers[key]() is None
+
+    def remove_former_slots(self) -> None:
+        """Removes the slot variables of deleted optimizers, for example after another `compile`.
+
+        Otherwise, a save would include them, and a restore would give them to the next optimizer.
+        """
+        if self.optimizers:
+            gc.collect()  # a model and its optimizer form a reference cycle
+        removed = [key for key in self.optimizers if self.is_former_slot(key)]
+        for key in removed:
+            del self.optimizers[key], self.slots[key]
+        if removed:
+            self.on_slots_removed()
+
+    def add_slot(self, key: str, slot: RowVariable) -> RowVariable:
+        """Registers a slot variable under a name; returns it."""
+        self.slots[key] = slot
+        self._on_slot(key, slot)
+        return slot
+
+    def _new_slot(self, name: str, key: str, row: np.ndarray) -> RowVariable:
+        del key
+        return RowVariable(self.view, row, False, name, self._distribute_strategy)
+
+    def _ensure_rows(self) -> None:
+        """Grows the array to the number of rows that the store has allocated."""
+        version = (self.view.version, tf.compat.v1.get_default_graph())
+        if tf.executing_eagerly() or self._resized_for != version:
+            self.table.resize(self.view.length.read_value())
+        self._resized_for = version
+
+    def _active(
+        self, positions: tf.Tensor | None = None, gradient: tf.Tensor | None = None
+    ) -> tf.Tensor:
+        """Returns the numbers of the rows in view for the gradient that is being applied.
+
+        Args:
+          positions: positions of the rows; None is all of them.
+          gradient: positions of the gradient, which no running `update_step` was given.
+        """
+        self._ensure_rows()
+        given = gradient_in_update()
+        return self.view.rows(positions, gradient if given is None else given)
+
+    def _write(
+        self, write: Callable[..., None], values: Any, positions: tf.Tensor | None = None
+    ) -> None:
+        """Writes to the rows in view, or only to those at `positions`."""
+        rows, values = self._active(positions), tf.convert_to_tensor(values)
+        if positions is None:
+            rows, values = self.view.in_view(rows, values)
+        self._write_rows(write, rows, values)
+
+    def _write_rows(
+        self, write: Callable[[tf.Tensor, tf.Tensor], None], rows: tf.Tensor, values: tf.Tensor
+    ) -> None:
+        write(rows, values)
+        if self.trainable:
+            self.view.mark_applied()
+
+    def value(self, no_copy: bool = False) -> tf.Tensor:
+        """Returns the rows in view."""
+        del no_copy
+        return self.table.gather(self._active())
+
+    def read_value(self) -> tf.Tensor:
+        """Returns the rows in view."""
+        return self.value()
+
+    def sparse_read(self, indices: tf.Tensor, name: Any = None) -> tf.Tensor:
+        """Returns rows by their positions in the view; `tf.gather` calls this method."""
+        del name
+        return self.table.gather(self._active(indices))
+
+    @property
+    def _handle(self) -> Any:
+        # Eager operations read variables through this attribute from C++, not through `value`.
+        if tf.executing_eagerly() and gradient_in_update() is not None:
+            self._in_view_now = ResourceVariable(self.value(), trainable=False)
+            return self._in_view_now.handle
+        return self._own_handle
+
+    @_handle.setter
+    def _handle(self, handle: Any) -> None:
+        self._own_handle = handle
+
+    @property
+    def handle(self) -> Any:
+        """The handle of the single row that stands for the table.
+
+        Raises:
+          ValueError: if a legacy optimizer of tf_keras reads it, to write to the variable's memory.
+        """
+        asking = inspect.currentframe().f_back.f_locals.get("self")  # type: ignore[union-attr]
+        if is_legacy(asking):
+            check_trains_rows(asking)
+        return self._handle
+
+    def numpy(self) -> np.ndarray:
+        """Returns a single row: for a table's variable, the token of a new snapshot.
+
+        Raises:
+          ValueError: if a table's variable is written to a model's .h5 file, which lacks the rows.
+        """
+        if self.snapshots is None:
+            return self._make_stand_in()
+        if is_writing_h5():
+            self._refuse_array()
+        return self.snapshots.take()
+
+    def _make_stand_in(self) -> np.ndarray:
+        return np.array(self._read_variable_op())
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        """Returns the single row that stands for a slot variable.
+
+        Raises:
+          ValueError: if this is a table's variable, since the array would lack the rows.
+        """
+        del copy
+        if self.snapshots is not None:
+            self._refuse_array()
+        return np.asarray(self._make_stand_in(), dtype)
+
+    def _refuse_array(self) -> NoReturn:
+        raise ValueError(
+            "An embedding's rows are no array. Received: "
+            f"{self.table_name!r} made into one, as for a model's .h5 file. Save the model to "
+            "a path that ends in '.keras', its weights to one that ends in '.weights.h5', or "
+            "take the layer's rows() or save_rows()."
+        )
+
+    def assign(
+        self, value: Any, use_locking: Any = None, name: Any = None, read_value: bool = True
+    ) -> Any:
+        """Sets the rows in view; outside of an update, restores the snapshot of a token."""
+        del use_locking, name, read_value
+        if (
+            tf.executing_eagerly()
+            and gradient_in_update() is None
+            and self._restore_snapshot(value)
+        ):
+            return self
+        self._write(self.table.update, value)
+        return self
+
+    def _restore_snapshot(self, value: Any) -> bool:
+        """Restores a value that `numpy` returned and `model.set_weights` assigns.
+
+        Returns:
+          Whether the value has the shape of such a value.
+
+        Raises:
+          ValueError: if the value has that shape but was not returned by `numpy`.
+        """
+        if tuple(getattr(value, "shape", ())) != tuple(self.shape):
+            return False
+        if self.snapshots is not None:
+            self.snapshots.restore(np.array(value))
+        elif not np.array_equal(np.array(value), self._make_stand_in()):
+            raise ValueError(
+                "The state that an optimizer has for an embedding's rows is set with these. "
+                f"Received: other values for {self.name!r}. Load the weights or the layer's "
+                "load_rows."
+            )
+        return True
+
+    def assign_add(
+        self, delta: Any, use_locking: Any = None, name: Any = None, read_value: bool = True
+    ) -> Any:
+        """Adds to the rows in view."""
+        del use_locking, name, read_value
+        self._write(self.table.add, delta)
+        return self
+
+    def assign_sub(
+        self, delta: Any, use_locking: Any = None, name: Any = None, read_value: bool = True
+    ) -> Any:
+        """Subtracts from the rows in view."""
+        return self.assign_add(-tf.convert_to_tensor(delta))
+
+    def scatter_add(
+        self, sparse_delta: tf.IndexedSlices, use_locking: bool = False, name: Any = None
+    ) -> Any:
+        """Adds to rows, indexed by their positions in the view."""
+        del use_locking, name
+        delta = as_tensors(sparse_delta)
+        rows = self._active(gradient=delta.indices)
+        # A position may be repeated, and an array adds to distinct rows. On a GPU, the order in
+        # which such values are added would be left to chance.
+        with tf.device(HOST):
+            values = sum_by_position(delta.values, delta.indices, tf.size(rows))
+        self._write_rows(self.table.add, *self.view.in_view(rows, values))
+        return self
+
+    def scatter_sub(
+        self, sparse_delta: tf.IndexedSlices, use_locking: bool = False, name: Any = None
+    ) -> Any:
+        """Subtracts from rows, indexed by their positions in the view."""
+        values = -tf.convert_to_tensor(sparse_delta.values)
+        return self.scatter_add(tf.IndexedSlices(values, sparse_delta.indices))
+
+    def scatter_update(
+        self, sparse_delta: tf.IndexedSlices, use_locking: bool = False, name: Any = None
+    ) -> Any:
+        """Sets rows, indexed by their positions in the view."""
+        del use_locking, name
+        new = as_tensors(sparse_delta)
+        self._write(self.table.update, new.values, new.indices)
+        return self
+
+
+def new_name() -> str:
+    """Returns a name for a table's variable that is not a prefix of another table's name."""
+    return f"embeddings_rows_{next(_numbers)}_"
+
+
+def recognize_slots() -> None:
+    """Makes variable creation recognize slot variables by name, without a strategy.
+
+    This applies to the current thread from now on. Other variables are not affected.
+
+    Raises:
+      RuntimeError: if it is called inside another `tf.variable_creator_scope`.
+    """
+    with tf.init_scope():
+        # Keras's clear_session replaces the graph that holds the creators, in eager mode too.
+        graph = tf.compat.v1.get_default_graph()
+        if getattr(_creators, "graph", None) is graph:
+            return
+        scope = contextlib.ExitStack()
+        scope.enter_context(tf.variable_creator_scope(_create))
+    _creators.graph, _creators.scope = graph, scope
+
+
+def table_asked_for(kwargs: dict[str, Any]) -> RowVariable | None:
+    """Returns the table's variable that has the requested name; None if there is none.
+
+    Keras 3 creates a layer's weights later if it builds a model by tracing it.
+    """
+    return _named.get(kwargs.get("name") or "")
+
+
+def _create(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
+    name = kwargs.get("name") or ""
+    table = table_asked_for(kwargs)
+    if table is not None:
+        return table
+    # A variable without an initial value is one that TensorFlow loads from a SavedModel.
+    is_slot = not kwargs.get("trainable") and kwargs.get("initial_value") is not None
+    if "embeddings_rows_" in name and is_slot:
+        for known, variable in list(_named.items()):
+            if known in name:
+                return variable.make_slot(name, kwargs["initial_value"], kwargs.get("dtype"))
+    return next_creator(**kwargs)
+
+
+def check_identifies_rows(gradient: Any, variable: RowVariable) -> None:
+    """Checks that the gradient of a table, summed over replicas, says which rows it is for.
+
+    Raises:
+      ValueError: if it is a dense tensor, of which each replica had one for other rows.
+    """
+    if not isinstance(gradient, tf.IndexedSlices):
+        raise ValueError(
+            "With several replicas, the gradient of an embedding stays tf.IndexedSlices, which "
+            "name its rows. Received: a dense gradient of "
+            f"{variable.table_name!r}, as Keras 3's global_clipnorm and functions on gradients "
+            "make it. Use clipnorm or clipvalue, or leave the embedding's gradient as it is."
+        )

@@ -1,0 +1,157 @@
+"""The rows that an optimizer sees (the view), and the gradient that they belong to.
+
+A gradient indexes its rows by their positions in the view, so it is only valid for its own view. If
+another gradient is computed before it is applied, its view is lost, and applying it must raise an
+error. So a stale gradient must be recognizable even after it was clipped, deduplicated or made
+dense, all of which preserve the positions and the number of rows. Therefore, the positions of a
+gradient start behind those at which unapplied gradients started, and end where none of these ended.
+If each gradient is applied before the next one is computed, positions start at 0.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import tensorflow as tf
+
+from strategies.compat.tensorflow import ResourceVariable
+from strategies.utils.assertions import assert_in_step
+from strategies.variables.growable_array import HOST
+
+# Maximum number of unapplied gradients that are recognized as stale.
+_MAX_DROPPED = 1024
+
+
+class RowView:
+    """The rows that an optimizer sees of a table's variable and all its slot variables.
+
+    Args:
+      expected: expected total number of rows; None if unknown.
+
+    Attributes:
+      expected: expected total number of rows; None if unknown.
+      length: number of rows, including freed ones.
+      version: object that changes whenever rows are put in view.
+    """
+
+    def __init__(self, expected: int | None = None):
+        self.expected = expected
+        with tf.init_scope(), tf.device(HOST):
+            self._rows = ResourceVariable(tf.zeros([0], tf.int64), trainable=False, shape=[None])
+            self.length = ResourceVariable(tf.constant(0, tf.int64), trainable=False)
+            # Start and end of the positions of the rows in view.
+            self._range = ResourceVariable(tf.zeros([2], tf.int64), trainable=False)
+            self._is_applied = ResourceVariable(tf.constant(True), trainable=False)
+            # Ranges of gradients that were not applied before the next one was computed.
+            self._dropped = ResourceVariable(
+                tf.zeros([0, 2], tf.int64), trainable=False, shape=[None, 2]
+            )
+        # What was checked last, in which graph and view, and the operations of the check.
+        self._checked: tuple[Any, Any, list[tf.Operation]] = (lambda: None, None, [])
+        self.version = object()
+
+    def show(self, rows: tf.Tensor) -> None:
+        """Puts rows in view, at the positions 0, 1, 2, ..."""
+        self._set(rows, tf.stack([tf.constant(0, tf.int64), tf.size(rows, tf.int64)]))
+
+    def show_gradient(self, rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Puts the rows of a gradient in view; returns their positions, and the end of these."""
+        with tf.device(HOST):
+            size = tf.size(rows, tf.int64)
+            is_first = self._is_applied.read_value() & tf.equal(
+                tf.size(self._dropped.read_value()), 0
+            )
+            start = tf.cond(
+                is_first, lambda: tf.constant(0, tf.int64), lambda: self._start_of_next(size)
+            )
+            end = start + size
+            self._set(tf.pad(rows, [[start, 0]]), tf.stack([start, end]))
+            self._is_applied.assign(False)
+            return tf.range(start, end), end
+
+    def _start_of_next(self, size: tf.Tensor) -> tf.Tensor:
+        """Returns the first position of a gradient of `size` rows, given the unapplied ones."""
+        before = self._range.read_value()
+        is_dropped = ~self._is_applied.read_value() & (before[1] > before[0])
+        dropped = self._dropped.read_value()
+        dropped = dropped[: tf.where(tf.shape(dropped)[0] < _MAX_DROPPED, _MAX_DROPPED, 0)]
+        dropped = tf.concat([dropped, before[tf.newaxis][: tf.cast(is_dropped, tf.int32)]], 0)
+        self._dropped.assign(dropped)
+        starts, ends = dropped[:, 0], dropped[:, 1]
+        least = tf.reduce_max(tf.concat([starts + 1, [0]], 0))
+        starts = tf.range(least, least + tf.size(ends, tf.int64) + 1)
+        start = tf.raw_ops.ListDiff(x=starts, y=ends - size).out[0]
+        # Without rows nothing is updated, and the table may have no row to pad the view with.
+        return tf.where(size > 0, start, 0)
+
+    def _set(self, rows: tf.Tensor, within: tf.Tensor) -> None:
+        with tf.device(HOST):
+            self._rows.assign(rows)
+            self._range.assign(within)
+        self.version = object()
+
+    def rows(self, positions: tf.Tensor | None = None, gradient: Any = None) -> tf.Tensor:
+        """Returns the numbers of the rows in view.
+
+        Without `positions`, the result may start with padding, which `in_view` removes.
+
+        Args:
+          positions: positions of the rows; None is all of them.
+          gradient: the gradient that is being applied, if known.
+
+        Raises:
+          tf.errors.InvalidArgumentError: if the rows in view are not those of the gradient.
+        """
+        with tf.device(HOST), tf.control_dependencies(self._checks(positions, gradient)):
+            return (
+                self._rows.read_value() if positions is None else self._rows.sparse_read(positions)
+            )
+
+    def in_view(self, *tensors: tf.Tensor) -> list[tf.Tensor]:
+        """Removes the elements of padding from tensors with one element for each of `rows`."""
+        with tf.device(HOST):
+            start = tf.unstack(self._range.read_value())[0]
+            if tf.executing_eagerly() and not start:
+                return list(tensors)
+            return [each[start:] for each in tensors]
+
+    def mark_applied(self) -> None:
+        """Records that the gradient of the rows in view was applied."""
+        with tf.device(HOST):
+            self._is_applied.assign(True)
+
+    def _checks(self, positions: tf.Tensor | None, gradient: Any) -> list[tf.Operation]:
+        """Returns operations that end the step if the rows in view are not a gradient's."""
+        given = positions if gradient is None else gradient
+        if given is None:
+            return []
+        graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+        # Cached, since an update reads and writes several variables for one gradient.
+        checked, where, checks = self._checked
+        if checked() is not given or where != (graph, self.version):
+            checks = self._new_checks(given)
+            self._checked = weakref.ref(given), (graph, self.version), checks
+        return checks
+
+    def _new_checks(self, given: Any) -> list[tf.Operation]:
+        start, end = tf.unstack(self._range.read_value())
+        count, positions = end, given
+        if isinstance(given, tf.IndexedSlices):
+            positions = given.indices
+            count = end if given.dense_shape is None else given.dense_shape[0]
+        elif given.dtype.is_floating:
+            count, positions = tf.shape(given)[0], end
+        are_behind = tf.reduce_all(tf.cast(positions, tf.int64) >= start)
+        # In the graph of a server, `==` would compare the identity of tensors.
+        is_right = tf.equal(tf.cast(count, tf.int64), end) & are_behind
+        check = assert_in_step(
+            is_right,
+            [
+                "A gradient of an embedding is applied before the next one is computed, or not at "
+                "all. Received: one that was computed before the last one; it ends at position",
+                count, "and the last one at", end, "Apply each gradient as soon as it is computed, "
+                "or take one gradient of the sum of the losses.",
+            ],
+        )  # fmt: skip
+        return [] if check is None else [check]

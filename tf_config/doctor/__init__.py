@@ -1,0 +1,1 @@
+"""What a training job can use on this machine, and how to get what is missing."""

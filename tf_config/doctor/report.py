@@ -1,0 +1,303 @@
+"""A report of what a training job can use on this machine, and how to get what is missing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from tf_config.doctor.machine import Answer, Machine
+
+# As in setup.py.
+PYTHON, TENSORFLOW, KERAS = ">=3.10,<3.14", ">=2.18,<2.22", ">=3,<4"
+OK, MISSING, ABSENT = "ok", "missing", "-"
+
+_INSTALL = "tf-config install-horovod"
+
+
+class Finding(NamedTuple):
+    """The result of a probe.
+
+    Attributes:
+      found: whether the item is present and usable.
+      text: the version; if the item is unusable, the reason and any special remedy.
+    """
+
+    found: bool
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class Probe:
+    """An item to look for.
+
+    Attributes:
+      name: the item's name.
+      find: looks for the item on a machine.
+      remedy: how to get the item.
+      needed: whether nothing works without it.
+    """
+
+    name: str
+    find: Callable[[Machine], Finding]
+    remedy: str
+    needed: bool = False
+
+
+class Line(NamedTuple):
+    """The line of the report on one item."""
+
+    mark: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.mark:<8} {self.text}"
+
+
+def examine(machine: Machine, probes: Sequence[Probe] | None = None) -> Iterator[Line]:
+    """Yields a line for each item, as soon as it is known.
+
+    Args:
+      machine: the machine to examine.
+      probes: the items to look for; None for all of `PROBES`.
+    """
+    for probe in PROBES if probes is None else probes:
+        found, text = probe.find(machine)
+        if found:
+            yield Line(OK, f"{probe.name} {text}".rstrip())
+        else:
+            yield Line(MISSING if probe.needed else ABSENT, f"{probe.name}: {text or probe.remedy}")
+
+
+def exit_code(lines: Iterable[Line]) -> int:
+    """Returns 0, or 2 if an item is missing without which nothing works."""
+    return 2 if MISSING in {line.mark for line in lines} else 0
+
+
+def within(version: str, bounds: str) -> bool:
+    """Returns whether a version is in a range.
+
+    >>> [within(version, ">=2.18,<2.22") for version in ("2.17.1", "2.18.0", "2.22.0rc1")]
+    [False, True, False]
+    """
+    least, limit = map(_numbers, bounds.split(","))
+    return least <= _numbers(version) < limit
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", version)[:2])
+
+
+def _python(machine: Machine) -> Finding:
+    if within(machine.python, PYTHON):
+        return Finding(True, machine.python)
+    return Finding(False, f"{machine.python} is not {PYTHON}; make .venv with one that is")
+
+
+def _package(name: str, bounds: str) -> Callable[[Machine], Finding]:
+    """Returns a probe for a Python package."""
+
+    def find(machine: Machine) -> Finding:
+        version = machine.package(name)
+        if version is None:
+            return Finding(False)
+        if within(version, bounds):
+            return Finding(True, version)
+        return Finding(False, f'{version} is not {bounds}; pip install "{name}{bounds}"')
+
+    return find
+
+
+def _numpy(machine: Machine) -> Finding:
+    version = machine.package("numpy")
+    return Finding(version is not None, version or "")
+
+
+def _tf_keras(machine: Machine) -> Finding:
+    version, tensorflow = machine.package("tf_keras"), machine.package("tensorflow")
+    if tensorflow is None or (version and _numbers(version) == _numbers(tensorflow)):
+        return Finding(version is not None, version or "")
+    # Without a version, pip would install the newest and replace TensorFlow with the one it needs.
+    minor = ".".join(map(str, _numbers(tensorflow)))
+    here = f"{version} is not for TensorFlow {minor}; " if version else ""
+    return Finding(False, f'{here}pip install "tf_keras=={minor}.*"')
+
+
+def _onednn(machine: Machine) -> Finding:
+    given = machine.environ.get(_ONEDNN)
+    if given is not None:
+        is_on = given.lower() in ("1", "true")
+        return Finding(is_on, f"({_ONEDNN}={given})" if is_on else f"off by {_ONEDNN}={given}")
+    if not machine.processor:
+        return Finding(False, "TensorFlow's default on this processor is not known here")
+    names = [name for name in _FOR_NEURAL_NETWORKS if name in machine.processor]
+    if names:
+        return Finding(True, f"(TensorFlow's default on a processor with {', '.join(names)})")
+    return Finding(False)
+
+
+def _program(name: str, *arguments: str, pattern: str) -> Callable[[Machine], Finding]:
+    """Returns a probe for a program; `pattern`'s first group matches the version in its output."""
+
+    def find(machine: Machine) -> Finding:
+        answer = machine.ask(name, *arguments)
+        if answer is None:
+            return Finding(False)
+        version = re.search(pattern, answer.text)
+        command = f"{name} {' '.join(arguments)}"
+        return Finding(True, version[1]) if version else _unclear(command, answer)
+
+    return find
+
+
+def _unclear(command: str, answer: Answer) -> Finding:
+    """Returns the finding for a program that is present but does not report its version."""
+    lines = [line.strip() for line in answer.text.splitlines() if line.strip()]
+    said = "does not end" if answer.code is None else "says nothing"
+    if lines:
+        said = f"says: {lines[-1][:160]}"
+    return Finding(False, f"it is here, but '{command}' {said}; correct that first")
+
+
+def _mpirun(machine: Machine) -> Finding:
+    answer = machine.ask("mpirun", "--version")
+    if answer is None:
+        return Finding(False)
+    for name, pattern in (
+        ("Open MPI", r"\(Open MPI\) (\S+)"),
+        ("MPICH", r"(?s)HYDRA.*?Version:\s+(\S+)"),
+        ("Intel MPI", r"Intel\(R\) MPI Library.*Version (\S+)"),
+    ):
+        if version := re.search(pattern, answer.text):
+            return Finding(True, f"({name} {version[1]})")
+    return _unclear("mpirun --version", answer)
+
+
+def _slurm(machine: Machine) -> Finding:
+    programs = ("srun", "sbatch", "scontrol")
+    absent = [name for name in programs if not machine.has(name)]
+    if absent:
+        remedy = f"no {', '.join(absent)}; {_SLURM_REMEDY}"
+        return Finding(False, remedy if len(absent) < len(programs) else "")
+    answer = machine.ask("srun", "--version")
+    text = answer.text if answer else ""
+    if version := re.search(r"(?m)^slurm\S* (\d\S+)", text):
+        return Finding(True, version[1])
+    if "configuration source" in text:
+        return Finding(False, "it is here, but has no slurm.conf; name that in SLURM_CONF")
+    return _unclear("srun --version", answer or Answer(None, ""))
+
+
+def _gpus(machine: Machine) -> Finding:
+    answer = machine.ask("nvidia-smi", "-L")
+    if answer is None:
+        return Finding(False)
+    names = re.findall(r"(?m)^GPU \d+: (.+?)(?: \(UUID.*)?$", answer.text)
+    if names:
+        return Finding(True, f"{len(names)} ({', '.join(dict.fromkeys(names))})")
+    if answer.code == 0 or "No devices" in answer.text:
+        return Finding(False, "none seen by nvidia-smi")
+    return _unclear("nvidia-smi -L", answer)
+
+
+def _nccl(machine: Machine) -> Finding:
+    for name in ("nvidia-nccl-cu12", "nvidia-nccl-cu13"):
+        if version := machine.package(name):
+            return Finding(True, f"{version} (Python package {name})")
+    answer = machine.ask("ldconfig", "-p")
+    library = re.search(r"libnccl\.so\.\S* .*=> (\S+)", answer.text if answer else "")
+    return Finding(True, f"({library[1]})") if library else Finding(False)
+
+
+def _horovod(machine: Machine) -> Finding:
+    version = machine.package("horovod")
+    if version is None:
+        return Finding(False)
+    build = machine.horovod
+    if build is None:
+        return Finding(False, f"{version} is here, but cannot say how it was built; {_REBUILD}")
+    if not build.get("Frameworks", {}).get("TensorFlow"):
+        return Finding(False, f"{version} is here, but not for this TensorFlow; {_REBUILD}")
+    return Finding(True, version)
+
+
+def _horovod_with(name: str, *sections: str) -> Callable[[Machine], Finding]:
+    """Returns a probe for a feature that Horovod was built with."""
+
+    def find(machine: Machine) -> Finding:
+        if machine.package("horovod") is None or machine.horovod is None:
+            return Finding(False)
+        built = machine.horovod
+        present = [section for section in sections if built.get(section, {}).get(name)]
+        listed = ", ".join(present).lower()
+        return Finding(bool(present), f"({listed})" if present else "")
+
+    return find
+
+
+_ONEDNN = "TF_ENABLE_ONEDNN_OPTS"
+# On processors with one of these features, TensorFlow uses oneDNN by default.
+_FOR_NEURAL_NETWORKS = (
+    "avx512_vnni",
+    "avx512_bf16",
+    "avx_vnni",
+    "amx_tile",
+    "amx_int8",
+    "amx_bf16",
+)
+_SLURM_REMEDY = "Debian's packages slurm-wlm and munge"
+_REBUILD = f"build it anew: {_INSTALL}; by hand: BUILD.md"
+_CONTROLLERS, _OPERATIONS = "Controllers", "Tensor Operations"
+
+# Horovod comes last: it takes seconds, all others together less than one.
+PROBES = (
+    Probe("Python", _python, "", needed=True),
+    Probe(
+        "TensorFlow",
+        _package("tensorflow", TENSORFLOW),
+        f'pip install "tensorflow{TENSORFLOW}"',
+        needed=True,
+    ),
+    Probe("Keras", _package("keras", KERAS), f'pip install "keras{KERAS}"', needed=True),
+    Probe("NumPy", _numpy, "pip install numpy", needed=True),
+    Probe("tf_keras", _tf_keras, "pip install tf_keras"),
+    Probe(
+        "oneDNN",
+        _onednn,
+        f"TensorFlow leaves it off on this processor; try {_ONEDNN}=1, and measure",
+    ),
+    Probe("GPUs", _gpus, "none seen, for there is no nvidia-smi; NVIDIA's driver brings it"),
+    Probe("NCCL", _nccl, 'pip install "tensorflow[and-cuda]" brings it, where there are GPUs'),
+    Probe(
+        "ssh",
+        _program("ssh", "-V", pattern=r"(OpenSSH_[^\s,]+)"),
+        "Debian's package openssh-client",
+    ),
+    Probe(
+        "sshd",
+        _program("sshd", "-V", pattern=r"(OpenSSH_[^\s,]+)"),
+        "Debian's package openssh-server",
+    ),
+    Probe("Slurm", _slurm, _SLURM_REMEDY),
+    Probe("mpirun", _mpirun, "Debian's package openmpi-bin"),
+    Probe(
+        "kubectl",
+        _program("kubectl", "version", "--client", pattern=r"v(\d+\.\d+\.[^\s\",]+)"),
+        "https://kubernetes.io/docs/tasks/tools/",
+    ),
+    Probe("Horovod", _horovod, f"{_INSTALL}; by hand: BUILD.md"),
+    Probe(
+        "Horovod with Gloo",
+        _horovod_with("Gloo", _CONTROLLERS, _OPERATIONS),
+        f"{_INSTALL}; by hand: BUILD.md",
+    ),
+    Probe(
+        "Horovod with MPI",
+        _horovod_with("MPI", _CONTROLLERS, _OPERATIONS),
+        f"HOROVOD_WITH_MPI=1 {_INSTALL}; see BUILD.md",
+    ),
+    Probe(
+        "Horovod with NCCL", _horovod_with("NCCL", _OPERATIONS), "see BUILD.md, chapter 'With NCCL'"
+    ),
+)

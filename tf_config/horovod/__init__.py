@@ -1,0 +1,1 @@
+"""Horovod's environment variables, and the build of its wheel."""

@@ -1,0 +1,219 @@
+"""Horovod's wheel for the installed TensorFlow, built once and cached.
+
+BUILD.md explains what is built and why. The wheel is cached in ~/.cache/keras-strategies (or under
+$XDG_CACHE_HOME), under a name made of everything that it depends on, and reused by every
+environment.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+VERSION = "0.28.1"
+NEWEST_WITHOUT_FLAG = (2, 18)
+# Horovod's Gloo meets at HOROVOD_GLOO_IFACE, but transfers data over the address that the machine's
+# name resolves to: on many machines 127.0.1.1, on some none, which causes a crash. An assignment is
+# missing where the address is chosen. The version number tells that the fix is present.
+FIXES = (
+    (
+        "horovod/common/gloo/gloo_context.cc",
+        "  auto dev = CreateDevice(device_attr);\n\n  global_ctx",
+        "  device_attr.iface = gloo_iface_ = global_context.gloo_iface_;\n"
+        "  auto dev = CreateDevice(device_attr);\n\n  global_ctx",
+    ),
+    ("horovod/__init__.py", f"'{VERSION}'", f"'{VERSION}+gloo.iface'"),
+)
+DEFAULTS = {
+    "HOROVOD_WITH_TENSORFLOW": "1",
+    "HOROVOD_WITH_GLOO": "1",
+    "HOROVOD_WITHOUT_PYTORCH": "1",
+    "HOROVOD_WITHOUT_MXNET": "1",
+}
+_HEARTBEAT_SECONDS = 15
+
+
+class BuildError(Exception):
+    """Raised when something for the build is missing or failed; the message has the remedy."""
+
+
+def install() -> Path:
+    """Installs the wheel into this Python's environment; returns the wheel's path.
+
+    Raises:
+      BuildError: if the wheel cannot be built or installed.
+    """
+    made = wheel()
+    run_pip("install", str(made))
+    # Forced: a wheel of the same version, built for another TensorFlow, may be installed already.
+    run_pip("install", "--quiet", "--no-deps", "--force-reinstall", str(made))
+    return made
+
+
+def wheel() -> Path:
+    """Returns the path of the wheel for the installed TensorFlow; builds it if it is not cached.
+
+    Raises:
+      BuildError: if the wheel cannot be built.
+    """
+    try:
+        tensorflow = importlib.metadata.version("tensorflow")
+    except importlib.metadata.PackageNotFoundError:
+        raise BuildError(
+            "Horovod is built for the TensorFlow of this Python. Received: none in "
+            f"{sys.executable}. Install keras-strategies there, which brings it."
+        ) from None
+    options = build_options(tensorflow, os.environ)
+    kept = cache_directory(tensorflow, options)
+    found = sorted(kept.glob("*.whl"))
+    if found:
+        say(f"Horovod {VERSION} for TensorFlow {tensorflow} was built before: {found[0]}")
+        return found[0]
+    need_compiler()
+    with tempfile.TemporaryDirectory() as scratch:
+        environ = {**os.environ, **options, **with_setuptools(Path(scratch))}
+        environ["PATH"] = with_cmake(Path(scratch))
+        # Horovod's own choice is eight compilers, of 0.4 GB each, on any machine.
+        environ["MAKEFLAGS"] = environ.get("MAKEFLAGS") or f"-j{len(os.sched_getaffinity(0))}"
+        log = Path(tempfile.gettempdir()) / f"horovod-{VERSION}-build-{os.getpid()}.log"
+        build(Path(scratch), environ, tensorflow, log)
+        (made,) = Path(scratch).glob("horovod-*.whl")
+        kept.mkdir(parents=True, exist_ok=True)
+        # Copied under another name first: an interrupted copy must not be mistaken for a wheel.
+        part = kept / f"{made.name}.{os.getpid()}.part"
+        shutil.copyfile(made, part)
+        part.replace(kept / made.name)
+        log.unlink()
+    return kept / made.name
+
+
+def build_options(tensorflow: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """Returns the variables that Horovod's build reads, including the user's own HOROVOD_... ."""
+    options = dict(DEFAULTS)
+    if "HOROVOD_WITH_MPI" not in environ:
+        options["HOROVOD_WITHOUT_MPI"] = "1"
+    options.update({name: environ[name] for name in environ if name.startswith("HOROVOD_")})
+    major, minor = (int(part) for part in tensorflow.split(".")[:2])
+    if (major, minor) > NEWEST_WITHOUT_FLAG:
+        number = f"{major * 10**9 + minor * 10**6}"
+        flag = f"-UTENSORFLOW_VERSION -DTENSORFLOW_VERSION={number}*EIGEN_USE_THREADS+1"
+        options["CXXFLAGS"] = f"{environ.get('CXXFLAGS', '')} {flag}".strip()
+    return options
+
+
+def cache_directory(tensorflow: str, options: dict[str, str]) -> Path:
+    """Returns the wheel's cache directory, whose name has everything that the wheel depends on."""
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    recipe = hashlib.sha256(repr((sorted(options.items()), FIXES)).encode()).hexdigest()[:8]
+    tag = f"cp{sys.version_info[0]}{sys.version_info[1]}-{sysconfig.get_platform()}"
+    name = f"horovod-{VERSION}-tensorflow-{tensorflow}-{tag}-{platform.libc_ver()[1]}-{recipe}"
+    return base / "keras-strategies" / name
+
+
+def need_compiler() -> None:
+    """Raises BuildError if there is no C++ compiler."""
+    compiler = os.environ.get("CXX", "g++")
+    if shutil.which(compiler) is None:
+        raise BuildError(
+            f"Horovod is built with a C++ compiler. Received: no {compiler} on the PATH. "
+            "Install g++ (Debian: apt-get install g++), or name another in CXX."
+        )
+
+
+def with_cmake(scratch: Path) -> str:
+    """Returns a PATH with cmake 3.13 or newer, below 4; from the package index if needed."""
+    path = os.environ["PATH"]
+    cmake = shutil.which("cmake")
+    if cmake is not None:
+        text = subprocess.run([cmake, "--version"], capture_output=True, text=True).stdout
+        version = re.search(r"version (\d+)\.(\d+)", text)
+        if version is not None and (3, 13) <= tuple(map(int, version.groups())) < (4, 0):
+            return path
+    say("Installing cmake 3 from the package index for the build ...")
+    target = scratch / "cmake"
+    run_pip("install", "--quiet", "--target", str(target), "cmake<4")
+    (binary,) = target.glob("cmake/data/bin")
+    return os.pathsep.join([str(binary), path])
+
+
+def with_setuptools(scratch: Path) -> dict[str, str]:
+    """Returns the variables with which the build finds setuptools and wheel.
+
+    If the environment lacks them, as new environments of Python 3.12 do, they are installed from
+    the package index for the build only.
+    """
+    if all(map(importlib.util.find_spec, ("setuptools", "wheel"))):
+        return {}
+    say("Installing setuptools from the package index for the build ...")
+    target = scratch / "setuptools"
+    run_pip("install", "--quiet", "--target", str(target), "setuptools", "wheel")
+    given = os.environ.get("PYTHONPATH")
+    return {"PYTHONPATH": os.pathsep.join([str(target), *([given] if given else [])])}
+
+
+def build(scratch: Path, environ: Mapping[str, str], tensorflow: str, log: Path) -> None:
+    """Runs the build, and prints progress every few seconds."""
+    say(
+        f"Building Horovod {VERSION} for TensorFlow {tensorflow}: two to four minutes on two "
+        f"cores, once. Its output: {log}"
+    )
+    # Without pip's cache, which does not know for which TensorFlow a wheel was built.
+    command = [sys.executable, "-m", "pip", "wheel", "--no-cache-dir", "--no-build-isolation"]
+    command += ["--no-deps", "--wheel-dir", str(scratch), str(fixed_source(scratch, environ))]
+    start = time.monotonic()
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, env=environ, stdout=output, stderr=output)
+        while True:
+            try:
+                code = process.wait(_HEARTBEAT_SECONDS)
+                break
+            except subprocess.TimeoutExpired:
+                say(f"  ... {time.monotonic() - start:.0f} s")
+    if code != 0:
+        tail = "\n".join(log.read_text(errors="replace").splitlines()[-30:])
+        raise BuildError(f"The build failed. Its last lines:\n{tail}\nAll of it: {log}")
+    say(f"Built in {time.monotonic() - start:.0f} s.")
+
+
+def fixed_source(scratch: Path, environ: Mapping[str, str]) -> Path:
+    """Returns the directory of Horovod's source with FIXES applied."""
+    run_pip(
+        "download", "--quiet", "--no-deps", "--no-binary", ":all:", "--no-build-isolation",
+        "--dest", str(scratch), f"horovod=={VERSION}", environ=environ,
+    )  # fmt: skip
+    (archive,) = scratch.glob("horovod-*.tar.gz")
+    shutil.unpack_archive(archive, scratch)
+    source = scratch / f"horovod-{VERSION}"
+    for name, old, new in FIXES:
+        text = (source / name).read_text()
+        if text.count(old) != 1:
+            raise BuildError(
+                f"Horovod {VERSION}'s source is the one that the fixes were written for. Received: "
+                f"{name} without {old!r}. See FIXES in tf_config/horovod/wheel.py."
+            )
+        (source / name).write_text(text.replace(old, new))
+    return source
+
+
+def run_pip(*arguments: str, environ: Mapping[str, str] | None = None) -> None:
+    """Runs pip with its output on standard error."""
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *arguments]
+    if subprocess.run(command, env=environ, stdout=sys.stderr).returncode != 0:
+        raise BuildError(f"'pip {' '.join(arguments)}' failed; its output is above.")
+
+
+def say(text: str) -> None:
+    """Prints a line for the user to standard error."""
+    print(text, file=sys.stderr, flush=True)

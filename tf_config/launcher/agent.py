@@ -1,0 +1,167 @@
+"""The launcher's agent on another host, controlled by its standard input.
+
+The launcher starts it by ssh as `python -m tf_config.launcher.agent`.
+
+The first line is JSON: either `{"ports": 2, "files": [...]}`, to report what this host has, or
+`{"argv": [...], "environ": {...}, "size": [80, 24]}`, to run a program. Each later line is the
+number of a signal for the program, or empty as a heartbeat of the launcher. If the input ends or
+nothing arrives for 30 seconds, the launcher is gone, and the agent ends the program.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import select
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from tf_config.builder import free_ports
+from tf_config.launcher.commands import cores, gpus
+from tf_config.launcher.exit_diagnosis import ExitDiagnosis, end_of
+from tf_config.launcher.pty_process import PtyProcess, shell_code
+from tf_config.launcher.sidecar import UNSYNCHRONIZED, Sidecar
+
+_SILENCE_SECONDS = 30.0
+_GRACE_SECONDS = 5.0
+_TICK_SECONDS = 1.0
+_INPUT, _OUTPUT = 0, 1
+
+
+def main() -> int:
+    """Executes the request on standard input; returns the program's exit code as a shell would."""
+    line = b""
+    while not line.endswith(b"\n"):
+        step = os.read(_INPUT, 1)  # byte by byte: the input after the line is read by the relay
+        if not step:
+            return 2
+        line += step
+    request = json.loads(line)
+    if "argv" not in request:
+        # A login script may have printed text without a final line break.
+        print(f"\n{json.dumps(_answer(request))}", flush=True)
+        return 0
+    environ = {**os.environ, **request["environ"]}
+    said: queue.SimpleQueue[str] = queue.SimpleQueue()
+    sidecar = Sidecar.beside(environ, said.put)
+    diagnosis = ExitDiagnosis()
+    try:
+        told = {**diagnosis.environ, **({} if sidecar is None else sidecar.environ)}
+        session = PtyProcess(request["argv"], {**environ, **told}, tuple(request["size"]))
+    except OSError as error:
+        diagnosis.close()
+        print(f"tf-config: error: {request['argv'][0]}: {error.strerror}", flush=True)
+        return 127
+    if sidecar is not None:
+        sidecar.start(session.popen.pid)
+    try:
+        return _Relay(session, sidecar, diagnosis, said).run()
+    finally:
+        diagnosis.close()
+
+
+def _answer(request: dict[str, Any]) -> dict[str, object]:
+    return {
+        "ports": free_ports(request["ports"], ""),
+        "cores": cores(),
+        "gpus": gpus(),
+        "missing": [name for name in request["files"] if not Path(name).is_file()],
+        "interfaces": [name for _, name in socket.if_nameindex()],
+    }
+
+
+class _Relay:
+    """Passes a program's output to the launcher, and the launcher's signals to the program."""
+
+    def __init__(
+        self,
+        session: PtyProcess,
+        sidecar: Sidecar | None,
+        diagnosis: ExitDiagnosis,
+        said: queue.SimpleQueue[str],
+    ):
+        self._session = session
+        self._diagnosis = diagnosis
+        self._sidecar = sidecar
+        self._said = said
+        self._pending = b""
+        self._lines = b""
+        self._heard = time.monotonic()
+        self._gone = False
+
+    def run(self) -> int:
+        """Relays until the program has ended and its output is passed on; returns its exit code."""
+        os.set_blocking(_OUTPUT, False)
+        session = self._session
+        try:
+            while session.popen.poll() is None and not self._gone:
+                self._step(_TICK_SECONDS)
+            if self._gone:
+                self._end()
+        finally:
+            session.kill()
+        os.set_blocking(session.terminal, False)
+        os.set_blocking(_OUTPUT, True)
+        while not self._gone and (data := self._pending + session.read()):
+            self._pending = b""
+            self._write(data)
+        self._diagnosis.close()
+        cause = self._diagnosis.cause(session.popen.pid, session.popen.returncode)
+        if cause and not self._gone:
+            self._write(f"tf-config: {end_of(session.popen.returncode)}{cause}\n".encode())
+        if self._sidecar is not None and self._sidecar.is_unsynchronized:
+            self._write(UNSYNCHRONIZED)
+        return shell_code(session.popen.returncode)
+
+    def _step(self, timeout: float) -> None:
+        self._diagnosis.look(self._session.popen.pid)
+        # While the pipe to the launcher is full, the program's output is not read.
+        sources = [_INPUT] if self._pending else [_INPUT, self._session.terminal]
+        readable, _, _ = select.select(sources, [_OUTPUT] if self._pending else [], [], timeout)
+        if _INPUT in readable:
+            self._hear(os.read(_INPUT, 1 << 12))
+        if not self._pending and not self._said.empty():
+            self._pending = f"tf-config: {self._said.get()}\n".encode()
+        elif self._session.terminal in readable:
+            self._pending = self._session.read()
+            self._diagnosis.observe_output(self._pending.decode(errors="replace"))
+            if not self._pending:
+                time.sleep(0.05)  # no process has the terminal open: the program is about to end
+        if self._pending:
+            self._write(self._pending)
+        if time.monotonic() - self._heard > _SILENCE_SECONDS:
+            self._gone = True
+
+    def _hear(self, data: bytes) -> None:
+        if not data:
+            self._gone = True
+        self._heard = time.monotonic()
+        *lines, self._lines = (self._lines + data).split(b"\n")
+        for line in lines:
+            if line:
+                self._session.signal(int(line))
+
+    def _write(self, data: bytes) -> None:
+        try:
+            self._pending = data[os.write(_OUTPUT, data) :]
+        except BlockingIOError:
+            self._pending = data
+        except OSError:
+            self._gone = True
+
+    def _end(self) -> None:
+        self._session.signal(signal.SIGTERM)
+        deadline = time.monotonic() + _GRACE_SECONDS
+        while self._session.popen.poll() is None and time.monotonic() < deadline:
+            # A program that writes its last output must not wait for a reader.
+            if select.select([self._session.terminal], [], [], 0.1)[0]:
+                self._session.read()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,134 @@
+"""The command of each task: program, arguments, environment and host. Starts nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tf_config.address import Address
+from tf_config.cluster import VARIABLE, Task, TFConfig
+from tf_config.errors import ClusterConfigError, quoted, suggestion
+from tf_config.hosts import Host
+from tf_config.launcher.settings import RENDEZVOUS_VARIABLE, Setting
+from tf_config.secret import SECRET_VARIABLE
+
+# The module of a parameter server, started by name because this package does not depend on it.
+SERVER = "strategies.serve"
+_OTHER_GPUS = ("/dev/kfd", "/dev/dxg")
+LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
+
+
+@dataclass(frozen=True)
+class Command:
+    """The command that is started for one task.
+
+    Attributes:
+      task: the task.
+      argv: the program and its arguments.
+      environ: the whole environment; on another host, the variables set in addition to its own.
+      host: the other host that it runs on; None for this machine.
+      via: the command that reaches the other host and starts the agent there.
+    """
+
+    task: Task
+    argv: tuple[str, ...]
+    environ: Mapping[str, str]
+    host: Host | None = None
+    via: tuple[str, ...] = ()
+
+
+def argv(program: Sequence[str]) -> tuple[str, ...]:
+    """Returns the command line for a program and its arguments; `x.py` runs in this Python.
+
+    Raises:
+      ClusterConfigError: if the program is a script that does not exist or has a syntax error.
+    """
+    if not is_script(program):
+        return tuple(program)
+    path = Path(program[0])
+    if not path.is_file():
+        beside: list[str] = []
+        with contextlib.suppress(OSError):
+            beside = [str(path.parent / name) for name in os.listdir(path.parent)]
+        raise ClusterConfigError(
+            f"A job runs a program. Received: {quoted(program[0])}, which is no file here. "
+            f"Correct the path.{suggestion(path, beside)}"
+        )
+    _check_syntax(path)
+    return (sys.executable, *program)
+
+
+def _check_syntax(path: Path) -> None:
+    """Checks the syntax of a script, so that the error appears once and not in each task."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            compile(path.read_bytes(), path, "exec", dont_inherit=True)
+    except OSError:
+        return  # Python reports it
+    except (SyntaxError, ValueError) as error:
+        line = getattr(error, "lineno", None)
+        where = (
+            ""
+            if line is None
+            else f", line {line} ({quoted((getattr(error, 'text', '') or '').strip(), 60)})"
+        )
+        raise ClusterConfigError(
+            f"A script is Python {sys.version_info.major}.{sys.version_info.minor}. Received: "
+            f"{quoted(str(path))}{where}: {getattr(error, 'msg', error)}. Correct it there."
+        ) from None
+
+
+def is_script(program: Sequence[str]) -> bool:
+    """Returns whether a program is a Python script."""
+    return program[0].endswith(".py")
+
+
+def command(
+    config: TFConfig,
+    what: tuple[str, ...],
+    environ: Mapping[str, str],
+    settings: Sequence[Setting],
+    rendezvous: Address,
+    secret: str = "",
+) -> Command:
+    """Returns the command of one task: `what` in `environ`, with the task's settings and TF_CONFIG.
+
+    A ps task runs the parameter server instead of `what`. If the cluster has several tasks, they
+    get the job's secret, if it has one.
+    """
+    values = {setting.variable: setting.value for setting in settings}
+    told = {**environ, **values, VARIABLE: config.to_json()}
+    if len(config.cluster.addresses) > 1:
+        told[RENDEZVOUS_VARIABLE] = str(rendezvous)
+        if secret:
+            told[SECRET_VARIABLE] = secret
+    if config.task.type != "ps":
+        return Command(config.task, what, told)
+    # A server's warnings are about requests that workers cancel as they end.
+    is_asked = any(each.variable == LOG_LEVEL and each.origin == "argument" for each in settings)
+    told[LOG_LEVEL] = values[LOG_LEVEL] if is_asked else environ.get(LOG_LEVEL, "2")
+    return Command(config.task, (sys.executable, "-m", SERVER), told)
+
+
+def cores() -> int:
+    """Returns the number of cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def gpus() -> int | None:
+    """Returns the number of GPUs of this machine; None if only TensorFlow could find out.
+
+    NVIDIA's driver creates a device file per GPU. GPUs of other vendors, and those passed to a
+    virtual machine by Windows, have other files, which do not tell their number.
+    """
+    if any(Path(name).exists() for name in _OTHER_GPUS):
+        return None
+    return sum(name[6:].isdigit() for name in os.listdir("/dev") if name.startswith("nvidia"))

@@ -1,0 +1,295 @@
+"""The output of the tasks: one stream of whole lines for the user, and one log per task."""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import os
+import re
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple, TextIO
+
+from tf_config.cluster import Task
+from tf_config.errors import ClusterConfigError, quoted
+
+_ESCAPES = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)|[@-Z\\^_])")
+# Notes that TensorFlow's C++ code prints in every process at its start, which TF_CPP_MIN_LOG_LEVEL
+# no longer silences (2.21), and its error about GPUs on machines without any. The logs have them.
+_START_UP_NOTES = re.compile(
+    r"I\d{4} \d\d:\d\d:[\d.]+ +\d+ \w+\.cc:\d+\] "
+    r"|WARNING: All log messages before absl::InitializeLog\(\) is called"
+    r"|To enable the following instructions: .* rebuild TensorFlow"
+    r"|.*\.cc:\d+\] (Unable to register cu\w+ factory: Attempting|computation placer already reg)"
+    + ("" if os.path.exists("/dev/nvidiactl") else r"|E\d{4} .* failed call to cuInit: ")
+)
+# Cyan, yellow, magenta, green, blue; red is reserved for errors.
+_COLOURS = ("36", "33", "35", "32", "34")
+# The message that a task prints every five seconds while it waits for another task.
+_WAITS = re.compile(r".*?\b(\w+ \d+ waits for .*: \d+ s of \S+ s)\.$")
+_WAIT_SECONDS = 7.0
+# The line that Keras prints above each progress bar.
+_EPOCH = re.compile(r"Epoch \d+/\d+$")
+_STEPS = re.compile(r"[\r\n\b]|[^\r\n\b]+")
+
+
+class Line(NamedTuple):
+    """One finished line of a task's output."""
+
+    text: str
+    redrawn: bool  # whether it was overwritten in place, as progress bars are
+
+
+class LineAssembler:
+    """Assembles a terminal's bytes into lines as a user would finally see them.
+
+    >>> lines = LineAssembler()
+    >>> lines.feed(b"1/2\\r2/2\\nsaved\\n")
+    [Line(text='2/2', redrawn=True), Line(text='saved', redrawn=False)]
+
+    Attributes:
+      partial: the text of the unfinished line.
+      redrawn: whether the unfinished line has been overwritten so far.
+    """
+
+    def __init__(self) -> None:
+        self._decode = codecs.getincrementaldecoder("utf-8")(errors="replace").decode
+        self._returned = False
+        self.partial = ""
+        self.redrawn = False
+
+    def feed(self, data: bytes) -> list[Line]:
+        """Takes the next bytes; returns the lines that they complete."""
+        finished = []
+        for step in _STEPS.findall(self._decode(data)):
+            if step == "\n":
+                finished.append(self._finish())
+            elif step == "\r":
+                self._returned = True
+            elif step == "\b":
+                self.partial, self.redrawn = self.partial[:-1], True
+            else:
+                if self._returned:
+                    self.partial, self.redrawn, self._returned = "", True, False
+                self.partial += step
+        return finished
+
+    def close(self) -> list[Line]:
+        """Returns the last line if it has no line break."""
+        return [self._finish()] if self.partial else []
+
+    def _finish(self) -> Line:
+        line = Line(self.partial, self.redrawn)
+        self.partial, self.redrawn, self._returned = "", False, False
+        return line
+
+
+class _Output:
+    """A stream that discards all output after its first write error.
+
+    Attributes:
+      error: the first write error; None if none has occurred.
+    """
+
+    def __init__(self, stream: TextIO):
+        self._stream = stream
+        # A reader that made the pipe non-blocking may have done so for this end as well.
+        with contextlib.suppress(OSError):  # not a file
+            os.set_blocking(stream.fileno(), True)
+        self.error: OSError | None = None
+
+    def write(self, text: str) -> None:
+        """Writes text; does nothing after an error."""
+        self._attempt(lambda: self._stream.write(text))
+
+    def flush(self) -> None:
+        """Flushes the stream; does nothing after an error."""
+        self._attempt(self._stream.flush)
+
+    def _attempt(self, operation: Callable[[], object]) -> None:
+        if self.error is not None:
+            return
+        try:
+            operation()
+        except OSError as error:
+            self.error = error
+            if not isinstance(error, BrokenPipeError):  # the reader has not just gone away
+                with contextlib.suppress(OSError):
+                    print(
+                        f"tf-config: warning: the output ends here ({error.strerror}); the job "
+                        "goes on", file=sys.stderr, flush=True
+                    )  # fmt: skip
+            # The rest of the buffer would cause the next error, at the latest when Python exits.
+            with contextlib.suppress(OSError, ValueError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+
+
+class Console:
+    """Prints the tasks' lines with their tasks' names, and below them a live progress bar.
+
+    Lines that are overwritten in place are progress bars. The first task's are shown: live on a
+    terminal, and once when complete elsewhere. Those of the other tasks are only in their logs, as
+    are the notes that TensorFlow prints at each start. While a task waits for others, a terminal
+    shows a spinner and a message; elsewhere, the messages are printed as lines. If the stream
+    cannot be written to, because its reader or terminal is gone or a disk is full, nothing more is
+    printed.
+
+    Args:
+      stream: the stream to print to.
+      first: the task whose progress is shown.
+      verbosity: -1 prints only the launcher's notes on failures; 1 prints more notes, and those
+        that TensorFlow prints at each start.
+    """
+
+    def __init__(self, stream: TextIO, first: Task, verbosity: int = 0):
+        self._stream = _Output(stream)
+        self._first = first
+        self._verbosity = verbosity
+        self._bar = ""
+        self._is_drawn = False
+        self._waits: dict[Task, tuple[str, float]] = {}
+        self._spinner: Any = None
+        self._is_terminal = stream.isatty()
+        self._has_colours = self._is_terminal and not os.environ.get("NO_COLOR")
+        self._colours: dict[Task, str] = {}
+
+    @property
+    def has_lost_reader(self) -> bool:
+        """Whether the program that reads the output has ended."""
+        return isinstance(self._stream.error, BrokenPipeError)
+
+    def line(self, task: Task, line: Line) -> None:
+        """Prints a finished line of a task."""
+        if task != self._first and (line.redrawn or _EPOCH.match(line.text)):
+            return
+        if is_start_up_note(line.text) and self._verbosity < 1:
+            return
+        wait = _WAITS.match(line.text) if self._is_terminal else None
+        if wait is not None:
+            self._waits[task] = wait[1], time.monotonic()
+            self.tick()
+            return
+        self._waits.pop(task, None)
+        if task == self._first:
+            self._bar = ""
+        self._write(f"{self._prefix(task)} {line.text}")
+
+    def progress(self, task: Task, text: str) -> None:
+        """Shows an unfinished line that is being overwritten; only on a terminal."""
+        if self._is_terminal and task == self._first:
+            self._bar = f"{self._prefix(task)} {text}"
+            self._redraw()
+
+    def tick(self) -> None:
+        """Turns the spinner while a task waits for another one."""
+        if self._waits:
+            said = time.monotonic() - _WAIT_SECONDS
+            self._waits = {task: wait for task, wait in self._waits.items() if wait[1] > said}
+            self._redraw()
+
+    def _live(self) -> str:
+        """Returns the bottom line: the progress bar, or the message of a waiting task."""
+        if self._bar or not self._waits:
+            return self._bar
+        return f"{self._frame()} {next(text for text, _ in self._waits.values())}"
+
+    def _frame(self) -> str:
+        if self._spinner is None:
+            from rich.spinner import Spinner  # here, because the import is slow
+
+            self._spinner = Spinner("dots")
+        frames = self._spinner.frames
+        return frames[int(time.monotonic() * 1000 / self._spinner.interval) % len(frames)]
+
+    def note(self, text: str, level: int = -1) -> None:
+        """Prints a note of the launcher, unless the verbosity is below the note's level."""
+        if self._verbosity >= level:
+            self._write(f"tf-config: {text}")
+
+    def _prefix(self, task: Task) -> str:
+        if not self._has_colours:
+            return f"[{task}]"
+        colour = self._colours.setdefault(task, _COLOURS[len(self._colours) % len(_COLOURS)])
+        return f"\x1b[{colour}m[{task}]\x1b[0m"
+
+    def _write(self, text: str) -> None:
+        self._clear()
+        if not self._is_terminal:
+            text = without_escapes(text)
+        self._stream.write(text + "\n")
+        self._redraw()
+
+    def _redraw(self) -> None:
+        self._clear()
+        live = self._live()
+        if live:
+            width = shutil.get_terminal_size().columns - 1
+            plain = without_escapes(live)
+            self._stream.write(live if len(plain) <= width else plain[:width])
+        self._is_drawn = bool(live)
+        self._stream.flush()
+
+    def _clear(self) -> None:
+        if self._is_drawn:
+            self._stream.write("\r\x1b[2K")
+        self._is_drawn = False
+
+
+class TaskLog:
+    """Writes one task's finished lines to `<directory>/<task>.log`.
+
+    Args:
+      directory: the directory of the file; None writes no log.
+      task: the task.
+      append: whether to append to an existing file.
+
+    Raises:
+      ClusterConfigError: if the file cannot be opened.
+    """
+
+    def __init__(self, directory: Path | None, task: Task, append: bool = False):
+        self.path = None if directory is None else directory / f"{task.label}.log"
+        self._file: BinaryIO | None = None
+        if self.path is None:
+            return
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = self.path.open("ab" if append else "wb", buffering=0)
+        except OSError as error:
+            raise ClusterConfigError(
+                "Logs are files in the directory that --log-dir names. Received: "
+                f"{quoted(str(self.path))} ({error.strerror}). Name a directory that can be made."
+            ) from None
+
+    def line(self, line: Line) -> None:
+        """Appends one line, without colors.
+
+        Raises:
+          OSError: if the line cannot be written, as on a full disk; no further line is written.
+        """
+        if self._file is None:
+            return
+        try:
+            self._file.write(without_escapes(line.text).encode(errors="replace") + b"\n")
+        except OSError:
+            self.close()
+            self._file = None
+            raise
+
+    def close(self) -> None:
+        """Closes the file."""
+        if self._file is not None:
+            self._file.close()
+
+
+def is_start_up_note(text: str) -> bool:
+    """Returns whether a line is a note that TensorFlow prints in every process at its start."""
+    return _START_UP_NOTES.match(text) is not None
+
+
+def without_escapes(text: str) -> str:
+    """Returns `text` without control sequences, which color text or move the cursor."""
+    return _ESCAPES.sub("", text)

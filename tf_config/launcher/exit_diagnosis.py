@@ -1,0 +1,111 @@
+"""What is known about a failed process: its memory, its last step, and the kernel's log."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+
+from tf_config.launcher.console import without_escapes
+from tf_config.launcher.process_memory import kills_of_cgroup, peak_of, was_killed_by_kernel
+from tf_config.launcher.settings import PROGRESS_VARIABLE
+
+# Messages of Python, the C++ library, TensorFlow and the C library when memory runs out.
+_NO_MEMORY = re.compile(
+    r"\bMemoryError\b|std::bad_alloc|ResourceExhaustedError|RESOURCE_EXHAUSTED|OOM when allocating"
+    r"|Cannot allocate memory|Unable to allocate .* for an array"
+)
+_LONGEST_BYTES = 1 << 10
+
+
+class ExitDiagnosis:
+    """Collects data about one process, to explain its failure.
+
+    Attributes:
+      environ: the variables to add to the environment of the process.
+    """
+
+    def __init__(self) -> None:
+        self._file: int | None = None
+        self.environ: dict[str, str] = {}
+        if hasattr(os, "memfd_create"):  # a file in memory, which disappears with this process
+            self._file = os.memfd_create("progress")
+            self.environ = {PROGRESS_VARIABLE: f"/proc/{os.getpid()}/fd/{self._file}"}
+        self._peak = 0
+        self._lacked = self._last = ""
+        self._kills, self._started = kills_of_cgroup(), time.monotonic()
+
+    def look(self, pid: int) -> None:
+        """Measures the memory of the process."""
+        self._peak = max(self._peak, peak_of(pid))
+
+    def observe_output(self, text: str) -> None:
+        """Takes a part of the output of the process."""
+        # Python 3.13 colors tracebacks; a color's last character would be a part of the first word.
+        for line in without_escapes(text).splitlines():
+            if not self._lacked and _NO_MEMORY.search(line):
+                self._lacked = line.strip()[:160]
+
+    def cause(self, pid: int, code: int) -> str:
+        """Returns a description of why the process failed, "" if unknown; call it after `close`.
+
+        Args:
+          pid: the process ID.
+          code: the return code, as in subprocess.
+        """
+        if code == -signal.SIGKILL:
+            return f"{self._memory()}{self._describe_kernel_log(pid)}{self._progress()}"
+        if self._lacked:
+            return f"; it ran out of memory ({self._lacked}){self._memory()}{self._progress()}"
+        return ""
+
+    def close(self) -> None:
+        """Reads the last progress that the process wrote, after it has ended."""
+        if self._file is not None:
+            self._last = os.pread(self._file, _LONGEST_BYTES, 0).decode(errors="replace").strip()
+            os.close(self._file)
+            self._file = None
+
+    def _memory(self) -> str:
+        return f"; it had {self._peak / (1 << 30):.1f} GiB of memory" if self._peak else ""
+
+    def _describe_kernel_log(self, pid: int) -> str:
+        if was_killed_by_kernel(pid, self._started) or kills_of_cgroup() > self._kills:
+            return "; the kernel ended it for want of memory"
+        return "; the kernel's log, as far as it can be read here, has no word of it"
+
+    def _progress(self) -> str:
+        is_known = self._last and self._last.isprintable()
+        return f"; when last seen it was {self._last}" if is_known else ""
+
+
+def end_of(code: int) -> str:
+    """Returns a description of how a process ended.
+
+    >>> end_of(3), end_of(-9)
+    ('exit code 3', 'signal 9 (SIGKILL)')
+    """
+    return f"exit code {code}" if code >= 0 else f"signal {-code} ({signal_name(-code)})"
+
+
+def signal_name(number: int) -> str:
+    """Returns the name of a signal, such as `SIGTERM` for 15."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def write_progress(path: str, text: str) -> None:
+    """Writes the progress of this process at once, in place of what it wrote before.
+
+    Raises:
+      OSError: if the file cannot be written.
+    """
+    data = text.encode(errors="replace")[: _LONGEST_BYTES - 1]
+    descriptor = os.open(path, os.O_WRONLY)
+    try:
+        os.pwrite(descriptor, data.ljust(_LONGEST_BYTES), 0)
+    finally:
+        os.close(descriptor)

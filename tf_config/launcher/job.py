@@ -1,0 +1,164 @@
+"""A job before it starts: its roles, hosts and program, and the commands of its tasks."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from tf_config.address import Address
+from tf_config.builder import PORTS, cluster, free_ports, place, ports_from
+from tf_config.cluster import Task, TFConfig
+from tf_config.hosts import Host
+from tf_config.launcher import ssh as remote
+from tf_config.launcher.commands import Command, argv, command, cores, gpus, is_script
+from tf_config.launcher.settings import LaunchOptions, LocalTasks, resolve_settings
+from tf_config.network_interface import check_interface
+from tf_config.roles import Roles
+from tf_config.secret import SECRET_VARIABLE, new_secret, secret_of
+
+
+@dataclass(frozen=True)
+class JobSpec:
+    """A job: what runs, and where.
+
+    Attributes:
+      roles: the number of tasks of each type.
+      program: the program that each task runs, and its arguments.
+      request: the settings of the tasks.
+      hosts: the hosts of the training tasks; empty for this machine.
+      ps_hosts: the hosts of the parameter servers; empty for the hosts of the training tasks.
+      ssh: the command that reaches other hosts.
+      port: the first port on each host; None chooses free ports anew at each start.
+    """
+
+    roles: Roles
+    program: Sequence[str]
+    request: LaunchOptions = field(default_factory=LaunchOptions)
+    hosts: Sequence[Host] = ()
+    ps_hosts: Sequence[Host] = ()
+    ssh: Sequence[str] = ("ssh",)
+    port: int | None = None
+
+    @property
+    def elsewhere(self) -> list[str]:
+        """The names of the other hosts that take part."""
+        where = place(self.roles, self.hosts, self.ps_hosts)
+        return list(dict.fromkeys(host.name for host in where.values() if not host.is_here))
+
+    def commands(
+        self, environ: Mapping[str, str], restart: int = 0, is_dry: bool = False
+    ) -> list[Command]:
+        """Returns the commands of all tasks, the first task's first. Queries the other hosts.
+
+        Args:
+          environ: the environment that tasks on this machine inherit. Tasks on other hosts get
+            only its library settings.
+          restart: the number of restarts so far.
+          is_dry: whether nothing will be started. Other hosts are then not queried, but assumed
+            to have as many cores as this one, and ports from 10000 on.
+
+        Raises:
+          ClusterConfigError: if the job cannot be started like this.
+        """
+        where = place(self.roles, self.hosts, self.ps_hosts)
+        found = self._look(where, is_dry)
+        ports = {name: host.ports for name, host in found.items()}
+        spec = cluster({task: host.name for task, host in where.items()}, ports)
+        first = spec.addresses[spec.training_tasks[0]]
+        at = Address(first.host, ports[first.host][-1])
+        what = argv(self.program)
+        # Each start has a new secret; commands that are only printed have none.
+        secret = "" if is_dry else secret_of(environ) or new_secret()
+        return [
+            self._command(TFConfig(spec, task), what, environ, where, found, restart, at, secret)
+            for task in where
+        ]
+
+    def without(self, task: Task) -> JobSpec | None:
+        """Returns the job without one worker and one slot of that worker's host.
+
+        The other workers are renumbered. Returns None if no task would be left to train.
+        """
+        if self.roles.workers + self.roles.chief < 2:
+            return None
+        host = place(self.roles, self.hosts, self.ps_hosts)[task].name
+        fewer = [
+            replace(each, slots=each.slots - 1) if each.name == host else each
+            for each in self.hosts
+            if each.name != host or each.slots > 1
+        ]
+        workers = self.roles.workers - 1
+        return replace(self, roles=replace(self.roles, workers=workers), hosts=fewer)
+
+    def without_host(self, name: str) -> JobSpec | None:
+        """Returns the job without a host and the workers there; None if it needs that host."""
+        where = place(self.roles, self.hosts, self.ps_hosts)
+        lost = [task for task in where if where[task].name == name]
+        hosts = [host for host in self.hosts if host.name != name]
+        ps_hosts = [host for host in self.ps_hosts if host.name != name]
+        workers = self.roles.workers - sum(task.type == "worker" for task in lost)
+        is_chief = any(task.type == "chief" for task in lost)
+        if is_chief or workers + self.roles.chief < 1 or (self.ps_hosts and not ps_hosts):
+            return None
+        roles = replace(self.roles, workers=workers)
+        return replace(self, roles=roles, hosts=hosts, ps_hosts=ps_hosts)
+
+    def _look(self, where: Mapping[Task, Host], is_dry: bool) -> dict[str, remote.HostResources]:
+        """Returns the resources of each host: ports for its tasks, cores and GPUs."""
+        counts = Counter(host.name for host in where.values())
+        counts[next(iter(where.values())).name] += 1  # one port for the rendezvous
+        hosts = {host.name: host for host in where.values()}
+        far = {hosts[name]: count for name, count in counts.items() if not hosts[name].is_here}
+        files = [self.program[0]] if is_script(self.program) else []
+        if is_dry:
+            found = {
+                host.name: remote.HostResources(tuple(PORTS[:count]), cores(), None)
+                for host, count in far.items()
+            }
+        else:
+            answers = remote.probe(far, self.ssh, files, self.request.interface)
+            found = {host.name: answer for host, answer in answers.items()}
+        for name, count in counts.items():
+            if hosts[name].is_here:
+                check_interface(self.request.interface)
+                ports = free_ports(count, name if hosts[name].is_loopback else "")
+                found[name] = remote.HostResources(tuple(ports), cores(), gpus())
+            if self.port is not None:
+                found[name] = replace(found[name], ports=tuple(ports_from(self.port, count)))
+        return found
+
+    def _command(
+        self,
+        config: TFConfig,
+        what: tuple[str, ...],
+        environ: Mapping[str, str],
+        where: Mapping[Task, Host],
+        found: Mapping[str, remote.HostResources],
+        restart: int,
+        rendezvous: Address,
+        secret: str,
+    ) -> Command:
+        host = where[config.task]
+        together = tuple(task for task in where if where[task].name == host.name)
+        share = max(found[host.name].cores // len(together), 1)
+        place = LocalTasks(config.task, together, share, found[host.name].gpus)
+        inherited = environ if host.is_here else remote.forwarded_environment(environ)
+        told = resolve_settings(self.request, inherited, place, restart)
+        plain = command(config, what, inherited, told, rendezvous, secret)
+        if host.is_here:
+            return plain
+        return replace(plain, host=host, via=remote.ssh_command(host, self.ssh))
+
+
+def shell_line(command: Command) -> str:
+    """Returns a command as a user would type it on its host, without secrets."""
+    told = {
+        name: value
+        for name, value in sorted(command.environ.items())
+        if (command.host is not None or os.environ.get(name) != value) and name != SECRET_VARIABLE
+    }
+    words = [f"{name}={shlex.quote(value)}" for name, value in told.items()]
+    return " ".join([*words, shlex.join(command.argv)])

@@ -1,0 +1,84 @@
+"""The commands of a job that is restarted, with fewer workers if some are lost for good."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from tf_config.cluster import Task
+from tf_config.errors import ClusterConfigError, quoted
+from tf_config.launcher.commands import Command
+from tf_config.launcher.job import JobSpec
+from tf_config.launcher.ssh import HostUnreachable
+
+# The number of times in a row that a worker ends a job before it is left out.
+_MOST_FAILURES = 2
+
+
+class Restarts:
+    """Plans each start of a job.
+
+    A worker that ends the job twice in a row is left out, and so is a host that cannot be reached
+    at a restart, as long as enough workers remain.
+
+    Args:
+      job: the job at its first start.
+      environ: the environment that tasks on this machine inherit.
+      min_workers: the minimum number of workers, including the chief; None for all.
+      note: receives messages.
+
+    Raises:
+      ClusterConfigError: if the job has fewer than `min_workers` workers.
+    """
+
+    def __init__(
+        self,
+        job: JobSpec,
+        environ: Mapping[str, str],
+        min_workers: int | None,
+        note: Callable[[str], None],
+    ):
+        count = job.roles.workers + job.roles.chief
+        if min_workers is not None and min_workers > count:
+            raise ClusterConfigError(
+                "A job begins with all its workers. Received: --min-workers "
+                f"{min_workers} for {count}. Ask for fewer, or for more --workers."
+            )
+        self._job = job
+        self._environ = environ
+        self._least = count if min_workers is None else min_workers
+        self._note = note
+        self._last: Task | None = None
+        self._failures = 0
+
+    def commands(self, restart: int) -> list[Command]:
+        """Returns the commands of all tasks.
+
+        Raises:
+          ClusterConfigError: if the job cannot be started, even with fewer workers.
+        """
+        while True:
+            try:
+                return self._job.commands(self._environ, restart)
+            except HostUnreachable as error:
+                smaller = self._job.without_host(error.host) if restart else None
+                if smaller is None or not self._is_enough(smaller):
+                    raise
+                self._go_on_with(smaller, f"{error.host} cannot be reached: {quoted(error.said)}")
+
+    def failed(self, task: Task) -> None:
+        """Records the task that ended the job; the next start may be without it."""
+        self._failures = self._failures + 1 if task == self._last else 1
+        self._last = task
+        if self._failures < _MOST_FAILURES or task.type != "worker":
+            return
+        smaller = self._job.without(task)
+        if smaller is not None and self._is_enough(smaller):
+            self._go_on_with(smaller, f"{task} failed {self._failures} times in a row")
+
+    def _is_enough(self, job: JobSpec) -> bool:
+        return job.roles.workers + job.roles.chief >= self._least
+
+    def _go_on_with(self, job: JobSpec, reason: str) -> None:
+        self._job, self._last, self._failures = job, None, 0
+        count = job.roles.workers + job.roles.chief
+        self._note(f"{reason}; the job goes on with {count} of its workers, numbered anew")

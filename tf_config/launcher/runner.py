@@ -1,0 +1,316 @@
+"""Runs the processes of a job, from the start to the end of the last one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import selectors
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from tf_config.cluster import Task
+from tf_config.launcher.commands import Command
+from tf_config.launcher.console import Console, Line
+from tf_config.launcher.exit_diagnosis import signal_name
+from tf_config.launcher.sidecar import describe_unsynchronized
+from tf_config.launcher.ssh import HEARTBEAT_SECONDS
+from tf_config.launcher.task_process import TaskProcess
+
+GRACE_SECONDS = 5.0
+_TICK_SECONDS = 0.2
+_LOOK_SECONDS = 1.0
+
+
+def run(
+    plan: Callable[[int], Sequence[Command]],
+    console: Console,
+    log_dir: Path | None = None,
+    max_restarts: int = 0,
+    failed: Callable[[Task], None] = lambda task: None,
+) -> int:
+    """Runs all commands until the last one has ended, and returns the job's exit code.
+
+    When all other tasks are done, the parameter servers are ended. When a task fails, the others
+    get SIGTERM, and SIGKILL 5 seconds later; then all tasks are restarted, if restarts are left.
+    SIGINT, SIGTERM and SIGHUP are passed on and end the job; the exit code is then 128 + the
+    signal's number, as in a shell. No process of a task's process group is left behind, even if
+    this process itself is killed.
+
+    Args:
+      plan: takes the number of restarts so far; returns the commands, one per task, the first
+        task's command first.
+      console: prints the tasks' lines.
+      log_dir: the directory of the `<task>.log` files, created if it does not exist; None writes
+        no logs.
+      max_restarts: how often all tasks are restarted after one has failed.
+      failed: called with the task that failed first, before all tasks are restarted.
+
+    Returns:
+      0, or the exit code of the task that failed first (128 + N if signal N ended it).
+
+    Raises:
+      ClusterConfigError: if a program cannot be started or a log cannot be opened.
+    """
+    for restart in range(max_restarts + 1):
+        commands = plan(restart)
+        if restart:
+            console.note(f"restart {restart} of {max_restarts}", 0)
+        job = JobRunner(console, log_dir, append=restart > 0)
+        job.run(commands)
+        if job.culprit is None or job.interrupted:
+            break
+        if restart < max_restarts:
+            failed(job.culprit.task)
+    return job.exit_code
+
+
+class JobRunner:
+    """All processes of one attempt: their output, their ends and the order in which they stop.
+
+    Attributes:
+      exit_code: the exit code of the job.
+      culprit: the process that failed first; None if none did.
+      interrupted: whether a signal, or the end of the output's reader, ended the job.
+    """
+
+    def __init__(self, console: Console, log_dir: Path | None, append: bool):
+        self.exit_code = 0
+        self.culprit: TaskProcess | None = None
+        self.interrupted = False
+        self._console = console
+        self._log_dir = log_dir
+        self._append = append
+        self._processes: list[TaskProcess] = []
+        self._running: list[TaskProcess] = []
+        self._selector = selectors.DefaultSelector()
+        self._escalation: list[tuple[float, int]] = []
+        # Sidecars answer in their own threads; only one thread writes to the console.
+        self._said: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._say = self._said.put
+        self._parent = os.getppid()
+        self._is_unread = False
+        self._next_look = 0.0
+        self._ended = threading.Event()
+
+    def run(self, commands: Sequence[Command]) -> None:
+        """Starts the commands and returns when all have ended."""
+        with _guardian() as guardian, _signals() as (received, wakeup), self._selector:
+            self._selector.register(wakeup, selectors.EVENT_READ, None)
+            try:
+                for command in commands:
+                    process = TaskProcess(command, self._log_dir, self._append, self._say)
+                    self._processes.append(process)
+                    self._running.append(process)
+                    self._selector.register(process.terminal, selectors.EVENT_READ, process)
+                    self._console.note(f"{command.task} started{process.place}", 1)
+                    _tell(guardian, process.popen.pid)
+                if any(command.via for command in commands):
+                    threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
+                while self._running:
+                    self._pump(_TICK_SECONDS)
+                    self._console.tick()
+                    self._reap(guardian)
+                    self._answer(received)
+                    self._heed_reader()
+                    self._escalate()
+                    self._look()
+                    self._pass_on()
+            finally:
+                self._ended.set()
+                for process in self._processes:
+                    self._end_group(process, guardian)
+                for process in self._processes:
+                    self._drain(process)
+        if self.culprit is not None and not self.interrupted:
+            self._summarize(self.culprit)
+        if self.culprit is None and not self.interrupted:
+            self._warn()
+
+    def _pump(self, timeout: float) -> None:
+        for key, _ in self._selector.select(timeout):
+            process = key.data
+            if process is None:
+                os.read(key.fd, 1 << 10)
+                continue
+            data = process.read()
+            if not data:
+                self._selector.unregister(process.terminal)
+            self._show(process, process.lines.feed(data))
+            if process.lines.redrawn:
+                self._console.progress(process.task, process.lines.partial)
+
+    def _show(self, process: TaskProcess, lines: Sequence[Line]) -> None:
+        for line in lines:
+            process.take(line)
+            self._console.line(process.task, line)
+
+    def _reap(self, guardian: subprocess.Popen[str]) -> None:
+        ended = [process for process in self._running if process.popen.poll() is not None]
+        for process in ended:
+            self._running.remove(process)
+            self._end_group(process, guardian)
+        failed = [process for process in ended if process.popen.returncode != 0]
+        if self._escalation:
+            return
+        if failed:
+            self.culprit = failed[0]
+            self.exit_code = self.culprit.exit_code
+            self._console.note(f"{self.culprit.task} failed with {self.culprit.end}")
+            self._stop(signal.SIGTERM, signal.SIGKILL)
+        elif self._running and all(process.task.type == "ps" for process in self._running):
+            # Parameter servers do not end by themselves: they serve as long as a task trains.
+            self._stop(signal.SIGTERM, signal.SIGKILL)
+
+    def _beat(self) -> None:
+        # In a thread, because a paused terminal (Ctrl-S) blocks the thread that prints to it.
+        while not self._ended.wait(HEARTBEAT_SECONDS):
+            for process in list(self._running):
+                process.beat()
+
+    def _look(self) -> None:
+        if time.monotonic() >= self._next_look:
+            self._next_look = time.monotonic() + _LOOK_SECONDS
+            for process in self._running:
+                process.look()
+
+    def _pass_on(self) -> None:
+        """Prints the messages of the sidecars."""
+        while not self._said.empty():
+            self._console.note(self._said.get())
+
+    def _warn(self) -> None:
+        """Prints a warning about tasks that computed and joined no other task."""
+        alone = [process.task for process in self._processes if process.is_unsynchronized]
+        if alone:
+            self._console.note(describe_unsynchronized(alone))
+
+    def _summarize(self, culprit: TaskProcess) -> None:
+        log = "" if culprit.log.path is None else f", all of them in {culprit.log.path}"
+        is_alone = len(self._processes) == 1  # then its last lines are right above
+        last = () if is_alone else tuple(culprit.last_lines)
+        lines = "its last lines" if culprit.last_lines else "it printed nothing"
+        lines += " are above" if is_alone and culprit.last_lines else ""
+        self._console.note(
+            f"{culprit.task} failed first, with {culprit.end}{culprit.cause}; {lines}{log}"
+        )
+        for line in last:
+            self._console.note(f"| {line}")
+
+    def _answer(self, received: list[int]) -> None:
+        if os.getppid() != self._parent and not _is_detached():
+            self._parent = os.getppid()
+            received.append(signal.SIGHUP)
+        while received:
+            number = received.pop(0)
+            self.interrupted = True
+            self.exit_code = 128 + number
+            is_second = bool(self._escalation) and not self._is_unread
+            self._is_unread = False
+            if is_second:  # at once
+                self._stop(signal.SIGKILL)
+            elif number == signal.SIGINT:
+                self._stop(signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
+            else:
+                self._stop(number, signal.SIGKILL)
+
+    def _heed_reader(self) -> None:
+        """Ends the job if the reader of its output has ended, as in `tf-config run ... | head`."""
+        if self._console.has_lost_reader and not self._escalation:
+            self.interrupted = self._is_unread = True
+            self.exit_code = 128 + signal.SIGPIPE
+            self._stop(signal.SIGTERM, signal.SIGKILL)
+
+    def _stop(self, *numbers: int) -> None:
+        """Sends the first signal now and each further one 5 seconds after the previous one."""
+        if self._running:
+            names = ", ".join(str(process.task) for process in self._running)
+            self._console.note(f"ending {names} ({signal_name(numbers[0])})", 0)
+        now = time.monotonic()
+        self._escalation = [(now + n * GRACE_SECONDS, sig) for n, sig in enumerate(numbers)]
+        self._escalate()
+
+    def _escalate(self) -> None:
+        # The last entry stays, because a non-empty list also means that the job is ending.
+        while self._escalation and self._escalation[0][0] <= time.monotonic():
+            _, number = self._escalation[0]
+            for process in self._running:
+                process.signal(number)
+            if len(self._escalation) == 1:
+                self._escalation = [(float("inf"), number)]
+                break
+            self._escalation.pop(0)
+
+    def _end_group(self, process: TaskProcess, guardian: subprocess.Popen[str]) -> None:
+        process.kill()
+        _tell(guardian, -process.popen.pid)
+
+    def _drain(self, process: TaskProcess) -> None:
+        """Shows the output that the process wrote before it ended."""
+        os.set_blocking(process.terminal, False)
+        while data := process.read():
+            self._show(process, process.lines.feed(data))
+        self._show(process, process.lines.close())
+        process.close()
+
+
+@contextlib.contextmanager
+def _guardian() -> Iterator[subprocess.Popen[str]]:
+    guardian = subprocess.Popen(
+        [sys.executable, "-m", "tf_config.launcher.orphan_reaper"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )
+    try:
+        yield guardian
+    finally:
+        guardian.communicate()
+
+
+def _tell(guardian: subprocess.Popen[str], group: int) -> None:
+    with contextlib.suppress(BrokenPipeError):
+        print(group, file=guardian.stdin, flush=True)
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[tuple[list[int], int]]:
+    """Collects SIGINT, SIGTERM and SIGHUP instead of dying from them.
+
+    Yields:
+      The list of signals received, and a descriptor that becomes readable after any of them and
+      after the end of a process, so that the first process to end is known even if others follow
+      at once.
+    """
+    received: list[int] = []
+    numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # nohup
+        numbers.remove(signal.SIGHUP)
+    readable, writable = os.pipe()
+    os.set_blocking(writable, False)
+    before = {
+        number: signal.signal(number, lambda number, _: received.append(number))
+        for number in numbers
+    }
+    before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)
+    fd_before = signal.set_wakeup_fd(writable, warn_on_full_buffer=False)
+    try:
+        yield received, readable
+    finally:
+        signal.set_wakeup_fd(fd_before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        os.close(readable)
+        os.close(writable)
+
+
+def _is_detached() -> bool:
+    """Returns whether the user detached this process from its parent by nohup or setsid."""
+    return signal.getsignal(signal.SIGHUP) == signal.SIG_IGN or os.getsid(0) == os.getpid()

@@ -1,0 +1,208 @@
+"""The settings of a task's process in addition to TF_CONFIG, and their origins.
+
+An argument takes precedence over the environment, and the environment over the default.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from tf_config.cluster import VARIABLE, Task
+from tf_config.errors import ClusterConfigError, quoted
+from tf_config.secret import SECRET_VARIABLE
+
+START_TIMEOUT_VARIABLE = "KERAS_STRATEGIES_START_TIMEOUT"
+START_TIMEOUT_SECONDS = 300.0
+STEP_TIMEOUT_VARIABLE = "KERAS_STRATEGIES_STEP_TIMEOUT"
+RESTARTS_VARIABLE = "KERAS_STRATEGIES_RESTARTS"
+GPU_VARIABLE = "CUDA_VISIBLE_DEVICES"
+OWN_GPUS_VARIABLE = "KERAS_STRATEGIES_OWN_GPUS"  # "1": no other task of the host sees them
+# Read by TensorFlow and OpenMP, which otherwise use all cores in every process.
+THREAD_VARIABLES = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS")
+# Read by Horovod's Gloo, NCCL and Open MPI.
+INTERFACE_VARIABLES = (
+    "HOROVOD_GLOO_IFACE",
+    "NCCL_SOCKET_IFNAME",
+    "OMPI_MCA_btl_tcp_if_include",
+    "OMPI_MCA_oob_tcp_if_include",
+)
+# Read by the C library, to put large arrays on huge pages. Embedding lookups read scattered rows;
+# with small pages, the processor takes as long to find the page as to read the row.
+_MALLOC_VARIABLE, _HUGE_PAGES = "GLIBC_TUNABLES", "glibc.malloc.hugetlb=1"
+_NO_GPU = "-1"
+_NAME = re.compile("[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+# Variables that differ in each task, depending on its place in the cluster.
+RENDEZVOUS_VARIABLE = "KERAS_STRATEGIES_RENDEZVOUS"
+SIDECAR_VARIABLE = "KERAS_STRATEGIES_SIDECAR"
+PROGRESS_VARIABLE = "KERAS_STRATEGIES_PROGRESS"  # the file to which it reports its progress
+_TOLD = (
+    VARIABLE,
+    RENDEZVOUS_VARIABLE,
+    SIDECAR_VARIABLE,
+    PROGRESS_VARIABLE,
+    *("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE"),
+    *("HOROVOD_CROSS_RANK", "HOROVOD_CROSS_SIZE", "HOROVOD_HOSTNAME"),
+    *("HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT"),
+)
+_USES_GPU = ("chief", "worker", "evaluator")
+
+
+class Setting(NamedTuple):
+    """A variable of a task's environment, and the origin of its value."""
+
+    variable: str
+    value: str
+    origin: str  # "argument", "environment" or "default"
+
+
+@dataclass(frozen=True)
+class LaunchOptions:
+    """The settings given as arguments of a command; None leaves a setting to the environment.
+
+    Attributes:
+      start_timeout: the number of seconds to wait for the other tasks at the start.
+      step_timeout: the number of seconds to wait for the other tasks within a step.
+      threads: the number of threads of TensorFlow and OpenMP in each task.
+      gpus: the number of GPUs of each task that computes.
+      interface: the network interface for all traffic.
+      variables: further environment variables for all tasks.
+      is_verbose: whether to show TensorFlow's notes.
+    """
+
+    start_timeout: float | None = None
+    step_timeout: float | None = None
+    threads: int | None = None
+    gpus: int | None = None
+    interface: str | None = None
+    variables: Mapping[str, str] = field(default_factory=dict)
+    is_verbose: bool = False
+
+    def __post_init__(self) -> None:
+        for name in self.variables:
+            if not _NAME.fullmatch(name):
+                raise ClusterConfigError(
+                    "A variable's name has letters, digits and '_', and no digit first. Received: "
+                    f"{quoted(name)}. Correct it: --env NAME=VALUE."
+                )
+            if name == SECRET_VARIABLE:
+                raise ClusterConfigError(
+                    "A secret stands in no command line, which all users of a host can read. "
+                    f"Received: --env {name}. Export the variable: it is passed on by itself."
+                )
+            if name in _TOLD:
+                raise ClusterConfigError(
+                    f"{name} is another one in each task, and set by tf-config. Received: --env "
+                    f"{name}=... Leave it out."
+                )
+
+
+@dataclass(frozen=True)
+class LocalTasks:
+    """A task and the other tasks on its host.
+
+    Attributes:
+      task: the task.
+      together: all tasks on its host, in the order of the cluster.
+      cores: the number of cores that each task may use by default.
+      gpus: the number of GPUs of the host; None if it is unknown.
+    """
+
+    task: Task
+    together: tuple[Task, ...]
+    cores: int
+    gpus: int | None = None
+
+
+def resolve_settings(
+    request: LaunchOptions,
+    environ: Mapping[str, str],
+    place: LocalTasks,
+    restart: int | None = None,
+) -> list[Setting]:
+    """Returns the settings of one task.
+
+    Args:
+      request: the settings given as arguments.
+      environ: the environment that the task inherits.
+      place: the task and its neighbors.
+      restart: the number of restarts so far; None leaves it to the environment.
+
+    Raises:
+      ClusterConfigError: if the GPUs do not suffice.
+    """
+    asked = {
+        START_TIMEOUT_VARIABLE: _seconds(request.start_timeout),
+        STEP_TIMEOUT_VARIABLE: _seconds(request.step_timeout),
+        **dict.fromkeys(THREAD_VARIABLES, _text(request.threads)),
+        **({} if request.interface is None else _interface(request.interface)),
+        RESTARTS_VARIABLE: _text(restart),
+        **request.variables,
+        # Chosen among the GPUs that --env CUDA_VISIBLE_DEVICES or the environment names.
+        **(
+            {}
+            if request.gpus is None
+            else _own_gpus(request.gpus, {**environ, **request.variables}, place)
+        ),
+    }
+    defaults = {
+        START_TIMEOUT_VARIABLE: f"{START_TIMEOUT_SECONDS:g}",
+        **dict.fromkeys(THREAD_VARIABLES, str(place.cores)),
+        RESTARTS_VARIABLE: "0",
+        "TF_CPP_MIN_LOG_LEVEL": "0" if request.is_verbose else "1",
+        "PYTHONUNBUFFERED": "1",
+        # A crash in a library prints which line of the script was running.
+        "PYTHONFAULTHANDLER": "1",
+        _MALLOC_VARIABLE: _HUGE_PAGES,
+    }
+    settings = []
+    for variable in {**defaults, **asked}:
+        value = asked.get(variable)
+        if value is not None:
+            settings.append(Setting(variable, value, "argument"))
+        elif variable in environ:
+            settings.append(Setting(variable, environ[variable], "environment"))
+        elif variable in defaults:
+            settings.append(Setting(variable, defaults[variable], "default"))
+    return settings
+
+
+def _interface(name: str) -> dict[str, str | None]:
+    return dict.fromkeys(INTERFACE_VARIABLES, name)
+
+
+def _own_gpus(count: int, environ: Mapping[str, str], place: LocalTasks) -> dict[str, str | None]:
+    return {GPU_VARIABLE: _gpus(count, environ, place), OWN_GPUS_VARIABLE: "1"}
+
+
+def _gpus(count: int, environ: Mapping[str, str], place: LocalTasks) -> str:
+    """Returns the numbers of one task's GPUs: the next ones of its host."""
+    if place.task.type not in _USES_GPU or count == 0:
+        return _NO_GPU
+    computing = [task for task in place.together if task.type in _USES_GPU]
+    first = computing.index(place.task) * count
+    inherited = environ.get(GPU_VARIABLE)
+    if inherited is None and place.gpus is not None and first + count > place.gpus:
+        raise ClusterConfigError(
+            f"Each worker of a host gets {count} of its GPUs. Received: {len(computing)} on a host "
+            f"with {place.gpus} of NVIDIA's. Ask for fewer, or leave --gpus-per-worker out."
+        )
+    if inherited is None:
+        return ",".join(str(number) for number in range(first, first + count))
+    devices = [device.strip() for device in inherited.split(",") if device.strip()]
+    if first + count > len(devices):
+        raise ClusterConfigError(
+            f"Each worker of a host gets {count} of its GPUs. Received: {len(computing)} on this "
+            f"host, and {GPU_VARIABLE}={quoted(inherited)}. Ask for fewer, or unset the variable."
+        )
+    return ",".join(devices[first : first + count])
+
+
+def _seconds(number: float | None) -> str | None:
+    return None if number is None else f"{number:g}"
+
+
+def _text(number: int | None) -> str | None:
+    return None if number is None else str(number)

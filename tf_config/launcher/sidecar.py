@@ -1,0 +1,252 @@
+"""A helper beside a task's process, run by whatever starts it: the launcher, the agent or `exec`.
+
+It connects the task's Horovod process to the rendezvous, which is served beside the first task, and
+observes whether the task joins the others. Horovod itself silently waits 1.5 seconds for its
+rendezvous and 30 for the other processes. A sidecar waits as long as the start may take, and
+reports for which task it waits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from http import HTTPStatus
+
+from tf_config.address import Address
+from tf_config.bind_address import listening_hosts
+from tf_config.cluster import ClusterSpec, Task, TFConfig
+from tf_config.horovod import environment as horovod
+from tf_config.launcher.process_probe import ProcessProbe
+from tf_config.launcher.settings import RENDEZVOUS_VARIABLE, SIDECAR_VARIABLE
+from tf_config.launcher.task_resolution import start_timeout
+from tf_config.rendezvous.http_store import StoreHandler, StoreServer, ask
+from tf_config.secret import SECRET_VARIABLE, secret_of
+
+# Reports to the launcher that a task on another host trained apart: the last bytes of its output,
+# which a terminal does not show.
+UNSYNCHRONIZED = b"\x1b]tf-config;apart\x07"
+# Reported by a strategy when it is created and when its scope is entered.
+CREATED, ENTERED = "made", "used"
+_REPORTS = "/tf-config/"
+_HERE = "127.0.0.1"
+_LAST_PORT = 65535
+_POLL_SECONDS = 0.1
+_NAME_EVERY_SECONDS = 5.0
+_LOOK_EVERY_SECONDS = 0.5
+
+
+class Sidecar:
+    """Serves and watches the process of one task.
+
+    Args:
+      config: the task's configuration.
+      environ: the environment of the task's process.
+      note: receives messages during waits.
+
+    Attributes:
+      task: the task.
+      environ: the variables to add to the environment of the process.
+    """
+
+    def __init__(self, config: TFConfig, environ: Mapping[str, str], note: Callable[[str], None]):
+        self.task = config.task
+        self._config = config
+        self._is_in_mpi = any(name in environ for name in horovod.MPI_VARIABLES)
+        self._reports: set[str] = set()
+        self._probe: ProcessProbe | None = None
+        self._closed = threading.Event()
+        self._store: StoreServer | None = None
+        at = Address.parse(environ[RENDEZVOUS_VARIABLE])
+        if config.task == config.cluster.training_tasks[0]:
+            self._store = _store(at, secret_of(environ), note)
+        timeout = start_timeout(environ)
+        self._relay = _Relay(config, at, timeout, secret_of(environ), self._reports, note)
+        port = self._relay.server_address[1]
+        self.environ = {SIDECAR_VARIABLE: f"{_HERE}:{port}", **_horovod(config, port, environ)}
+
+    @classmethod
+    def beside(cls, environ: Mapping[str, str], note: Callable[[str], None]) -> Sidecar | None:
+        """Returns the sidecar of a process with this environment; None if it needs none.
+
+        Parameter servers, evaluators and tasks without others have no task to join.
+        """
+        config = TFConfig.from_env(environ) if RENDEZVOUS_VARIABLE in environ else None
+        if config is None or len(config.cluster.addresses) < 2:
+            return None
+        return cls(config, environ, note) if config.task in config.cluster.training_tasks else None
+
+    def start(self, pid: int) -> None:
+        """Starts to serve and watch a process."""
+        self._probe = ProcessProbe(pid, self._config.cluster.addresses[self.task])
+        for server in (self._store, self._relay):
+            if server is not None:
+                server.start()
+        threading.Thread(target=self._watch, args=(self._probe,), daemon=True).start()
+
+    def _watch(self, probe: ProcessProbe) -> None:
+        while self.is_unsynchronized is not False and not self._closed.wait(_LOOK_EVERY_SECONDS):
+            probe.sample()
+
+    @property
+    def is_unsynchronized(self) -> bool | None:
+        """Whether the process computed without joining the others; None if it did not compute."""
+        if self._probe is None:
+            return None
+        if CREATED in self._reports:
+            return ENTERED not in self._reports
+        by_mpi = self._is_in_mpi and self._probe.has_mpi
+        if "horovod" in self._reports or self._probe.has_listened or by_mpi:
+            return False
+        return True if self._probe.uses_tensorflow else None
+
+    def close(self) -> None:
+        """Stops serving and watching; may be called before `start`."""
+        self._closed.set()
+        for server in (self._store, self._relay):
+            if server is not None:
+                if self._probe is not None:
+                    server.shutdown()
+                server.server_close()
+
+
+def report(word: str, environ: Mapping[str, str] = os.environ) -> None:
+    """Reports `CREATED` or `ENTERED` to this process's sidecar, if it has one."""
+    if is_reported(environ):
+        at = Address.parse(environ[SIDECAR_VARIABLE])
+        ask(at, "PUT", _REPORTS + word, secret=secret_of(environ))
+
+
+def is_reported(environ: Mapping[str, str] = os.environ) -> bool:
+    """Returns whether this process has a sidecar to which `report` reports."""
+    return SIDECAR_VARIABLE in environ
+
+
+def rendezvous(cluster: ClusterSpec) -> Address:
+    """Returns the address of a cluster's rendezvous, which each task derives from the cluster.
+
+    Its port is the next one above the first task's that no other task on that host has.
+
+    >>> str(rendezvous(ClusterSpec.from_dict({"worker": ["a:2222", "b:4000", "a:2223"]})))
+    'a:2224'
+    """
+    first = cluster.addresses[cluster.training_tasks[0]]
+    taken = {address.port for address in cluster.addresses.values() if address.host == first.host}
+    above = range(first.port + 1, _LAST_PORT + 1)
+    below = range(first.port - 1, 0, -1)
+    return Address(first.host, next(port for port in (*above, *below) if port not in taken))
+
+
+class _Relay(StoreServer):
+    """Forwards the requests of Horovod's process to the store, and receives strategies' reports.
+
+    Args:
+      config: the task's configuration.
+      at: the address of the store.
+      timeout: the number of seconds that a process waits for the others.
+      secret: the job's secret.
+      reports: collects the reports.
+      note: receives messages.
+    """
+
+    def __init__(
+        self,
+        config: TFConfig,
+        at: Address,
+        timeout: float,
+        secret: str,
+        reports: set[str],
+        note: Callable[[str], None],
+    ):
+        super().__init__((_HERE, 0), secret=secret)
+        self._config = config
+        self._at = at
+        self._timeout = timeout
+        self._reports = reports
+        self._note = note
+        self._is_late = False
+        # Another server there, such as that of an earlier job, has no entries of this job.
+        text = repr(config.cluster.to_dict()).encode()
+        self._prefix = f"/{hashlib.sha256(text).hexdigest()[:16]}"
+
+    def admits(self, method: str, path: str, body: bytes, given: str) -> bool:
+        """Returns whether a request is answered; Horovod's requests have no signature."""
+        return not path.startswith(_REPORTS) or super().admits(method, path, body, given)
+
+    def answer(self, method: str, path: str, body: bytes) -> tuple[int, bytes]:
+        """Returns the store's answer, once the store has one."""
+        if path.startswith(_REPORTS):
+            self._reports.add(path.removeprefix(_REPORTS))
+            return HTTPStatus.OK, b""
+        self._reports.add("horovod")
+        start = named = time.monotonic()
+        while True:
+            status, content = ask(self._at, method, self._prefix + path, body, self._secret)
+            if status == HTTPStatus.OK or method == "DELETE":
+                return HTTPStatus.OK, content
+            now = time.monotonic()
+            over = self._is_late or now - start >= self._timeout
+            if over or now - named >= _NAME_EVERY_SECONDS:
+                named = now
+                self._say(path, status, now - start, over)
+            if over:
+                self._is_late = True
+                found = status == HTTPStatus.NOT_FOUND
+                return HTTPStatus.NOT_FOUND if found else HTTPStatus.SERVICE_UNAVAILABLE, b""
+            time.sleep(_POLL_SECONDS)
+
+    def _say(self, path: str, status: int, elapsed: float, over: bool) -> None:
+        if self._is_late:
+            return
+        tasks = self._config.cluster.training_tasks
+        key = path.rpartition("/")[2].removeprefix("rank_")
+        if status != HTTPStatus.NOT_FOUND:
+            who = f"the rendezvous beside {tasks[0]} at {self._at}"
+            if status == HTTPStatus.FORBIDDEN:
+                who += f", which has another {SECRET_VARIABLE}"
+        elif path.startswith("/global/") and key.isdigit() and int(key) < len(tasks):
+            who = f"{tasks[int(key)]} to start Horovod as well"
+        else:
+            who = "another process of Horovod"
+        end = (
+            f"it gives up after {elapsed:.0f} s"
+            if over
+            else f"{elapsed:.0f} s of {self._timeout:g} s"
+        )
+        self._note(f"{self._config.task} waits in Horovod's init() for {who}: {end}")
+
+
+def _store(at: Address, secret: str, note: Callable[[str], None]) -> StoreServer | None:
+    for _, host in listening_hosts(at.host):
+        try:
+            return StoreServer((host, at.port), StoreHandler, secret)
+        except OSError as error:
+            reason = error.strerror
+    note(
+        f"Horovod's rendezvous cannot be served at {at} ({reason}). A script that calls "
+        "Horovod's init() itself waits for it in vain; leave the port free."
+    )
+    return None
+
+
+def _horovod(config: TFConfig, port: int, environ: Mapping[str, str]) -> dict[str, str]:
+    if len(config.cluster.training_tasks) < 2:
+        return {}
+    usual = horovod.defaults(config.cluster, config.task, environ)
+    return {
+        **{name: value for name, value in usual.items() if name not in environ},
+        **horovod.place(config.cluster, config.task),
+        **horovod.rendezvous_at(_HERE, port),
+    }
+
+
+def describe_unsynchronized(tasks: Sequence[Task]) -> str:
+    """Returns the warning that tasks computed and joined no other task."""
+    names = ", ".join(map(str, tasks))
+    return (
+        f"warning: {names} ran TensorFlow and joined no other task: what was trained there was "
+        "trained apart. Make strategies.from_tf_config() and the model in its scope(), or start "
+        "Horovod with its init()."
+    )

@@ -1,0 +1,155 @@
+"""Other hosts, reached by ssh: their resources, and how a task is started there.
+
+On each host, `tf_config.launcher.agent` runs in the same Python and the same directory. It gets its
+request through standard input, so that no environment is visible in a list of processes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from tf_config.errors import ClusterConfigError, quoted
+from tf_config.hosts import Host
+from tf_config.launcher.commands import Command
+
+HEARTBEAT_SECONDS = 5.0
+# The user's own options in --ssh come first and take precedence, because ssh uses the first value.
+_OPTIONS = (
+    "-T",
+    "-x",
+    "-oBatchMode=yes",
+    "-oConnectTimeout=15",
+    "-oServerAliveInterval=5",
+    "-oServerAliveCountMax=3",
+)
+_PROBE_SECONDS = 60
+# Prefixes of the variables that are also set on other hosts: settings of libraries, not paths.
+_PASSED_ON = ("TF_", "KERAS_", "HOROVOD_", "NCCL_", "GLOO_", "OMP_", "MKL_", "XLA_", "PYTHON")
+
+
+@dataclass(frozen=True)
+class HostResources:
+    """The resources of a host.
+
+    Attributes:
+      ports: free ports.
+      cores: the number of cores that a process may use.
+      gpus: the number of GPUs; None if it is unknown.
+    """
+
+    ports: tuple[int, ...]
+    cores: int
+    gpus: int | None = None
+
+
+def ssh_command(host: Host, ssh: Sequence[str]) -> tuple[str, ...]:
+    """Returns the command that runs the agent on a host, in this directory and this Python."""
+    python = [sys.executable, "-m", "tf_config.launcher.agent"]
+    if os.environ.get("PYTHONPATH"):
+        python = ["env", f"PYTHONPATH={os.environ['PYTHONPATH']}", *python]
+    command = f"cd {shlex.quote(os.getcwd())} && exec {shlex.join(python)}"
+    return (*ssh, *_OPTIONS, "--", host.login, command)
+
+
+def forwarded_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Returns the variables of this environment that tasks on other hosts also get."""
+    return {name: value for name, value in environ.items() if name.startswith(_PASSED_ON)}
+
+
+def probe(
+    counts: Mapping[Host, int], ssh: Sequence[str], files: Sequence[str], interface: str | None
+) -> dict[Host, HostResources]:
+    """Returns the resources of all hosts, which are queried at once.
+
+    Args:
+      counts: the number of free ports to find on each host.
+      ssh: the ssh command.
+      files: the files that each host must have.
+      interface: the network interface that each host must have, if any.
+
+    Raises:
+      ClusterConfigError: if a host cannot be reached, or lacks a file or the interface.
+    """
+    with ThreadPoolExecutor(max_workers=32) as pool:
+        asked = {
+            host: pool.submit(_probe, host, count, ssh, files, interface)
+            for host, count in counts.items()
+        }
+        return {host: answer.result() for host, answer in asked.items()}
+
+
+def request(command: Command, size: tuple[int, int]) -> bytes:
+    """Returns the agent's request to start a command with a terminal of the given size."""
+    message = {"argv": command.argv, "environ": dict(command.environ), "size": size}
+    return json.dumps(message).encode() + b"\n"
+
+
+def _probe(
+    host: Host, count: int, ssh: Sequence[str], files: Sequence[str], interface: str | None
+) -> HostResources:
+    command = ssh_command(host, ssh)
+    try:
+        result = subprocess.run(
+            command,
+            input=json.dumps({"ports": count, "files": files}) + "\n",
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_PROBE_SECONDS,
+            start_new_session=True,  # or ssh would ask at the terminal whether to trust a host
+        )
+    except subprocess.TimeoutExpired:
+        raise _unreachable(host, command, f"no answer in {_PROBE_SECONDS} s") from None
+    except OSError as error:
+        raise _unreachable(host, command, f"{command[0]}: {error.strerror}") from None
+    lines = result.stdout.splitlines()
+    if result.returncode != 0 or not lines:
+        said = (result.stderr.strip().splitlines() or [f"exit code {result.returncode}"])[-1]
+        raise _unreachable(host, command, said)
+    try:
+        answer = json.loads(lines[-1])  # earlier lines come from a login script
+    except ValueError:
+        raise _unreachable(host, command, lines[-1]) from None
+    if answer["missing"]:
+        raise ClusterConfigError(
+            "The script is at the same place on every host. Received: "
+            f"{quoted(answer['missing'][0])} is no file on {host.name}, in {quoted(os.getcwd())}. "
+            "Copy it there, or start in a directory that all hosts share."
+        )
+    if interface is not None and interface not in answer["interfaces"]:
+        raise ClusterConfigError(
+            f"--interface names a network interface of every host. Received: {quoted(interface)}; "
+            f"{host.name} has {', '.join(answer['interfaces'])}. Choose one of these."
+        )
+    return HostResources(tuple(answer["ports"]), answer["cores"], answer["gpus"])
+
+
+class HostUnreachable(ClusterConfigError):
+    """Raised when a host cannot be reached.
+
+    Attributes:
+      host: the host's name.
+      said: the error of ssh.
+    """
+
+    def __init__(self, message: str, host: str, said: str):
+        super().__init__(message)
+        self.host, self.said = host, said
+
+
+def _unreachable(host: Host, command: Sequence[str], said: str) -> HostUnreachable:
+    message = (
+        "Each host is reached by ssh without a password, and has this directory and Python "
+        f"with this package. Received: {host.login}: {quoted(said)}. Try it: "
+        f"{shlex.join([*command[:-1], 'cd ' + shlex.quote(os.getcwd())])}; "
+        f"python is {Path(sys.executable)}."
+    )
+    return HostUnreachable(message, host.name, said)

@@ -1,0 +1,180 @@
+"""A running task: its process, here or on another host, its output and its log."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from tf_config.errors import ClusterConfigError, quoted
+from tf_config.launcher import ssh as remote
+from tf_config.launcher.commands import Command
+from tf_config.launcher.console import Line, LineAssembler, TaskLog, is_start_up_note
+from tf_config.launcher.exit_diagnosis import ExitDiagnosis, end_of
+from tf_config.launcher.pty_process import PtyProcess, shell_code
+from tf_config.launcher.sidecar import UNSYNCHRONIZED, Sidecar
+
+_PREFIX_WIDTH = len("[worker 00] ")
+_LAST_LINES = 10
+_LOST = 255  # the exit code of ssh when the connection is lost
+_KILL_SECONDS = 3.0
+
+
+class TaskProcess:
+    """The process of one task, and all processes that it starts.
+
+    Args:
+      command: the command of the task.
+      log_dir: the directory of the task's log; None writes no log.
+      append: whether to append to the log of an earlier attempt.
+      note: receives messages about the task, such as those of its sidecar.
+
+    Raises:
+      ClusterConfigError: if the program cannot be started.
+    """
+
+    def __init__(
+        self,
+        command: Command,
+        log_dir: Path | None,
+        append: bool,
+        note: Callable[[str], None] = lambda text: None,
+    ):
+        self.task = command.task
+        self._note = note
+        self.lines = LineAssembler()
+        self.log = TaskLog(log_dir, command.task, append)
+        self.last_lines: collections.deque[str] = collections.deque(maxlen=_LAST_LINES)
+        self._host = command.host
+        self._last_bytes = b""
+        self._telling = threading.Lock()
+        columns, lines = shutil.get_terminal_size()
+        size = (max(columns - _PREFIX_WIDTH, 20), lines)
+        argv = command.via or command.argv
+        self._sidecar = None if command.via else Sidecar.beside(command.environ, note)
+        # On another host, the agent has the sidecar and the vitals.
+        self._diagnosis = None if command.via else ExitDiagnosis()
+        environ = os.environ if command.via else command.environ
+        if self._diagnosis is not None:
+            environ = {**environ, **self._diagnosis.environ}
+        if self._sidecar is not None:
+            environ = {**environ, **self._sidecar.environ}
+        stdin = subprocess.PIPE if command.via else subprocess.DEVNULL
+        try:
+            self._session = PtyProcess(argv, environ, size, stdin)
+        except OSError as error:
+            for beside in (self._sidecar, self._diagnosis):
+                if beside is not None:
+                    beside.close()
+            raise ClusterConfigError(
+                f"A job runs a program. Received: {quoted(argv[0])} ({error.strerror}). "
+                "Name a Python script or a program on the PATH."
+            ) from None
+        self.popen = self._session.popen
+        self.terminal = self._session.terminal
+        if self._sidecar is not None:
+            self._sidecar.start(self.popen.pid)
+        if command.via:
+            self._tell(remote.request(command, size))
+
+    def read(self) -> bytes:
+        """Returns the available output; empty once all writers are gone."""
+        data = self._session.read()
+        if self._host is not None:
+            self._last_bytes = (self._last_bytes + data)[-len(UNSYNCHRONIZED) :]
+        return data.removesuffix(UNSYNCHRONIZED)
+
+    @property
+    def is_unsynchronized(self) -> bool:
+        """Whether the task computed without joining the others; valid once all output is read."""
+        if self._host is not None:
+            return self._last_bytes == UNSYNCHRONIZED
+        return self._sidecar is not None and self._sidecar.is_unsynchronized is True
+
+    def take(self, line: Line) -> None:
+        """Records a finished line of output."""
+        try:
+            self.log.line(line)
+        except OSError as error:
+            self._note(f"warning: {self.log.path} ends here ({error.strerror}); the job goes on")
+        if self._diagnosis is not None:
+            self._diagnosis.observe_output(line.text)
+        if line.text.strip() and not is_start_up_note(line.text):
+            self.last_lines.append(line.text)
+
+    @property
+    def place(self) -> str:
+        """A description of where the process runs."""
+        host = "" if self._host is None else f" on {self._host.login}, by ssh"
+        return f"{host} as process {self.popen.pid}"
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code of the ended process as a shell gives it: 128 + N for signal N."""
+        return shell_code(self.popen.returncode)
+
+    @property
+    def end(self) -> str:
+        """A description of how the process ended."""
+        code = self.popen.returncode
+        if self._host is not None:
+            if code == _LOST:
+                return f"exit code {code}, or the connection to {self._host.name} was lost"
+            code = 128 - code if code > 128 else code  # only the shell's form is known
+        return end_of(code)
+
+    @property
+    def cause(self) -> str:
+        """A description of why the task failed; "" if unknown, or if the agent has printed it."""
+        if self._diagnosis is None:
+            return ""
+        return self._diagnosis.cause(self.popen.pid, self.popen.returncode)
+
+    def look(self) -> None:
+        """Measures the memory of the process."""
+        if self._diagnosis is not None:
+            self._diagnosis.look(self.popen.pid)
+
+    def signal(self, number: int) -> None:
+        """Sends a signal to the process and all that it started, if any is left."""
+        if self._host is None:
+            self._session.signal(number)
+        else:
+            self._tell(b"%d\n" % number)
+
+    def beat(self) -> None:
+        """Sends the launcher's heartbeat to the agent, if the task runs on another host."""
+        if self._host is not None:
+            self._tell(b"\n")
+
+    def kill(self) -> None:
+        """Kills the process and all that it started."""
+        if self._host is not None and self.popen.poll() is None:
+            self.signal(signal.SIGKILL)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.popen.wait(_KILL_SECONDS)
+        self._session.kill()
+
+    def close(self) -> None:
+        """Releases the resources of the process, once all of its output is read."""
+        self.log.close()
+        for beside in (self._sidecar, self._diagnosis):
+            if beside is not None:
+                beside.close()
+        os.close(self.terminal)
+        if self.popen.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                self.popen.stdin.close()
+
+    def _tell(self, data: bytes) -> None:
+        if self.popen.stdin is not None:
+            # The heartbeat's thread may find it closed.
+            with self._telling, contextlib.suppress(BrokenPipeError, ValueError):
+                self.popen.stdin.write(data)
+                self.popen.stdin.flush()

@@ -1,0 +1,102 @@
+"""The network addresses of this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import socket
+import struct
+from ipaddress import IPv6Address
+from pathlib import Path
+
+from tf_config.errors import ClusterConfigError, quoted
+
+_SIOCGIFADDR = 0x8915  # linux/sockios.h
+# An address reserved for documentation. Connecting a UDP socket to it sends nothing.
+_ELSEWHERE = ("192.0.2.1", 9)
+_IPV6 = Path("/proc/net/if_inet6")
+
+
+def address_of(interface: str) -> str:
+    """Returns the IPv4 address of a network interface.
+
+    >>> address_of("lo")
+    '127.0.0.1'
+
+    Raises:
+      ClusterConfigError: if the interface does not exist or has no IPv4 address.
+    """
+    check_interface(interface)
+    try:
+        return _address_of(interface)
+    except OSError:
+        raise ClusterConfigError(
+            "--interface names one that has an IPv4 address. Received: "
+            f"{quoted(interface)}, which has none. See 'ip address'."
+        ) from None
+
+
+def interface_of(host: str) -> str | None:
+    """Returns the network interface of this machine with a host's address; None if none has it.
+
+    >>> interface_of("localhost")
+    'lo'
+    """
+    try:
+        addresses = {str(info[4][0]) for info in socket.getaddrinfo(host, None)}
+    except OSError:
+        return None
+    for address, name in _own_addresses():
+        if address in addresses:
+            return name
+    return None
+
+
+def own_address() -> str:
+    """Returns the address by which other machines most likely reach this machine.
+
+    It is the address of the default route or, without one, the address of this machine's name.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(_ELSEWHERE)
+            return str(probe.getsockname()[0])
+        except OSError:
+            pass
+    try:
+        return socket.gethostbyname(socket.gethostname())
+    except OSError:
+        return "127.0.0.1"
+
+
+def check_interface(interface: str | None) -> None:
+    """Checks that this machine has a network interface; None is not checked.
+
+    Raises:
+      ClusterConfigError: if the interface does not exist.
+    """
+    have = [name for _, name in socket.if_nameindex()]
+    if interface is not None and interface not in have:
+        raise ClusterConfigError(
+            f"--interface names a network interface of this machine ({', '.join(have)}). "
+            f"Received: {quoted(interface)}. See 'ip link'."
+        )
+
+
+def _address_of(interface: str) -> str:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        request = struct.pack("256s", interface.encode()[:15])
+        return socket.inet_ntoa(fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)[20:24])
+
+
+def _own_addresses() -> list[tuple[str, str]]:
+    """Returns each address of this machine with the name of its interface."""
+    found = []
+    for _, name in socket.if_nameindex():
+        with contextlib.suppress(OSError):
+            found.append((_address_of(name), name))
+    with contextlib.suppress(OSError):
+        for line in _IPV6.read_text().splitlines():
+            digits, *_, name = line.split()
+            found.append((str(IPv6Address(int(digits, 16))), name))
+    return found

@@ -1,0 +1,192 @@
+"""What a process of a rendezvous knows and reports, and the cluster made of all reports."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tf_config.address import Address
+from tf_config.cluster import ClusterSpec, Task
+from tf_config.errors import ClusterConfigError, quoted
+from tf_config.roles import Roles
+
+
+@dataclass(frozen=True)
+class Participant:
+    """The place of one process among the tasks of a job; validated on construction.
+
+    >>> str(Participant(Roles(workers=2, ps=1), 2).task)
+    'ps 0'
+
+    Attributes:
+      roles: the number of tasks of each type.
+      rank: the rank of the process among all tasks, from 0.
+      leader: the rank of the process that leads the rendezvous.
+    """
+
+    roles: Roles
+    rank: int
+    leader: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < len(self.roles.tasks):
+            raise ClusterConfigError(
+                f"A job of {len(self.roles.tasks)} processes numbers them from 0 to "
+                f"{len(self.roles.tasks) - 1}. Received: {quoted(self.rank)}. Correct the number, "
+                "or how many tasks there are."
+            )
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process leads the rendezvous."""
+        return self.rank == self.leader
+
+    @property
+    def first(self) -> Task:
+        """The task that leads the rendezvous."""
+        return self.roles.tasks[self.leader]
+
+    @property
+    def followers(self) -> list[int]:
+        """The ranks of all processes except the leader."""
+        return [rank for rank in range(len(self.roles.tasks)) if rank != self.leader]
+
+    @property
+    def task(self) -> Task:
+        """The task of this process."""
+        return self.roles.tasks[self.rank]
+
+
+@dataclass(frozen=True)
+class JoinRequest:
+    """The report of a process to the first one.
+
+    Attributes:
+      rank: the rank of the process.
+      tasks: the tasks of the job, as the process knows them.
+      host: the host by which the others reach the process.
+      port: a free port on that host, reserved until the rendezvous is over.
+      token: a random text that differs in each process.
+    """
+
+    rank: int
+    tasks: tuple[str, ...]
+    host: str
+    port: int
+    token: str
+
+    @classmethod
+    def of(cls, participant: Participant, host: str, port: int) -> JoinRequest:
+        """Returns the report of a process, with a new token."""
+        tasks = tuple(str(task) for task in participant.roles.tasks)
+        return cls(participant.rank, tasks, host, port, secrets.token_hex(8))
+
+    @classmethod
+    def from_dict(cls, values: Any) -> JoinRequest:
+        """Returns the report in a dictionary from `to_dict`.
+
+        Raises:
+          ValueError: if `values` is not such a dictionary.
+        """
+        try:
+            report = cls(
+                int(values["rank"]),
+                tuple(map(str, values["tasks"])),
+                str(values["host"]),
+                int(values["port"]),
+                str(values["token"]),
+            )
+        except (KeyError, TypeError, OverflowError):
+            raise ValueError("no report") from None
+        Address.parse(str(Address(report.host, report.port)))
+        return report
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the report as a dictionary for JSON."""
+        return {**vars(self), "tasks": list(self.tasks)}
+
+
+@dataclass
+class Roster:
+    """The reports that the first process has collected so far.
+
+    Attributes:
+      seat: the seat of the first process.
+      reports: the report of each process, by rank.
+    """
+
+    participant: Participant
+    reports: dict[int, JoinRequest] = field(default_factory=dict)
+
+    def add(self, report: JoinRequest) -> None:
+        """Adds a report.
+
+        Raises:
+          ClusterConfigError: if the report contradicts the others.
+        """
+        tasks = self.participant.roles.tasks
+        if report.tasks != tuple(str(task) for task in tasks):
+            raise ClusterConfigError(
+                "All processes of a job are told the same tasks. Received: "
+                f"{len(tasks)} ({quoted(', '.join(map(str, tasks)))}) on the first, "
+                f"{len(report.tasks)} ({quoted(', '.join(report.tasks))}) on {report.host}. "
+                "Start all with the same options."
+            )
+        if not 0 <= report.rank < len(tasks):
+            raise ClusterConfigError(
+                f"A job of {len(tasks)} processes numbers them from 0 to {len(tasks) - 1}. "
+                f"Received: {quoted(report.rank)} from {quoted(report.host)}. Correct the number."
+            )
+        other = self.reports.get(report.rank)
+        if other is not None and other.token != report.token:
+            raise ClusterConfigError(
+                f"Each task is one process. Received: two that say they are "
+                f"{tasks[report.rank]}, on {other.host} and {report.host}. Give each process "
+                "another number, and each job a rendezvous of its own."
+            )
+        self.reports[report.rank] = report
+
+    @property
+    def missing(self) -> list[Task]:
+        """The tasks that have not reported."""
+        return [
+            t for rank, t in enumerate(self.participant.roles.tasks) if rank not in self.reports
+        ]
+
+    @property
+    def progress(self) -> str:
+        """A message that names the missing tasks."""
+        total = len(self.participant.roles.tasks)
+        names = ", ".join(map(str, self.missing[:8])) + ("..." if len(self.missing) > 8 else "")
+        return f"waiting for {names} ({total - len(self.missing)} of {total} are here)"
+
+    def too_late(self, seconds: float) -> ClusterConfigError:
+        """Returns the error of a rendezvous that took too long."""
+        return ClusterConfigError(
+            f"All tasks come to the meeting within {seconds:g} s. Received: still "
+            f"{self.progress}. Start them too, or raise --start-timeout."
+        )
+
+    def answer(self) -> dict[str, Any]:
+        """Returns the answer to all processes once all have reported."""
+        tasks = self.participant.roles.tasks
+        addresses = {
+            tasks[rank]: Address(report.host, report.port)
+            for rank, report in self.reports.items()
+            if tasks[rank].type != "evaluator"
+        }
+        tokens = [report.token for report in self.reports.values()]
+        return {"cluster": ClusterSpec(addresses).to_dict(), "tokens": tokens}
+
+
+def cluster_of(answer: Mapping[str, Any]) -> ClusterSpec:
+    """Returns the cluster in an answer.
+
+    Raises:
+      ClusterConfigError: if the answer is an error.
+    """
+    if "error" in answer:
+        raise ClusterConfigError(str(answer["error"]))
+    return ClusterSpec.from_dict(answer["cluster"])

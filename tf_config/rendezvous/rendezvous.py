@@ -1,0 +1,116 @@
+"""A rendezvous, from its URL to the resulting cluster."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from tf_config.address import Address
+from tf_config.builder import PORTS
+from tf_config.cluster import TFConfig
+from tf_config.errors import ClusterConfigError, quoted
+from tf_config.network_interface import address_of, own_address
+from tf_config.rendezvous import shared_directory as directory
+from tf_config.rendezvous import tcp
+from tf_config.rendezvous.deadline import Deadline
+from tf_config.rendezvous.participant import JoinRequest, Participant
+
+
+def rendezvous(
+    url: str,
+    participant: Participant,
+    timeout: float,
+    note: Callable[[str], None],
+    interface: str | None = None,
+    address: Address | None = None,
+) -> TFConfig:
+    """Returns the configuration of one process once all processes have arrived.
+
+    Each process reports its host and a free port; the first one sends the cluster to all others.
+    The URL is like PyTorch's `init_method` (pytorch.org/docs/stable/distributed.html):
+    `file:///shared/directory` or `tcp://host:port`, where the host is that of the first process.
+
+    Args:
+      url: the URL of the rendezvous.
+      seat: the place of this process among all processes.
+      timeout: the number of seconds to wait for all processes.
+      note: called every few seconds with a message that names the missing tasks.
+      interface: the network interface by which the others reach this process; None for the one of
+        the default route or of the route to the first process.
+      address: the address that this process will listen on, if it is fixed; None for a free port.
+
+    Raises:
+      ClusterConfigError: if a task does not arrive in time, or the reports contradict each other.
+    """
+    place = check_url(url)
+    host = None if interface is None else address_of(interface)
+    deadline = Deadline(timeout, note)
+    with _reserved_port(place) as port:
+        if address is not None:
+            host, port = address.host, address.port
+        if isinstance(place, Path):
+            report = JoinRequest.of(participant, host or own_address(), port)
+            cluster = directory.rendezvous(place, participant, report, deadline)
+        else:
+            cluster = tcp.rendezvous(place, participant, host, port, deadline)
+    return TFConfig(cluster, participant.task)
+
+
+def check_url(url: str) -> Path | Address:
+    """Returns the directory or the address in the URL of a rendezvous.
+
+    >>> check_url("tcp://node1:2222")
+    Address(host='node1', port=2222)
+    >>> check_url("file:///shared/job-7")
+    PosixPath('/shared/job-7')
+
+    Raises:
+      ClusterConfigError: if the URL has neither.
+    """
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # brackets without an IPv6 address
+        parts = urlsplit("")
+    if parts.scheme == "tcp" and not parts.path:
+        return Address.parse(parts.netloc)
+    if parts.scheme == "file" and not parts.netloc and parts.path:
+        return Path(unquote(parts.path)).absolute()
+    raise ClusterConfigError(
+        "A rendezvous is file:///directory, shared by all, or tcp://host:port, of the first "
+        f"task's host. Received: {quoted(url)}. Write one of these."
+    )
+
+
+@contextlib.contextmanager
+def _reserved_port(place: Path | Address) -> Iterator[int]:
+    """Reserves a free port and the port above it while the block runs.
+
+    The port of the rendezvous is left out, because the first process, which may arrive last,
+    listens on it.
+
+    Yields:
+      The port.
+    """
+    kept = place.port if isinstance(place, Address) else None
+    for port in random.SystemRandom().sample(PORTS, len(PORTS)):
+        if kept in (port, port + 1):
+            continue
+        with (
+            socket.socket(socket.AF_INET, socket.SOCK_STREAM) as holder,
+            socket.socket(socket.AF_INET, socket.SOCK_STREAM) as above,
+        ):
+            try:
+                holder.bind(("", port))
+                above.bind(("", port + 1))  # where the first task's sidecar will serve
+            except OSError:
+                continue
+            yield port
+            return
+    raise ClusterConfigError(
+        f"A task listens on a port from {PORTS.start} to {PORTS.stop - 1}. Received: all are taken "
+        "on this host. End what takes them."
+    )
