@@ -70,8 +70,8 @@ class CentralStorageStrategy(ReplicatedStrategy, tf.distribute.MirroredStrategy)
     ):
         if compute_devices is not None and num_replicas is not None:
             raise ValueError(
-                "Replicas are named by compute_devices or counted by num_replicas. Received: "
-                "both. Leave out one."
+                "compute_devices and num_replicas cannot be combined. Received: both. Leave out "
+                "one of them."
             )
         if compute_devices is None:
             gpus = count_gpus()

@@ -52,8 +52,8 @@ def draw_placement(
     tasks = [Task("worker", 0)] if config is None else list(config.cluster.training_tasks)
     if config is not None and config.task not in tasks:
         raise ValueError(
-            "The workers draw what each of them holds. Received: a call by "
-            f"{config.task}. Call draw_placement on the workers."
+            f"draw_placement must be called by the workers. Received: a call by {config.task}. "
+            "Call it on all workers."
         )
     describe_contents = _describe_contents(strategy, model, tasks)
     with all_writing(collectives, "Drawings", os.fspath(path)):

@@ -41,10 +41,10 @@ def verify_equal(strategy: tf.distribute.Strategy, variables: Iterable[Any]) -> 
         ranks = sorted({int(n) // copies for n in np.flatnonzero(different.any(axis=1))})
         first = int(np.flatnonzero(different.any(axis=0))[0])
         raise RuntimeError(
-            "All workers hold the same values. Received: others than the first worker's in "
-            f"worker {ranks}, in {int(different.any(axis=0).sum())} of {len(digests)} variables, "
-            f"the first of them number {first}. See that every update is made from reduced "
-            "gradients."
+            "All workers must hold the same values. Received: values that differ from those of the "
+            f"first worker on worker {ranks}, in {int(different.any(axis=0).sum())} of "
+            f"{len(digests)} variables, the first of them number {first}. Check that every update "
+            "uses reduced gradients."
         )
     return hashlib.sha256(mine[0].tobytes()).hexdigest()
 

@@ -104,8 +104,8 @@ def _split_options(
         found.append(of_kind[0] if len(of_kind) == 1 else None)
     if len(given) != sum(one is not None for one in found):
         raise ValueError(
-            "options is a strategies.ReductionOptions, a strategies.ParameterServerOptions, or a "
-            f"list of one of each. Received: {options!r}."
+            "options must be a strategies.ReductionOptions, a strategies.ParameterServerOptions, "
+            f"or a list of one of each. Received: {options!r}."
         )
     return found[0], found[1]
 

@@ -118,8 +118,8 @@ class MirroredStrategy(ReplicatedStrategy, tf.distribute.MirroredStrategy):
     ):
         if devices is not None and num_replicas is not None:
             raise ValueError(
-                "Replicas are named by devices or counted by num_replicas. Received: both. "
-                "Leave out one."
+                "devices and num_replicas cannot be combined. Received: both. Leave out one of "
+                "them."
             )
         if devices is None:
             gpus = count_gpus()
@@ -145,12 +145,13 @@ def local_devices(count: int | None, gpus: range) -> list[str]:
     """
     count = (len(gpus) or 1) if count is None else count
     if count < 1:
-        raise ValueError(f"A worker has a replica or more. Received: {count}. Ask for 1.")
+        raise ValueError(f"num_replicas must be at least 1. Received: {count}.")
     if len(gpus):
         if count > len(gpus):
             raise ValueError(
-                f"Each replica has a GPU of its own. Received: {count} replicas, {len(gpus)} GPUs. "
-                "Ask for fewer, or hide the GPUs (CUDA_VISIBLE_DEVICES=-1) to use the CPU."
+                f"Each replica must have its own GPU. Received: {count} replicas, {len(gpus)} "
+                "GPUs. Request fewer replicas, or hide the GPUs (CUDA_VISIBLE_DEVICES=-1) to use "
+                "the CPU."
             )
         return [f"/device:GPU:{number}" for number in gpus[:count]]
     _make_logical_cpus(count)
@@ -190,9 +191,10 @@ def _make_logical_cpus(count: int) -> None:
             made = []
     if made is not None and len(made) < count:
         raise ValueError(
-            "Logical CPUs are made before TensorFlow starts up. Received: a wish for "
-            f"{count}, and there are {max(len(made), 1)} for good. Make the strategy before any "
-            "tensor, or set them with tf.config.set_logical_device_configuration."
+            "Logical CPUs must be created before TensorFlow is initialized. Received: a request "
+            f"for {count}, but TensorFlow is already initialized with {max(len(made), 1)}. Create "
+            "the strategy before any tensor, or configure them with "
+            "tf.config.set_logical_device_configuration."
         )
 
 

@@ -134,8 +134,8 @@ def start_timeout_seconds(seconds: float | None, environ: Mapping[str, str] = os
         value = 0.0
     if not 0 < value < float("inf"):
         raise ValueError(
-            f"A start timeout is a number of seconds above 0. Received: {given!r}. "
-            f"Correct the argument start_timeout or the variable {START_TIMEOUT_VARIABLE}."
+            f"start_timeout must be a number of seconds above 0. Received: {given!r}. Correct the "
+            f"argument start_timeout or the variable {START_TIMEOUT_VARIABLE}."
         )
     return value
 
@@ -153,9 +153,9 @@ def gpus_of(config: TFConfig | None, environ: Mapping[str, str] = os.environ) ->
     if gpus < len(local):  # CUDA_VISIBLE_DEVICES may give each worker its own, all numbered 0
         if gpus and not environ.get("CUDA_VISIBLE_DEVICES"):
             logging.warning(
-                "Each worker needs a GPU of its own. Received: %d workers on this host, where "
-                "TensorFlow sees %d. Start fewer workers, set CUDA_VISIBLE_DEVICES=-1 to train on "
-                "the CPU, or set %s=1 if each worker sees another GPU.",
+                "Each worker must have its own GPU. Received: %d workers on this host, where "
+                "TensorFlow sees %d GPUs. Start fewer workers, set CUDA_VISIBLE_DEVICES=-1 to "
+                "train on the CPU, or set %s=1 if each worker sees another GPU.",
                 len(local), gpus, OWN_GPUS_VARIABLE,
             )  # fmt: skip
         return range(gpus)
@@ -167,6 +167,6 @@ def _check_replicas(collectives: Collectives, replicas: int) -> None:
     counts = collectives.all_gather(tf.constant([replicas])).numpy().tolist()
     if len(set(counts)) > 1:
         raise ValueError(
-            "All workers have the same number of replicas. Received, by rank: "
-            f"{counts}. Give all of them the same num_replicas and as many devices."
+            f"All workers must have the same number of replicas. Received: {counts}, by rank. Use "
+            "the same num_replicas and the same number of devices on all of them."
         )

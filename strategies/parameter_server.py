@@ -146,8 +146,9 @@ class ParameterServerStrategy(ReplicatedStrategy, tf.distribute.MultiWorkerMirro
         self.options = options_of(options, {**_mode_setting(mode), **settings})
         if _created_ranks:
             raise ValueError(
-                "A program makes one ParameterServerStrategy, whose variables the servers know by "
-                "the order of their making. Received: a second one. Use the first for all models."
+                "A program cannot create more than one ParameterServerStrategy, because the "
+                "servers identify variables by the order of their creation. Received: a second "
+                "one. Use the first for all models."
             )
         config = TFConfig.from_env() if cluster_resolver is None else config_of(cluster_resolver)
         config = _with_servers(config)
@@ -197,9 +198,10 @@ class ParameterServerStrategy(ReplicatedStrategy, tf.distribute.MultiWorkerMirro
     def _cluster_coordinator(self) -> None:
         # The attribute that tf.distribute.coordinator.ClusterCoordinator reads first.
         raise RuntimeError(
-            "Every worker runs the training loop itself. Received: a ClusterCoordinator, which "
-            "schedules steps on workers. Leave it out: call the step in place of "
-            "coordinator.schedule(step), and strategies.barrier(strategy) in place of join()."
+            "ClusterCoordinator cannot be used with this ParameterServerStrategy, because every "
+            "worker runs the training loop itself. Received: a ClusterCoordinator. Call the step "
+            "directly instead of coordinator.schedule(step), and strategies.barrier(strategy) "
+            "instead of join()."
         )
 
     @property
@@ -238,13 +240,13 @@ def options_of(
         return ParameterServerOptions(**settings)
     if not isinstance(options, ParameterServerOptions):
         raise ValueError(
-            "options is a strategies.ParameterServerOptions. Received: "
-            f"{options!r}. strategies.from_tf_config takes those of workers without servers, too."
+            f"options must be a strategies.ParameterServerOptions. Received: {options!r}. "
+            "strategies.from_tf_config accepts the options of both strategies."
         )
     if settings:
         raise ValueError(
-            f"A setting is given once. Received: {', '.join(settings)} beside {options}. "
-            "Put it into the options."
+            "A setting cannot be given both as an argument and in options. Received: "
+            f"{', '.join(settings)} beside {options}. Set it in the options."
         )
     return options
 
@@ -268,14 +270,14 @@ def _with_servers(config: TFConfig | None) -> TFConfig:
     if config is None or not config.cluster.tasks("ps"):
         found = "no TF_CONFIG" if config is None else "a TF_CONFIG without one"
         raise ClusterConfigError(
-            f"A cluster with parameter servers has a ps task, or more. Received: {found}. Start "
-            "the script with 'tf-config run --workers 2 --ps 1 train.py', or take "
-            "strategies.MultiWorkerMirroredStrategy, which needs none."
+            f"ParameterServerStrategy requires at least one ps task. Received: {found}. Start the "
+            "script with 'tf-config run --workers 2 --ps 1 train.py', or use "
+            "strategies.MultiWorkerMirroredStrategy, which requires none."
         )
     if config.task not in config.cluster.training_tasks:
         raise ClusterConfigError(
-            f"Workers train; a ps task runs 'python -m strategies.serve'. Received: {config.task} "
-            "that makes a strategy. Start the job with 'tf-config run', which sees to that."
+            "A ps task must run 'python -m strategies.serve'. Received: a strategy created by "
+            f"{config.task}. Start the job with 'tf-config run', which starts the servers."
         )
     return config
 
@@ -290,17 +292,17 @@ def _register(servers: ServerGroup, timeout: float, mode: str) -> list[Membershi
         _wait_until_serving(membership, server, start, timeout)
         if (number := membership.number()) != server.number:
             raise ValueError(
-                "Each ps task is a server of its own, at its own address. Received: ps "
-                f"{number} answers at {server.address}, the address of ps {server.number}. Correct "
-                "the addresses: TensorFlow's servers listen on all of a host's, so two of one host "
-                "differ in their ports."
+                f"Each ps task must have its own address. Received: ps {number} answers at "
+                f"{server.address}, the address of ps {server.number}. Correct the addresses: "
+                "TensorFlow's servers listen on all addresses of a host, so two servers on one "
+                "host must have different ports."
             )
         if mode == "sync" and servers.rank not in membership.workers(AWAITED):
             raise ValueError(
-                "In mode='sync' workers go step by step together, and one that was away has "
-                f"missed some. Received: worker {servers.rank} of {servers.size}, which was there "
-                "before. Start all tasks again, the servers too ('tf-config run --max-restarts' "
-                "does), or take another mode."
+                "In mode='sync' a worker cannot rejoin the job, because it has missed steps. "
+                f"Received: worker {servers.rank} of {servers.size}, which had joined before. "
+                "Restart all tasks, the servers included ('tf-config run --max-restarts' does "
+                "this), or use another mode."
             )
     for membership in memberships:
         membership.set_state(servers.rank, PRESENT)
@@ -314,8 +316,8 @@ def _wait_until_serving(
         membership.is_initialized,
         lambda: f"{server.address}, ps {server.number}",
         lambda name: (
-            "A parameter server is 'python -m strategies.serve'. Received: another program at "
-            f"{name}. Start it so."
+            "A parameter server must be 'python -m strategies.serve'. Received: another program at "
+            f"{name}."
         ),
         timeout,
         start=start,
@@ -332,7 +334,7 @@ def _wait_for_workers(tasks: Sequence[Task], memberships: list[Membership], time
         lambda: not missing(),
         lambda: ", ".join(str(tasks[rank]) for rank in missing()),
         lambda names: (
-            f"In mode='sync' all workers come within {timeout:g} s. Received: no {names}. "
+            f"In mode='sync' all workers must start within {timeout:g} s. Received: no {names}. "
             f"{SAME_SCRIPT}"
         ),
         timeout,

@@ -40,9 +40,9 @@ def main() -> int:
         )
     except tf.errors.OpError as error:
         print(
-            f"strategies.serve: A server listens at its own address. Received: {address} for "
-            f"{task}, where TensorFlow's does not start: {error.message}. Choose a free port of "
-            "this machine in TF_CONFIG.",
+            "strategies.serve: A parameter server must be able to listen on its address in "
+            f"TF_CONFIG. Received: {address} for {task}, where TensorFlow's server cannot start: "
+            f"{error.message}. Use a free port of this machine.",
             file=sys.stderr,
         )
         return 1
@@ -78,7 +78,7 @@ def _validate_task(config: TFConfig | None) -> Task:
     if config is None or config.task.type != "ps":
         task = "no TF_CONFIG" if config is None else f"TF_CONFIG of {config.task}"
         raise ClusterConfigError(
-            f"A parameter server runs as a ps task. Received: {task}. Start the job with "
+            f"A parameter server must be a ps task. Received: {task}. Start the job with "
             "'tf-config run --ps 1 train.py'."
         )
     return config.task

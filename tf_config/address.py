@@ -41,7 +41,8 @@ class Address:
             raise ClusterConfigError(f"{rule}. Received: {quoted(text)}. Write it as a string.")
         if "://" in text:
             raise ClusterConfigError(
-                f"{rule}, without a scheme. Received: {quoted(text)}. Leave out all up to '://'."
+                f"{rule}, without a scheme. Received: {quoted(text)}. Remove everything up to "
+                "'://'."
             )
         host, colon, port = text.rpartition(":")
         if host.startswith("[") and host.endswith("]"):
@@ -53,8 +54,8 @@ class Address:
                 )
         elif ":" in host:
             raise ClusterConfigError(
-                f"{rule}, and an IPv6 host stands in brackets. Received: {quoted(text)}. "
-                "Write for example '[::1]:2222'."
+                f"{rule}, with an IPv6 address in brackets. Received: {quoted(text)}. Write for "
+                "example '[::1]:2222'."
             )
         if not colon:
             raise ClusterConfigError(
@@ -62,8 +63,8 @@ class Address:
             )
         if not (port.isascii() and port.isdigit() and len(port) <= 5 and 1 <= int(port) <= 65535):
             raise ClusterConfigError(
-                f"A port is a number from 1 to 65535. Received: {quoted(text)}. "
-                "Choose a free one, as in 'node1:2222'."
+                f"A port must be a number from 1 to 65535. Received: {quoted(text)}. Choose a free "
+                "one, as in 'node1:2222'."
             )
         if not (_is_ip(host, 6) or _HOST_NAME.fullmatch(host)):
             raise ClusterConfigError(

@@ -66,14 +66,13 @@ def place(
     slots = [host for host in hosts for _ in range(host.slots)]
     if training > len(slots):
         raise ClusterConfigError(
-            "Each worker and the chief take a slot of a host. Received: "
-            f"{training} for the {len(slots)} slots of {', '.join(h.name for h in hosts)}. "
-            "Ask for fewer, or raise the number behind a host's name: 'node1:4'."
+            f"Each worker must have a slot on a host, and so must the chief. Received: {training} "
+            f"for the {len(slots)} slots of {', '.join(h.name for h in hosts)}. Request fewer "
+            "workers, or raise the number after a host's name: 'node1:4'."
         )
     if ps_hosts and not roles.ps:
         raise ClusterConfigError(
-            "Hosts of their own are for parameter servers. Received: no parameter server. "
-            "Ask for some, or leave the hosts out."
+            "--ps-hosts requires parameter servers. Received: none. Add --ps, or omit the hosts."
         )
     of_ps = list(ps_hosts or hosts)
     if roles.ps:
@@ -100,8 +99,8 @@ def cluster(where: Mapping[Task, str], ports: Mapping[str, Sequence[int]]) -> Cl
         port = next(left[host], None)
         if port is None:
             raise ClusterConfigError(
-                f"Each task has a port of its own. Received: {len(ports[host])} ports for the "
-                f"tasks on {host}. Start with a lower --port."
+                f"Each task must have its own port. Received: {len(ports[host])} ports for the "
+                f"tasks on {host}. Use a lower --port."
             )
         addresses[task] = Address(host, port)
     return ClusterSpec(addresses)
@@ -121,8 +120,8 @@ def free_ports(count: int, host: str = _HERE) -> list[int]:
             ports.append(port)
     if len(ports) < count:
         raise ClusterConfigError(
-            f"Each task needs a free port. Received: {count} tasks, {len(ports)} free ports on "
-            f"{host}. Ask for fewer tasks, or name another host."
+            f"Each task must have a free port. Received: {count} tasks, {len(ports)} free ports on "
+            f"{host}. Request fewer tasks, or use another host."
         )
     return ports
 

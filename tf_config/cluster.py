@@ -39,7 +39,7 @@ class Task:
         _check_type(self.type)
         if not isinstance(self.index, int) or isinstance(self.index, bool) or self.index < 0:
             raise ClusterConfigError(
-                f"A task's index is a whole number from 0. Received: {quoted(self.index)}. "
+                f"A task's index must be a whole number from 0. Received: {quoted(self.index)}. "
                 "Number the tasks of a type 0, 1, 2, ..."
             )
 
@@ -53,8 +53,8 @@ class Task:
         task_type, colon, index = text.replace(" ", ":", 1).partition(":")
         if not colon and task_type in _NUMBERED:
             raise ClusterConfigError(
-                "A worker or ps task is named with its index. Received: "
-                f"{quoted(text)}. Write for example '{text}:0'."
+                f"A worker or ps task must be given with its index. Received: {quoted(text)}. For "
+                f"example: '{text}:0'."
             )
         return cls(task_type, _parse_index(index if colon else "0"))
 
@@ -110,9 +110,8 @@ class ClusterSpec:
         """
         if not isinstance(jobs, Mapping) or not jobs:
             raise ClusterConfigError(
-                "'cluster' maps job names to addresses. "
-                f"Received: {quoted(jobs)}. Write for example {_EXAMPLE}, "
-                f"or unset {VARIABLE} to run as one process."
+                f"'cluster' must map job names to addresses. Received: {quoted(jobs)}. Write for "
+                f"example {_EXAMPLE}, or unset {VARIABLE} to run as one process."
             )
         addresses: dict[Task, Address] = {}
         for job, members in jobs.items():
@@ -121,7 +120,8 @@ class ClusterSpec:
                 task = Task(job, index)
                 if task in addresses:
                     raise ClusterConfigError(
-                        f"Each task has one address. Received: two for {task}. Leave out one."
+                        f"A task cannot have two addresses. Received: two for {task}. Leave out "
+                        "one."
                     )
                 addresses[task] = Address.parse(address)
         return cls(addresses)
@@ -171,14 +171,16 @@ class TFConfig:
         if self.task.type != "evaluator" and self.task not in self.cluster.addresses:
             have = ", ".join(str(task) for task in self.cluster.tasks(self.task.type)) or "none"
             raise ClusterConfigError(
-                f"'task' names a task of 'cluster'. Received: {self.task}, of that type the "
-                f"cluster has {have}. Correct the type or index, or add the task's address."
+                f"'task' must be one of the tasks in 'cluster'. Received: {self.task}; of that "
+                f"type, the cluster has {have}. Correct the type or index, or add the task's "
+                "address."
             )
         for name in ("environment", "rpc_layer"):
             value = getattr(self, name)
             if value is not None and not (isinstance(value, str) and value):
                 raise ClusterConfigError(
-                    f"'{name}' is a string. Received: {quoted(value)}. Leave it out or name one."
+                    f"'{name}' must be a string. Received: {quoted(value)}. Correct it, or leave "
+                    "it out."
                 )
 
     @classmethod
@@ -193,8 +195,8 @@ class TFConfig:
         """
         if not isinstance(text, str) or not text.strip():
             raise ClusterConfigError(
-                f"{VARIABLE} is a JSON object. Received: {quoted(text)}. "
-                f"Unset it to run as one process, or write for example {_EXAMPLE}."
+                f"{VARIABLE} must be a JSON object. Received: {quoted(text)}. Unset it to run as "
+                f"one process, or write for example {_EXAMPLE}."
             )
         try:
             values = json.loads(text, object_pairs_hook=_without_duplicates)
@@ -203,13 +205,13 @@ class TFConfig:
         except (ValueError, RecursionError) as error:
             hint = "JSON wants double quotes. " if "'" in text and '"' not in text else ""
             raise ClusterConfigError(
-                f"{VARIABLE} is a JSON object. Received: {quoted(text)}, which is not JSON "
+                f"{VARIABLE} must be a JSON object. Received: {quoted(text)}, which is not JSON "
                 f"({quoted(str(error), 80)}). {hint}Write for example {_EXAMPLE}."
             ) from None
         if not isinstance(values, dict):
             raise ClusterConfigError(
-                f"{VARIABLE} is a JSON object. Received: {quoted(values)}. "
-                f"Write for example {_EXAMPLE}."
+                f"{VARIABLE} must be a JSON object. Received: {quoted(values)}. Write for example "
+                f"{_EXAMPLE}."
             )
         return cls(
             cluster=ClusterSpec.from_dict(values.get("cluster")),
@@ -250,8 +252,8 @@ def _check_type(task_type: object) -> None:
         hint = suggestion(task_type, TASK_TYPES)
         hint = " TensorFlow 2 calls the master 'chief'." if task_type == "master" else hint
         raise ClusterConfigError(
-            f"A task's type is one of {', '.join(TASK_TYPES)}. "
-            f"Received: {quoted(task_type)}. Use one of these.{hint}"
+            f"A task's type must be one of {', '.join(TASK_TYPES)}. Received: {quoted(task_type)}. "
+            f"Use one of these.{hint}"
         )
 
 
@@ -266,12 +268,12 @@ def _check_jobs(addresses: Mapping[Task, Address]) -> None:
     if types.count("chief") > 1 or ("chief" in types and Task("chief", 0) not in addresses):
         chiefs = ", ".join(str(task) for task in addresses if task.type == "chief")
         raise ClusterConfigError(
-            f"A cluster has at most one chief, chief 0. Received: {chiefs}. "
-            "Make the others workers."
+            f"A cluster cannot have more than one chief, chief 0. Received: {chiefs}. Make the "
+            "others workers."
         )
     if "chief" not in types and "worker" not in types:
         raise ClusterConfigError(
-            "A cluster has at least one task that trains. Received: "
+            "A cluster must have at least one task that trains. Received: "
             f"{', '.join(str(task) for task in addresses) or 'no task'}. Add a worker."
         )
 
@@ -282,8 +284,8 @@ def _check_endpoints(addresses: Mapping[Task, Address]) -> None:
         other = taken.setdefault(address.endpoint, task)
         if other != task:
             raise ClusterConfigError(
-                f"Each task has an address of its own. Received: {address} for {other} and "
-                f"{task}. Give one of them another port or host."
+                f"Each task must have its own address. Received: {address} for {other} and {task}. "
+                "Use another port or host for one of them."
             )
 
 
@@ -295,8 +297,8 @@ def _members(job: str, members: object) -> Iterator[tuple[int, object]]:
         yield from enumerate(members)
     else:
         raise ClusterConfigError(
-            f"A job is a list of addresses, or a dictionary of index to address. Received: "
-            f"{quoted(members)} for '{job}'. Write for example [\"node1:2222\"]."
+            "A job must be a list of addresses, or a dictionary from index to address. Received: "
+            f"{quoted(members)} for '{job}'. For example: [\"node1:2222\"]."
         )
 
 
@@ -316,8 +318,8 @@ def _parse_index(value: object) -> int:
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= 9:
         return int(value)
     raise ClusterConfigError(
-        f"A task's index is a whole number from 0. Received: {quoted(value)}. "
-        "Number the tasks of a type 0, 1, 2, ..."
+        f"A task's index must be a whole number from 0. Received: {quoted(value)}. Number the "
+        "tasks of a type 0, 1, 2, ..."
     )
 
 
@@ -326,8 +328,8 @@ def _without_duplicates(pairs: Iterable[tuple[str, object]]) -> dict[str, object
     for key, value in pairs:
         if key in values:
             raise ClusterConfigError(
-                f"Each key stands once in a JSON object. Received: {quoted(key)} twice. "
-                "Leave out one; a second list of workers is written into the first."
+                f"A JSON object cannot have the same key twice. Received: {quoted(key)} twice. "
+                "Leave out one, or merge the two lists."
             )
         values[key] = value
     return values

@@ -39,8 +39,8 @@ class Host:
         Address.parse(str(Address(self.name, 1)))
         if not 1 <= self.slots <= _MOST_SLOTS:
             raise ClusterConfigError(
-                f"A host runs 1 to {_MOST_SLOTS} workers. Received: {self.slots} on "
-                f"{quoted(self.name)}. Write for example 'node1:2'."
+                f"The number of slots of a host must be from 1 to {_MOST_SLOTS}. Received: "
+                f"{self.slots} on {quoted(self.name)}. For example: 'node1:2'."
             )
 
     @property
@@ -110,8 +110,8 @@ def parse_hostfile(text: str, origin: str = "hostfile") -> list[Host]:
             hosts.append(_with_options(_host(first, line), options, f"{origin}, line {number}"))
     if not hosts:
         raise ClusterConfigError(
-            f"A hostfile names a host in each line. Received: none in {quoted(origin)}. "
-            "Write lines such as 'node1 slots=2'."
+            f"A hostfile must contain at least one host. Received: none in {quoted(origin)}. Write "
+            "lines such as 'node1 slots=2'."
         )
     return _merge_slots(hosts)
 
@@ -126,7 +126,7 @@ def _host(item: str, text: str) -> Host:
     match = _ITEM.fullmatch(item)
     if match is None:
         raise ClusterConfigError(
-            "Hosts are written 'node1:2,node2:2', an IPv6 address in brackets. "
+            "Hosts must have the form 'node1:2,node2:2', with an IPv6 address in brackets. "
             f"Received: {quoted(item)} in {quoted(text)}. Write the name, ':' and the number of "
             "workers there."
         )
@@ -141,14 +141,14 @@ def _with_options(host: Host, options: Sequence[str], place: str) -> Host:
         key, _, value = option.replace("-", "_").partition("=")
         if key not in ("slots", "max_slots") or not re.fullmatch(r"[0-9]{1,9}", value):
             raise ClusterConfigError(
-                "A hostfile's line is 'host', 'host:N' or 'host slots=N max_slots=M'. "
+                "A line of a hostfile must be 'host', 'host:N' or 'host slots=N max_slots=M'. "
                 f"Received: {quoted(option)} ({place}). Leave it out."
             )
         numbers[key] = int(value)
     slots = numbers.get("slots", host.slots)
     if slots > numbers.get("max_slots", slots):
         raise ClusterConfigError(
-            f"A host has at most max_slots slots. Received: slots={slots} "
+            f"slots cannot exceed max_slots. Received: slots={slots} "
             f"max_slots={numbers['max_slots']} ({place}). Correct one of them."
         )
     return replace(host, slots=slots)
@@ -166,8 +166,8 @@ def _merge_slots(hosts: Iterable[Host]) -> list[Host]:
     total = sum(host.slots for host in found)
     if total > _MOST_SLOTS:
         raise ClusterConfigError(
-            f"All hosts together run {_MOST_SLOTS} workers at most. Received: {total} slots. Name "
-            "fewer slots."
+            f"All hosts together cannot have more than {_MOST_SLOTS} slots. Received: {total} "
+            "slots. Use fewer."
         )
     if len(found) > 1 and any(host.is_loopback for host in found):
         raise _unreachable(found)
@@ -186,6 +186,7 @@ def check_reachable(hosts: Sequence[Host]) -> None:
 
 def _unreachable(hosts: Sequence[Host]) -> ClusterConfigError:
     return ClusterConfigError(
-        "Each host of a list has a name that all others reach it by. Received: "
-        f"{quoted([host.name for host in hosts])}. Name this machine as the others know it."
+        "Each host of a list must have a name by which all others can reach it. Received: "
+        f"{quoted([host.name for host in hosts])}. Use the name of this machine that the others "
+        "know."
     )

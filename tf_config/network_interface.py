@@ -31,7 +31,7 @@ def address_of(interface: str) -> str:
         return _address_of(interface)
     except OSError:
         raise ClusterConfigError(
-            "--interface names one that has an IPv4 address. Received: "
+            "--interface must name a network interface with an IPv4 address. Received: "
             f"{quoted(interface)}, which has none. See 'ip address'."
         ) from None
 
@@ -78,7 +78,7 @@ def check_interface(interface: str | None) -> None:
     have = [name for _, name in socket.if_nameindex()]
     if interface is not None and interface not in have:
         raise ClusterConfigError(
-            f"--interface names a network interface of this machine ({', '.join(have)}). "
+            f"--interface must name a network interface of this machine ({', '.join(have)}). "
             f"Received: {quoted(interface)}. See 'ip link'."
         )
 

@@ -34,13 +34,13 @@ class Roles:
         for name, count in (("workers", self.workers), ("ps", self.ps)):
             if not 0 <= count <= MOST_TASKS:
                 raise ClusterConfigError(
-                    f"A number of tasks is from 0 to {MOST_TASKS}. Received: "
-                    f"{name}={quoted(count)}. Ask for another one."
+                    f"The number of tasks must be from 0 to {MOST_TASKS}. Received: "
+                    f"{name}={quoted(count)}."
                 )
         if self.workers + self.chief < 1:
             raise ClusterConfigError(
-                "A cluster has at least one task that trains. Received: no worker and no chief. "
-                "Add a worker."
+                "A cluster must have at least one task that trains. Received: no worker and no "
+                "chief. Add a worker."
             )
 
     @classmethod
@@ -53,9 +53,9 @@ class Roles:
         workers = total - ps - chief - evaluator
         if workers + chief < 1 or workers < 0:
             raise ClusterConfigError(
-                "Processes that have no other role are workers. Received: "
-                f"{total} processes for {ps} ps, {int(chief)} chief, {int(evaluator)} evaluator. "
-                "Start more processes, or ask for fewer roles."
+                f"At least one process must be left to train. Received: {total} processes for {ps} "
+                f"ps, {int(chief)} chief, {int(evaluator)} evaluator. Start more processes, or "
+                "request fewer other roles."
             )
         return cls(workers, ps, chief, evaluator)
 
@@ -86,8 +86,8 @@ class Roles:
         workers = config.cluster.training_tasks
         if len(workers) != len(self.tasks):
             raise ClusterConfigError(
-                f"Each process has one role. Received: {len(workers)} processes, "
-                f"{len(self.tasks)} roles. Ask for as many of one as of the other."
+                f"The number of processes must equal the number of roles. Received: {len(workers)} "
+                f"processes, {len(self.tasks)} roles."
             )
         names = dict(zip(workers, self.tasks, strict=True))
         addresses = {

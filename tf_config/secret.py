@@ -41,8 +41,8 @@ def secret_of(environ: Mapping[str, str] = os.environ) -> str:
     secret = environ.get(SECRET_VARIABLE, "")
     if 0 < len(secret) < _LEAST_CHARACTERS:
         raise ClusterConfigError(
-            f"{SECRET_VARIABLE} has {_LEAST_CHARACTERS} characters or more, so that nobody can "
-            f"guess it. Received: {len(secret)}. Make one: openssl rand -hex {_BYTES}."
+            f"{SECRET_VARIABLE} must have at least {_LEAST_CHARACTERS} characters, so that it "
+            f"cannot be guessed. Received: {len(secret)}. Create one: openssl rand -hex {_BYTES}."
         )
     return secret
 

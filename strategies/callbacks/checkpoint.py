@@ -97,8 +97,8 @@ class Checkpoint(Callback):
         """Restores the checkpoint, if there is one, and skips the data before its step."""
         if is_of_tf_keras(self.model):
             raise ValueError(
-                "This callback knows where Keras 3's fit is. Received: a model of tf_keras. Use "
-                "tf_keras.callbacks.BackupAndRestore."
+                "strategies.callbacks.Checkpoint requires a model of Keras 3. Received: a model of "
+                "tf_keras. Use tf_keras.callbacks.BackupAndRestore."
             )
         strategy = self.model.distribute_strategy
         self._in_step = getattr(strategy.extended, "in_step", True)
@@ -108,9 +108,9 @@ class Checkpoint(Callback):
         for optimizer in optimizers_of(self.model):
             if not optimizer.built:
                 raise ValueError(
-                    "All optimizers of a model are built before fit, so that their state can be "
-                    f"restored. Received: {optimizer.name!r}, which has no variables yet. Call its "
-                    "build(...) with the variables that it trains, in the strategy's scope."
+                    "All optimizers of a model must be built before fit, so that their state can "
+                    f"be restored. Received: {optimizer.name!r}, which has no variables yet. Call "
+                    "its build(...) with the variables that it trains, in the strategy's scope."
                 )
         collectives = collectives_of(strategy)
         self._step = self._saved_step = self._to_skip = 0
@@ -119,8 +119,9 @@ class Checkpoint(Callback):
             found = self._read()
         except (OSError, ValueError, KeyError, TypeError) as raised:
             error = ValueError(
-                "Training goes on from a checkpoint as it was saved, of the same model. Received: "
-                f"{raised}, in {str(self._path)!r}. Name another directory, or the same model."
+                "A checkpoint must be complete, and must be of the same model. Received: "
+                f"{raised}, in {str(self._path)!r}. Use another directory, or the model that the "
+                "checkpoint was saved from."
             )
         raise_on_all(collectives, "Restoring a checkpoint", error)
         where = "no checkpoint" if found is None else f"a checkpoint of step {found[0]['step']}"

@@ -74,9 +74,9 @@ def on_first_worker(callback: Any, strategy: tf.distribute.Strategy) -> Any:
     for name in _names(callback):
         if name in _IN_STEP_BY_THEMSELVES:
             raise ValueError(
-                "A callback of the first worker changes nothing in training. Received: "
-                f"{name}. Pass it to fit as it is: the logs are the same on all workers, and so "
-                "is what it does."
+                "A callback that runs on the first worker only cannot change the training. "
+                f"Received: {name}. Pass it to fit without on_first_worker: the logs are the same "
+                "on all workers, so it does the same on each."
             )
     return _OnFirstWorker(callback, strategy)
 
@@ -153,9 +153,10 @@ class _OnFirstWorker:
             hook(*args, **kwargs)
             if self._training_state(name) != before:
                 raise ValueError(
-                    "A callback of the first worker changes nothing in training. Received: "
-                    f"{type(self._callback).__name__}.{name} stopped it or set the learning rate. "
-                    "Pass the callback to fit as it is, and let the logs alone decide."
+                    "A callback that runs on the first worker only cannot change the training. "
+                    f"Received: {type(self._callback).__name__}.{name}, which stopped it or set "
+                    "the learning rate. Pass the callback to fit without on_first_worker, and let "
+                    "it decide by the logs alone."
                 )
 
         return run_on_first_worker if self._collectives.size > 1 else hook
@@ -173,8 +174,8 @@ class _OnFirstWorker:
         epochs = self._collectives.all_gather(tf.constant([epoch])).numpy().tolist()
         if len(set(epochs)) > 1:
             raise ValueError(
-                "All workers restore the same backup. Received, by rank, epochs to begin with: "
-                f"{epochs}. Put backup_dir where all workers see the same files."
+                f"All workers must restore the same backup. Received: initial epochs {epochs}, by "
+                "rank. Put backup_dir on a file system that all workers share."
             )
         verify_equal(self._strategy, self._callback.model.variables)
 

@@ -47,8 +47,9 @@ class TerminateOnNaN(Callback):
         super().set_model(model)
         if getattr(model.distribute_strategy.extended, "in_step", True) is False:
             raise ValueError(
-                "Training ends on all workers in one step. Received: parameter servers in a mode "
-                "whose workers are not in step. Use keras.callbacks.TerminateOnNaN."
+                "strategies.callbacks.TerminateOnNaN requires workers that train in lockstep. "
+                "Received: a parameter-server mode in which they do not. Use "
+                "keras.callbacks.TerminateOnNaN."
             )
         self._watch.close()
         self._counts.clear()

@@ -85,8 +85,8 @@ class StepTimeline(Callback):
         self._path = os.fspath(path)
         if "://" in self._path:
             raise ValueError(
-                "A timeline is written to a file of this machine. Received: "
-                f"{self._path!r}. Give a path, and copy the file."
+                f"A timeline must be written to a local file. Received: {self._path!r}. Pass a "
+                "local path, and copy the file afterwards."
             )
         self._steps: collections.deque[Span] = collections.deque(maxlen=max_steps)
         self._epoch = 0

@@ -51,13 +51,13 @@ class LearningRateWarmup(Callback):
     ):
         if (steps is None) == (epochs is None):
             raise ValueError(
-                "A warm-up takes so many steps, or so many epochs. Received: "
-                f"steps={steps!r}, epochs={epochs!r}. Give one of them."
+                f"Exactly one of steps and epochs must be given. Received: steps={steps!r}, "
+                f"epochs={epochs!r}."
             )
         numbers = {"steps": steps, "epochs": epochs, "scale": scale, "learning_rate": learning_rate}
         for name, value in numbers.items():
             if value is not None and not value > 0:
-                raise ValueError(f"{name} is above 0. Received: {value!r}.")
+                raise ValueError(f"{name} must be above 0. Received: {value!r}.")
         self._epochs = epochs
         self._steps = steps
         self._scale = scale
@@ -101,8 +101,9 @@ class LearningRateWarmup(Callback):
         )
         if base is None or scale is None or steps is None:
             raise ValueError(
-                "The rates of a warm-up are known when training begins. Received: a question "
-                "before that. Give steps, scale and learning_rate."
+                "The learning rates of a warm-up cannot be computed before training begins, unless "
+                "steps, scale and learning_rate are all given. Received: a call before fit. Pass "
+                "these arguments."
             )
         return _rate(base, scale, steps, step)
 
@@ -114,9 +115,9 @@ class LearningRateWarmup(Callback):
         together = _number(getattr(self.model, "steps_per_execution", None) or 1)
         if self._base is None and 0 < _number(optimizer.iterations) < steps + together:
             raise ValueError(
-                "A warm-up begins at one replica's learning rate. Received: an optimizer "
-                f"after {_number(optimizer.iterations)} of {steps:g} steps, whose rate is another "
-                "one. Give it as the argument learning_rate."
+                "A warm-up must begin at the learning rate for one replica. Received: an optimizer "
+                f"after {_number(optimizer.iterations)} of {steps:g} steps, with another learning "
+                "rate. Pass the initial one as the argument learning_rate."
             )
         return _Ramp(optimizer, self._base or current, scale, steps, together)
 
@@ -124,8 +125,8 @@ class LearningRateWarmup(Callback):
         steps = (self.params or {}).get("steps")
         if steps is None:
             raise ValueError(
-                "A warm-up of epochs needs the number of steps in an epoch. Received: a dataset "
-                "whose length is not known. Give the warm-up steps, or fit steps_per_epoch."
+                "A warm-up in epochs requires a known number of steps per epoch. Received: a "
+                "dataset of unknown length. Pass steps to the warm-up, or steps_per_epoch to fit."
             )
         updates = steps / (getattr(optimizer, "gradient_accumulation_steps", None) or 1)
         return max(1, round((self._epochs or 0) * updates))
@@ -174,7 +175,7 @@ def _plain_learning_rate(optimizer: Any) -> float:
     configured = optimizer.get_config().get("learning_rate")
     if not isinstance(configured, (int, float, np.number)):
         raise ValueError(
-            "A warm-up sets the learning rate, so it has to be a plain number. Received: an "
+            "The learning rate must be a plain number, because the warm-up sets it. Received: an "
             f"optimizer whose learning rate is {configured!r}. Make the warm-up a part of the "
             "schedule (CosineDecay has warmup_steps), or compile with a number."
         )

@@ -18,10 +18,9 @@ class OperationsDifferError(RuntimeError):
     def __init__(self, operations: Mapping[int, str]):
         found = ", ".join(f"{name!r} on worker {rank}" for rank, name in operations.items())
         super().__init__(
-            f"All workers exchange the same values in the same order. Received: {found}. Either "
-            "one of them does what the others do not, or a step failed on all of them at "
-            "different moments. After that they cannot go on: start the job again, from its last "
-            "checkpoint."
+            f"All workers must exchange the same values in the same order. Received: {found}. "
+            "Either one of them makes other calls, or a step failed on all of them at different "
+            "moments. They cannot continue after that: restart the job from its last checkpoint."
         )
 
 

@@ -37,8 +37,9 @@ def accumulation_dtype(dtype: tf.DType) -> tf.DType:
         return _ACCUMULATION_DTYPES[dtype]
     except KeyError:
         raise ValueError(
-            f"Sums over workers are of {', '.join(known.name for known in _ACCUMULATION_DTYPES)}. "
-            f"Received: {dtype.name}. Cast it to one of these."
+            "The dtype of a sum over workers must be one of "
+            f"{', '.join(known.name for known in _ACCUMULATION_DTYPES)}. Received: {dtype.name}. "
+            "Cast the value to one of these."
         ) from None
 
 
@@ -50,8 +51,8 @@ def check_is_numeric(dtype: tf.DType) -> None:
     """
     if dtype in (tf.string, tf.variant, tf.resource):
         raise ValueError(
-            f"Workers exchange numbers and booleans. Received: {dtype.name}. Strings travel as "
-            "numbers, for example as tf.io.decode_raw(..., tf.uint8) makes of them."
+            f"Workers can exchange numbers and booleans only. Received: {dtype.name}. Convert "
+            "strings to numbers, for example by tf.io.decode_raw(..., tf.uint8)."
         )
 
 

@@ -92,9 +92,9 @@ class HorovodCollectives:
             return _started[2]
         if horovod.is_initialized():
             raise RuntimeError(
-                "A process joins one multi-worker job. Received: Horovod was started before in "
-                "this process, for another one. Keep to one TF_CONFIG a process, and do not call "
-                "horovod.init()."
+                "A process cannot join more than one multi-worker job. Received: Horovod, which "
+                "was already initialized for another one. Use one TF_CONFIG per process, and do "
+                "not call horovod.init()."
             )
         if task == cluster.training_tasks[0]:
             _serve(cluster.addresses[task], task)
@@ -203,7 +203,7 @@ def load() -> ModuleType:
         import horovod.tensorflow as horovod
     except Exception as error:  # Horovod raises unrelated types of its own for a wrong build
         raise ImportError(
-            "communication='horovod' needs Horovod 0.28.1, built for TensorFlow "
+            "communication='horovod' requires Horovod 0.28.1, built for TensorFlow "
             f"{tf.__version__}. Received: {type(error).__name__}: {error}. 'tf-config "
             "install-horovod' builds it, in two to four minutes (BUILD.md says how); "
             "communication='tensorflow' needs nothing else."
@@ -271,10 +271,11 @@ def _check_hostname(cluster: ClusterSpec, task: Task, version: str) -> None:
     if _FIXED_BUILD_TAG in version or (reachable if elsewhere else found):
         return
     raise ClusterConfigError(
-        f"Horovod {version}'s Gloo moves data over the address of this machine's name. Received: "
-        f"{name!r} stands for {', '.join(sorted(found)) or 'none'}. Build Horovod with "
-        "'tf-config install-horovod', which mends that (see BUILD.md), or give the name an "
-        "address that the other hosts reach, in /etc/hosts."
+        f"The Gloo of this build of Horovod {version} requires a host name that resolves to the "
+        f"address of the network interface. Received: {name!r}, which resolves to "
+        f"{', '.join(sorted(found)) or 'no address'}. Build Horovod with 'tf-config "
+        "install-horovod', which fixes this (see BUILD.md), or map the name to an address that the "
+        "other hosts can reach, in /etc/hosts."
     )
 
 

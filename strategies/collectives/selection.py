@@ -52,8 +52,9 @@ def start(
         return LocalCollectives(), _ALONE
     if config.cluster.tasks("ps"):
         raise ClusterConfigError(
-            "MultiWorkerMirroredStrategy has no use for parameter servers. Received: "
-            f"{len(config.cluster.tasks('ps'))} in TF_CONFIG. Take 'ps' out of 'cluster'."
+            "MultiWorkerMirroredStrategy cannot use parameter servers. Received: "
+            f"{len(config.cluster.tasks('ps'))} in TF_CONFIG. Remove 'ps' from 'cluster', or use "
+            "ParameterServerStrategy."
         )
     if config.task.type == "evaluator" or len(config.cluster.training_tasks) == 1:
         return LocalCollectives(), _ALONE
@@ -62,8 +63,8 @@ def start(
         range(len(config.cluster.tasks("worker")))
     ):
         raise ClusterConfigError(
-            "Every worker has to know all others. Received: a cluster with the tasks "
-            f"{', '.join(map(str, tasks))}. Name the workers between them too."
+            "The cluster must list all workers, numbered from 0 without gaps. Received: "
+            f"{', '.join(map(str, tasks))}. Add the missing ones."
         )
     _join(config)
     seconds = watch_seconds()
@@ -79,10 +80,10 @@ def start(
     shared = _share_memory(config, timeout, is_wanted, connect) if may_share else None
     if communication == "shared_memory" and not isinstance(shared, SharedMemoryCollectives):
         raise ClusterConfigError(
-            "communication='shared_memory' is for workers of one Linux host on x86-64, of the "
-            "same user and in the same container, on CPUs, without communication_options for "
-            f"TensorFlow's collectives. Received: {', '.join(map(str, tasks))} on {device}, which "
-            "do not share memory. Leave the argument out to have what is possible chosen."
+            "communication='shared_memory' requires CPU workers on one Linux host (x86-64), of the "
+            "same user and in the same container, without communication_options for TensorFlow's "
+            f"collectives. Received: {', '.join(map(str, tasks))} on {device}, which cannot share "
+            "memory. Omit the argument to select what is possible."
         )
     collectives = connect() if shared is None else shared
     way = _describe(collectives, communication, device, options)
@@ -98,8 +99,8 @@ def _join(config: TFConfig) -> None:
     global _job
     if _job not in (None, (config.cluster, config.task)):
         raise RuntimeError(
-            "A process joins one multi-worker job. Received: another one in this process, as "
-            f"{config.task}. Keep to one TF_CONFIG a process."
+            "A process cannot join more than one multi-worker job. Received: a second one in this "
+            f"process, as {config.task}. Use one TF_CONFIG per process."
         )
     _job = config.cluster, config.task
 
@@ -220,8 +221,8 @@ def resolve_communication(
     value = environ.get(VARIABLE, "auto") if communication is None else communication
     if value not in _CHOICES:
         raise ValueError(
-            f"Workers communicate by one of {', '.join(map(repr, _CHOICES))}. Received: "
-            f"{value!r}. Correct the argument communication or the variable {VARIABLE}."
+            f"communication must be one of {', '.join(map(repr, _CHOICES))}. Received: {value!r}. "
+            f"Correct the argument communication or the variable {VARIABLE}."
         )
     return value
 
@@ -236,8 +237,8 @@ def validate_options(options: Any) -> CommunicationOptions:
         return CommunicationOptions()
     if not isinstance(options, CommunicationOptions):
         raise ValueError(
-            "communication_options is a tf.distribute.experimental.CommunicationOptions. "
-            f"Received: {options!r}. How gradients are reduced is said by "
+            "communication_options must be a tf.distribute.experimental.CommunicationOptions. "
+            f"Received: {options!r}. To control how gradients are reduced, pass "
             "options=strategies.ReductionOptions(...)."
         )
     return options
@@ -266,16 +267,16 @@ def _check_for_horovod(options: CommunicationOptions, has_nccl: bool) -> None:
     """
     if options.timeout_seconds:
         raise ValueError(
-            "An operation of Horovod's has no timeout. Received: "
-            f"timeout_seconds={options.timeout_seconds}. Take communication='tensorflow', or "
-            "leave the timeout out; HOROVOD_STALL_SHUTDOWN_TIME_SECONDS ends a job that hangs."
+            "timeout_seconds cannot be used with Horovod. Received: "
+            f"timeout_seconds={options.timeout_seconds}. Use communication='tensorflow', or omit "
+            "the timeout; HOROVOD_STALL_SHUTDOWN_TIME_SECONDS ends a job that hangs."
         )
     implementation = options.implementation
     if implementation == _Implementation.AUTO:
         return
     if implementation != _Implementation.NCCL or not has_nccl:
         raise ValueError(
-            "Horovod takes Gloo, MPI or NCCL as it was built for. Received: "
-            f"CommunicationImplementation.{implementation.name}. Take "
-            "communication='tensorflow', or leave the implementation out."
+            "Horovod cannot choose between Gloo, MPI and NCCL at run time. Received: "
+            f"CommunicationImplementation.{implementation.name}. Use communication='tensorflow', "
+            "or omit the implementation."
         )

@@ -61,9 +61,9 @@ def collectives_of(strategy: tf.distribute.Strategy) -> Collectives:
         return extended.between_workers()
     if has_several_workers(strategy):
         raise ValueError(
-            "Workers are known to the strategies of this package. Received: "
-            f"{type(strategy).__module__}.{type(strategy).__name__} with several workers. "
-            "Use strategies.MultiWorkerMirroredStrategy."
+            "The strategy must be one of this package. Received: "
+            f"{type(strategy).__module__}.{type(strategy).__name__} with several workers. Use "
+            "strategies.MultiWorkerMirroredStrategy."
         )
     return LocalCollectives()
 

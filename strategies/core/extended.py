@@ -166,9 +166,9 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
     def _configure(self, *args: Any, **kwargs: Any) -> None:
         # tf_keras calls this for models that run in sessions.
         raise NotImplementedError(
-            "Strategies train with the eager execution of TensorFlow 2. Received: a model that "
-            "runs in a session of TensorFlow 1, as after tf.compat.v1.disable_eager_execution(). "
-            "Leave that out; fit and tf.function run graphs all the same."
+            "Strategies require eager execution. Received: a model that runs in a session of "
+            "TensorFlow 1, as after tf.compat.v1.disable_eager_execution(). Remove that call; fit "
+            "and tf.function run graphs anyway."
         )
 
     def _use_merge_call(self) -> bool:

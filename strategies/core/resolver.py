@@ -25,8 +25,8 @@ def config_of(resolver: Any) -> TFConfig | None:
     """
     if not isinstance(resolver, _Resolver):
         raise ClusterConfigError(
-            "cluster_resolver is a tf.distribute.cluster_resolver.ClusterResolver. Received: "
-            f"{resolver!r}. Leave it out to use TF_CONFIG."
+            "cluster_resolver must be a tf.distribute.cluster_resolver.ClusterResolver. Received: "
+            f"{resolver!r}. Omit it to use TF_CONFIG."
         )
     # Some resolvers know their task only after a call of cluster_spec.
     jobs = resolver.cluster_spec().as_dict()
@@ -35,8 +35,8 @@ def config_of(resolver: Any) -> TFConfig | None:
     task_type, task_id = resolver.task_type, resolver.task_id
     if task_type is None or task_id is None:
         raise ClusterConfigError(
-            "A cluster resolver says which task this process is. Received: task_type="
-            f"{task_type!r}, task_id={task_id!r}. Set both on the resolver."
+            "A cluster resolver must have a task_type and a task_id. Received: "
+            f"task_type={task_type!r}, task_id={task_id!r}. Set both on the resolver."
         )
     return TFConfig(
         ClusterSpec.from_dict(jobs),

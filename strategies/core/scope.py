@@ -116,9 +116,10 @@ def check_same_outside(model: Any, collectives: Collectives) -> None:
     other = first_different(values, collectives)
     if other is not None:
         raise ValueError(
-            "What is created outside of the scope has the same weights on all workers. Received: "
-            f"{_format_names(outside)}, whose values on worker {other} are not those on worker 0. Create "
-            "it inside `with strategy.scope():`, or load the same weights on all workers."
+            "A layer or model created outside of strategy.scope() must have the same weights on "
+            f"all workers. Received: {_format_names(outside)}, whose values on worker {other} "
+            "differ from those on worker 0. Create it inside `with strategy.scope():`, or load the "
+            "same weights on all workers."
         )
 
 
@@ -150,8 +151,7 @@ def _format_names(variables: Sequence[Any]) -> str:
 def _was_created_outside(variables: Sequence[Any], strategy: tf.distribute.Strategy) -> ValueError:
     found = f"{_format_names(variables)}, created" if variables else "an optimizer created"
     return ValueError(
-        "What trains under a strategy is created in its scope: the model, the optimizer and the "
-        "metrics; else each worker would train its own. Received, under "
-        f"{type(strategy).__name__}: {found} outside of it. Create and compile the model inside "
-        "`with strategy.scope():`."
+        "The model, optimizer and metrics must be created inside strategy.scope(). Received: "
+        f"{found} created outside of the scope of {type(strategy).__name__}. Create and compile "
+        "the model inside `with strategy.scope():`."
     )

@@ -73,8 +73,8 @@ class ReplicaIterator(DistributedIterator):
         del name
         if tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context():
             raise ValueError(
-                "An iterator has the batches of all replicas, and is advanced outside of the "
-                "function of a replica. Received: a call from inside. Pass the batches: "
+                "A distributed iterator cannot be advanced inside the function passed to "
+                "strategy.run. Received: a call from inside. Pass the batch as an argument: "
                 "strategy.run(function, args=(next(iterator),))."
             )
         return self._place_on_device(_waits.measure("next batch", self._iterators[0].get_next))
@@ -268,20 +268,21 @@ def check_options(options: tf.distribute.InputOptions | None, per_replica: bool)
     if options.experimental_place_dataset_on_device:
         if not is_per_replica:
             raise ValueError(
-                "A dataset is on a replica's device if each replica has one. Received: "
-                "experimental_place_dataset_on_device=True without "
-                "InputReplicationMode.PER_REPLICA. Ask for both, or for neither."
+                "experimental_place_dataset_on_device=True requires "
+                "InputReplicationMode.PER_REPLICA. Received: another replication mode. Set both, "
+                "or neither."
             )
         if options.experimental_fetch_to_device:
             raise ValueError(
-                "What is made on a replica's device is not fetched there. Received: "
-                "experimental_place_dataset_on_device=True with experimental_fetch_to_device. "
-                "Set experimental_fetch_to_device=False."
+                "experimental_place_dataset_on_device=True requires "
+                "experimental_fetch_to_device=False. Received: both. Set "
+                "experimental_fetch_to_device=False."
             )
     if is_per_replica and not per_replica:
         raise NotImplementedError(
-            "Each replica has a dataset of its own in distribute_datasets_from_function, on one "
-            "worker. Received: InputReplicationMode.PER_REPLICA. Leave the option out."
+            "InputReplicationMode.PER_REPLICA can only be used with "
+            "distribute_datasets_from_function, on one worker. Received: "
+            "InputReplicationMode.PER_REPLICA. Omit the option."
         )
 
 

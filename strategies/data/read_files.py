@@ -117,12 +117,14 @@ def names_of(files: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -
         found = tf.io.gfile.glob(os.fspath(pattern))
         if not found:
             raise ValueError(
-                "Files to read are there on every worker. Received: "
-                f"{os.fspath(pattern)!r}, which is none. Correct the name or the pattern."
+                "Each pattern must match a file on every worker. Received: "
+                f"{os.fspath(pattern)!r}, which matches none. Correct the name or the pattern."
             )
         names.update(found)
     if not names:
-        raise ValueError("There is a file to read, or more. Received: none. Give names of files.")
+        raise ValueError(
+            "At least one file must be given. Received: none. Pass the names of the files."
+        )
     return sorted(names)
 
 
@@ -138,10 +140,10 @@ def _check_same_names(names: Sequence[str], collectives: Collectives) -> None:
     others = [rank for rank, each in enumerate(found) if each != found[0]]
     if others:
         raise ValueError(
-            "Every worker finds all files, and reads its share of them. Received: "
-            f"{found[0][0]} on worker 0, {found[others[0]][0]} of other names on worker "
-            f"{others[0]}. Put all of them where every worker can read them; or, if each worker is "
-            "to read what it has, call strategy.distribute_datasets_from_function."
+            f"Every worker must see the same files. Received: {found[0][0]} on worker 0, and "
+            f"{found[others[0]][0]} with other names on worker {others[0]}. Put all files where "
+            "every worker can read them; or, if each worker is to read its own files, call "
+            "strategy.distribute_datasets_from_function."
         )
 
 
@@ -222,8 +224,8 @@ def _local_batch_size(batch_size: int, collectives: Collectives) -> int:
     """Returns this worker's batch size; the first workers may have one row more than the others."""
     if batch_size < collectives.size:
         raise ValueError(
-            f"A batch has a row for each of {collectives.size} workers. Received: batch_size="
-            f"{batch_size}. It is that of all workers together: make it larger."
+            f"batch_size must be at least the number of workers, {collectives.size}. Received: "
+            f"batch_size={batch_size}. It is the global batch size: make it larger."
         )
     start, stop = part_bounds(batch_size, collectives.rank, collectives.size)
     return stop - start
@@ -240,7 +242,7 @@ def _check(
     for name, chosen, known in (("shard", shard, _SHARDS), ("uneven", uneven, _UNEVEN)):
         if chosen not in known:
             raise ValueError(
-                f"{name} is one of {', '.join(map(repr, known))}. Received: {chosen!r}."
+                f"{name} must be one of {', '.join(map(repr, known))}. Received: {chosen!r}."
             )
     if uneven == "cut" and steps is not None:
         raise ValueError(

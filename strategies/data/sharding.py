@@ -247,9 +247,9 @@ def equal_steps(
     infinite = [rank for rank, count in enumerate(counts) if count == tf.data.INFINITE_CARDINALITY]
     if infinite and len(infinite) < len(counts):
         raise ValueError(
-            "The workers' datasets are all finite or all infinite. Received: infinite in "
-            f"worker {infinite[0]}, not in all others; steps by rank: {counts}. "
-            "Repeat all of them, or take a number of steps of each."
+            "The datasets of all workers must be finite, or all infinite. Received: an infinite "
+            f"one on worker {infinite[0]}, but not on all others; steps by rank: {counts}. Call "
+            "repeat() on all of them, or take(n) on each."
         )
     if infinite or len(set(counts)) == 1 and counts[0] >= 0:
         return dataset
@@ -329,7 +329,7 @@ def _rows_of_part(batch: Any, index: int | tf.Tensor, size: int) -> Any:
     leaves = tf.nest.flatten(batch)
     rows = count_examples(leaves[0])
     start, stop = part_bounds(rows, tf.cast(index, tf.int64), size, tf.minimum)
-    rule = "All components of a batch have the same number of rows. Received:"
+    rule = "All components of a batch must have the same number of examples. Received:"
     checks = [
         assert_in_step(count_examples(leaf) == rows, [rule, rows, count_examples(leaf)])
         for leaf in leaves[1:]
@@ -395,9 +395,9 @@ def _check_batched(spec: Any) -> None:
     rows.discard(None)
     if len(rows) > 1 or rows == {0}:
         raise ValueError(
-            "A dataset to distribute gives batches: the first dimension of each component is "
-            f"the rows. Received: elements of {spec}. Call .batch(...) with the batch size of "
-            "all workers together."
+            "A dataset to distribute must yield batches: the first dimension of each component is "
+            f"the number of examples. Received: elements of {spec}. Call .batch(...) with the "
+            "global batch size."
         )
 
 

@@ -72,7 +72,7 @@ def raise_on_all(collectives: Collectives, what: str, error: Exception | None) -
         if error is None and any(texts):
             rank = next(rank for rank, text in enumerate(texts) if text)
             raise RuntimeError(
-                f"{what} is done by all workers or by none. Received from worker {rank}: "
+                f"{what} must succeed on all workers. Received: an error on worker {rank}: "
                 f"{texts[rank]}"
             )
     if error is not None:

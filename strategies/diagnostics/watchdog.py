@@ -144,8 +144,8 @@ def _seconds(environ: Mapping[str, str], variable: str, default: float, in_words
         seconds = 0.0
     if not 0 < seconds < float("inf"):
         raise ValueError(
-            f"{variable} is a number of seconds above 0. Received: {given!r}. Correct it, "
-            f"or leave it out for {in_words}."
+            f"{variable} must be a number of seconds above 0. Received: {given!r}. Correct it, or "
+            f"unset it for {in_words}."
         )
     return seconds
 
@@ -237,9 +237,9 @@ class Watchdog:
             self._end_all(self._report(mine, cut_off, ", on a host that does not answer"))
         elif mine.waited >= self._step_timeout:
             self._end_all(
-                f"A worker waits at most {self._step_timeout:g} s for the others inside of a step "
-                f"(--step-timeout). Received: {waits} Raise the limit where one of them "
-                "computes, validates or saves longer by itself."
+                f"A worker cannot wait longer than {self._step_timeout:g} s for the others in a "
+                f"step (--step-timeout). Received: {waits} Raise the limit if one of them "
+                "computes, validates or saves for longer on its own."
             )
         elif mine.waited >= self._seconds and mine.waited - self._warned >= self._seconds:
             self._warned = mine.waited

@@ -66,16 +66,14 @@ class Eviction:
 
     def __post_init__(self) -> None:
         if self.age is None and self.count is None:
-            raise ValueError(
-                "Rows are evicted by age, by count, or both. Received: neither. Give one."
-            )
+            raise ValueError("Eviction requires an age, a count, or both. Received: neither.")
         for name, value in (("age", self.age), ("count", self.count)):
             if value is not None:
                 check_whole_number(name, value, 1)
         if self.count is not None and self.count > MAX_FREQUENCY:
             raise ValueError(
-                f"How often a row was trained on is counted up to {MAX_FREQUENCY}. Received: "
-                f"count={self.count}. Choose a smaller one."
+                f"count cannot exceed {MAX_FREQUENCY}. Received: count={self.count}. Choose a "
+                "smaller one."
             )
 
 
@@ -126,17 +124,17 @@ class TableConfig:
         _check_type("eviction", self.eviction, Eviction, "Eviction(age=1000)")
         if self.overflow not in OVERFLOW:
             raise ValueError(
-                f"overflow is one of {', '.join(map(repr, OVERFLOW))}. Received: {self.overflow!r}."
+                f"overflow must be one of {', '.join(map(repr, OVERFLOW))}. Received: "
+                f"{self.overflow!r}."
             )
         if self.overflow == "share" and self.input_dim is None:
             raise ValueError(
-                "Ids share a row where there are input_dim others. Received: overflow='share' "
-                "without input_dim. Give both."
+                "overflow='share' requires input_dim. Received: overflow='share' without input_dim."
             )
         if self.placement not in PLACEMENTS:
             raise ValueError(
-                f"placement is one of {', '.join(map(repr, PLACEMENTS))}. "
-                f"Received: {self.placement!r}."
+                f"placement must be one of {', '.join(map(repr, PLACEMENTS))}. Received: "
+                f"{self.placement!r}."
             )
         if self.is_replicated:
             self._check_replicated()
@@ -147,9 +145,10 @@ class TableConfig:
         unfit += ["no input_dim"] if self.input_dim is None else []
         if unfit:
             raise ValueError(
-                "A table that all workers have a copy of is small and stays so: it has input_dim, "
-                "and no admission, eviction or shared row. Received: placement='replicated' with "
-                f"{', '.join(unfit)}. Leave the placement out, or correct these."
+                "placement='replicated' requires input_dim, and cannot be combined with admission, "
+                "eviction or overflow='share', because every worker has a copy of the table. "
+                f"Received: placement='replicated' with {', '.join(unfit)}. Omit the placement, or "
+                "change these."
             )
 
     def to_dict(self) -> dict[str, Any]:
@@ -192,13 +191,13 @@ class FeatureConfig:
     def __post_init__(self) -> None:
         if not isinstance(self.table, TableConfig):
             raise ValueError(
-                f"A feature looks up in a strategies.TableConfig. Received: {self.table!r}. "
-                "Write FeatureConfig(strategies.TableConfig('items', 16)), for example."
+                f"table must be a strategies.TableConfig. Received: {self.table!r}. For example: "
+                "FeatureConfig(strategies.TableConfig('items', 16))."
             )
         if self.combiner not in COMBINERS:
             raise ValueError(
-                f"A combiner is one of {', '.join(map(repr, COMBINERS))}. "
-                f"Received: {self.combiner!r}."
+                f"combiner must be one of {', '.join(map(repr, COMBINERS))}. Received: "
+                f"{self.combiner!r}."
             )
 
 
@@ -206,6 +205,6 @@ def _check_type(name: str, value: Any, kind: type, example: str) -> None:
     """Raises ValueError unless a value is None or an instance of `kind`."""
     if not isinstance(value, (kind, type(None))):
         raise ValueError(
-            f"{name} is a strategies.{kind.__name__}. Received: {value!r}. "
-            f"Write {name}=strategies.{example}, for example, or leave it out."
+            f"{name} must be a strategies.{kind.__name__}. Received: {value!r}. For example: "
+            f"{name}=strategies.{example}; or omit it."
         )

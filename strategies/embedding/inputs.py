@@ -10,8 +10,8 @@ import tensorflow as tf
 from strategies.utils.assertions import assert_in_step
 
 _BEYOND = (
-    "Ids are int64: a larger one would become another, negative one. Received: a uint64 id of "
-    "2**63 or more. Pass ids.view(np.int64), or tf.bitcast(ids, tf.int64), if that is right."
+    "Ids must fit into int64. Received: a uint64 id of 2**63 or more. Pass ids.view(np.int64) or "
+    "tf.bitcast(ids, tf.int64) to map such ids to negative ones."
 )
 
 
@@ -44,7 +44,7 @@ def int64_array(ids: Any) -> np.ndarray:
     """
     ids = np.asarray(ids)
     if ids.size and ids.dtype.kind not in "iu":
-        raise ValueError(f"Ids are integers. Received: {ids.dtype}. Convert them first.")
+        raise ValueError(f"Ids must be integers. Received: {ids.dtype}. Convert them first.")
     if ids.dtype == np.uint64 and (ids >= 2**63).any():
         raise ValueError(_BEYOND)
     return ids.astype(np.int64)
@@ -78,20 +78,19 @@ class Bags:
         self._inputs = inputs
         if weights is not None and combiner is None:
             raise ValueError(
-                "Weights are for rows that are added up. Received: weights with combiner=None. "
-                "Choose 'sum', 'mean' or 'sqrtn'."
+                "weights require a combiner. Received: weights with combiner=None. Use 'sum', "
+                "'mean' or 'sqrtn'."
             )
         if weights is not None and type(weights) is not type(inputs):
             raise ValueError(
-                "Weights come in the form of the ids. Received: ids in a "
+                "Weights must be of the same type as the ids. Received: ids in a "
                 f"{type(inputs).__name__}, weights in a {type(weights).__name__}."
             )
         if isinstance(inputs, tf.SparseTensor):
             if combiner is None:
                 raise ValueError(
-                    "Ids of a SparseTensor are put together to one row for each example. "
-                    "Received: combiner=None. Choose 'sum', 'mean' or 'sqrtn', or pass a "
-                    "RaggedTensor."
+                    "A SparseTensor of ids requires a combiner. Received: combiner=None. Use "
+                    "'sum', 'mean' or 'sqrtn', or pass a RaggedTensor."
                 )
             ids, self._bags = inputs.values, inputs.indices[:, 0]
             self._count = inputs.dense_shape[0]
@@ -99,8 +98,9 @@ class Bags:
         elif isinstance(inputs, tf.RaggedTensor):
             if combiner is not None and inputs.ragged_rank > 1:
                 raise ValueError(
-                    "A bag is one row of ids. Received: a RaggedTensor of ragged_rank "
-                    f"{inputs.ragged_rank}. Call merge_dims(1, -1) on it first."
+                    "The ragged_rank of the ids must be 1 with a combiner. Received: a "
+                    f"RaggedTensor of ragged_rank {inputs.ragged_rank}. Call merge_dims(1, -1) on "
+                    "it first."
                 )
             ids = inputs.flat_values
             self._bags, self._count = inputs.value_rowids(), inputs.nrows()
@@ -198,16 +198,16 @@ def whole(ids: tf.Tensor) -> tf.Tensor:
         return int64_tensor(ids)
     if ids.dtype not in _EXACT_BELOW:
         raise ValueError(
-            f"Ids are integers. Received: {ids.dtype.name}. Make the input with dtype='int64'; "
-            "strings become ids by keras.layers.StringLookup or Hashing."
+            f"Ids must be integers. Received: {ids.dtype.name}. Create the input with "
+            "dtype='int64'; convert strings to ids with keras.layers.StringLookup or Hashing."
         )
     bound = _EXACT_BELOW[ids.dtype]
     # Comparisons with NaN are false, so NaN is invalid too.
     is_right = (tf.round(ids) == ids) & (tf.abs(ids) < tf.cast(bound, ids.dtype))
     wrong = tf.boolean_mask(ids, ~is_right)[:3]
     before = (
-        f"Ids are integers, or whole numbers of {ids.dtype.name} between -{bound} and {bound}, "
-        "where it has each of them. Received:"
+        f"Ids must be integers, or whole numbers of {ids.dtype.name} between -{bound} and {bound}, "
+        "the range in which it is exact. Received:"
     )
     behind = (
         "Make the input with dtype='int64', as by keras.Input; a Sequential model without one "
@@ -230,7 +230,7 @@ def _assert_same_bags(ids: tf.RaggedTensor, weights: tf.RaggedTensor) -> tf.Oper
     return assert_in_step(
         same,
         [
-            "Weights are in bags of the same lengths as the ids. Received: bags that end at",
+            "The weights must have the same row lengths as the ids. Received: rows that end at",
             ids.row_splits, "and weights that end at", weights.row_splits,
         ],
     )  # fmt: skip

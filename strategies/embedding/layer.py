@@ -419,8 +419,8 @@ class EmbeddingLayer:
     def _require_tables(self) -> Tables:
         if self.tables is None:
             raise ValueError(
-                "A layer has tables once it is built. Received: one that was not called. Call it "
-                "or build it first."
+                "The layer must be built first. Received: a layer that was not called. Call it, or "
+                "call its build method."
             )
         return self.tables
 

@@ -117,8 +117,9 @@ def check_on_servers(specs: TableSpecs) -> None:
             plain = config.optimizer is None and config.overflow == "error"
             if not plain or config.is_replicated:
                 raise ValueError(
-                    "On parameter servers the model's optimizer trains all tables, each row is on "
-                    f"one server, and no ids share one. Received: optimizer={config.optimizer!r}, "
-                    f"overflow={config.overflow!r} and placement={config.placement!r} for the "
-                    f"table {config.name!r}. Leave them out, or start the job without --ps."
+                    "Tables on parameter servers cannot have an optimizer of their own, "
+                    "overflow='share' or placement='replicated'. Received: "
+                    f"optimizer={config.optimizer!r}, overflow={config.overflow!r} and "
+                    f"placement={config.placement!r} for the table {config.name!r}. Omit them, or "
+                    "start the job without --ps."
                 )

@@ -74,8 +74,8 @@ def prefetch_rows(
     own = shard_dataset(dataset, extended.workers, replicas, in_step=False)
     if isinstance(own, Epochs):
         raise ValueError(
-            "Rows are prefetched in the order of a dataset. Received: one that ignores external "
-            "state and is the same on all workers. Leave its options out."
+            "prefetch_rows requires a dataset whose order is deterministic. Received: a dataset "
+            "that ignores external state. Omit this option."
         )
     queues = {group: PrefetchQueue((steps + 1) * replicas) for group in layer.specs.groups}
 
@@ -120,13 +120,12 @@ def _of_replica(replica: int, batch: tuple[Any, ...]) -> tuple[Any, ...]:
 def _check(dataset: Any, layer: Any, steps: Any) -> None:
     if not isinstance(dataset, tf.data.Dataset):
         raise TypeError(
-            "Batches come from a tf.data.Dataset. Received: "
-            f"{type(dataset).__name__}. Make one, with tf.data.Dataset.from_tensor_slices and "
-            "batch for example."
+            f"Batches must come from a tf.data.Dataset. Received: {type(dataset).__name__}. Create "
+            "one, for example with tf.data.Dataset.from_tensor_slices(...).batch(...)."
         )
     if not isinstance(layer, EmbeddingLayer):
         raise TypeError(
-            "The rows are those of a DistributedEmbedding. Received: "
-            f"{type(layer).__name__}. Pass the layer that looks up."
+            f"layer must be a DistributedEmbedding. Received: {type(layer).__name__}. Pass the "
+            "layer whose rows are prefetched."
         )
     check_whole_number("steps", steps, 1)

@@ -251,8 +251,8 @@ class Tables:
         ids, rows = int64_array(ids), np.asarray(rows, np.float32)
         if len(np.unique(ids)) != ids.size or ids.ndim != 1:
             raise ValueError(
-                "Rows are set for ids, each named once. Received: ids of shape "
-                f"{ids.shape}, {len(np.unique(ids))} of them different."
+                f"ids must be a vector without repetitions. Received: ids of shape {ids.shape}, "
+                f"{len(np.unique(ids))} of them different."
             )
         arrays = {"ids": ids, "rows": rows}
         table = self.table(name)
@@ -279,7 +279,7 @@ class Tables:
         keys = np.concatenate([part.keys() for part in parts])
         if keys.dtype.kind not in "iu" or keys.ndim != 1 or len(np.unique(keys)) != keys.size:
             raise ValueError(
-                "Rows are imported for ids, integers that are named once in all parts. Received: "
+                "The keys of all parts must be integers without repetitions. Received: "
                 f"{keys.dtype} of shape {keys.shape} in {directory!r}, {len(np.unique(keys))} of "
                 "them different."
             )
@@ -349,7 +349,7 @@ class Tables:
             return next(iter(tables.values()))
         if name not in tables:
             raise ValueError(
-                f"A table is one of {', '.join(map(repr, tables))}. Received: {name!r}."
+                f"table must be one of {', '.join(map(repr, tables))}. Received: {name!r}."
             )
         return tables[name]
 

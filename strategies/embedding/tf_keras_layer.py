@@ -40,7 +40,7 @@ class DistributedEmbedding(EmbeddingLayer, tf_keras.layers.Layer):
     def _tracking_metadata(self) -> str:
         # Only tf_keras's `model.save` reads it, as metadata from which `load_model` makes layers.
         raise ValueError(
-            "tf_keras makes no tables from a SavedModel, which is for serving. Received: "
-            f"model.save to one, of a model with {self.name!r}. Save to a path that ends in "
-            "'.keras', from which load_model goes on; to serve, call model.export."
+            "tf_keras cannot restore an embedding's tables from a SavedModel. Received: model.save "
+            f"to a SavedModel, of a model with {self.name!r}. Save to a path that ends in "
+            "'.keras', which load_model restores; to serve the model, call model.export."
         )

@@ -55,9 +55,9 @@ def check_dtype(layer: Any) -> None:
     quantizes = getattr(policy, "quantization_mode", None)
     if policy.variable_dtype != "float32" or quantizes:
         raise ValueError(
-            "Rows and their slot variables are float32; what comes of a lookup is of the layer's "
-            f"compute dtype. Received: the dtype policy {policy.name!r}. Give the layer "
-            "dtype='float32', 'mixed_bfloat16' or 'mixed_float16'."
+            "The variable dtype of an embedding must be float32. Received: the dtype policy "
+            f"{policy.name!r}. Create the layer with dtype='float32', 'mixed_bfloat16' or "
+            "'mixed_float16'."
         )
 
 
@@ -71,8 +71,8 @@ def strategy_of_tables() -> tf.distribute.Strategy:
     is_ours = isinstance(strategy.extended, ReplicatedExtended)
     if tf.distribute.has_strategy() and not is_ours:
         raise ValueError(
-            "DistributedEmbedding works without a strategy and under those of this package. "
-            f"Received: {type(strategy).__module__}.{type(strategy).__name__}. Use "
+            "DistributedEmbedding requires a strategy of this package, or none. Received: "
+            f"{type(strategy).__module__}.{type(strategy).__name__}. Use "
             "strategies.MirroredStrategy or strategies.MultiWorkerMirroredStrategy."
         )
     return strategy
@@ -84,7 +84,7 @@ def feature_from(value: Any) -> FeatureConfig:
         return value
     if isinstance(value, Mapping):
         return FeatureConfig(TableConfig.from_dict(value["table"]), value["combiner"])
-    raise ValueError(f"A feature is a FeatureConfig. Received: {value!r}.")
+    raise ValueError(f"Each feature must be a FeatureConfig. Received: {value!r}.")
 
 
 def tables_of(features: Mapping[str, FeatureConfig]) -> dict[str, TableConfig]:
@@ -94,14 +94,14 @@ def tables_of(features: Mapping[str, FeatureConfig]) -> dict[str, TableConfig]:
       ValueError: if there are no features, or two different tables have the same name.
     """
     if not features:
-        raise ValueError("A layer has a feature or more. Received: none. Name one.")
+        raise ValueError("features cannot be empty. Received: no feature.")
     tables: dict[str, TableConfig] = {}
     for feature in features.values():
         table = feature.table
         if tables.setdefault(table.name, table) != table:
             raise ValueError(
-                "Tables have names of their own. Received: two different ones named "
-                f"{table.name!r}. Rename one, or give both features the same TableConfig."
+                f"Tables must have different names. Received: two tables named {table.name!r}. "
+                "Rename one, or pass the same TableConfig to both features."
             )
     return tables
 
@@ -126,13 +126,13 @@ def _check_names(inputs: Any, weights: Any, features: Mapping[str, FeatureConfig
     if not isinstance(inputs, Mapping) or set(inputs) != set(features):
         given = sorted(inputs) if isinstance(inputs, Mapping) else type(inputs).__name__
         raise ValueError(
-            f"The layer is called with a dictionary of its features, {sorted(features)}. "
+            f"The layer must be called with a dictionary of its features, {sorted(features)}. "
             f"Received: {given}."
         )
     if not isinstance(weights, Mapping) or not set(weights) <= set(features):
         raise ValueError(
-            f"Weights are a dictionary of some of the features {sorted(features)}. "
-            f"Received: {sorted(weights) if isinstance(weights, Mapping) else weights!r}."
+            f"Weights must be a dictionary with some of the features {sorted(features)}. Received: "
+            f"{sorted(weights) if isinstance(weights, Mapping) else weights!r}."
         )
 
 
@@ -141,8 +141,7 @@ def check_which(output_dim: Any, features: Any) -> None:
     if (output_dim is None) == (features is None):
         which = "neither" if features is None else "both"
         raise ValueError(
-            "A layer has one table of output_dim numbers a row, or the tables of its "
-            f"features. Received: {which}. Give output_dim or features."
+            f"Exactly one of output_dim and features must be given. Received: {which}."
         )
 
 
@@ -151,9 +150,9 @@ def check_not_of_tables(settings: Mapping[str, Any], initializer: Any) -> None:
     named = [name for name, value in settings.items() if value is not None]
     if named or initializer != "uniform":
         raise ValueError(
-            "With features, what concerns a table is said in its TableConfig, and the "
-            "combiner in the FeatureConfig. Received: "
-            f"{', '.join(named) or 'embeddings_initializer'}. Move it there."
+            "With features, the settings of a table must be in its TableConfig, and the combiner "
+            f"in the FeatureConfig. Received: {', '.join(named) or 'embeddings_initializer'}. Move "
+            "it there."
         )
 
 
@@ -161,10 +160,12 @@ def check_settings(combiner: Any, unseen: Any, seed: Any) -> None:
     """Raises ValueError if a setting of a layer is invalid."""
     if combiner not in COMBINERS:
         raise ValueError(
-            f"combiner is one of {', '.join(map(repr, COMBINERS))}. Received: {combiner!r}."
+            f"combiner must be one of {', '.join(map(repr, COMBINERS))}. Received: {combiner!r}."
         )
     if unseen not in UNSEEN:
-        raise ValueError(f"unseen is one of {', '.join(map(repr, UNSEEN))}. Received: {unseen!r}.")
+        raise ValueError(
+            f"unseen must be one of {', '.join(map(repr, UNSEEN))}. Received: {unseen!r}."
+        )
     check_whole_number("seed", seed)
 
 
@@ -172,9 +173,9 @@ def check_optimizer(table: TableConfig, dtype: str) -> None:
     """Raises ValueError if a table's own optimizer does not support a layer's compute dtype."""
     if dtype == "float16":
         raise ValueError(
-            "A table's own optimizer runs within the backward pass, and knows of no scale of "
-            f"the loss. Received: optimizer={table.optimizer!r} with float16. Use "
-            "mixed_bfloat16 or float32, or the model's optimizer."
+            "A table's own optimizer cannot be used with float16, because it runs within the "
+            f"backward pass, where the loss is scaled. Received: optimizer={table.optimizer!r} "
+            "with float16. Use mixed_bfloat16 or float32, or the model's optimizer."
         )
 
 
@@ -188,8 +189,8 @@ def is_training(training: Any) -> bool | None:
         return None
     if tf.is_tensor(training) and not hasattr(training, "numpy"):
         raise ValueError(
-            "training is True, False or None when a function is traced. Received: "
-            f"{training!r}. Pass a Python value: a function is traced for each."
+            "training must be True, False or None while a function is traced. Received: "
+            f"{training!r}. Pass a Python value: the function is traced once for each."
         )
     return bool(training)
 

@@ -56,8 +56,8 @@ def all_writing(
         )
         error = OSError(
             raised.errno,
-            f"{what} are saved to files. Received: {raised.strerror}, in {directory!r}. What was "
-            f"saved there before is whole. {way_out}, and save again",
+            f"{what} cannot be saved. Received: {raised.strerror}, in {directory!r}. What was "
+            f"saved there before is intact. {way_out}, and save again",
         )
     try:
         raise_on_all(collectives, "Saving", error)

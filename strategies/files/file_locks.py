@@ -48,11 +48,11 @@ def check_sole_writer(in_step: bool) -> None:
             path = os.fspath(getattr(callback, _PATHS[base.__name__]))
             if not claim(path, callback):
                 raise ValueError(
-                    "A callback writes a file that no other process writes. Received: "
+                    "Two processes cannot write the same file. Received: "
                     f"{type(callback).__name__} of {path!r}, which another process on this host, "
-                    "such as another worker, writes, too. Wrap the callback, "
-                    "strategies.callbacks.on_first_worker(callback, strategy), or give each "
-                    "worker its own path, strategies.own_path(path, strategy)."
+                    "such as another worker, also writes. Wrap the callback in "
+                    "strategies.callbacks.on_first_worker(callback, strategy), or use a path per "
+                    "worker, strategies.own_path(path, strategy)."
                 )
 
 

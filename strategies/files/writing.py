@@ -104,8 +104,8 @@ def _run_on_all(collectives: Collectives, action: Callable[[], None]) -> None:
         raise error
     if any(failed):
         raise RuntimeError(
-            f"All workers write together. Received: worker {failed.index(1)} could not. "
-            "Its own error says why."
+            f"Writing must succeed on all workers. Received: an error on worker {failed.index(1)}. "
+            "See its output."
         )
 
 
@@ -116,8 +116,8 @@ def _move(source: str, target: str, path: str | os.PathLike[str]) -> None:
     names = sorted(tf.io.gfile.listdir(source), key=lambda name: (name == "checkpoint", name))
     if not names:
         raise ValueError(
-            f"The block writes to the path that it is given. Received: nothing, for {path}. "
-            "Write with `with strategies.writing(...) as path: model.save(path)`."
+            "The block must write to the path that it is given. Received: nothing written for "
+            f"{path}. Use `with strategies.writing(...) as path: model.save(path)`."
         )
     for name in (name.rstrip("/") for name in names):
         place = os.path.join(target, name)

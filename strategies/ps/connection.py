@@ -183,16 +183,15 @@ class ServerConnection:
                 raise _GraphDiffersError from None
             if _RECEIVED_TWICE in error.message:
                 raise ResponseLostError(
-                    "A parameter server answers a call once. Received: a connection to ps "
-                    f"{self.number} ({self.address}) that broke before the answer arrived. Start "
-                    "the job again, from its last checkpoint."
+                    "A call to a parameter server cannot be repeated safely. Received: a "
+                    f"connection to ps {self.number} ({self.address}) that broke before the "
+                    "response arrived. Restart the job from its last checkpoint."
                 ) from None
         if isinstance(error, tf.errors.InvalidArgumentError) and INCOMPLETE_CHANGE in error.message:
             raise ServerUnavailableError(
-                "A parameter server makes each change completely or not at all. Received: a change "
-                f"on ps {self.number} ({self.address}) that was interrupted when a connection "
-                "broke, or by an error. Start the job again, its servers too, from its last "
-                "checkpoint."
+                "A parameter server cannot continue after an incomplete change. Received: a change "
+                f"on ps {self.number} ({self.address}) that was interrupted by a broken connection "
+                "or an error. Restart the job, including its servers, from its last checkpoint."
             ) from None
         if isinstance(error, (tf.errors.UnavailableError, tf.errors.AbortedError)):
             raise self._lose(error.message.splitlines()[0]) from None
@@ -241,8 +240,8 @@ class ServerConnection:
         """Marks the server as lost; returns the error to raise."""
         self._is_lost = True
         return ServerUnavailableError(
-            f"Parameter servers serve as long as anybody trains. Received: ps {self.number} "
-            f"({self.address}) is gone: {reason}. See its own output for why it ended."
+            f"Parameter servers must run until all workers are done. Received: ps {self.number} "
+            f"({self.address}) is gone: {reason}. See its output for the cause."
         )
 
     def sessions(self) -> list[Session]:
@@ -408,7 +407,7 @@ def _wait_for_servers(cluster: ClusterSpec, task: Task, timeout: float) -> None:
         all_answer,
         lambda: ", ".join(f"{server} ({cluster.addresses[server]})" for server in missing),
         lambda names: (
-            f"All parameter servers answer within {timeout:g} s of the start. Received at "
+            f"All parameter servers must answer within {timeout:g} s. Received at "
             f"{task}: no answer from {names}. Start 'python -m strategies.serve' as each of "
             "them, as 'tf-config run' does, and see that its address is open."
         ),

@@ -68,9 +68,9 @@ class RemoteRowVariable(RowVariable):
         server = current_server()
         if server is None:
             raise ValueError(
-                "An embedding's rows are on the parameter servers, and change there. Received: "
-                f"{self.name!r} changed or read by a worker. Leave that out, or set rows by the "
-                "layer's set_rows."
+                "A worker cannot read or change the variable of an embedding whose rows are on "
+                f"parameter servers. Received: {self.name!r}. Read rows with the layer's rows, and "
+                "set them with set_rows."
             )
         return self._parts[server].table
 

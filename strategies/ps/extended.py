@@ -315,10 +315,10 @@ class ParameterServerExtended(ReplicatedExtended):
     def _record(self, var: Any, fn: Callable[..., Any], args: Any) -> None:
         if self._is_recorded(var) and is_assignment(fn):
             raise ValueError(
-                "A variable that the servers have been told to change is known here when the step "
-                f"is complete. Received: a new value for {var.remote.path!r} in the same step, as "
-                "a weight's constraint gives it. Leave the constraint out, or take mode='geo', "
-                "where workers have optimizers of their own."
+                "A variable on parameter servers cannot be assigned in the step that updates it, "
+                "because its new value is known only after the step. Received: a new value for "
+                f"{var.remote.path!r} in the same step, as a weight constraint assigns it. Remove "
+                "the constraint, or use mode='geo', in which each worker has its own optimizer."
             )
         self._enter_graph()
         self._updates.append(update_call(var, fn, args))
@@ -331,10 +331,11 @@ class ParameterServerExtended(ReplicatedExtended):
         """
         if self._is_recorded(var):
             raise ValueError(
-                "A variable that the servers have been told to change has its new value here when "
-                f"the step is complete. Received: {var.remote.path!r}, read after it was changed "
-                "in the same step, as SpectralNormalization and a weight's constraint do. Read it "
-                "first, leave those out, or take mode='geo', where workers change own copies."
+                "A variable on parameter servers cannot be read after it was changed in the same "
+                "step, because its new value is known only after the step. Received: "
+                f"{var.remote.path!r}, read after a change, as SpectralNormalization and weight "
+                "constraints do. Read it first, remove these, or use mode='geo', in which workers "
+                "change their own copies."
             )
 
     def _is_recorded(self, var: Any) -> bool:
@@ -356,9 +357,9 @@ class ParameterServerExtended(ReplicatedExtended):
         if self._updates and graph is not self._recorded_in:
             self._updates = []
             raise ValueError(
-                "All changes of a step are sent together. Received: an optimizer that makes them "
-                "under a condition, as gradient_accumulation_steps does. Leave that out, or take "
-                "mode='geo', where workers have optimizers of their own."
+                "An optimizer on parameter servers cannot make its updates inside a condition. "
+                "Received: conditional updates, as with gradient_accumulation_steps. Omit it, or "
+                "use mode='geo', in which each worker has its own optimizer."
             )
         self._recorded_in = graph
 

@@ -86,7 +86,8 @@ def _check_all_present(method: str, present: list[int], size: int) -> None:
     if method == "predict":
         ended = sorted(set(range(size)) - set(present))
         raise RuntimeError(
-            "In mode='sync' predict puts the rows of all workers together. Received: of "
-            f"{size} workers, rank {', '.join(map(str, ended))} has ended. Call predict on all "
-            "workers before the first one ends, or in each of them model.predict_on_batch."
+            "In mode='sync' predict must be called while all workers are running, because it "
+            f"gathers the predictions of all. Received: {size} workers, of which rank "
+            f"{', '.join(map(str, ended))} has ended. Call predict on all workers before the first "
+            "one ends, or call model.predict_on_batch."
         )

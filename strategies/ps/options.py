@@ -59,10 +59,10 @@ class ParameterServerOptions:
     def __post_init__(self) -> None:
         if self.mode not in _MODES:
             raise ValueError(
-                f"mode is one of {', '.join(map(repr, _MODES))}. Received: {self.mode!r}."
+                f"mode must be one of {', '.join(map(repr, _MODES))}. Received: {self.mode!r}."
             )
         if self.compression not in _COMPRESSIONS:
-            raise ValueError(f"compression is None or 'fp16'. Received: {self.compression!r}.")
+            raise ValueError(f"compression must be None or 'fp16'. Received: {self.compression!r}.")
         Placement(1, self.placement, self.min_slice_size)
         for name, mode in _OF_MODE.items():
             value = getattr(self, name)
@@ -71,6 +71,6 @@ class ParameterServerOptions:
             check_whole_number(name, value, least=1)
             if self.mode != mode:
                 raise ValueError(
-                    f"{name} is a setting of mode={mode!r}. Received: {name}={value} "
-                    f"with mode={self.mode!r}. Leave it out."
+                    f"{name} can only be used with mode={mode!r}. Received: {name}={value} with "
+                    f"mode={self.mode!r}. Omit it."
                 )

@@ -107,8 +107,8 @@ class Placement:
         chosen = self._method(path, shape, self._servers)  # type: ignore[operator]
         if not isinstance(chosen, int) or not 0 <= chosen < self._servers:
             raise ValueError(
-                f"A placement function returns the number of a server, 0 to {self._servers - 1}. "
-                f"Received: {chosen!r} for {path!r}."
+                "A placement function must return the number of a server, from 0 to "
+                f"{self._servers - 1}. Received: {chosen!r} for {path!r}."
             )
         return chosen
 

@@ -157,9 +157,10 @@ class VariableRegistry:
             lambda: self._is_initialized(variable),
             lambda: f"the first worker's {variable.path}",
             lambda _: (
-                "The first worker gives each variable its first value. Received: none for "
-                f"{variable.path!r} within {self._timeout:g} s. See that it runs, and that all "
-                "workers make the same variables in the same order, under the same names."
+                f"The first worker must initialize each variable within {self._timeout:g} s. "
+                f"Received: no initial value for {variable.path!r}. Check that the first worker is "
+                "running, and that all workers create the same variables in the same order, with "
+                "the same names."
             ),
             self._timeout,
             poll_seconds=_POLL_SECONDS,

@@ -301,10 +301,10 @@ class StepProgram:
             is_sparse = any(update.transfer(leaf) == "sparse" for leaf in update.leaves)
             if is_sparse and remote.logs and (remote.name, 0) not in self._slices_of_rows:
                 logging.warning(
-                    "Only the rows that have changed are pulled from the parameter servers where a "
-                    "step changes no others. Received: an optimizer that changes all rows of %r, "
-                    "%s, so %.0f MB are pulled at a time. Take strategies.DistributedEmbedding, or "
-                    "SGD without momentum or weight decay.",
+                    "Workers can pull only the changed rows of a variable if a step changes no "
+                    "other rows. Received: an optimizer that changes all rows of %r, %s, so %.0f "
+                    "MB are pulled at a time. Use strategies.DistributedEmbedding, or SGD without "
+                    "momentum or weight decay.",
                     remote.path, list(remote.shape), megabytes,
                 )  # fmt: skip
 

@@ -196,8 +196,8 @@ def check_applicable(updates: Sequence[VariableUpdate]) -> None:
             )
         if len(update.variable.remote.slices) > 1 and not is_elementwise(optimizer):
             raise ValueError(
-                "A variable that is cut over several servers has an optimizer that changes each "
-                f"element by itself, one of {', '.join(_SUPPORTED)}. Received: {name} for "
+                "A variable that is sliced over several servers requires an element-wise "
+                f"optimizer, one of {', '.join(_SUPPORTED)}. Received: {name} for "
                 f"{update.variable.remote.path!r}. Keep variables whole with min_slice_size=None, "
-                "or say `elementwise = True` in the optimizer's class if it is so."
+                "or set `elementwise = True` in the optimizer's class if it is element-wise."
             )

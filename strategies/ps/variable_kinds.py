@@ -86,7 +86,7 @@ def check_aggregation(variable: Any) -> None:
     """
     if variable.aggregation == tf.VariableAggregation.NONE:
         raise ValueError(
-            "Several replicas of a worker send one change. Received: a new value of each for "
-            f"{variable.remote.path!r}. Make the variable with an aggregation, such as "
-            "tf.VariableAggregation.SUM."
+            "A variable that several replicas of a worker assign must have an aggregation. "
+            f"Received: a value from each replica for {variable.remote.path!r}. Create the "
+            "variable with an aggregation, such as tf.VariableAggregation.SUM."
         )

@@ -57,9 +57,10 @@ class ServerView:
         if remote.slices == self._remote.slices:
             return remote.parts[self._number]
         raise ValueError(
-            "A change on a parameter server reads and writes one variable, and what was made "
-            f"beside it. Received: a change of {self._remote.path!r} that uses {remote.path!r}. "
-            "Take an optimizer that treats each variable for itself, such as Adam."
+            "An update on a parameter server cannot use another variable than the one that it "
+            f"updates and its slot variables. Received: an update of {self._remote.path!r} that "
+            f"uses {remote.path!r}. Use an optimizer that updates each variable independently, "
+            "such as Adam."
         )
 
 
@@ -209,10 +210,10 @@ class SlotVariable(_RemoteMirroredVariable):
     def _read_outside(self) -> tf.Tensor:
         if not tf.executing_eagerly():
             raise NotImplementedError(
-                "An optimizer's state is on the parameter servers, and read there while a "
-                f"variable changes. Received: {self.remote.path!r} read in a function. Leave out "
-                "what reads it between the steps (use_ema, gradient_accumulation_steps), or take "
-                "mode='geo', where workers have optimizers of their own."
+                "An optimizer's state on parameter servers can only be read during an update. "
+                f"Received: {self.remote.path!r}, read in a function. Omit what reads it between "
+                "steps (use_ema, gradient_accumulation_steps), or use mode='geo', in which each "
+                "worker has its own optimizer."
             )
         return tf.constant(self.registry.read([self.remote])[0], self.remote.dtype)
 
@@ -320,8 +321,8 @@ def check_is_not_slot(variable: Any) -> None:
     """
     if isinstance(variable, SlotVariable):
         raise ValueError(
-            "An optimizer's state changes on the parameter servers, together with its "
-            f"variable. Received: a change of {variable.remote.path!r} alone. Leave out what keeps "
-            "gradients between steps (gradient_accumulation_steps), or take mode='geo', "
-            "where workers have optimizers of their own."
+            "An optimizer's state on parameter servers can only change together with its variable. "
+            f"Received: a change of {variable.remote.path!r} alone. Omit what keeps gradients "
+            "between steps (gradient_accumulation_steps), or use mode='geo', in which each worker "
+            "has its own optimizer."
         )

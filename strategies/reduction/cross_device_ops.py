@@ -311,8 +311,8 @@ class ReplicaCrossDeviceOps(tf.distribute.CrossDeviceOps):
         values = _components(per_replica_value)
         if any(isinstance(value, tf.IndexedSlices) for value in values):
             raise NotImplementedError(
-                "gather joins dense tensors. Received: IndexedSlices. "
-                "Call tf.convert_to_tensor on it first."
+                "gather requires dense tensors. Received: IndexedSlices. Call tf.convert_to_tensor "
+                "on it first."
             )
         tensors = [tf.convert_to_tensor(value) for value in values]
         axis = axis if axis >= 0 else axis + tensors[0].shape.rank

@@ -59,14 +59,14 @@ class ReductionOptions:
             check_whole_number(name, getattr(self, name), 0, "Leave it out for the default.")
         if self.compression not in _COMPRESSIONS:
             raise ValueError(
-                f"compression is one of {', '.join(map(repr, _COMPRESSIONS))}. Received: "
-                f"{self.compression!r}. bfloat16 saves as much, as a policy of the model's: "
-                "mixed_bfloat16."
+                f"compression must be one of {', '.join(map(repr, _COMPRESSIONS))}. Received: "
+                f"{self.compression!r}. To use bfloat16, set the model's policy to mixed_bfloat16, "
+                "which saves as much."
             )
         if self.mode not in _MODES:
             raise ValueError(
-                f"mode is one of {', '.join(map(repr, _MODES))}. Received: {self.mode!r}. "
-                "Leave it out for 'all_reduce'."
+                f"mode must be one of {', '.join(map(repr, _MODES))}. Received: {self.mode!r}. "
+                "Omit it for 'all_reduce'."
             )
 
 
@@ -87,7 +87,7 @@ def with_bucket_bytes(
         return reduction
     if reduction.bucket_bytes not in (default.bucket_bytes, options.bytes_per_pack):
         raise ValueError(
-            "Gradients travel in buckets of one size. Received: "
+            "bytes_per_pack and bucket_bytes cannot be combined. Received: "
             f"bytes_per_pack={options.bytes_per_pack} and bucket_bytes={reduction.bucket_bytes}. "
             "Leave out one."
         )

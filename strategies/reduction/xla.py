@@ -16,8 +16,9 @@ def check_communication(collectives: Collectives) -> None:
     """
     if collectives.size > 1 and is_compiled_by_xla(tf.compat.v1.get_default_graph()):
         raise ValueError(
-            "What reduces over workers is not compiled by XLA. Received: jit_compile=True. Leave "
-            "it at Keras's default, or compile parts of the model that reduce nothing."
+            "XLA cannot compile a step that communicates between workers. Received: "
+            "jit_compile=True. Leave it at Keras's default, or compile parts of the model that do "
+            "not communicate."
         )
 
 
@@ -37,7 +38,7 @@ def check_devices() -> None:
     devices = {outer.device for outer, _ in graph.captures if outer.dtype == tf.resource}
     if len(devices) > 1:
         raise ValueError(
-            "XLA compiles a step for one device, and replicas are on one each. Received: "
-            f"jit_compile=True, with variables on {', '.join(sorted(devices))}. Leave it at "
-            "Keras's default, or compile functions that a single replica calls."
+            "XLA cannot compile a step that uses several devices. Received: jit_compile=True, with "
+            f"variables on {', '.join(sorted(devices))}. Leave it at Keras's default, or compile "
+            "functions that a single replica calls."
         )

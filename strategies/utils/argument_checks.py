@@ -26,4 +26,6 @@ def check_whole_number(name: str, value: Any, least: int | None = None, advice: 
     if is_integer and (least is None or value >= least):
         return
     bound = "" if least is None else f" from {least}"
-    raise ValueError(f"{name} is a whole number{bound}. Received: {value!r}. {advice}".rstrip())
+    raise ValueError(
+        f"{name} must be a whole number{bound}. Received: {value!r}. {advice}".rstrip()
+    )

@@ -58,23 +58,22 @@ def check_trains_rows(optimizer: Any) -> None:
     name = type(optimizer).__name__
     if is_legacy(optimizer):
         raise ValueError(
-            "An embedding's rows are read and written by an optimizer's update_step. Received: "
-            f"tf_keras.optimizers.legacy.{name}, which writes to a variable's memory. Take "
+            "An embedding cannot be trained by a legacy optimizer, which writes to a variable's "
+            f"memory directly. Received: tf_keras.optimizers.legacy.{name}. Use "
             f"tf_keras.optimizers.{name}."
         )
     if not is_elementwise(optimizer):
         raise ValueError(
-            "An embedding is trained by optimizers that change each number by itself, for a step "
-            f"knows the rows that it touched alone. Received: {name}, which looks at whole "
-            f"variables, or is not known. Choose one of {', '.join(ELEMENTWISE)}; train the other "
-            "layers by another one (keras.optimizers.MultiOptimizer, or the layer's "
-            "optimizer=...); or say `elementwise = True` in the class of your own."
+            "An embedding requires an element-wise optimizer, because a step sees only the rows "
+            f"that it touched. Received: {name}, which uses whole variables, or is unknown. Use "
+            f"one of {', '.join(ELEMENTWISE)}; use different optimizers for the embedding and the "
+            "other layers (keras.optimizers.MultiOptimizer, or the layer's optimizer=...); or set "
+            "`elementwise = True` in your optimizer's class."
         )
     for option in _WHOLE_STATE_OPTIONS:
         if getattr(optimizer, option, None):
             raise ValueError(
-                "An embedding's rows are updated when they are touched, by optimizers whose state "
-                f"is of these rows. Received: {name} with {option}="
-                f"{getattr(optimizer, option)!r}, which is of all rows in every step. Leave "
-                f"{option} out."
+                "The optimizer of an embedding cannot change rows that a step does not touch. "
+                f"Received: {name} with {option}={getattr(optimizer, option)!r}, which changes all "
+                f"rows in every step. Omit {option}."
             )

@@ -145,7 +145,7 @@ class GrowableArray:
         for rows in reversed(self._capacities):
             capacity = tf.where(length <= rows, tf.constant(rows, tf.int64), capacity)
         capacity = tf.minimum(capacity, _MAX_ROWS)
-        message = f"An array has at most {_MAX_ROWS} rows. Use more workers. Received:"
+        message = f"A shard cannot have more than {_MAX_ROWS} rows. Use more workers. Received:"
         assert_in_step(length <= capacity, [message, length])
         shape = tf.stack([tf.cast(capacity, tf.int32), *self.shape])
         # After an update of rows, the variable copies every value that it gives or takes, and would

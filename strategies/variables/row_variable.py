@@ -154,8 +154,8 @@ class RowVariable(ResourceVariable):
             value = np.array(tf.cast(value, dtype or value.dtype))
         if value.shape != tuple(self.shape):
             raise ValueError(
-                "An embedding is trained by optimizers that have a state of its shape. Received: "
-                f"{name!r} of shape {value.shape}, for {tuple(self.shape)}. Choose one of "
+                "The optimizer state of an embedding must have the shape of its rows. Received: "
+                f"{name!r} of shape {value.shape}, for {tuple(self.shape)}. Use one of "
                 f"{', '.join(ELEMENTWISE)}."
             )
         # Keras 3 puts the slot's name behind the variable's name, tf_keras before it.
@@ -340,9 +340,9 @@ class RowVariable(ResourceVariable):
             self.snapshots.restore(np.array(value))
         elif not np.array_equal(np.array(value), self._make_stand_in()):
             raise ValueError(
-                "The state that an optimizer has for an embedding's rows is set with these. "
-                f"Received: other values for {self.name!r}. Load the weights or the layer's "
-                "load_rows."
+                "The optimizer state of an embedding's rows can only be set together with the "
+                f"rows. Received: other values for {self.name!r}. Load the weights, or call the "
+                "layer's load_rows."
             )
         return True
 
@@ -444,8 +444,8 @@ def check_identifies_rows(gradient: Any, variable: RowVariable) -> None:
     """
     if not isinstance(gradient, tf.IndexedSlices):
         raise ValueError(
-            "With several replicas, the gradient of an embedding stays tf.IndexedSlices, which "
-            "name its rows. Received: a dense gradient of "
-            f"{variable.table_name!r}, as Keras 3's global_clipnorm and functions on gradients "
-            "make it. Use clipnorm or clipvalue, or leave the embedding's gradient as it is."
+            "With several replicas, the gradient of an embedding must be tf.IndexedSlices, which "
+            f"identify its rows. Received: a dense gradient of {variable.table_name!r}, as Keras "
+            "3's global_clipnorm and functions of gradients return it. Use clipnorm or clipvalue, "
+            "or leave the embedding's gradient unchanged."
         )

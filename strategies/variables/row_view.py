@@ -148,8 +148,8 @@ class RowView:
         check = assert_in_step(
             is_right,
             [
-                "A gradient of an embedding is applied before the next one is computed, or not at "
-                "all. Received: one that was computed before the last one; it ends at position",
+                "The gradient of an embedding must be applied before the next one is computed, or "
+                "not at all. Received: a gradient computed before the last one; it ends at position",
                 count, "and the last one at", end, "Apply each gradient as soon as it is computed, "
                 "or take one gradient of the sum of the losses.",
             ],

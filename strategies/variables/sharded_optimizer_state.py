@@ -153,10 +153,10 @@ class ShardedOptimizerState:
                 component.assign(spec.concatenate_parts(collectives.all_gather(part)))
         elif len(self._devices) > 1 and optimizer_of(update) is not None:
             raise ValueError(
-                "With mode='reduce' and several replicas a process, an optimizer that runs inside "
-                "tf.cond or a loop updates each element by itself. Received: "
-                f"{type(optimizer_of(update)).__name__} for {variable.name}. Use one replica a "
-                "process, an elementwise optimizer, or mode='all_reduce'."
+                "With mode='reduce' and several replicas per process, an optimizer that runs "
+                "inside tf.cond or a loop must be element-wise. Received: "
+                f"{type(optimizer_of(update)).__name__} for {variable.name}. Use one replica per "
+                "process, an element-wise optimizer, or mode='all_reduce'."
             )
         else:
             is_split = isinstance(variable, PartitionedVariable)
@@ -207,9 +207,9 @@ class ShardedOptimizerState:
     def _join(self, parts: list[tf.Tensor]) -> tf.Tensor:
         if in_single_worker_scope():
             raise RuntimeError(
-                "With mode='reduce' all workers read the optimizer's state. Received: a read by "
-                "the first worker alone. Save at the end of an epoch (save_freq='epoch'), or on "
-                "all workers, with strategies.writing."
+                "With mode='reduce' all workers must read the optimizer's state together. "
+                "Received: a read by the first worker only. Save at the end of an epoch "
+                "(save_freq='epoch'), or on all workers, with strategies.writing."
             )
         return self._collectives.all_gather(parts[0] if len(parts) == 1 else tf.concat(parts, 0))
 
@@ -226,8 +226,8 @@ def _prepare(optimizer: Any) -> None:
     if is_legacy(optimizer):
         name = type(optimizer).__name__
         raise ValueError(
-            "With mode='reduce' an optimizer's update_step sees a part of each variable. Received: "
-            f"tf_keras.optimizers.legacy.{name}, which writes to a variable's memory. Take "
+            "mode='reduce' cannot be used with a legacy optimizer, which writes to a variable's "
+            f"memory directly. Received: tf_keras.optimizers.legacy.{name}. Use "
             f"tf_keras.optimizers.{name}, or mode='all_reduce'."
         )
     update_without_xla(optimizer)

@@ -243,12 +243,13 @@ def plan_capacity(
     """
     if not isinstance(tables, Mapping) or not tables:
         raise ClusterConfigError(
-            f"A plan is of tables by name, one or more. Received: {quoted(tables)}."
+            "tables must be a mapping from names to at least one table. Received: "
+            f"{quoted(tables)}."
         )
     for name, count, least in (("workers", workers, 1), ("servers", servers, 0)):
         number(name, count, least)
         if count != int(count):
-            raise ClusterConfigError(f"{name} is a whole number. Received: {count!r}.")
+            raise ClusterConfigError(f"{name} must be a whole number. Received: {count!r}.")
     number("batch", batch, 1)
     for name, value in (
         ("memory_gib", memory_gib),
@@ -259,8 +260,7 @@ def plan_capacity(
             number(name, value, 0, is_above=True)
     if step_seconds is not None and gbit_per_second is None:
         raise ClusterConfigError(
-            "A step's time is compared to the network's. Received: step_seconds alone. Give "
-            "gbit_per_second as well."
+            "step_seconds requires gbit_per_second. Received: step_seconds only."
         )
     return CapacityPlan(
         tables=tuple(PlannedTable.from_dict(name, table) for name, table in tables.items()),
@@ -294,9 +294,9 @@ def _slot_variables(optimizer: Any) -> int:
     count = parse_number("optimizer", optimizer) if str(optimizer).isdigit() else optimizer
     if not isinstance(count, int) or isinstance(count, bool) or not 0 <= count < 100:
         raise ClusterConfigError(
-            f"optimizer is one of {', '.join(SLOT_VARIABLES)}, or how many slot variables it "
-            f"keeps. Received: {quoted(optimizer)}. Choose one of these."
-            f"{suggestion(optimizer, SLOT_VARIABLES)}"
+            f"optimizer must be one of {', '.join(SLOT_VARIABLES)}, or the number of its slot "
+            f"variables. Received: {quoted(optimizer)}. Choose one of "
+            f"these.{suggestion(optimizer, SLOT_VARIABLES)}"
         )
     return count
 

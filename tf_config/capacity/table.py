@@ -47,7 +47,7 @@ class PlannedTable:
             number(f"{name} of the table {quoted(self.name)}", getattr(self, name), least)
         if self.width != int(self.width):
             raise ClusterConfigError(
-                f"A row has a whole number of numbers. Received: width={self.width!r}."
+                f"width must be a whole number. Received: width={self.width!r}."
             )
         if self.unique_ratio is not None:
             number("unique_ratio", self.unique_ratio, 0, 1)
@@ -55,7 +55,7 @@ class PlannedTable:
             number("zipf", self.zipf, 0, 10)
         if self.unique_ratio is not None and self.zipf is not None:
             raise ClusterConfigError(
-                "How often ids repeat is said by unique_ratio or by zipf. Received: both, for "
+                "unique_ratio and zipf cannot be combined. Received: both, for "
                 f"{quoted(self.name)}. Leave one out."
             )
 
@@ -105,7 +105,7 @@ def number(
     if not inside or (is_above and value == least):
         bounds = f"above {least}" if is_above else f"{least} or more"
         bounds += "" if most == math.inf else f", and {most} at most"
-        raise ClusterConfigError(f"{name} is a number, {bounds}. Received: {quoted(value)}.")
+        raise ClusterConfigError(f"{name} must be a number, {bounds}. Received: {quoted(value)}.")
 
 
 def parse_number(name: str, value: Any) -> Any:
@@ -120,7 +120,7 @@ def parse_number(name: str, value: Any) -> Any:
         result = float(value)
         return int(result) if result == int(result) else result
     except (ValueError, OverflowError):
-        raise ClusterConfigError(f"{name} is a number. Received: {quoted(value)}.") from None
+        raise ClusterConfigError(f"{name} must be a number. Received: {quoted(value)}.") from None
 
 
 def _comes(probability: float, draws: float) -> float:

@@ -146,29 +146,31 @@ def text_of(path: Path, option: str) -> str:
         return sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ClusterConfigError(
-            f"{option} names a text file. Received: {quoted(str(path))} ({quoted(str(error), 80)}). "
-            "Correct the path."
+            f"{option} must name a text file. Received: {quoted(str(path))} "
+            f"({quoted(str(error), 80)}). Correct the path."
         ) from None
 
 
 def count(text: str) -> int:
     """Returns a number from 0 to 99999."""
     if not (text.isascii() and text.isdigit() and len(text) < 6):
-        raise argparse.ArgumentTypeError(f"a number is 0 or more, received {quoted(text)}")
+        raise argparse.ArgumentTypeError(f"the number must be 0 or more, received {quoted(text)}")
     return int(text)
 
 
 def positive(text: str) -> int:
     """Returns a number from 1 to 99999."""
     if not (text.isascii() and text.isdigit() and len(text) < 6 and int(text) > 0):
-        raise argparse.ArgumentTypeError(f"a number is 1 or more, received {quoted(text)}")
+        raise argparse.ArgumentTypeError(f"the number must be 1 or more, received {quoted(text)}")
     return int(text)
 
 
 def port(text: str) -> int:
     """Returns a port from 1 to 65535."""
     if not (text.isascii() and text.isdigit() and len(text) < 6 and 1 <= int(text) <= 65535):
-        raise argparse.ArgumentTypeError(f"a port is 1 to 65535, received {quoted(text)}")
+        raise argparse.ArgumentTypeError(
+            f"the port must be from 1 to 65535, received {quoted(text)}"
+        )
     return int(text)
 
 
@@ -179,7 +181,9 @@ def seconds(text: str) -> float:
     except ValueError:
         value = float("nan")
     if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"a time in seconds is above 0, received {quoted(text)}")
+        raise argparse.ArgumentTypeError(
+            f"the time in seconds must be above 0, received {quoted(text)}"
+        )
     return value
 
 

@@ -56,8 +56,8 @@ def _one_of(tasks: Iterable[Task], text: str) -> Task:
     task = Task.parse(text)
     if task not in tasks:
         raise ClusterConfigError(
-            f"--task names one of the tasks asked for. Received: {task}, of "
-            f"{', '.join(map(str, tasks))}. Correct --task, or ask for more."
+            f"--task must name one of the requested tasks. Received: {task}, of "
+            f"{', '.join(map(str, tasks))}. Correct --task, or request more tasks."
         )
     return task
 

@@ -37,8 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Prints that the configuration is valid; an invalid one raises an error."""
     if arguments.timeout is not None and not arguments.connect:
         raise ClusterConfigError(
-            "--timeout is how long --connect waits. Received: no --connect. Add it, or leave both "
-            "out."
+            "--timeout requires --connect. Received: no --connect. Add it, or omit both."
         )
     config, origin = configuration(arguments)
     if arguments.verbosity >= 0:
@@ -70,6 +69,6 @@ def _connect(config: TFConfig, timeout: float, quiet: bool) -> None:
             lost.append(f"{task} at {address} ({reason})")
     if lost:
         raise ClusterConfigError(
-            f"Each task's host is reachable from here. Received: {'; '.join(lost)}. See the "
-            "host's name, its firewall, and whether it is up."
+            f"The host of each task must be reachable from here. Received: {'; '.join(lost)}. "
+            "Check the host's name, its firewall, and whether it is up."
         )

@@ -53,6 +53,6 @@ def run(arguments: argparse.Namespace) -> int:
         os.execvpe(command.argv[0], command.argv, {**command.environ, **beside})
     except OSError as error:
         raise ClusterConfigError(
-            f"exec runs a program. Received: {quoted(command.argv[0])} ({error.strerror}). "
-            "Name a Python script or a program on the PATH."
+            f"exec must be given a program that can be run. Received: {quoted(command.argv[0])} "
+            f"({error.strerror}). Pass a Python script or a program on the PATH."
         ) from None

@@ -66,8 +66,8 @@ def configuration(arguments: argparse.Namespace) -> tuple[TFConfig, str]:
         return _resolve_config(arguments, meeting), "arguments"
     if arguments.workers is not None:
         raise ClusterConfigError(
-            "--workers says how many there are beside --task; an environment says it itself. "
-            "Received: --workers alone. Leave it out, or add --task."
+            "--workers requires --task; otherwise the environment determines the number. Received: "
+            "--workers only. Omit it, or add --task."
         )
     resolved = read(arguments)
 
@@ -91,7 +91,7 @@ def read(arguments: argparse.Namespace) -> Resolved:
     if path is not None:
         if arguments.origin is not None:
             raise ClusterConfigError(
-                "The cluster is read from one place. Received: --file and --from. Leave out one."
+                "--file and --from cannot be combined. Received: both. Leave out one of them."
             )
         _check_unnamed(arguments, "A file")
         return Resolved(TFConfig.from_json(text_of(path, "--file")), str(path), {})
@@ -111,15 +111,15 @@ def _resolve_config(arguments: argparse.Namespace, meeting: RendezvousConfig) ->
     """Returns the configuration of the task that the arguments name, after a rendezvous."""
     if arguments.rendezvous is None or arguments.workers is None:
         raise ClusterConfigError(
-            "--task goes with --workers and --rendezvous. Received: without one of them. Write "
-            "for example --task worker:1 --workers 4 --rendezvous file:///shared/job-7."
+            "--task requires --workers and --rendezvous. Received: --task without one of them. For "
+            "example: --task worker:1 --workers 4 --rendezvous file:///shared/job-7."
         )
     roles = Roles(arguments.workers, arguments.ps or 0, arguments.chief, arguments.evaluator)
     task = Task.parse(arguments.task)
     if task not in roles.tasks:
         raise ClusterConfigError(
-            f"--task names one of the tasks asked for. Received: {task}, of "
-            f"{', '.join(map(str, roles.tasks))}. Correct --task, or ask for more."
+            f"--task must name one of the requested tasks. Received: {task}, of "
+            f"{', '.join(map(str, roles.tasks))}. Correct --task, or request more tasks."
         )
     return meeting.hold(
         arguments.rendezvous, Participant(roles, roles.tasks.index(task)), os.environ
@@ -136,6 +136,6 @@ def _check_unnamed(arguments: argparse.Namespace, who: str) -> None:
     given = " ".join(option for option, there in options.items() if there)
     if given:
         raise ClusterConfigError(
-            f"{who} says itself which role each task has. Received: {given}. Leave it out, or "
-            "choose another environment with --from."
+            f"The roles of the tasks cannot be changed: {who} determines them. Received: {given}. "
+            "Omit it, or choose another environment with --from."
         )

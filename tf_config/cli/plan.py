@@ -65,18 +65,22 @@ def run(arguments: argparse.Namespace) -> int:
             given[name] = getattr(arguments, name)
     tables = given.pop("tables", {})
     if not isinstance(tables, Mapping):
-        raise ClusterConfigError(f"'tables' are tables by name. Received: {quoted(tables)}.")
+        raise ClusterConfigError(
+            f"'tables' must be a mapping from names to tables. Received: {quoted(tables)}."
+        )
     more = [_table(text) for text in arguments.table]
     for name, _ in more:
         if [other for other, _ in more].count(name) > 1:
             raise ClusterConfigError(
-                f"--table describes each table once. Received: {quoted(name)} twice. Leave one out."
+                f"--table cannot describe the same table twice. Received: {quoted(name)} twice. "
+                "Leave one out."
             )
     tables = {**tables, **dict(more)}
     if not tables or "batch" not in given:
         what = "--batch" if tables else "--table"
         raise ClusterConfigError(
-            f"A plan needs tables and a batch. Received: no {what}. Give it, or a file with it."
+            f"A plan requires tables and a batch. Received: no {what}. Pass it, or a file that "
+            "contains it."
         )
     values = {
         name: value if name == "optimizer" else parse_number(name, value)
@@ -93,25 +97,26 @@ def _read(path: Path) -> dict[str, Any]:
     text = text_of(path, "FILE")
     if _depth(text) > _DEEPEST:  # YAML's parser would take very long
         raise ClusterConfigError(
-            f"FILE has tables in a mapping. Received: {_depth(text)} brackets in each other, in "
+            f"FILE cannot be nested that deeply. Received: {_depth(text)} nested brackets, in "
             f"{quoted(str(path))}. Correct it."
         )
     try:
         values = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError, OverflowError) as error:
         raise ClusterConfigError(
-            f"FILE is YAML or JSON. Received: {quoted(str(path))} ({quoted(str(error))})."
+            f"FILE must be YAML or JSON. Received: {quoted(str(path))} ({quoted(str(error))})."
         ) from None
     known = ["tables", *_OPTIONS]
     if not isinstance(values, dict):
         raise ClusterConfigError(
-            f"FILE has {', '.join(known)}. Received: {quoted(values)} in {quoted(str(path))}."
+            f"FILE must be a mapping with {', '.join(known)}. Received: {quoted(values)} in "
+            f"{quoted(str(path))}."
         )
     for key in values:
         if key not in known:
             raise ClusterConfigError(
-                f"FILE has {', '.join(known)}. Received: {quoted(key)} in {quoted(str(path))}. "
-                f"Correct it, or leave it out.{suggestion(key, known)}"
+                f"FILE can contain {', '.join(known)} only. Received: {quoted(key)} in "
+                f"{quoted(str(path))}. Correct it, or leave it out.{suggestion(key, known)}"
             )
     return values
 
@@ -136,13 +141,13 @@ def _table(text: str) -> tuple[str, dict[str, str]]:
     pairs = [part.partition("=") for part in rest.split(",")]
     if not (name and colon and all(key and equals for key, equals, _ in pairs)):
         raise ClusterConfigError(
-            f"--table is NAME:rows=N,width=N,... Received: {quoted(text)}. Correct it."
+            f"--table must be NAME:rows=N,width=N,... Received: {quoted(text)}. Correct it."
         )
     keys = [key for key, _, _ in pairs]
     for key in keys:
         if keys.count(key) > 1:
             raise ClusterConfigError(
-                "A table has each number once. Received: "
-                f"{quoted(key)} twice in {quoted(text)}. Leave one out."
+                f"--table cannot repeat a key. Received: {quoted(key)} twice in {quoted(text)}. "
+                "Leave one out."
             )
     return name, {key: value for key, _, value in pairs}

@@ -121,7 +121,7 @@ def _variable(text: str) -> tuple[str, str]:
         value = os.environ.get(name, "")
     if not name or not (equals or name in os.environ):
         raise ClusterConfigError(
-            f"--env is NAME=VALUE, or the name of a variable that is set. Received: {quoted(text)}. "
-            "Give it a value."
+            "--env must be NAME=VALUE, or the name of a variable that is set. Received: "
+            f"{quoted(text)}. Give it a value."
         )
     return name, value

@@ -47,8 +47,8 @@ def _write_new(path: Path, text: str) -> None:
         file = path.open("x", encoding="utf-8")
     except FileExistsError:
         raise ClusterConfigError(
-            f"--output writes a new file. Received: {quoted(str(path))}, which exists. "
-            "Remove it, or name another."
+            f"--output must name a new file. Received: {quoted(str(path))}, which exists. Remove "
+            "it, or choose another name."
         ) from None
     except OSError as error:
         raise _unwritable(path, error) from None
@@ -64,6 +64,6 @@ def _write_new(path: Path, text: str) -> None:
 
 def _unwritable(path: Path, error: OSError) -> ClusterConfigError:
     return ClusterConfigError(
-        f"--output writes a new file. Received: {quoted(str(path))} ({error.strerror}). "
-        "Name one where you may write."
+        f"--output must name a file that can be written. Received: {quoted(str(path))} "
+        f"({error.strerror}). Choose a directory in which you may write."
     )

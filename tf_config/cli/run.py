@@ -85,8 +85,9 @@ def run(arguments: argparse.Namespace) -> int:
     )
     if arguments.min_workers is not None and not arguments.max_restarts:
         raise ClusterConfigError(
-            "Workers are left out when a job starts again. Received: --min-workers "
-            f"{arguments.min_workers} without --max-restarts. Add for example --max-restarts 3."
+            "--min-workers requires --max-restarts, because workers are left out only at a "
+            f"restart. Received: --min-workers {arguments.min_workers} only. Add for example "
+            "--max-restarts 3."
         )
     warn_of_options_behind(arguments)
     for warning in ENVIRONMENTS["paddle"].warnings(os.environ):
@@ -115,6 +116,6 @@ def _words(text: str) -> list[str]:
         words = []
     if not words:
         raise ClusterConfigError(
-            f"--ssh is a command. Received: {quoted(text)}. Write for example 'ssh -p 2222'."
+            f"--ssh must be a command. Received: {quoted(text)}. For example: 'ssh -p 2222'."
         )
     return words

@@ -60,8 +60,8 @@ def _draw(config: TFConfig, path: Path) -> None:
         path.write_text(draw_cluster(config.cluster, config.task), encoding="utf-8")
     except OSError as error:
         raise ClusterConfigError(
-            f"--graph names a file to write. Received: {quoted(str(path))} ({error.strerror}). "
-            "Name one in a directory that is there."
+            f"--graph must name a file that can be written. Received: {quoted(str(path))} "
+            f"({error.strerror}). Choose a directory that exists."
         ) from None
     print(f"drawn: {path}")
 

@@ -47,7 +47,7 @@ def resolve(environ: Mapping[str, str], origin: str | None = None) -> Resolved |
     if origin is not None:
         if origin not in ENVIRONMENTS:
             raise ClusterConfigError(
-                f"--from is one of {', '.join(ENVIRONMENTS)}. Received: {quoted(origin)}. "
+                f"--from must be one of {', '.join(ENVIRONMENTS)}. Received: {quoted(origin)}. "
                 f"Choose one, or leave it out.{suggestion(origin, ENVIRONMENTS)}"
             )
         return ENVIRONMENTS[origin].resolve(environ)

@@ -122,8 +122,8 @@ class Variables:
         value = self.find(*names)
         if value is None:
             raise ClusterConfigError(
-                f"The environment '{self._origin}' sets {' or '.join(names)}. Received: it is not "
-                "set. Start the process with that launcher, or choose another with --from."
+                f"The environment '{self._origin}' must set {' or '.join(names)}. Received: it is "
+                "not set. Start the process with that launcher, or choose another with --from."
             )
         return value
 
@@ -137,7 +137,7 @@ class Variables:
         if not (value.isascii() and value.isdigit() and len(value) <= 10):
             name = next(name for name in names if name in self.seen)
             raise ClusterConfigError(
-                f"{name} is a whole number from 0. Received: {quoted(value)}. "
-                "See that it was not changed by hand."
+                f"{name} must be a whole number from 0. Received: {quoted(value)}. Check that it "
+                "was not changed by hand."
             )
         return int(value)

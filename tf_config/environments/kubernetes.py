@@ -36,17 +36,17 @@ def read(variables: Variables) -> TFConfig:
     service = variables.text(SERVICE_VARIABLE)
     if not _SERVICE.fullmatch(service):
         raise ClusterConfigError(
-            f"{SERVICE_VARIABLE} is the DNS name of a headless Service. Received: "
-            f"{quoted(service)}. Write for example 'train' or 'train.default.svc.cluster.local'."
+            f"{SERVICE_VARIABLE} must be the DNS name of a headless Service. Received: "
+            f"{quoted(service)}. For example: 'train' or 'train.default.svc.cluster.local'."
         )
     roles = parse_tasks(variables.text(TASKS_VARIABLE))
     stem, index = _own_name(variables)
     task = Task(variables.find(TASK_TYPE_VARIABLE) or "worker", index)
     if task not in roles.tasks:
         raise ClusterConfigError(
-            f"A pod is one of the tasks that {TASKS_VARIABLE} counts. Received: {task}, of "
-            f"{quoted(format_tasks(roles))}. Correct {TASKS_VARIABLE}, {TASK_TYPE_VARIABLE} or "
-            "the number of pods."
+            f"A pod must be one of the tasks that {TASKS_VARIABLE} counts. Received: {task}, of "
+            f"{quoted(format_tasks(roles))}. Correct {TASKS_VARIABLE}, {TASK_TYPE_VARIABLE} or the "
+            "number of pods."
         )
     port = variables.number(PORT_VARIABLE) if variables.find(PORT_VARIABLE) else DEFAULT_PORT
     addresses = {
@@ -71,14 +71,14 @@ def parse_tasks(text: str) -> Roles:
         name, _, number = (piece.strip() for piece in part.partition("="))
         if name not in TASK_TYPES or name in counts or not re.fullmatch("[0-9]{1,5}", number):
             raise ClusterConfigError(
-                f"{TASKS_VARIABLE} says once for each type how many tasks there are. Received: "
-                f"{quoted(text)}. Write for example 'chief=1,worker=2,ps=1,evaluator=1'."
+                f"{TASKS_VARIABLE} must have the number of tasks of each type, once per type. "
+                f"Received: {quoted(text)}. For example: 'chief=1,worker=2,ps=1,evaluator=1'."
             )
         counts[name] = int(number)
     chiefs, evaluators = counts.get("chief", 0), counts.get("evaluator", 0)
     if chiefs > 1 or evaluators > 1:
         raise ClusterConfigError(
-            "A job has at most one chief and one evaluator. Received: "
+            "A job cannot have more than one chief or more than one evaluator. Received: "
             f"{TASKS_VARIABLE}={quoted(text)}. Make the others workers."
         )
     return Roles(counts.get("worker", 0), counts.get("ps", 0), bool(chiefs), bool(evaluators))
@@ -100,13 +100,14 @@ def _own_name(variables: Variables) -> tuple[str, int]:
     match = _HOST.fullmatch(name.split(".")[0])  # a pod's hostname may be set to the full name
     if match is None:
         raise ClusterConfigError(
-            f"A pod's {_HOST_VARIABLE} ends with its index. Received: {quoted(name)}. Start the "
-            "pods with an Indexed Job or a StatefulSet, which name them such as 'train-worker-0'."
+            f"A pod's {_HOST_VARIABLE} must end with its index. Received: {quoted(name)}. Start "
+            "the pods with an Indexed Job or a StatefulSet, which give them names such as "
+            "'train-worker-0'."
         )
     index = int(match[2])
     if variables.find(_INDEX_VARIABLE) and variables.number(_INDEX_VARIABLE) != index:
         raise ClusterConfigError(
-            f"{_INDEX_VARIABLE} is the number at the end of {_HOST_VARIABLE}. Received: "
+            f"{_INDEX_VARIABLE} must be the number at the end of {_HOST_VARIABLE}. Received: "
             f"{quoted(variables.find(_INDEX_VARIABLE))} and {quoted(name)}. Leave both as "
             "Kubernetes sets them."
         )
@@ -120,8 +121,8 @@ def _hosts(stem: str, own: Task, roles: Roles) -> Mapping[Task, str]:
         return {task: f"{prefix}{task.type}-{task.index}" for task in roles.tasks}
     if {task.type for task in roles.tasks} != {own.type}:
         raise ClusterConfigError(
-            "The other types' pods are named as this one, with their type in its place. "
-            f"Received: the host name '{stem}-{own.index}' of {own}. Name the Job or StatefulSet "
-            f"for example 'train-{own.type}', or start tasks of this type alone."
+            "The name of a pod must contain the type of its task, from which the names of the "
+            f"other pods follow. Received: the host name '{stem}-{own.index}' of {own}. Name the "
+            f"Job or StatefulSet for example 'train-{own.type}', or start tasks of this type only."
         )
     return {task: f"{stem}-{task.index}" for task in roles.tasks}

@@ -60,8 +60,8 @@ def parse_tasks_per_node(text: str) -> list[int]:
         match = _COUNT.fullmatch(group.strip())
         if match is None or len(group) > 16 or not _fits(match, counts):
             raise ClusterConfigError(
-                "Tasks per node are numbers with repeats, as Slurm writes them: '4(x2),3'. "
-                f"Received: {quoted(text)}. See that the variable was not changed by hand."
+                "Tasks per node must be numbers with repeats, as Slurm writes them: '4(x2),3'. "
+                f"Received: {quoted(text)}. Check that the variable was not changed by hand."
             )
         counts += [int(match[1])] * int(match[2] or 1)
     return counts
@@ -88,6 +88,6 @@ def _expand(ranges: str, text: str) -> Iterator[str]:
 
 def _wrong_node_list(text: str) -> ClusterConfigError:
     return ClusterConfigError(
-        "A node list names nodes as Slurm does: 'n[1-3,07],login'. "
-        f"Received: {quoted(text)}. Compare it with 'scontrol show hostnames'."
+        f"A node list must have Slurm's form: 'n[1-3,07],login'. Received: {quoted(text)}. Compare "
+        "it with 'scontrol show hostnames'."
     )

@@ -43,13 +43,13 @@ def read(variables: Variables) -> TFConfig | RankOnly:
     twice = next((one for one in servers if servers.count(one) > 1), None)
     if twice is not None:
         raise ClusterConfigError(
-            f"Each parameter server of {_servers_variable(variables)} has an address of its own. Received: "
-            f"{twice} twice. Give servers of one host a port each."
+            f"Each parameter server in {_servers_variable(variables)} must have its own address. "
+            f"Received: {twice} twice. Give each server of a host its own port."
         )
     count = variables.number(*_COUNTS) if trainers is None or variables.find(*_COUNTS) else None
     if trainers is not None and count is not None and count != len(trainers):
         raise ClusterConfigError(
-            "PADDLE_TRAINERS_NUM is the number of PADDLE_TRAINER_ENDPOINTS. Received: "
+            "PADDLE_TRAINERS_NUM must be the number of PADDLE_TRAINER_ENDPOINTS. Received: "
             f"{count} and {len(trainers)}. Correct one of them."
         )
     task = _task(variables, servers)
@@ -64,8 +64,8 @@ def read(variables: Variables) -> TFConfig | RankOnly:
     roles = Roles(count or 0, len(servers))
     if task not in roles.tasks:
         raise ClusterConfigError(
-            f"Trainers are numbered from 0 to {roles.workers - 1}. Received: {task.index}. Correct "
-            f"{' or '.join(_IDS)}, or the number of trainers."
+            f"The trainer's number must be from 0 to {roles.workers - 1}. Received: {task.index}. "
+            f"Correct {' or '.join(_IDS)}, or the number of trainers."
         )
     return RankOnly(
         rank=roles.tasks.index(task),
@@ -102,7 +102,7 @@ def _with_ports(hosts: list[str], name: str, text: str) -> list[str]:
     ports = _format_names(text)
     if len(ports) not in (1, len(hosts)):
         raise ClusterConfigError(
-            f"{name} is one port, or one for each server. Received: {quoted(text)} for "
+            f"{name} must be one port, or one for each server. Received: {quoted(text)} for "
             f"{len(hosts)} servers. Correct it."
         )
     ports = ports * len(hosts) if len(ports) == 1 else ports
@@ -115,7 +115,7 @@ def _task(variables: Variables, servers: list[str]) -> Task:
         return Task("worker", variables.number(*_IDS))
     if role != "PSERVER":
         raise ClusterConfigError(
-            f"TRAINING_ROLE is TRAINER or PSERVER. Received: {quoted(role)}. Set one of these."
+            f"TRAINING_ROLE must be TRAINER or PSERVER. Received: {quoted(role)}. Set one of these."
         )
     host = variables.text("POD_IP")
     ports = _format_names(variables.find("PADDLE_PORT", "PADDLE_INIT_PORT") or _V2_PORT)
@@ -124,9 +124,9 @@ def _task(variables: Variables, servers: list[str]) -> Task:
         own = [index for index in own if servers[index] == f"{host}:{ports[0]}"]
     if len(own) != 1:
         raise ClusterConfigError(
-            "POD_IP and PADDLE_PORT (or PADDLE_INIT_PORT) name one of the parameter servers of "
-            f"{_servers_variable(variables)}. Received: {quoted(host)} and {quoted(','.join(ports))}, of "
-            f"{quoted(','.join(servers))}. Correct one of them."
+            "POD_IP and PADDLE_PORT (or PADDLE_INIT_PORT) must name one of the parameter servers "
+            f"in {_servers_variable(variables)}. Received: {quoted(host)} and "
+            f"{quoted(','.join(ports))}, of {quoted(','.join(servers))}. Correct one of them."
         )
     return Task("ps", own[0])
 

@@ -36,18 +36,18 @@ def read(variables: Variables) -> TFConfig:
     counts = parse_tasks_per_node(variables.text(*_TASKS_PER_NODE))
     if len(counts) != len(nodes):
         raise ClusterConfigError(
-            "Slurm gives a number of tasks for each node. Received: "
+            "The node list and the numbers of tasks must have the same length. Received: "
             f"{len(nodes)} nodes ({quoted(','.join(nodes))}), {len(counts)} numbers {counts}. "
-            "Ask for the same in sbatch and srun, or leave the variables as Slurm set them."
+            "Request the same in sbatch and srun, and leave the variables as Slurm sets them."
         )
     placed = _place(counts, variables)
     rank = variables.number(*_RANK)
     node = variables.find("SLURM_NODEID")
     if rank < len(placed) and node is not None and node != str(placed[rank]):
         raise ClusterConfigError(
-            f"Tasks are placed on nodes as SLURM_DISTRIBUTION says. Received: rank {rank} on node "
-            f"{quoted(node)}, where node {placed[rank]} was expected. "
-            "Start the step with --distribution=block or cyclic."
+            f"Tasks must be placed on nodes according to SLURM_DISTRIBUTION. Received: rank {rank} "
+            f"on node {quoted(node)}, where node {placed[rank]} was expected. Start the step with "
+            "--distribution=block or cyclic."
         )
     step = variables.find(*_STEP) or "0"
     odd = int(step[-1]) % 2 if step.isascii() and step.isdigit() else 0
@@ -136,9 +136,9 @@ def _place(counts: Sequence[int], variables: Variables) -> list[int]:
         size = 1 if distribution == "cyclic" else max(counts)
     else:
         raise ClusterConfigError(
-            "Tasks are placed on nodes in blocks, cyclically or in planes. Received: "
-            f"SLURM_DISTRIBUTION={quoted(distribution)}. Start the step with "
-            "--distribution=block or cyclic."
+            "The distribution of tasks must be block, cyclic or plane. Received: "
+            f"SLURM_DISTRIBUTION={quoted(distribution)}. Start the step with --distribution=block "
+            "or cyclic."
         )
     left, placed = list(counts), []
     while any(left):

@@ -72,8 +72,8 @@ def wheel() -> Path:
         tensorflow = importlib.metadata.version("tensorflow")
     except importlib.metadata.PackageNotFoundError:
         raise BuildError(
-            "Horovod is built for the TensorFlow of this Python. Received: none in "
-            f"{sys.executable}. Install keras-strategies there, which brings it."
+            "Horovod must be built for an installed TensorFlow. Received: none in "
+            f"{sys.executable}. Install keras-strategies there, which installs TensorFlow."
         ) from None
     options = build_options(tensorflow, os.environ)
     kept = cache_directory(tensorflow, options)
@@ -127,8 +127,8 @@ def need_compiler() -> None:
     compiler = os.environ.get("CXX", "g++")
     if shutil.which(compiler) is None:
         raise BuildError(
-            f"Horovod is built with a C++ compiler. Received: no {compiler} on the PATH. "
-            "Install g++ (Debian: apt-get install g++), or name another in CXX."
+            f"Building Horovod requires a C++ compiler. Received: no {compiler} on the PATH. "
+            "Install g++ (Debian: apt-get install g++), or set CXX to another compiler."
         )
 
 
@@ -200,8 +200,8 @@ def fixed_source(scratch: Path, environ: Mapping[str, str]) -> Path:
         text = (source / name).read_text()
         if text.count(old) != 1:
             raise BuildError(
-                f"Horovod {VERSION}'s source is the one that the fixes were written for. Received: "
-                f"{name} without {old!r}. See FIXES in tf_config/horovod/wheel.py."
+                f"The source of Horovod {VERSION} must be the one that the fixes were written for. "
+                f"Received: {name} without {old!r}. See FIXES in tf_config/horovod/wheel.py."
             )
         (source / name).write_text(text.replace(old, new))
     return source

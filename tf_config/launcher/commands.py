@@ -56,7 +56,7 @@ def argv(program: Sequence[str]) -> tuple[str, ...]:
         with contextlib.suppress(OSError):
             beside = [str(path.parent / name) for name in os.listdir(path.parent)]
         raise ClusterConfigError(
-            f"A job runs a program. Received: {quoted(program[0])}, which is no file here. "
+            f"The script must exist. Received: {quoted(program[0])}, which is not a file here. "
             f"Correct the path.{suggestion(path, beside)}"
         )
     _check_syntax(path)
@@ -79,8 +79,9 @@ def _check_syntax(path: Path) -> None:
             else f", line {line} ({quoted((getattr(error, 'text', '') or '').strip(), 60)})"
         )
         raise ClusterConfigError(
-            f"A script is Python {sys.version_info.major}.{sys.version_info.minor}. Received: "
-            f"{quoted(str(path))}{where}: {getattr(error, 'msg', error)}. Correct it there."
+            f"A script must be valid Python {sys.version_info.major}.{sys.version_info.minor}. "
+            f"Received: {quoted(str(path))}{where}: {getattr(error, 'msg', error)}. Correct it "
+            "there."
         ) from None
 
 

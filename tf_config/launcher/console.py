@@ -260,8 +260,8 @@ class TaskLog:
             self._file = self.path.open("ab" if append else "wb", buffering=0)
         except OSError as error:
             raise ClusterConfigError(
-                "Logs are files in the directory that --log-dir names. Received: "
-                f"{quoted(str(self.path))} ({error.strerror}). Name a directory that can be made."
+                "--log-dir must name a directory that can be created and written. Received: "
+                f"{quoted(str(self.path))} ({error.strerror}). Choose another one."
             ) from None
 
     def line(self, line: Line) -> None:

@@ -40,8 +40,8 @@ class Restarts:
         count = job.roles.workers + job.roles.chief
         if min_workers is not None and min_workers > count:
             raise ClusterConfigError(
-                "A job begins with all its workers. Received: --min-workers "
-                f"{min_workers} for {count}. Ask for fewer, or for more --workers."
+                "--min-workers cannot exceed the number of workers. Received: --min-workers "
+                f"{min_workers} for {count}. Lower it, or raise --workers."
             )
         self._job = job
         self._environ = environ

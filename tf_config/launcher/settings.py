@@ -84,18 +84,19 @@ class LaunchOptions:
         for name in self.variables:
             if not _NAME.fullmatch(name):
                 raise ClusterConfigError(
-                    "A variable's name has letters, digits and '_', and no digit first. Received: "
-                    f"{quoted(name)}. Correct it: --env NAME=VALUE."
+                    "The name of a variable must consist of letters, digits and '_', and cannot "
+                    f"begin with a digit. Received: {quoted(name)}. Correct it: --env NAME=VALUE."
                 )
             if name == SECRET_VARIABLE:
                 raise ClusterConfigError(
-                    "A secret stands in no command line, which all users of a host can read. "
-                    f"Received: --env {name}. Export the variable: it is passed on by itself."
+                    "A secret cannot be passed on the command line, which all users of a host can "
+                    f"read. Received: --env {name}. Export the variable: it is forwarded "
+                    "automatically."
                 )
             if name in _TOLD:
                 raise ClusterConfigError(
-                    f"{name} is another one in each task, and set by tf-config. Received: --env "
-                    f"{name}=... Leave it out."
+                    f"{name} cannot be set with --env, because tf-config sets it for each task. "
+                    f"Received: --env {name}=... Omit it."
                 )
 
 
@@ -186,16 +187,17 @@ def _gpus(count: int, environ: Mapping[str, str], place: LocalTasks) -> str:
     inherited = environ.get(GPU_VARIABLE)
     if inherited is None and place.gpus is not None and first + count > place.gpus:
         raise ClusterConfigError(
-            f"Each worker of a host gets {count} of its GPUs. Received: {len(computing)} on a host "
-            f"with {place.gpus} of NVIDIA's. Ask for fewer, or leave --gpus-per-worker out."
+            f"Each worker must have {count} GPUs of its own. Received: {len(computing)} workers on "
+            f"a host with {place.gpus} NVIDIA GPUs. Request fewer, or omit --gpus-per-worker."
         )
     if inherited is None:
         return ",".join(str(number) for number in range(first, first + count))
     devices = [device.strip() for device in inherited.split(",") if device.strip()]
     if first + count > len(devices):
         raise ClusterConfigError(
-            f"Each worker of a host gets {count} of its GPUs. Received: {len(computing)} on this "
-            f"host, and {GPU_VARIABLE}={quoted(inherited)}. Ask for fewer, or unset the variable."
+            f"Each worker must have {count} GPUs of its own. Received: {len(computing)} workers on "
+            f"this host, and {GPU_VARIABLE}={quoted(inherited)}. Request fewer, or unset the "
+            "variable."
         )
     return ",".join(devices[first : first + count])
 

@@ -120,14 +120,16 @@ def _probe(
         raise _unreachable(host, command, lines[-1]) from None
     if answer["missing"]:
         raise ClusterConfigError(
-            "The script is at the same place on every host. Received: "
-            f"{quoted(answer['missing'][0])} is no file on {host.name}, in {quoted(os.getcwd())}. "
-            "Copy it there, or start in a directory that all hosts share."
+            "The script must be at the same path on every host. Received: "
+            f"{quoted(answer['missing'][0])}, which is not a file on {host.name}, in "
+            f"{quoted(os.getcwd())}. Copy it there, or start the job in a directory that all hosts "
+            "share."
         )
     if interface is not None and interface not in answer["interfaces"]:
         raise ClusterConfigError(
-            f"--interface names a network interface of every host. Received: {quoted(interface)}; "
-            f"{host.name} has {', '.join(answer['interfaces'])}. Choose one of these."
+            "--interface must name a network interface of every host. Received: "
+            f"{quoted(interface)}; {host.name} has {', '.join(answer['interfaces'])}. Choose one "
+            "of these."
         )
     return HostResources(tuple(answer["ports"]), answer["cores"], answer["gpus"])
 
@@ -147,9 +149,9 @@ class HostUnreachable(ClusterConfigError):
 
 def _unreachable(host: Host, command: Sequence[str], said: str) -> HostUnreachable:
     message = (
-        "Each host is reached by ssh without a password, and has this directory and Python "
-        f"with this package. Received: {host.login}: {quoted(said)}. Try it: "
-        f"{shlex.join([*command[:-1], 'cd ' + shlex.quote(os.getcwd())])}; "
-        f"python is {Path(sys.executable)}."
+        "Each host must be reachable by ssh without a password, and must have this directory and "
+        f"this Python with this package. Received: {host.login}: {quoted(said)}. Try: "
+        f"{shlex.join([*command[:-1], 'cd ' + shlex.quote(os.getcwd())])}; python is "
+        f"{Path(sys.executable)}."
     )
     return HostUnreachable(message, host.name, said)

@@ -73,8 +73,8 @@ class TaskProcess:
                 if beside is not None:
                     beside.close()
             raise ClusterConfigError(
-                f"A job runs a program. Received: {quoted(argv[0])} ({error.strerror}). "
-                "Name a Python script or a program on the PATH."
+                f"The program must be one that can be run. Received: {quoted(argv[0])} "
+                f"({error.strerror}). Pass a Python script or a program on the PATH."
             ) from None
         self.popen = self._session.popen
         self.terminal = self._session.terminal

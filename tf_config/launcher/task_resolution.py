@@ -103,9 +103,9 @@ def settings(
     check_interface(request.interface)
     if config.task.type == "evaluator" and request.gpus:
         raise ClusterConfigError(
-            "--gpus-per-worker deals out the GPUs of a host among its tasks. Received: an "
-            "evaluator, which has no address, so nobody knows whose host it shares. Leave the "
-            "option out, and set CUDA_VISIBLE_DEVICES for each task."
+            "--gpus-per-worker cannot be used with an evaluator, which has no address, so it is "
+            "unknown whose host it shares. Received: an evaluator. Omit the option, and set "
+            "CUDA_VISIBLE_DEVICES for each task."
         )
     together = neighbours(config)
     environment = ENVIRONMENTS.get(origin)
@@ -138,8 +138,8 @@ def start_timeout(environ: Mapping[str, str]) -> float:
         seconds = float("nan")
     if not 0 < seconds < float("inf"):
         raise ClusterConfigError(
-            f"A time to wait is a number of seconds above 0. Received: {text!r} in "
-            f"{START_TIMEOUT_VARIABLE}. Correct the variable, or unset it."
+            f"{START_TIMEOUT_VARIABLE} must be a number of seconds above 0. Received: {text!r}. "
+            "Correct the variable, or unset it."
         )
     return seconds
 
@@ -152,7 +152,7 @@ def _seat(config: TFConfig) -> Participant:
     roles = Roles(counts["worker"], counts["ps"], bool(counts["chief"]), evaluator)
     if [*tasks, *([config.task] if evaluator else [])] != list(roles.tasks):
         raise ClusterConfigError(
-            "A rendezvous is for tasks numbered 0, 1, 2, ... Received: "
-            f"{', '.join(map(str, tasks))}. Leave --rendezvous out, or number them anew."
+            "A rendezvous requires tasks numbered 0, 1, 2, ... Received: "
+            f"{', '.join(map(str, tasks))}. Omit --rendezvous, or renumber them."
         )
     return Participant(roles, roles.tasks.index(config.task))

@@ -80,7 +80,7 @@ class KubernetesJob:
         longest = max((f"{self.name}-{task.label}" for task in self.roles.tasks), key=len)
         if len(longest) > _LONGEST_LABEL:
             raise ClusterConfigError(
-                f"The name of a pod has at most {_LONGEST_LABEL} characters. Received: "
+                f"The name of a pod cannot exceed {_LONGEST_LABEL} characters. Received: "
                 f"{quoted(longest)}, which has {len(longest)}. Choose a shorter name."
             )
         check("An image has a name without spaces", self.image, r"[!-~]+", "registry/train:1")

@@ -16,7 +16,7 @@ def check(what: str, value: str, pattern: str, example: str) -> None:
     """
     if not re.fullmatch(pattern, value):
         raise ClusterConfigError(
-            f"{what}. Received: {quoted(value)}. Write for example {quoted(example)}."
+            f"{what}. Received: {quoted(value)}. For example: {quoted(example)}."
         )
 
 
@@ -27,9 +27,7 @@ def check_range(what: str, value: int, last: int) -> None:
       ClusterConfigError: if it is not.
     """
     if not 1 <= value <= last:
-        raise ClusterConfigError(
-            f"{what} is from 1 to {last}. Received: {quoted(value)}. Choose a number between them."
-        )
+        raise ClusterConfigError(f"{what} must be from 1 to {last}. Received: {quoted(value)}.")
 
 
 def execute(environment: str, options: Sequence[str], program: Sequence[str]) -> list[str]:
@@ -43,14 +41,14 @@ def execute(environment: str, options: Sequence[str], program: Sequence[str]) ->
     """
     if not program or not program[0]:
         raise ClusterConfigError(
-            f"A job runs a program. Received: {quoted(list(program))}. Name one after '--'."
+            f"A program must be given. Received: {quoted(list(program))}. Add it after '--'."
         )
     for word in program:
         try:
             word.encode("utf-8")
         except UnicodeEncodeError:
             raise ClusterConfigError(
-                f"The program and its arguments are text in UTF-8. Received: {quoted(word)}. "
+                f"The program and its arguments must be text in UTF-8. Received: {quoted(word)}. "
                 "Rename the file, or pass the value in a file."
             ) from None
     return ["tf-config", "exec", "--from", environment, *options, "--", *program]

@@ -94,8 +94,8 @@ class SlurmJob:
             self._check_directive(directive)
         if ":" in self.program:
             raise ClusterConfigError(
-                "Slurm's srun takes a ':' that stands alone for the end of a command. Received: "
-                "one among the program's arguments. Write it as a part of another argument."
+                "The program's arguments cannot contain ':' alone, which srun takes for the end of "
+                "a command. Received: such an argument. Make it a part of another argument."
             )
         self._command()
 
@@ -106,15 +106,15 @@ class SlurmJob:
         check_range("The number of tasks of a node", each, self._tasks)
         if self.nodes is not None and self.nodes * each < self._tasks:
             raise ClusterConfigError(
-                f"All tasks find a place. Received: {self._tasks} tasks, {self.nodes} nodes with "
-                f"{each} each. Ask for more nodes, or for more tasks on each."
+                f"The nodes must have room for all tasks. Received: {self._tasks} tasks, "
+                f"{self.nodes} nodes with {each} each. Request more nodes, or more tasks per node."
             )
 
     def _check_directive(self, directive: str) -> None:
         check("An option of sbatch is one line", directive, f"-{_LINE}", "--constraint=rome")
         if _option(directive) in self._values().keys() - {"output"}:
             raise ClusterConfigError(
-                f"Each option of sbatch stands once. Received: {quoted(directive)}, which "
+                f"An option of sbatch cannot be given twice. Received: {quoted(directive)}, which "
                 "tf-config writes itself. Use the option of 'tf-config render slurm' for it."
             )
 

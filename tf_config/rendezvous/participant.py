@@ -33,9 +33,9 @@ class Participant:
     def __post_init__(self) -> None:
         if not 0 <= self.rank < len(self.roles.tasks):
             raise ClusterConfigError(
-                f"A job of {len(self.roles.tasks)} processes numbers them from 0 to "
-                f"{len(self.roles.tasks) - 1}. Received: {quoted(self.rank)}. Correct the number, "
-                "or how many tasks there are."
+                f"The rank must be from 0 to {len(self.roles.tasks) - 1} in a job of "
+                f"{len(self.roles.tasks)} processes. Received: {quoted(self.rank)}. Correct the "
+                "rank, or the number of tasks."
             )
 
     @property
@@ -129,22 +129,22 @@ class Roster:
         tasks = self.participant.roles.tasks
         if report.tasks != tuple(str(task) for task in tasks):
             raise ClusterConfigError(
-                "All processes of a job are told the same tasks. Received: "
+                "All processes of a job must be started with the same tasks. Received: "
                 f"{len(tasks)} ({quoted(', '.join(map(str, tasks)))}) on the first, "
-                f"{len(report.tasks)} ({quoted(', '.join(report.tasks))}) on {report.host}. "
-                "Start all with the same options."
+                f"{len(report.tasks)} ({quoted(', '.join(report.tasks))}) on {report.host}. Start "
+                "all with the same options."
             )
         if not 0 <= report.rank < len(tasks):
             raise ClusterConfigError(
-                f"A job of {len(tasks)} processes numbers them from 0 to {len(tasks) - 1}. "
-                f"Received: {quoted(report.rank)} from {quoted(report.host)}. Correct the number."
+                f"The rank must be from 0 to {len(tasks) - 1} in a job of {len(tasks)} processes. "
+                f"Received: {quoted(report.rank)} from {quoted(report.host)}. Correct the rank."
             )
         other = self.reports.get(report.rank)
         if other is not None and other.token != report.token:
             raise ClusterConfigError(
-                f"Each task is one process. Received: two that say they are "
-                f"{tasks[report.rank]}, on {other.host} and {report.host}. Give each process "
-                "another number, and each job a rendezvous of its own."
+                f"Two processes cannot be the same task. Received: two as {tasks[report.rank]}, on "
+                f"{other.host} and {report.host}. Use a different rank for each process, and a "
+                "different rendezvous for each job."
             )
         self.reports[report.rank] = report
 
@@ -165,7 +165,7 @@ class Roster:
     def too_late(self, seconds: float) -> ClusterConfigError:
         """Returns the error of a rendezvous that took too long."""
         return ClusterConfigError(
-            f"All tasks come to the meeting within {seconds:g} s. Received: still "
+            f"All tasks must connect to the rendezvous within {seconds:g} s. Received: still "
             f"{self.progress}. Start them too, or raise --start-timeout."
         )
 

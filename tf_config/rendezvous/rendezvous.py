@@ -80,8 +80,8 @@ def check_url(url: str) -> Path | Address:
     if parts.scheme == "file" and not parts.netloc and parts.path:
         return Path(unquote(parts.path)).absolute()
     raise ClusterConfigError(
-        "A rendezvous is file:///directory, shared by all, or tcp://host:port, of the first "
-        f"task's host. Received: {quoted(url)}. Write one of these."
+        "A rendezvous must be file:///directory, which all tasks share, or tcp://host:port, on the "
+        f"host of the first task. Received: {quoted(url)}."
     )
 
 
@@ -111,6 +111,6 @@ def _reserved_port(place: Path | Address) -> Iterator[int]:
             yield port
             return
     raise ClusterConfigError(
-        f"A task listens on a port from {PORTS.start} to {PORTS.stop - 1}. Received: all are taken "
-        "on this host. End what takes them."
+        f"A task requires a free port from {PORTS.start} to {PORTS.stop - 1}. Received: all are in "
+        "use on this host. End the programs that use them."
     )

@@ -39,8 +39,8 @@ def rendezvous(
         return (_lead if participant.leads else _follow)(path, participant, report, deadline)
     except OSError as error:
         raise ClusterConfigError(
-            "A rendezvous is a directory that all tasks can write to. Received: "
-            f"{quoted(str(path))} ({error.strerror}). Name another one."
+            "The directory of a rendezvous must be writable by all tasks. Received: "
+            f"{quoted(str(path))} ({error.strerror}). Use another one."
         ) from None
 
 
@@ -98,7 +98,8 @@ def _follow(
         if deadline.overdue > (0 if first is None else _GRACE_SECONDS):
             _remove(own)
             raise ClusterConfigError(
-                f"All tasks come to the meeting within {deadline.timeout:g} s. Received: "
+                f"All tasks must connect to the rendezvous within {deadline.timeout:g} s. "
+                "Received: "
                 + ("the first one did not" if first is None else "not all of them did")
                 + f", in {quoted(str(path))}. Start them too, or raise --start-timeout."
             )
@@ -109,9 +110,9 @@ def _check_first(path: Path, token: str) -> None:
     first = _read(path / _FIRST)
     if first is not None and first.get("token") != token:
         raise ClusterConfigError(
-            "Each job has a rendezvous of its own. Received: another process that says it is the "
-            f"first one, in {quoted(str(path))}. Give each job another directory, and each process "
-            "another number."
+            "Two jobs cannot share a rendezvous. Received: another process with the rank of the "
+            f"first one, in {quoted(str(path))}. Use a different directory for each job, and a "
+            "different rank for each process."
         )
 
 
@@ -121,8 +122,9 @@ def _report_in(found: dict[str, Any], file: Path) -> JoinRequest:
         return JoinRequest.from_dict(found.get("report"))
     except ValueError:
         raise ClusterConfigError(
-            "The files of a rendezvous are those that its tasks write. Received: "
-            f"{quoted(str(file))}, which is no report. Remove it, or name another directory."
+            "The directory of a rendezvous cannot contain other files. Received: "
+            f"{quoted(str(file))}, which was not written by a task. Remove it, or use another "
+            "directory."
         ) from None
 
 
@@ -131,9 +133,9 @@ def _check_own(own: Path, participant: Participant, report: JoinRequest) -> None
     found = _read(own)
     if found is not None and _report_in(found, own).token != report.token:
         raise ClusterConfigError(
-            f"Each task is one process. Received: two that say they are {participant.task}, in "
-            f"{quoted(str(own.parent))}. Give each process another number, and each job another "
-            "directory."
+            f"Two processes cannot be the same task. Received: two as {participant.task}, in "
+            f"{quoted(str(own.parent))}. Use a different rank for each process, and a different "
+            "directory for each job."
         )
 
 

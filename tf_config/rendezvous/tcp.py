@@ -166,7 +166,8 @@ def _follow(
             return cluster_of(answer)
         if deadline.is_over:
             raise ClusterConfigError(
-                f"All tasks come to the meeting within {deadline.timeout:g} s. Received: {waiting}. "
+                f"All tasks must connect to the rendezvous within {deadline.timeout:g} s. "
+                f"Received: {waiting}. "
                 "Start the first task on that host, open the port, or raise --start-timeout."
             )
         deadline.tick(waiting)
@@ -251,7 +252,7 @@ def _listen(address: Address) -> socket.socket:
     except OSError as error:
         taken = error.errno == errno.EADDRINUSE
         raise ClusterConfigError(
-            "The first task listens at the rendezvous, on its own host. Received: "
+            "The first task must be able to listen at the rendezvous, on its own host. Received: "
             f"{quoted(str(address))} ({error.strerror or error}). "
             + (
                 "If a server of an earlier job still runs there, end it. Choose another port."

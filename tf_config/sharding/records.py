@@ -50,9 +50,9 @@ def tfrecords(file: BinaryIO, path: Path) -> Iterator[Piece]:
             raise _cut_off(path, position)
         if not is_header(header):
             raise ClusterConfigError(
-                "A TFRecord begins with its length and that length's checksum. Received: "
-                f"{quoted(str(path))}, whose byte {position} begins none. Get the file anew, or "
-                "say with --format what it is."
+                "A TFRecord must begin with its length and the checksum of the length. Received: "
+                f"{quoted(str(path))}, which has none at byte {position}. Get a complete copy of "
+                "the file, or set --format."
             )
         yield header, False
         size = left = int.from_bytes(header[:8], "little") + _FOOTER_BYTES
@@ -91,15 +91,15 @@ def guess(head: bytes, path: Path) -> str:
         return "tfrecord"
     if b"\0" in head:
         raise ClusterConfigError(
-            "An input is text in lines, or TFRecords; either may be packed by gzip. Received: "
-            f"{quoted(str(path))}, which has zero bytes and no TFRecord at its start. Convert it "
-            "(UTF-16 to UTF-8, for example), or say with --format what it is."
+            "An input must be text in lines, or TFRecords; either may be compressed by gzip. "
+            f"Received: {quoted(str(path))}, which contains zero bytes and does not begin with a "
+            "TFRecord. Convert it (UTF-16 to UTF-8, for example), or set --format."
         )
     return "text"
 
 
 def _cut_off(path: Path, position: int) -> ClusterConfigError:
     return ClusterConfigError(
-        f"A file of TFRecords ends where a record ends. Received: {quoted(str(path))}, whose record "
-        f"from byte {position} on is cut off. Get the file anew."
+        f"A file of TFRecords must end where a record ends. Received: {quoted(str(path))}, whose "
+        f"record from byte {position} on is cut off. Get a complete copy of the file."
     )

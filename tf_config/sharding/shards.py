@@ -42,9 +42,9 @@ def check_free(directory: Path, name: str) -> None:
     for file in present:
         if pattern.fullmatch(file):
             raise ClusterConfigError(
-                "A split overwrites nothing, and mixes with no other split of that name. "
-                f"Received: {quoted(str(directory / file))}, which exists. Remove it and the "
-                "others of its kind, or name another --output-dir."
+                "A split cannot overwrite or mix with the files of another one. Received: "
+                f"{quoted(str(directory / file))}, which exists. Remove the files of the other "
+                "split, or use another --output-dir."
             )
 
 
@@ -121,9 +121,9 @@ def _explain_write_errors(directory: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise ClusterConfigError(
-            "Shards are files in the directory that --output-dir names. Received: "
-            f"{quoted(str(directory))} ({error.strerror or error}). Nothing was left there. Name "
-            "a directory that can be written and has room."
+            "--output-dir must name a directory that can be written and has enough space. "
+            f"Received: {quoted(str(directory))} ({error.strerror or error}). Nothing was left "
+            "there. Use another directory."
         ) from None
 
 
@@ -131,6 +131,7 @@ def _check_limit(count: int) -> None:
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit != resource.RLIM_INFINITY and count + _OTHER_OPEN_FILES > limit:
         raise ClusterConfigError(
-            f"Each shard is an open file. Received: {count} shards, and a limit of {limit} open "
-            f"files. Ask for fewer shards, or raise it: ulimit -n {count + _OTHER_OPEN_FILES}."
+            f"The number of shards cannot exceed the limit of open files. Received: {count} "
+            f"shards, and a limit of {limit} open files. Request fewer shards, or raise the limit: "
+            f"ulimit -n {count + _OTHER_OPEN_FILES}."
         )

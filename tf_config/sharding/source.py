@@ -117,8 +117,8 @@ def _reading(path: Path) -> Iterator[None]:
     except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise ClusterConfigError(
-            "An input is a file that can be read, or a directory of such files. Received: "
-            f"{quoted(str(path))} ({reason}). Correct the path, or get the file anew."
+            "An input must be a readable file, or a directory of such files. Received: "
+            f"{quoted(str(path))} ({reason}). Correct the path, or get a complete copy of the file."
         ) from None
 
 
@@ -138,9 +138,9 @@ def _files(path: Path) -> Iterator[Path]:
             yield file
         elif not is_directory:
             raise ClusterConfigError(
-                "An input is a file that can be read, or a directory of such files. Received: "
-                f"{quoted(str(file))}, which is no regular file. Remove it, or write its content "
-                "to a file."
+                "An input must be a readable file, or a directory of such files. Received: "
+                f"{quoted(str(file))}, which is not a regular file. Remove it, or write its "
+                "content to a file."
             )
 
 
@@ -160,8 +160,8 @@ def _common(kinds: Mapping[Path, _Kind]) -> _Kind:
     for path, kind in kinds.items():
         if first is not None and kind != kinds[first]:
             raise ClusterConfigError(
-                "All files of an input are text, or all are TFRecords; and all are packed by gzip "
-                f"or none. Received: {quoted(str(first))}, which is {kinds[first]}, and "
+                "The files of an input must be all text or all TFRecords, and all compressed by "
+                f"gzip or none. Received: {quoted(str(first))}, which is {kinds[first]}, and "
                 f"{quoted(str(path))}, which is {kind}. Move one kind to a directory of its own."
             )
     return _Kind("text", False) if first is None else kinds[first]

@@ -59,8 +59,8 @@ def split(
     """
     if not 1 <= count < 100_000:
         raise ClusterConfigError(
-            f"A split makes 1 to 99999 shards. Received: {quoted(count)}. "
-            "Ask for as many as there are workers."
+            f"The number of shards must be from 1 to 99999. Received: {quoted(count)}. Use the "
+            "number of workers, for example."
         )
     check_free(directory, source.name)
     names = shard_names(source.name, count, source.is_packed)
@@ -73,8 +73,8 @@ def split(
                 records += ends
         if records < count:
             raise ClusterConfigError(
-                "Each shard has a record at least, or its worker would have no data. Received: "
-                f"{records} for {count} shards. Ask for fewer shards, or add records."
+                "Each shard must have at least one record, or its worker would have no data. "
+                f"Received: {records} for {count} shards. Request fewer shards, or add records."
             )
     return Split(records, tuple(directory / name for name in names))
 

@@ -110,9 +110,9 @@ class Host:
     def _check_alive(self, rank: int) -> None:
         if self._peers[rank].has_ended():
             raise WorkerEndedError(
-                f"Workers exchange values until all of them have ended. Received: "
-                f"{self._names[rank]} has ended, and {self._names[self.rank]} waits for it. See "
-                "what it printed; all workers train for as many steps."
+                f"All workers must run until the last exchange. Received: {self._names[rank]} has "
+                f"ended while {self._names[self.rank]} waits for it. See its output; all workers "
+                "must train for the same number of steps."
             )
 
 

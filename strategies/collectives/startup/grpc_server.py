@@ -43,8 +43,8 @@ def join(cluster: ClusterSpec, task: Task, timeout: float) -> None:
         return
     if _joined is not None:
         raise RuntimeError(
-            "A process joins one multi-worker job. Received: another one in this process, as "
-            f"{_joined[1]}. Keep to one TF_CONFIG a process."
+            "A process cannot join more than one multi-worker job. Received: a second one in this "
+            f"process, as {_joined[1]}. Use one TF_CONFIG per process."
         )
     start = time.monotonic()
     _configure(cluster, task)
@@ -100,9 +100,9 @@ def _configure(cluster: ClusterSpec, task: Task) -> None:
         )
     except (RuntimeError, ValueError):
         raise RuntimeError(
-            "TensorFlow's collectives are set up before the first tensor. Received: tensors or "
-            "another strategy's collectives from before. Make the strategy at the start of the "
-            "script, or take Horovod (communication='horovod')."
+            "TensorFlow's collectives must be set up before the first tensor is created. Received: "
+            "an initialized TensorFlow, or the collectives of another strategy. Create the "
+            "strategy at the start of the script, or use Horovod (communication='horovod')."
         ) from None
 
 
@@ -122,9 +122,9 @@ def _serve_tensorflow(cluster: ClusterSpec, task: Task) -> None:
         context().ensure_initialized()
     except (tf.errors.OpError, RuntimeError) as error:
         raise ClusterConfigError(
-            f"Each worker listens at its own address. Received: {cluster.addresses[task]} for "
-            f"{task}, where TensorFlow's server does not start: {error}. Choose a free port of "
-            "this machine in TF_CONFIG."
+            "A worker must be able to listen on its address in TF_CONFIG. Received: "
+            f"{cluster.addresses[task]} for {task}, where TensorFlow's server cannot start: "
+            f"{error}. Use a free port of this machine."
         ) from None
 
 
@@ -143,7 +143,7 @@ def _wait_for_servers(cluster: ClusterSpec, task: Task, start: float, timeout: f
         all_answer,
         lambda: f"the server of {names()}",
         lambda _: (
-            f"All workers' servers answer within {timeout:g} s of the start. Received at "
+            f"The servers of all workers must answer within {timeout:g} s. Received at "
             f"{task}: no answer from {names()}. See that each of them did not fail, and that "
             "its address is open."
         ),

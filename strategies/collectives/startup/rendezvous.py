@@ -247,8 +247,8 @@ def serve(
             if unknown and place is not places[-1]:
                 continue
             raise ClusterConfigError(
-                f"The first worker listens at its own address. Received: {address} for {task}, "
-                f"but {error.strerror}. Choose a free port of this machine in TF_CONFIG."
+                "The first worker must be able to listen on its address in TF_CONFIG. Received: "
+                f"{address} for {task} ({error.strerror}). Use a free port of this machine."
             ) from None
         break
     # The longest time that stopping the server takes.
@@ -265,13 +265,13 @@ def _has_arrived(store: Store, task: Task, expected: bytes) -> bool:
     if entry is not None and entry.split()[:1] == expected.split()[:1] and entry != expected:
         theirs, ours = (each.split()[-1].decode(errors="replace") for each in (entry, expected))
         raise ClusterConfigError(
-            f"All workers exchange values in one way. Received: {theirs} in {task}, {ours} here. "
-            "Give all of them the same argument communication, or the same variable "
-            "KERAS_STRATEGIES_COMMUNICATION; 'tf-config doctor' says where Horovod can be used."
+            f"All workers must use the same communication. Received: {theirs} on {task}, {ours} "
+            "here. Pass the same argument communication to all of them, or set the same "
+            "KERAS_STRATEGIES_COMMUNICATION; 'tf-config doctor' shows where Horovod can be used."
         )
     if entry is not None and entry != expected:
         raise ClusterConfigError(
-            "All workers are told of the same cluster. Received: another one in "
-            f"{task}. Compare 'tf-config show' on both, and start all tasks anew."
+            "All workers must have the same cluster in TF_CONFIG. Received: a different one on "
+            f"{task}. Compare the output of 'tf-config show' on both, and restart all tasks."
         )
     return entry is not None

@@ -65,9 +65,9 @@ def check_sketch(table: Table, sketch: np.ndarray) -> None:
     """
     if isinstance(table.counter, ExactCounter):
         raise ValueError(
-            "A sketch does not say of which ids it is, so it is restored to a sketch. Received: "
-            f"one for {table.config.name!r}, whose admission has memory=None. Give it the memory "
-            "that it was saved with."
+            "A sketch of counts can only be restored to a sketch, because it does not contain the "
+            f"ids. Received: a sketch for {table.config.name!r}, whose admission has memory=None. "
+            "Set the memory that it was saved with."
         )
     if isinstance(table.counter, SketchCounter):
         table.counter.check(sketch)
@@ -110,14 +110,16 @@ def specs(table: Table, names: Iterable[str]) -> dict[str, tuple[type, tuple[int
 
 def _wrong(table: Table, received: str) -> str:
     return (
-        f"The table {table.config.name!r} has rows of {table.config.output_dim} numbers, and for "
-        f"each an id, a time and a count. Received: {received}. Restore what was saved of it."
+        f"The rows of the table {table.config.name!r} must have width {table.config.output_dim}, "
+        f"and each must have an id, a time and a count. Received: {received}. Restore a checkpoint "
+        "of this table."
     )
 
 
 def missing_overflow(table: Table) -> str:
     """Returns the error message for shared rows and a table without a shared row."""
     return (
-        "Rows that ids share are restored to a table whose ids may share one. Received: such "
-        f"rows for {table.config.name!r}, with overflow='error'. Choose overflow='share'."
+        "Rows shared by several ids can only be restored to a table with overflow='share'. "
+        f"Received: shared rows for {table.config.name!r}, with overflow='error'. Set "
+        "overflow='share'."
     )

@@ -47,7 +47,7 @@ def write(
     """
     if format not in FORMATS:
         raise ValueError(
-            f"A format is one of {', '.join(map(repr, FORMATS))}. Received: {format!r}."
+            f"format must be one of {', '.join(map(repr, FORMATS))}. Received: {format!r}."
         )
     write_part = _write_npy if format == "npy" else _write_parquet
     if format == "parquet":
@@ -58,8 +58,8 @@ def write(
     there = int(collectives.broadcast(tf.constant(there)))
     if there:
         raise ValueError(
-            "Rows are exported to a directory of their own, so that parts of two exports never "
-            f"mix. Received: {directory!r}, with {there} files. Empty it, or name another."
+            "Rows must be exported to an empty directory, so that the parts of two exports never "
+            f"mix. Received: {directory!r}, with {there} files. Empty it, or choose another."
         )
     path.mkdir(parents=True, exist_ok=True)
     part = path / f"part-{collectives.rank:05d}-of-{collectives.size:05d}"
@@ -91,8 +91,8 @@ def read(directory: str) -> list[Part]:
     parquet = sorted(path.glob("*.parquet"))
     if bool(keys) == bool(parquet):
         raise ValueError(
-            "Rows are imported from a directory with files such as keys.npy and values.npy, or "
-            f"with Parquet files. Received: {directory!r}, with "
+            "A directory to import must contain .npy files such as keys.npy and values.npy, or "
+            f"Parquet files. Received: {directory!r}, which contains "
             f"{'both' if keys else 'neither'}."
         )
     _check_complete([file.name for file in keys or parquet], directory)
@@ -115,8 +115,8 @@ def _check_complete(names: Sequence[str], directory: str) -> None:
     counts = [int(match[1]) for match in map(_OURS.match, names) if match]
     if counts and counts != [len(names)] * len(names):
         raise ValueError(
-            "All parts of one export are imported together. Received: "
-            f"{', '.join(names)} in {directory!r}. Export again, or complete the directory."
+            f"All parts of an export must be present. Received: {', '.join(names)} in "
+            f"{directory!r}. Export again, or add the missing parts."
         )
 
 
@@ -132,8 +132,8 @@ class _NpyPart:
         values = file.with_name(f"{before}values{behind}")
         if not values.exists():
             raise ValueError(
-                "A file of keys has one of values beside it. Received: "
-                f"{file.name!r} without {values.name!r}."
+                f"Each file of keys must have a file of values. Received: {file.name!r} without "
+                f"{values.name!r}."
             )
         self._files = {"keys": file, "values": values}
 
@@ -141,7 +141,7 @@ class _NpyPart:
         arrays = {name: npy_stream.load(path, "r") for name, path in self._files.items()}
         if arrays["values"].shape != (len(arrays["keys"]), width):
             raise ValueError(
-                f"Rows of {width} numbers are imported, one for each key. Received: values of "
+                f"The values must be rows of width {width}, one for each key. Received: values of "
                 f"shape {arrays['values'].shape} for {len(arrays['keys'])} keys in "
                 f"{self._files['values'].name!r}."
             )
@@ -176,7 +176,7 @@ class _ParquetPart:
         for _, values in self.chunks():
             if len(values) and values.shape[1] != width:
                 raise ValueError(
-                    f"Rows of {width} numbers are imported. Received: {values.shape[1]} in each."
+                    f"Imported rows must have width {width}. Received: {values.shape[1]}."
                 )
 
     def keys(self) -> np.ndarray:
@@ -195,7 +195,7 @@ def _parquet() -> ModuleType:
         import pyarrow.parquet
     except ImportError as error:
         raise ImportError(
-            "Parquet files are written and read by pyarrow. Received: a Python without it. Run "
-            "pip install 'keras-strategies[parquet]', or choose the format 'npy'."
+            "The format 'parquet' requires pyarrow. Received: a Python without it. Run pip install "
+            "'keras-strategies[parquet]', or use the format 'npy'."
         ) from error
     return pyarrow

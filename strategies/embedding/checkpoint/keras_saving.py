@@ -105,8 +105,8 @@ def _checksum_of(arrays: Mapping[str, np.ndarray]) -> int:
 
 def _damaged_error(received: object) -> str:
     return (
-        "The rows of a layer are restored from a file as it was saved. Received: "
-        f"{received}. No row was changed. Restore another file."
+        f"The file of a layer's rows must be complete and unchanged. Received: {received}. No row "
+        "was changed. Restore another file."
     )
 
 

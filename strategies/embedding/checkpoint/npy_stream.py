@@ -109,7 +109,8 @@ def read_chunks(files: Mapping[str, Path]) -> Iterator[dict[str, np.ndarray]]:
     lengths = {path.name: len(arrays[name]) for name, path in files.items()}
     if len(set(lengths.values())) > 1:
         raise ValueError(
-            f"Files of the same rows have as many each. Received: {lengths}. Save them again."
+            f"All files of a part must have the same number of rows. Received: {lengths}. Save "
+            "them again."
         )
     length = max(lengths.values(), default=0)
     row = sum(array[:1].nbytes for array in arrays.values()) or 1

@@ -95,8 +95,8 @@ def save(
     before = _read(path)
     if delta and before is None:
         raise ValueError(
-            "A delta holds what changed since rows were saved. Received: a directory without "
-            f"any, {directory!r}. Save all rows there first."
+            f"A delta requires rows saved earlier in the same directory. Received: {directory!r}, "
+            "which has none. Save all rows there first."
         )
     delta = delta and bases.has(path, before, collectives)
     chain = [] if before is None else before["folders"]
@@ -185,14 +185,14 @@ def _verify(shards: Sequence[TableShard], path: Path, collectives: Collectives) 
     latest = _read(path)
     if latest is None:
         raise ValueError(
-            "Rows are restored from a directory that they were saved to. Received: "
-            f"{directory!r}, which has no file {_LATEST!r}."
+            f"The directory must contain saved rows. Received: {directory!r}, which has no file "
+            f"{_LATEST!r}."
         )
     tables = shards[0].tables
     widths = {name: table.config.output_dim for name, table in tables.items()}
     if latest["tables"] != widths:
         raise ValueError(
-            "Rows are restored to tables of the same names and widths. Received: "
+            "The tables must have the same names and widths as the saved ones. Received: "
             f"{latest['tables']} in {directory!r}, for {widths}."
         )
     try:
@@ -207,7 +207,7 @@ def _verify(shards: Sequence[TableShard], path: Path, collectives: Collectives) 
                         _check_arrays(shards[0], name, files)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(
-            f"Rows are restored from files as they were saved. Received: {error}, in "
+            f"The files of saved rows must be complete and unchanged. Received: {error}, in "
             f"{directory!r}. No row was changed. Restore another checkpoint."
         ) from error
     return latest
@@ -316,7 +316,7 @@ def _read(path: Path) -> dict[str, Any] | None:
             raise ValueError(f"the file {_LATEST!r}, which has not {', '.join(sorted(names))}")
     except (ValueError, TypeError) as error:
         raise ValueError(
-            f"Rows are in a directory as they were saved. Received: {error}, in {str(path)!r}. "
-            "Name another directory."
+            f"The files of saved rows must be complete and unchanged. Received: {error}, in "
+            f"{str(path)!r}. Use another directory."
         ) from None
     return values

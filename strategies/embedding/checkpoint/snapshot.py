@@ -171,9 +171,10 @@ def gather_all(arrays: Mapping[str, np.ndarray], collectives: Collectives) -> Ar
     """
     if collectives.size > 1 and in_single_worker_scope():
         raise ValueError(
-            "Each worker has a part of an embedding, so all of them save together. Received: "
-            "a callback of the first worker. Pass ModelCheckpoint to fit as it is, with "
-            "strategies.own_path(path, strategy), or use the layer's save_rows."
+            "All workers must save an embedding together, because each has a part of it. Received: "
+            "a callback that runs on the first worker only. Pass ModelCheckpoint to fit without "
+            "on_first_worker, with strategies.own_path(path, strategy), or use the layer's "
+            "save_rows."
         )
     result = {}
     for name in sorted(arrays):
@@ -250,8 +251,9 @@ def restore(shards: Sequence[TableShard], arrays: Mapping[str, np.ndarray]) -> N
         check(shards[0].tables[name], own)
     if len({key.partition("/")[0] for key in arrays}) > len(tables):
         raise ValueError(
-            f"Rows are restored to as many tables as they were saved of. Received: more than "
-            f"{len(tables)}, for {', '.join(map(repr, tables))}. Build the layer as it was saved."
+            "A layer must have the tables that its rows were saved from. Received: more than "
+            f"{len(tables)} saved tables, for {', '.join(map(repr, tables))}. Create the layer "
+            "with the saved configuration."
         )
     clear(shards)
     local = [shard for shard in shards if shard.is_local_owner]
@@ -303,8 +305,8 @@ def check_shapes(table: Table, arrays: Mapping[str, np.ndarray]) -> None:
     width = table.config.output_dim
     if arrays["rows"].shape != (len(arrays["ids"]), width):
         raise ValueError(
-            f"The table {table.config.name!r} has rows of {width} numbers, one for each id. "
-            f"Received: rows of shape {arrays['rows'].shape} for {len(arrays['ids'])} ids."
+            f"The rows of the table {table.config.name!r} must have width {width}, one for each "
+            f"id. Received: rows of shape {arrays['rows'].shape} for {len(arrays['ids'])} ids."
         )
 
 

@@ -73,8 +73,9 @@ class Token(np.ndarray):
           ValueError: always.
         """
         raise ValueError(
-            "The array of an embedding in get_weights stands for rows that this process keeps. "
-            f"Received: an attempt to pickle it. {_SAVED}."
+            "The array that get_weights returns for an embedding cannot be pickled, because it "
+            "only stands for rows kept by this process. Received: an attempt to pickle it. "
+            f"{_SAVED}."
         )
 
 
@@ -153,31 +154,33 @@ class Snapshots:
                 size += rows * (4 * self._width + 16)
         if size > MAX_SNAPSHOT_BYTES:
             raise ValueError(
-                "get_weights keeps the rows of an embedding in memory, up to "
-                f"{MAX_SNAPSHOT_BYTES} bytes on a worker. Received: {size} bytes in "
-                f"{', '.join(map(repr, self._names))}. {_SAVED}; "
-                "in place of EarlyStopping(restore_best_weights=True) take ModelCheckpoint("
-                "'best.weights.h5', save_weights_only=True, save_best_only=True) and load_weights."
+                f"get_weights cannot keep more than {MAX_SNAPSHOT_BYTES} bytes of embedding rows "
+                f"in a worker's memory. Received: {size} bytes in "
+                f"{', '.join(map(repr, self._names))}. {_SAVED}; instead of "
+                "EarlyStopping(restore_best_weights=True) use ModelCheckpoint('best.weights.h5', "
+                "save_weights_only=True, save_best_only=True) and load_weights."
             )
 
     def _check(self, snapshot: Snapshot | None) -> None:
         if snapshot is None or len(snapshot.tables) != len(self._names):
             received = "other values" if snapshot is None else "a snapshot of other tables"
             raise ValueError(
-                "The weight of an embedding is set to an array that get_weights returned in this "
-                f"process and that was kept. Received: {received} for "
-                f"{', '.join(map(repr, self._names))}. Set rows by the layer's set_rows. {_SAVED}."
+                "The weight of an embedding can only be set to an array that get_weights returned "
+                f"in this process and that is still referenced. Received: {received} for "
+                f"{', '.join(map(repr, self._names))}. Set rows with the layer's set_rows. "
+                f"{_SAVED}."
             )
         if snapshot.part not in (self._part, (0, 1)):
             raise ValueError(
-                "A worker has a part of an embedding's rows, and get_weights returns that. "
-                f"Received: part {snapshot.part[0]} of {snapshot.part[1]}, to be set where part "
-                f"{self._part[0]} of {self._part[1]} is. Save and load the weights. {_SAVED}."
+                "set_weights must be called on the worker whose get_weights returned the array. "
+                f"Received: part {snapshot.part[0]} of {snapshot.part[1]}, on the worker of part "
+                f"{self._part[0]} of {self._part[1]}. Save and load the weights. {_SAVED}."
             )
         if self._is_of_workers and in_single_worker_scope():
             raise ValueError(
-                "Each worker sets its part of an embedding's rows, so all of them call "
-                "set_weights. Received: a callback of the first worker. Pass it to fit on all."
+                "All workers must call set_weights, because each sets its part of an embedding's "
+                "rows. Received: a callback that runs on the first worker only. Pass it to fit "
+                "without on_first_worker."
             )
 
 

@@ -20,21 +20,21 @@ from strategies.variables.row_view import RowView
 
 # A function's trace is the same whether or not its caller records a tape.
 _OUTSIDE = (
-    "Whether an embedding trains follows from a tape only where both are in the same tf.function, "
-    "or neither is in any. Received: a gradient asked for outside of the function that calls the "
-    "layer, with training=None. Call the layer or the model with training=True or training=False, "
-    "or take the gradient inside."
+    "With training=None, an embedding and the gradient tape must be in the same tf.function, or "
+    "both outside of any. Received: a gradient computed outside of the function that calls the "
+    "layer. Call the layer or the model with training=True or training=False, or compute the "
+    "gradient inside."
 )
 _IN_BRANCH = (
-    "An embedding's lookup is not inside tf.cond or a loop of TensorFlow's, such as tf.map_fn, "
-    "that the gradient goes through. Received: a lookup in a branch or loop, and a gradient from "
+    "An embedding cannot be called inside tf.cond or a TensorFlow loop, such as tf.map_fn, if a "
+    "gradient is computed through it. Received: a lookup in a branch or loop, and a gradient from "
     "outside. Call the layer outside of the branch or loop."
 )
 # There, the first call is not recorded, and the second one would count the ids again.
 _RECOMPUTED = (
-    "An embedding looks its ids up, and counts them, once a step. Received: a call that the "
-    "backward pass repeats, in keras.remat or tf.recompute_grad. Call the layer outside of it, and "
-    "pass its output in; or call it with training=False if its rows are not trained."
+    "An embedding cannot be called inside keras.remat or tf.recompute_grad, because the backward "
+    "pass would repeat the lookup and count its ids twice. Received: such a call. Call the layer "
+    "outside and pass its output in; or call it with training=False if its rows are not trained."
 )
 
 

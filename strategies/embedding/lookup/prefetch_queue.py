@@ -77,10 +77,10 @@ class PrefetchQueue:
         if self._is_used or len(self._requests) < self._capacity:
             return
         raise ValueError(
-            "The output of prefetch_rows's `ids` is what the layer is called with: it does to a "
-            f"batch what the model does before the layer. Received: the ids of {self._capacity} "
-            "batches, and a step with others. Correct `ids`, or pass what prefetch_rows returns to "
-            "fit as it is, without a map or batch behind it."
+            "The function `ids` of prefetch_rows must return the ids that the layer is called "
+            f"with. Received: the ids of {self._capacity} batches, and a step with other ids. "
+            "Correct `ids`, or pass the dataset that prefetch_rows returns to fit unchanged, "
+            "without a map or batch after it."
         )
 
     def clear(self) -> None:

@@ -67,7 +67,7 @@ def check_sizes(bounds: dict[str, int], sizes: tf.Tensor) -> None:
         assert_in_step(
             size <= capacity,
             [
-                f"The table {name!r} has at most input_dim ids. Received:", size,
+                f"The table {name!r} cannot hold more than input_dim ids. Received:", size,
                 "ids for input_dim =", capacity,
                 "Raise it, leave it out, or use admission or overflow='share'.",
             ],

@@ -97,7 +97,7 @@ class SketchCounter:
         """Raises ValueError if restored cells are those of a sketch of another size."""
         if total.shape != tuple(self.table.shape):
             raise ValueError(
-                "A sketch is restored with the memory that it was saved with. Received: "
+                "A sketch must be restored with the memory that it was saved with. Received: "
                 f"{total.nbytes} bytes, for {4 * self.table.shape[0]}."
             )
 

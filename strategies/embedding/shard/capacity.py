@@ -75,9 +75,9 @@ class Overflow:
             sizes = collectives.all_gather(self._ids.size()[tf.newaxis]).numpy().tolist()
         if sum(sizes) > self._total:
             raise ValueError(
-                f"The table {self._table!r} has at most input_dim ids. Received: rows of "
-                f"{sum(sizes)} ids for input_dim={self._total}. Raise it, or leave some of them "
-                "out."
+                f"The table {self._table!r} cannot hold more than input_dim ids. Received: rows of "
+                f"{sum(sizes)} ids for input_dim={self._total}. Raise input_dim, or omit some of "
+                "the rows."
             )
         with tf.init_scope():
             self._capacity.assign(split_capacity(self._total, sizes)[collectives.rank])

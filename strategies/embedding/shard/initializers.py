@@ -56,8 +56,9 @@ def initial_rows(
     """
     if config.get("seed") is not None:
         raise ValueError(
-            "The first value of a row depends on the layer's seed, the table and the id. "
-            f"Received: {kind} with seed={config['seed']!r}. Give the seed to the layer."
+            "The initializer of an embedding cannot have a seed of its own, because a row's "
+            f"initial value depends on the layer's seed, the table and the id. Received: {kind} "
+            f"with seed={config['seed']!r}. Pass the seed to the layer."
         )
     key = key_of(seed, table)
 
@@ -81,8 +82,8 @@ def initial_rows(
         cut = _CUT if kind == "TruncatedNormal" else 0.0
         return lambda ids: mean + deviation * quantile(cut + (1 - 2 * cut) * numbers(ids))
     raise ValueError(
-        "A row's first value cannot depend on how many rows there are. Received: "
-        f"embeddings_initializer {kind}. Choose 'uniform', 'normal', 'truncated_normal', 'zeros', "
+        "A row's initial value cannot depend on the number of rows. Received: "
+        f"embeddings_initializer {kind}. Use 'uniform', 'normal', 'truncated_normal', 'zeros', "
         "'ones' or keras.initializers.Constant of a number."
     )
 

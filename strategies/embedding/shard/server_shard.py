@@ -205,8 +205,8 @@ class RemoteTableShard(TableShard):
         """
         if self._extended.workers.size > 1 and in_single_worker_scope():
             raise ValueError(
-                "All workers take part in an operation on all rows of parameter servers. "
-                "Received: a callback of the first worker. Call it on every worker."
+                "All workers must take part in an operation on all rows of the parameter servers. "
+                "Received: a callback that runs on the first worker only. Call it on every worker."
             )
         self.drain()
         self._extended.workers.all_gather(tf.constant([0]))
