@@ -11,6 +11,7 @@ from absl import logging
 from strategies.collectives import Collectives
 from strategies.collectives.selection import resolve_communication, start, validate_options
 from strategies.core.extended import ReplicatedExtended
+from strategies.core.progress_bars import print_whole_bars
 from strategies.core.resolver import config_of, resolver_of
 from strategies.core.seeds import share_seed
 from strategies.core.startup_message import announce
@@ -112,6 +113,7 @@ class MultiWorkerMirroredStrategy(ReplicatedStrategy, tf.distribute.MultiWorkerM
         resolver = resolver_of(config) if cluster_resolver is None else cluster_resolver
         extended = ReplicatedExtended(self, collectives, devices, options, resolver)
         tf.distribute.Strategy.__init__(self, extended)
+        print_whole_bars(is_first=collectives.rank == 0)
         if collectives.size > 1 or len(devices) > 1:
             announce(self, collectives, devices, f"they communicate by {way}")
         if collectives.size > 1:

@@ -19,6 +19,7 @@ from strategies.collectives import Collectives, LocalCollectives
 from strategies.collectives.selection import resolve_communication
 from strategies.collectives.startup.waiting import wait_until
 from strategies.compat.tensorflow import Session
+from strategies.core.progress_bars import print_whole_bars
 from strategies.core.resolver import config_of, resolver_of
 from strategies.core.seeds import share_seed
 from strategies.core.startup_message import announce
@@ -191,6 +192,7 @@ class ParameterServerStrategy(ReplicatedStrategy, tf.distribute.MultiWorkerMirro
             with servers.operations.track_eager("start of shared memory"):
                 if on_servers.share_memory(names, may_share):
                     where += ", sums in shared memory (all workers are on this host)"
+        print_whole_bars(is_first=servers.rank == 0)
         announce(self, workers, devices, where)
         logging.info("Worker %d of %d: %s", servers.rank, servers.size, options)
 

@@ -46,6 +46,8 @@ def test_mpirun_trains_one_model_on_all_processes(mpirun, job, forked_python):
     train = forked_python, EXAMPLE, "--epochs", 1
     output = mpirun(3, "tf-config", "exec", "--start-timeout", 60, "--", *train)
     assert "weights: equal to the bit on all 3 workers" in output
+    assert not {"\b", "\x1b"} & set(output)
+    assert output.count("/step") == 1  # the first worker's line about the epoch
     assert list(job.directory.iterdir()) == []  # where they met, if it was here, is tidied up
 
 

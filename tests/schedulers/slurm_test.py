@@ -112,6 +112,8 @@ def test_srun_trains_one_model_on_all_tasks(slurm, forked_python):
     result = run(slurm, *step, forked_python, str(EXAMPLE), "--epochs", "1")
     assert result.returncode == 0, result.stdout + result.stderr
     assert "weights: equal to the bit on all 3 workers" in result.stdout
+    assert not {"\b", "\x1b"} & set(result.stdout)
+    assert result.stdout.count("/step") == 1  # the first worker's line about the epoch
 
 
 # Before the nodes' names, which no name service knows here, are replaced by their addresses.
@@ -161,7 +163,7 @@ def test_a_rendered_script_trains_to_the_end(slurm, tmp_path, capsys):
     job += ["--partition", "test", "--cpus-per-worker", "1", "--start-timeout", "60"]
     code, log = submit(slurm, tmp_path, capsys, *job, "--", str(EXAMPLE), "--epochs", "2")
     assert code == 0, log
-    assert "weights: equal to the bit on all 3 workers" in log
+    assert re.search(r"(?m)^0: weights: equal to the bit on all 3 workers", log)  # by --label
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -8,7 +9,7 @@ import pytest
 import yaml
 
 from tf_config.builder import free_ports
-from tf_config.cli import main
+from tf_config.cli import launchers, main, parser
 
 CONFIG = (
     '{"cluster": {"chief": ["a:1"], "worker": ["b:2"]}, "task": {"type": "worker", "index": 0}, '
@@ -151,6 +152,25 @@ def test_check_reads_a_file(tmp_path, capsys):
         (["build", "--hostfile", "none"], "--hostfile names a text file"),
         (["build", "--format", "xml"], "invalid choice: 'xml'"),
         (["exec", "true"], "Received: none of tf_config, paddle,"),
+        (["exec", "true", "1"], "use 'tf-config run --workers 2 true 1'"),
+        (["exec", "-m", "timeit", "pass"], "use 'tf-config run --workers 2 -m timeit pass'"),
+        (["exec", "sh", "-c", "a\nb"], "use 'tf-config run --workers 2 train.py'"),
+        (["show"], "use 'tf-config run --workers 2 train.py'"),
+        (["check"], "use 'tf-config run --workers 2 train.py'"),
+        (["exec", "--rendezvous", "http://x", "true"], "A rendezvous is file:///directory"),
+        (["check", "--rendezvous", "file:///x"], "add for example --task worker:0 --workers 2"),
+        (["run", "-m"], "argument -m: expected the name of a module"),
+        (["run", "-m", "os.none"], "-m runs a module. Received: 'os.none'"),
+        (["run", "-m", "xml"], "a package without a module __main__"),
+        (["run", "-mtimeit", "pass"], "the module must be a word of its own"),
+        (["exec", "--log-dir", "d", "x"], "--log-dir is an option of 'tf-config run'"),
+        (["train.py"], "A script is started by 'tf-config run train.py'"),
+        (["--workers", "2", "train.py"], "A script is started by 'tf-config run train.py'"),
+        (["launch", "train.py"], "A script is started by 'tf-config run train.py'"),
+        (["check", "--from", "mpirun"], "Did you mean 'openmpi'?"),
+        (["render", "k8s", "x"], "Did you mean 'kubernetes'?"),
+        (["doctor", "--np"], "unrecognized arguments: --np. 'tf-config doctor --help'"),
+        (["run", "--workers", "10.0.0.1:6170", "x"], "hosts are given by --hosts"),
     ],
 )
 def test_wrong_input_is_one_line_and_exit_code_2(arguments, message, monkeypatch, capsys):
@@ -161,6 +181,99 @@ def test_wrong_input_is_one_line_and_exit_code_2(arguments, message, monkeypatch
     assert captured.err.startswith("tf-config: error: ")
     assert message in captured.err
     assert captured.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("command", "options", "ours"),
+    [
+        ("run", "--np 2", ["--workers N"]),
+        ("run", "--np=2", ["--workers N"]),
+        ("run", "-np4", ["--workers N"]),
+        ("run", "--num_processes 2", ["--workers N"]),
+        ("run", "--num-processes 2", ["--workers N"]),
+        ("run", "--np", ["--workers N"]),
+        ("run", "--nproc-per-node 2", ["--workers N", "--hosts H1:N,H2:N"]),
+        ("run", "--nnodes 2 --nproc_per_node=4", ["--hosts H1:N,H2:N", "--workers N"]),
+        ("run", "--server_num=2 --worker_num=2", ["--ps N", "--workers N"]),
+        ("run", "--ips=a,b", ["--hosts H1:N,H2:N"]),
+        ("run", "-H a:2", ["--hosts H1:N,H2:N"]),
+        ("run", "-x A", ["--env NAME=VALUE"]),
+        ("run", "--node-rank 0", ["leave it out, and start this once"]),
+        ("run", "--gpu_ids 0,1", ["--gpus-per-worker N"]),
+        ("build", "-n 2", ["--workers N"]),
+        ("render slurm", "-N 2 -p gpu -t 10", ["--nodes N", "--partition NAME", "--time H:MM:SS"]),
+        ("render slurm", "--nproc-per-node 2", ["--ntasks-per-node N"]),
+        ("render kubernetes", "--replicas 2", ["--workers N"]),
+        ("exec", "-np 2", ["'mpirun -np 2 tf-config exec ...'", "tf-config run --workers 2"]),
+        ("exec", "--master_addr a", ["--rendezvous tcp://first-host:port"]),
+        ("show", "--nproc-per-node 2", ["'mpirun -np 2 tf-config show ...'"]),
+        ("check", "--hosts a,b", ["'mpirun -np 2 tf-config check ...'"]),
+    ],
+)
+def test_options_of_other_launchers_get_ours(command, options, ours, capsys):
+    program = ["train.py"] if command in ("run", "exec") or "render" in command else []
+    assert main([*command.split(), *options.split(), *program]) == 2
+    error = capsys.readouterr().err
+    for text in ours:
+        assert text in error
+    assert "Did you mean" not in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["run", "build", "exec", "render slurm", "render kubernetes"])
+def test_options_that_are_named_in_place_of_others_are_there(command):
+    actions = parser()._actions
+    for name in command.split():
+        (found,) = [action for action in actions if isinstance(action.choices, dict)]
+        known = found.choices[name]._option_string_actions
+        actions = found.choices[name]._actions
+    for option in {name for row in launchers._TABLE for name in row.names.split()} - known.keys():
+        sentence = launchers.translated(option, known, f"tf-config {command}")
+        ours = re.search(" is (-[-a-z]+)", sentence)
+        assert sentence
+        assert ours is None or ours[1] in known or "of 'tf-config run'" in sentence, sentence
+
+
+@pytest.mark.parametrize("command", [["run", "--dry-run"], ["render", "slurm"]])
+def test_a_module_runs_in_place_of_a_script(command, capsys):
+    words = ["-m", "timeit", "-n", "1", "-m", "--workers", "2"]
+    assert main([*command, "--workers", "1", *words]) == 0
+    captured = capsys.readouterr()
+    assert captured.out.endswith(f"{'' if 'run' in command else '-- '}{' '.join(words)}\n")
+    assert "timeit.py, so it is passed on to it" in captured.err
+
+
+def test_a_modules_package_is_not_imported_to_find_it(tmp_path, monkeypatch, capsys):
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise ImportError")
+    (package / "__main__.py").touch()
+    (package / "wrong.py").write_text("def f(:\n")
+    monkeypatch.chdir(tmp_path)
+    assert main(["run", "--dry-run", "-m", "package"]) == 0
+    assert main(["run", "--dry-run", "-m", "package.wrong"]) == 2
+    assert "wrong.py', line 1 ('def f(:'): invalid syntax" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "missing"),
+    [
+        ("PADDLE_INIT_PORT", "PADDLE_INIT_PSERVERS"),
+        ("PADDLE_TRAINER_ID", "PADDLE_TRAINER_ENDPOINTS or PADDLE_PSERVERS_IP_PORT_LIST"),
+        ("MASTER_PORT", "MASTER_ADDR"),
+        ("PMI_SIZE", "PMI_RANK"),
+        ("SLURM_PROCID", "SLURM_JOB_ID"),
+    ],
+)
+def test_a_variable_that_says_nothing_alone_names_what_is_missing(
+    name, missing, monkeypatch, capsys
+):
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    monkeypatch.setenv(name, "7164")
+    assert main(["exec", "true"]) == 2
+    error = capsys.readouterr().err
+    assert f"{name} must stand beside {missing}. Received: {name}='7164'" in error
+    assert error.count("\n") == 1
 
 
 @pytest.mark.parametrize(

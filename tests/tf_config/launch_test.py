@@ -19,9 +19,9 @@ CHILD = (
 )
 
 
-def start_sleeping(job, text=WHO + SLEEP, workers=2):
+def start_sleeping(job, text=WHO + SLEEP, *options, workers=2):
     """Starts a job whose tasks sleep, and returns when all of them do."""
-    process = job.start("--workers", workers, job.script(text))
+    process = job.start("--workers", workers, *options, job.script(text))
     ready = [job.directory / f"ready-{index}" for index in range(workers)]
     job.wait_for(lambda: all(path.exists() for path in ready), 10)
     return process
@@ -245,6 +245,32 @@ def test_a_signal_is_passed_on(job, number):
     job.assert_nothing_left()
 
 
+def test_ctrl_c_leaves_the_workers_tracebacks_to_the_logs(job):
+    bar = "print('\\r1/2', end='\\r2/3', flush=True)\n"  # a traceback begins in the line of a bar
+    process = start_sleeping(job, WHO + bar + SLEEP, "--log-dir", "logs")
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=8)
+    assert process.returncode == 130
+    assert output.splitlines()[-1] == "tf-config: ending worker 0, worker 1 (SIGINT)"
+    assert "Traceback" not in output
+    for index in (0, 1):
+        log = (job.directory / f"logs/worker-{index}.log").read_text()
+        assert log.endswith("KeyboardInterrupt\n")
+
+
+def test_an_error_on_ctrl_c_is_shown(job):
+    text = (
+        WHO + "try:\n    " + SLEEP + "except KeyboardInterrupt:\n"
+        "    print('saving', flush=True)\n    raise OSError('disk full')\n"
+    )
+    process = start_sleeping(job, text)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=8)
+    for index in (0, 1):
+        assert f"[worker {index}] saving\n" in output
+        assert f"[worker {index}] OSError: disk full\n" in output
+
+
 def test_ctrl_c_ends_what_does_not_listen(job):
     text = WHO + "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n" + SLEEP
     process = start_sleeping(job, text)
@@ -452,4 +478,4 @@ def test_a_character_that_the_output_cannot_show_ends_no_job(job):
     script = job.script("import sys; sys.stdout.buffer.write('caf\u00e9\\n'.encode())")
     code, output = job.run(script)
     assert code == 0
-    assert output == "[worker 0] caf?\n"
+    assert output.endswith("\n[worker 0] caf?\n")

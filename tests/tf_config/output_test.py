@@ -88,6 +88,7 @@ def test_on_a_terminal_lines_go_above_the_live_bar(monkeypatch):
     assert stream.getvalue() == f"[worker 0] 1/2{clear}[worker 1] hello\n[worker 0] 1/2"
 
 
+NOTE = "I0000 00:00:1795192325.998031    3853 port.cc:153] oneDNN custom operations are on."
 WAIT = "W1122 22:13:44.1 140 waiting.py:48] worker 1 waits for worker 2 (node3:2222): 5 s of 300 s."
 
 
@@ -137,6 +138,58 @@ def test_a_wait_turns_on_a_terminal_until_it_is_over(monkeypatch):
     assert written() == ""
 
 
+def test_what_begins_is_one_line_where_there_is_no_terminal():
+    stream = io.StringIO()
+    console = Console(stream, FIRST)
+    console.begin("starting worker 0")
+    console.tick()
+    console.begin("")
+    assert stream.getvalue() == "tf-config: starting worker 0\n"
+
+
+def test_what_begins_turns_on_a_terminal_until_a_task_speaks(monkeypatch):
+    monkeypatch.setenv("NO_COLOR", "1")
+    now = [100.0]
+    monkeypatch.setattr(output.time, "monotonic", lambda: now[0])
+    stream = Terminal()
+    console = Console(stream, FIRST)
+    console.begin("starting worker 0")
+    now[0] += 4
+    console.line(FIRST, Line(NOTE, False))
+    console.tick()
+    assert stream.getvalue().endswith(" starting worker 0: 4 s")
+    console.line(SECOND, Line("hello", False))
+    console.tick()
+    assert stream.getvalue().endswith("\r\x1b[2K[worker 1] hello\n")
+
+
+BAR = "\b\b\b\b\b\r\x1b[1m{}/2\x1b[0m loss"
+
+
+@pytest.mark.parametrize(
+    ("shows_bars", "expected"),
+    [
+        (True, "start\nEpoch 1/2\nsaved\n2/2 loss: 1\nEpoch 2/2\na\nb, c1/2 loss\n"),
+        (False, "start\nsaved\na\nb, c"),
+    ],
+)
+def test_a_stream_of_whole_bars(shows_bars, expected):
+    stream = io.StringIO()
+    whole = output.WholeBars(stream, shows_bars)
+    print("start", file=whole)
+    whole.write("Epoch 1/2\n")
+    whole.write(BAR.format(1))
+    print("saved", file=whole)  # a callback's, while the bar stands there
+    whole.write(BAR.format(2) + ": 1\n")
+    whole.write("Epoch 2/2\n")
+    whole.write("a\r\n")
+    print("b,", "c", end="", file=whole)
+    whole.write(BAR.format(1))
+    whole.flush()
+    whole.finish()
+    assert stream.getvalue() == expected
+
+
 def test_what_keras_prints_above_a_bar_is_the_first_tasks():
     stream = io.StringIO()
     console = Console(stream, FIRST)
@@ -164,7 +217,7 @@ def test_errors_are_no_start_up_notes(text, is_note):
 
 
 def test_tensorflows_start_up_notes_are_in_the_log_alone(tmp_path):
-    note = "I0000 00:00:1795192325.998031    3853 port.cc:153] oneDNN custom operations are on."
+    note = NOTE
     stream = io.StringIO()
     Console(stream, FIRST).line(FIRST, Line(note, False))
     assert stream.getvalue() == ""

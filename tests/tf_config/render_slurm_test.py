@@ -89,8 +89,9 @@ def test_the_program_gets_its_words_as_they_are(batch):
     code, received, restarts = batch(job)
     assert code == 0
     assert received == [
-        "--kill-on-bad-exit=1", "--cpus-per-task=3", "tf-config", "exec", "--from", "slurm",
-        "--ps", "2", "--chief", "--evaluator", "--start-timeout", "600", "--", "train.py", *words,
+        "--kill-on-bad-exit=1", "--label", "--cpus-per-task=3", "tf-config", "exec", "--from",
+        "slurm", "--ps", "2", "--chief", "--evaluator", "--start-timeout", "600",
+        "--", "train.py", *words,
     ]  # fmt: skip
     assert restarts == ["none"]
 

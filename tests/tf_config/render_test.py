@@ -16,7 +16,15 @@ KUBERNETES = ["render", "kubernetes", "--name", "train", "--image", "image"]
 PROGRAM = ["--", "train.py", "--epochs", "3"]
 
 
-def test_the_options_of_slurm(capsys):
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """The directory of a Python with this package's command beside it."""
+    (tmp_path / "tf-config").touch()
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    return tmp_path
+
+
+def test_the_options_of_slurm(own, capsys):
     options = [
         "--workers", "3", "--ps", "1", "--chief", "--name", "digits", "--nodes", "2",
         "--time", "1:00:00", "--partition", "gpu", "--cpus-per-worker", "4",
@@ -24,7 +32,7 @@ def test_the_options_of_slurm(capsys):
     ]  # fmt: skip
     assert main([*SLURM, *options, *PROGRAM]) == 0
     assert (
-        capsys.readouterr().out
+        capsys.readouterr().out.replace(str(own), "/own")
         == """#!/bin/bash
 #SBATCH --job-name=digits
 #SBATCH --output=%x-%j.log
@@ -38,10 +46,21 @@ def test_the_options_of_slurm(capsys):
 
 set -euo pipefail
 
-srun --kill-on-bad-exit=1 --cpus-per-task=4 tf-config exec --from slurm --ps 1 --chief \
---start-timeout 600 --threads-per-worker 4 -- train.py --epochs 3
+srun --kill-on-bad-exit=1 --label --cpus-per-task=4 /own/tf-config exec --from slurm --ps 1 \
+--chief --start-timeout 600 --threads-per-worker 4 -- train.py --epochs 3
 """
     )
+
+
+def test_lines_of_setup_decide_which_tf_config_it_is(own, capsys):
+    assert main([*SLURM, "--setup", "source .venv/bin/activate", *PROGRAM]) == 0
+    assert " tf-config exec --from slurm " in capsys.readouterr().out
+
+
+def test_a_source_tree_without_a_command_is_run_by_its_python(own, capsys):
+    (own / "tf-config").unlink()
+    assert main([*SLURM, *PROGRAM]) == 0
+    assert f" {own / 'python'} -m tf_config exec --from slurm " in capsys.readouterr().out
 
 
 def test_the_options_of_kubernetes(capsys):

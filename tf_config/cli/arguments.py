@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import functools
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
 from tf_config.cli.completing import offer_paths
+from tf_config.cli.launchers import STARTERS, translated
 from tf_config.errors import ClusterConfigError, quoted, suggestion
 from tf_config.hosts import Host, parse_hostfile, parse_hosts
 from tf_config.roles import Roles
@@ -19,31 +21,71 @@ class Parser(argparse.ArgumentParser):
     """A parser that reports errors in one line, like all other errors of the command.
 
     Options cannot be abbreviated, because a new option could change the meaning of an abbreviation.
+
+    Attributes:
+      siblings: the parsers of the commands beside this one, by name.
     """
 
     def __init__(self, *arguments: Any, **options: Any):
         super().__init__(*arguments, **{"allow_abbrev": False, **options})
+        self.siblings: Mapping[str, argparse.ArgumentParser] = {}
+        self._words: Sequence[str] = ()
 
     def parse_known_args(self, *arguments: Any, **options: Any) -> Any:
         """Parses arguments; one left over is an error of this command, not of its parent."""
+        given = arguments[0] if arguments else options.get("args")
+        self._words = sys.argv[1:] if given is None else list(given)
         namespace, left = super().parse_known_args(*arguments, **options)
         if left:
-            word = left[0].partition("=")[0]
-            known = self._option_string_actions if word.startswith("-") else ()
-            self.error(f"unrecognized arguments: {' '.join(left)}.{suggestion(word, known)}")
+            hint = self._translations() or self._hint(left[0])
+            self.error(f"unrecognized arguments: {' '.join(left)}.{hint}")
         return namespace, left
+
+    def _translations(self) -> str:
+        """Returns a sentence about each option of other launchers, up to the script."""
+        sentences: dict[str, str] = {}
+        for word in self._words:
+            if word.endswith(".py") or word in ("-m", "--"):
+                break
+            if word.startswith("-") and word.partition("=")[0] not in self._option_string_actions:
+                sentence = translated(word, self._option_string_actions, self.prog)
+                way_out = sentence.partition(" is ")[2]
+                sentences.setdefault(way_out, sentence)
+        return "".join(sentences.values())
+
+    def _hint(self, word: str) -> str:
+        """Returns a question or a sentence about a word that is no argument of the command."""
+        name, known = word.partition("=")[0], self._option_string_actions
+        if not word.startswith("-"):
+            return ""
+        for command, sibling in self.siblings.items():
+            if name in sibling._option_string_actions:  # noqa: SLF001  # argparse names none
+                prog = self.prog.rpartition(" ")[0]
+                return f" {name} is an option of '{prog} {command}'."
+        # Each message names --help anyway, and short options resemble it.
+        return suggestion(name, [option for option in known if option not in ("-h", "--help")])
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         try:
             super()._check_value(action, value)
         except argparse.ArgumentError as error:
-            error.message += f".{suggestion(value, action.choices or ())}"
+            hint = suggestion(value, action.choices or ())
+            if action.choices and "run" in action.choices:
+                is_script = any(word.endswith(".py") or word == "-m" for word in self._words)
+                if value in STARTERS or (is_script and not hint):
+                    hint = f" A script is started by '{self.prog} run train.py'."
+            error.message += f".{hint}"
             raise
 
     def error(self, message: str) -> NoReturn:
         """Raises the error that `main` prints."""
         end = "" if message.endswith((".", "?")) else "."
-        raise ClusterConfigError(f"{message}{end} '{self.prog} --help' lists what there is.")
+        hint = ""
+        if " required: " in message:  # an unknown option may have taken the program's place
+            names = (word.partition("=")[0] for word in self._words if word.startswith("-"))
+            unknown = (name for name in names if name not in self._option_string_actions)
+            hint = self._translations() or next(filter(None, map(self._hint, unknown)), "")
+        raise ClusterConfigError(f"{message}{end}{hint} '{self.prog} --help' lists what there is.")
 
 
 def add_command(
@@ -59,6 +101,7 @@ def add_command(
         formatter_class=functools.partial(argparse.HelpFormatter, max_help_position=32),
         epilog=f"example: {command.EXAMPLE}",
     )
+    subparser.siblings = subparsers.choices
     command.add_arguments(subparser)
     return subparser
 
@@ -154,7 +197,11 @@ def text_of(path: Path, option: str) -> str:
 def count(text: str) -> int:
     """Returns a number from 0 to 99999."""
     if not (text.isascii() and text.isdigit() and len(text) < 6):
-        raise argparse.ArgumentTypeError(f"the number must be 0 or more, received {quoted(text)}")
+        is_address = ":" in text or text.count(".") > 1  # as Paddle's --workers are
+        hint = "; hosts are given by --hosts H1:N,H2:N" if is_address else ""
+        raise argparse.ArgumentTypeError(
+            f"the number must be 0 or more, received {quoted(text)}{hint}"
+        )
     return int(text)
 
 

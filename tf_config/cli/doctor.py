@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 
 from tf_config.doctor.machine import Machine
 from tf_config.doctor.report import examine, exit_code
@@ -12,6 +13,8 @@ USAGE = ""
 SUMMARY = "say what is installed and built, and how to get what is missing"
 EXAMPLE = "tf-config doctor"
 
+_CLEAR = "\r\x1b[2K"
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds no arguments: the command has none."""
@@ -19,8 +22,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Prints a line for each item; returns 2 if one is missing without which nothing works."""
+    is_terminal = sys.stdout.isatty()
+
+    def begin(name: str) -> None:
+        if is_terminal:
+            print(f"looking for {name} ...", end="", flush=True)
+
     lines = []
-    for line in examine(Machine.this()):
-        print(line, flush=True)  # at once, because Horovod takes a while
-        lines.append(line)
+    clear = _CLEAR if is_terminal else ""
+    try:
+        for line in examine(Machine.this(), begin=begin):
+            print(f"{clear}{line}", flush=True)  # at once: some take a while
+            lines.append(line)
+    finally:
+        print(clear, end="", flush=True)  # an interrupted one leaves no half of a line
     return exit_code(lines)

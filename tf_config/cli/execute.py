@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Mapping
 
 from tf_config.cli.arguments import add_verbosity, say
 from tf_config.cli.membership import add_environment, configuration
@@ -13,9 +14,10 @@ from tf_config.cli.program import (
     request,
     warn_of_options_behind,
 )
+from tf_config.environments import ENVIRONMENTS
 from tf_config.errors import ClusterConfigError, quoted
 from tf_config.launcher import commands
-from tf_config.launcher.settings import SIDECAR_VARIABLE
+from tf_config.launcher.settings import BARS_VARIABLE, SIDECAR_VARIABLE, WHOLE_BARS
 from tf_config.launcher.sidecar import rendezvous
 from tf_config.launcher.sidecar_process import fork_sidecar
 from tf_config.launcher.task_resolution import settings
@@ -50,9 +52,19 @@ def run(arguments: argparse.Namespace) -> int:
     has_sidecar = origin == "tf_config" and SIDECAR_VARIABLE in os.environ
     try:
         beside = {} if has_sidecar else fork_sidecar(command.environ)
-        os.execvpe(command.argv[0], command.argv, {**command.environ, **beside})
+        bars = _bars(origin, command.environ)
+        os.execvpe(command.argv[0], command.argv, {**command.environ, **bars, **beside})
     except OSError as error:
         raise ClusterConfigError(
             f"exec must be given a program that can be run. Received: {quoted(command.argv[0])} "
             f"({error.strerror}). Pass a Python script or a program on the PATH."
         ) from None
+
+
+def _bars(origin: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """Returns the variable that tells a strategy to print progress bars once, if it is to."""
+    environment = ENVIRONMENTS.get(origin)
+    is_made = environment is not None and environment.makes_terminals
+    if BARS_VARIABLE in environ or (os.isatty(1) and not is_made):
+        return {}
+    return {BARS_VARIABLE: WHOLE_BARS}

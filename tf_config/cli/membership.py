@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 from pathlib import Path
 
 from tf_config.cli.arguments import count, say, text_of
@@ -12,8 +13,10 @@ from tf_config.cluster import VARIABLE, Task, TFConfig
 from tf_config.environments import ENVIRONMENTS, Resolved, resolve
 from tf_config.errors import ClusterConfigError
 from tf_config.launcher.task_resolution import RendezvousConfig, join
-from tf_config.rendezvous import Participant
+from tf_config.rendezvous import Participant, check_url
 from tf_config.roles import Roles
+
+_LONGEST = 100  # of a command line in a message
 
 
 def add_source(parser: argparse.ArgumentParser) -> None:
@@ -57,6 +60,8 @@ def configuration(arguments: argparse.Namespace) -> tuple[TFConfig, str]:
       ClusterConfigError: if there is no configuration, if it is invalid, or if the others do not
         arrive in time.
     """
+    if arguments.rendezvous is not None:
+        check_url(arguments.rendezvous)  # before what else may be missing
     timeout = getattr(arguments, "start_timeout", None)
     interface = getattr(arguments, "interface", None)
     quiet = getattr(arguments, "verbosity", 0) < 0
@@ -99,8 +104,7 @@ def read(arguments: argparse.Namespace) -> Resolved:
     if resolved is None:
         raise ClusterConfigError(
             f"The cluster is read from {VARIABLE} or a scheduler's variables. Received: none "
-            f"of {', '.join(ENVIRONMENTS)} is there. Set {VARIABLE}, start this under a "
-            "scheduler, or see 'tf-config build --help'."
+            f"of {', '.join(ENVIRONMENTS)} is there. {_way_out(arguments)}"
         )
     if ENVIRONMENTS[resolved.origin].names_roles:
         _check_unnamed(arguments, f"The environment '{resolved.origin}'")
@@ -123,6 +127,24 @@ def _resolve_config(arguments: argparse.Namespace, meeting: RendezvousConfig) ->
         )
     return meeting.hold(
         arguments.rendezvous, Participant(roles, roles.tasks.index(task)), os.environ
+    )
+
+
+def _way_out(arguments: argparse.Namespace) -> str:
+    """Returns what to do in a process that nothing has given a place in a cluster."""
+    if arguments.rendezvous is not None:
+        return (
+            "Tasks that nothing starts together name themselves: add for example --task worker:0 "
+            "--workers 2."
+        )
+    program = getattr(arguments, "program", "train.py")
+    words = [program, *getattr(arguments, "arguments", [])]
+    line = shlex.join(words)
+    if not line.isprintable() or len(line) > _LONGEST:
+        line = "train.py"
+    return (
+        f"To start workers on this machine, use 'tf-config run --workers 2 {line}'; otherwise "
+        f"start this under a scheduler, or set {VARIABLE} (see 'tf-config build --help')."
     )
 
 

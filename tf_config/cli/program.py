@@ -6,12 +6,12 @@ import argparse
 import contextlib
 import os
 import re
-from pathlib import Path
+from typing import Any
 
 from tf_config.cli.arguments import count, positive, say, seconds
 from tf_config.cli.completing import offer_paths
 from tf_config.errors import ClusterConfigError, quoted
-from tf_config.launcher.commands import is_script
+from tf_config.launcher.commands import MODULE, script_of
 from tf_config.launcher.settings import LaunchOptions
 
 
@@ -55,6 +55,47 @@ def add_settings(
     )
 
 
+class _ProgramAction(argparse.Action):
+    """Stores the program, unless a module is given in its place."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        """Stores the program."""
+        if namespace.program == MODULE:
+            parser.error(f"argument {MODULE}: the module must be a word of its own")
+        namespace.program = values
+
+
+class _ModuleAction(argparse.Action):
+    """Takes all words behind `-m` for a module and its arguments, in place of the program.
+
+    The program is then `-m`, and its arguments are the module's name and arguments.
+    """
+
+    def __init__(self, program: argparse.Action, **options: Any):
+        super().__init__(nargs=argparse.REMAINDER, **options)
+        self.default = argparse.SUPPRESS
+        self._program = program
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        """Stores the words."""
+        if not values:
+            parser.error(f"argument {MODULE}: expected the name of a module")
+        namespace.program, namespace.arguments = MODULE, values
+        self._program.required = False  # or argparse would report it missing
+
+
 def add_program(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments for the program, its arguments and its environment."""
     parser.add_argument(
@@ -62,9 +103,19 @@ def add_program(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME[=VALUE]",
-        help="a variable for the tasks; without a value, this environment's",
+        help="a variable; without a value, this environment's",
     )
-    program = parser.add_argument("program", help="a Python script, or a program on the PATH")
+    program = parser.add_argument(
+        "program", action=_ProgramAction, help="a Python script, or a program on the PATH"
+    )
+    parser.add_argument(
+        MODULE,
+        action=_ModuleAction,
+        dest="program",
+        program=program,
+        metavar="MODULE [ARGUMENT ...]",
+        help="in place of the program: a module, as python -m",
+    )
     rest = parser.add_argument("arguments", nargs=argparse.REMAINDER, help="passed on as they are")
     rest.required = False  # or argparse would report it, too, when the program is missing
     parser.set_defaults(parser=parser)
@@ -94,9 +145,9 @@ def warn_of_options_behind(arguments: argparse.Namespace) -> None:
 
     Options that the script's text mentions are meant for the script, and not reported.
     """
-    script = Path(arguments.program)
+    script = script_of([arguments.program, *arguments.arguments])
     text = ""
-    if is_script([script.name]) and script.is_file():
+    if script is not None and script.is_file():
         with contextlib.suppress(OSError):  # reported when the script runs
             text = script.read_text(errors="replace")
     known = arguments.parser._option_string_actions  # noqa: SLF001  # argparse names none
@@ -110,8 +161,8 @@ def warn_of_options_behind(arguments: argparse.Namespace) -> None:
     ]
     if ours:
         say(
-            f"warning: {', '.join(ours)} stands behind {arguments.program}, so it is passed on to "
-            f"it. Options of {arguments.parser.prog} stand before the program."
+            f"warning: {', '.join(ours)} stands behind {script or arguments.program}, so it is "
+            f"passed on to it. Options of {arguments.parser.prog} stand before the program."
         )
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import sys
+from pathlib import Path
 
 from tf_config.cli.arguments import add_roles, count, positive, roles
 from tf_config.cli.program import add_program, add_settings
@@ -70,4 +72,11 @@ def render(arguments: argparse.Namespace) -> str:
         options=options(arguments),
         setup=tuple(arguments.setup),
         directives=tuple(arguments.sbatch),
+        own=_own(),
     ).script()
+
+
+def _own() -> tuple[str, ...]:
+    """Returns the command that is this `tf-config`, whatever the PATH of a batch script is."""
+    beside = Path(sys.executable).with_name("tf-config")
+    return (str(beside),) if beside.exists() else (sys.executable, "-m", "tf_config")

@@ -103,6 +103,8 @@ def run(arguments: argparse.Namespace) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a character that cannot be shown is no error
     console = Console(sys.stdout, job.roles.tasks[0], arguments.verbosity)
+    if job.elsewhere and sys.stdout.isatty():
+        console.begin(f"asking {', '.join(job.elsewhere)} over ssh for free ports and processors")
     restarts = Restarts(job, os.environ, arguments.min_workers, console.note)
     return launch.run(
         restarts.commands, console, arguments.log_dir, arguments.max_restarts, restarts.failed

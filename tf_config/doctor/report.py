@@ -55,14 +55,20 @@ class Line(NamedTuple):
         return f"{self.mark:<8} {self.text}"
 
 
-def examine(machine: Machine, probes: Sequence[Probe] | None = None) -> Iterator[Line]:
+def examine(
+    machine: Machine,
+    probes: Sequence[Probe] | None = None,
+    begin: Callable[[str], None] = lambda name: None,
+) -> Iterator[Line]:
     """Yields a line for each item, as soon as it is known.
 
     Args:
       machine: the machine to examine.
       probes: the items to look for; None for all of `PROBES`.
+      begin: called with an item's name before it is looked for.
     """
     for probe in PROBES if probes is None else probes:
+        begin(probe.name)
         found, text = probe.find(machine)
         if found:
             yield Line(OK, f"{probe.name} {text}".rstrip())
@@ -250,7 +256,7 @@ _SLURM_REMEDY = "Debian's packages slurm-wlm and munge"
 _REBUILD = f"build it anew: {_INSTALL}; by hand: BUILD.md"
 _CONTROLLERS, _OPERATIONS = "Controllers", "Tensor Operations"
 
-# Horovod comes last: it takes seconds, all others together less than one.
+# Horovod comes last: it takes longest.
 PROBES = (
     Probe("Python", _python, "", needed=True),
     Probe(

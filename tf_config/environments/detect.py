@@ -14,11 +14,36 @@ ENVIRONMENTS: Mapping[str, Environment] = {
     environment.name: environment
     for environment in (
         Environment("tf_config", (VARIABLE,), tf_config.read, names_roles=True),
-        Environment("paddle", paddle.MARKERS, paddle.read, names_roles=True, unread=paddle.UNREAD),
+        Environment(
+            "paddle",
+            paddle.MARKERS,
+            paddle.read,
+            names_roles=True,
+            unread=paddle.UNREAD,
+            companions=paddle.COMPANIONS,
+        ),
         Environment("kubernetes", kubernetes.MARKERS, kubernetes.read, names_roles=True),
-        Environment("pytorch", ("MASTER_ADDR",), pytorch.read, excuse=pytorch.is_scripts_own),
-        Environment("openmpi", ("OMPI_COMM_WORLD_RANK",), openmpi.read),
-        Environment("pmi", ("PMI_RANK",), pmi.read, excuse=pmi.is_slurm),
+        Environment(
+            "pytorch",
+            ("MASTER_ADDR",),
+            pytorch.read,
+            excuse=pytorch.is_scripts_own,
+            companions=dict.fromkeys(("MASTER_PORT", "WORLD_SIZE"), "MASTER_ADDR"),
+        ),
+        Environment(
+            "openmpi",
+            ("OMPI_COMM_WORLD_RANK",),
+            openmpi.read,
+            makes_terminals=True,
+            companions={"OMPI_COMM_WORLD_SIZE": "OMPI_COMM_WORLD_RANK"},
+        ),
+        Environment(
+            "pmi",
+            ("PMI_RANK",),
+            pmi.read,
+            excuse=pmi.is_slurm,
+            companions={"PMI_SIZE": "PMI_RANK"},
+        ),
         Environment(
             "slurm",
             ("SLURM_JOB_ID",),
@@ -26,6 +51,7 @@ ENVIRONMENTS: Mapping[str, Environment] = {
             slurm.locate,
             cores=slurm.cores,
             remarks=slurm.remarks,
+            companions={"SLURM_PROCID": "SLURM_JOB_ID"},
         ),
     )
 }
@@ -42,7 +68,7 @@ def resolve(environ: Mapping[str, str], origin: str | None = None) -> Resolved |
       origin: the environment to read; None for the first one detected.
 
     Raises:
-      ClusterConfigError: if the environment is unknown, or its variables are invalid.
+      ClusterConfigError: if the environment is unknown, or its variables are invalid or incomplete.
     """
     if origin is not None:
         if origin not in ENVIRONMENTS:
@@ -54,4 +80,17 @@ def resolve(environ: Mapping[str, str], origin: str | None = None) -> Resolved |
     for environment in ENVIRONMENTS.values():
         if environment.is_there(environ):
             return environment.resolve(environ)
+    _check_alone(environ)
     return None
+
+
+def _check_alone(environ: Mapping[str, str]) -> None:
+    """Checks that no variable of an environment is set without the one that it belongs to."""
+    for environment in ENVIRONMENTS.values():
+        for name, marker in environment.companions.items():
+            if environ.get(name):
+                raise ClusterConfigError(
+                    f"{name} must stand beside {marker}. Received: "
+                    f"{name}={quoted(environ[name], 40)} and no {marker}. Set that, too, or unset "
+                    f"{name}."
+                )

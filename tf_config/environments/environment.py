@@ -61,7 +61,10 @@ class Environment:
       names_roles: whether the environment gives the roles chief, ps and evaluator; if not, all
         tasks are workers.
       remarks: returns further warnings about the variables.
+      makes_terminals: whether each process writes to a terminal that the launcher has made.
       unread: the environment's variables that are ignored here, each with its substitute.
+      companions: further variables of the environment, which say nothing without a marker, each
+        with the marker that it belongs to.
     """
 
     name: str
@@ -72,7 +75,9 @@ class Environment:
     cores: Callable[[Mapping[str, str]], int | None] = lambda environ: None
     names_roles: bool = False
     remarks: Callable[[Mapping[str, str]], list[str]] = lambda environ: []
+    makes_terminals: bool = False
     unread: Mapping[str, str] = field(default_factory=dict)
+    companions: Mapping[str, str] = field(default_factory=dict)
 
     def is_there(self, environ: Mapping[str, str]) -> bool:
         """Returns whether the environment started a process with these variables."""

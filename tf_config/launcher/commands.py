@@ -8,6 +8,7 @@ import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 from tf_config.address import Address
@@ -20,6 +21,7 @@ from tf_config.secret import SECRET_VARIABLE
 # The module of a parameter server, started by name because this package does not depend on it.
 SERVER = "strategies.serve"
 _OTHER_GPUS = ("/dev/kfd", "/dev/dxg")
+MODULE = "-m"  # stands in place of a program whose first argument is a module
 LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
 
 
@@ -45,9 +47,24 @@ class Command:
 def argv(program: Sequence[str]) -> tuple[str, ...]:
     """Returns the command line for a program and its arguments; `x.py` runs in this Python.
 
+    So does a module: `-m package.module`.
+
     Raises:
-      ClusterConfigError: if the program is a script that does not exist or has a syntax error.
+      ClusterConfigError: if the program is a script or a module that does not exist or has a syntax
+        error.
     """
+    if program[0] == MODULE:
+        path = script_of(program)
+        if path is None:
+            name = program[1] if len(program) > 1 else ""
+            raise ClusterConfigError(
+                f"-m runs a module. Received: {quoted(name)}, which Python does not find from "
+                "here, or which is a package without a module __main__. Correct the name, or start "
+                "this where 'python -m' finds it."
+            )
+        if path.suffix == ".py":
+            _check_syntax(path)
+        return (sys.executable, *program)
     if not is_script(program):
         return tuple(program)
     path = Path(program[0])
@@ -88,6 +105,38 @@ def _check_syntax(path: Path) -> None:
 def is_script(program: Sequence[str]) -> bool:
     """Returns whether a program is a Python script."""
     return program[0].endswith(".py")
+
+
+def script_of(program: Sequence[str]) -> Path | None:
+    """Returns the file of a script or module, which may not exist; None for another program.
+
+    The packages that contain a module are not imported.
+
+    >>> script_of(["train.py"])
+    PosixPath('train.py')
+    >>> script_of(["-m", "timeit", "pass"]).name
+    'timeit.py'
+    """
+    if program[0] != MODULE:
+        return Path(program[0]) if is_script(program) else None
+    names = program[1].split(".") if len(program) > 1 else [""]
+    locations: Sequence[str] | None = [os.getcwd(), *sys.path]
+    found = None
+    for number in range(len(names)):
+        found = _found(".".join(names[: number + 1]), locations)
+        locations = None if found is None else found.submodule_search_locations
+    if found is not None and locations is not None:  # a package
+        found = _found(f"{found.name}.__main__", locations)
+    return None if found is None or found.origin is None else Path(found.origin)
+
+
+def _found(name: str, locations: Sequence[str] | None) -> ModuleSpec | None:
+    """Returns where a module is, of which the package is in one of these directories."""
+    if locations is None or not name.rpartition(".")[2].isidentifier():
+        return None
+    finders = [finder for finder in sys.meta_path if hasattr(finder, "find_spec")]
+    specs = (finder.find_spec(name, locations) for finder in finders)
+    return next((spec for spec in specs if spec is not None), None)
 
 
 def command(

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import io
 import os
 import re
 import shutil
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -63,8 +65,12 @@ class LineAssembler:
 
     def feed(self, data: bytes) -> list[Line]:
         """Takes the next bytes; returns the lines that they complete."""
+        return self.take(self._decode(data))
+
+    def take(self, text: str) -> list[Line]:
+        """Takes the next text; returns the lines that it completes."""
         finished = []
-        for step in _STEPS.findall(self._decode(data)):
+        for step in _STEPS.findall(text):
             if step == "\n":
                 finished.append(self._finish())
             elif step == "\r":
@@ -151,6 +157,7 @@ class Console:
         self._bar = ""
         self._is_drawn = False
         self._waits: dict[Task, tuple[str, float]] = {}
+        self._beginning: tuple[str, float] | None = None
         self._spinner: Any = None
         self._is_terminal = stream.isatty()
         self._has_colours = self._is_terminal and not os.environ.get("NO_COLOR")
@@ -161,9 +168,33 @@ class Console:
         """Whether the program that reads the output has ended."""
         return isinstance(self._stream.error, BrokenPipeError)
 
+    def begin(self, text: str) -> None:
+        """Shows what the launcher begins, until a task says something or the next call.
+
+        On a terminal it is the bottom line, with the seconds that have passed; elsewhere it is
+        printed once.
+
+        Args:
+          text: what begins; "" for the end of it.
+        """
+        if self._verbosity < 0:
+            return
+        if text and not self._is_terminal:
+            self.note(text, 0)
+        elif text or self._beginning is not None:
+            self._beginning = (text, time.monotonic()) if text else None
+            self._redraw()
+
+    def close(self) -> None:
+        """Clears the bottom line, such as the bar of a task that was interrupted."""
+        self._bar, self._beginning = "", None
+        self._waits = {}
+        if self._is_terminal:
+            self._redraw()
+
     def line(self, task: Task, line: Line) -> None:
         """Prints a finished line of a task."""
-        if task != self._first and (line.redrawn or _EPOCH.match(line.text)):
+        if task != self._first and is_of_progress_bar(line):
             return
         if is_start_up_note(line.text) and self._verbosity < 1:
             return
@@ -173,6 +204,7 @@ class Console:
             self.tick()
             return
         self._waits.pop(task, None)
+        self._beginning = None
         if task == self._first:
             self._bar = ""
         self._write(f"{self._prefix(task)} {line.text}")
@@ -180,21 +212,29 @@ class Console:
     def progress(self, task: Task, text: str) -> None:
         """Shows an unfinished line that is being overwritten; only on a terminal."""
         if self._is_terminal and task == self._first:
+            self._beginning = None
             self._bar = f"{self._prefix(task)} {text}"
             self._redraw()
 
     def tick(self) -> None:
-        """Turns the spinner while a task waits for another one."""
+        """Turns the spinner while a task waits for another one, or begins."""
         if self._waits:
             said = time.monotonic() - _WAIT_SECONDS
             self._waits = {task: wait for task, wait in self._waits.items() if wait[1] > said}
             self._redraw()
+        elif self._beginning is not None:
+            self._redraw()
 
     def _live(self) -> str:
-        """Returns the bottom line: the progress bar, or the message of a waiting task."""
-        if self._bar or not self._waits:
+        """Returns the bottom line: the progress bar, a waiting task's message, or what begins."""
+        if self._bar:
             return self._bar
-        return f"{self._frame()} {next(text for text, _ in self._waits.values())}"
+        if self._waits:
+            return f"{self._frame()} {next(text for text, _ in self._waits.values())}"
+        if self._beginning is not None:
+            text, since = self._beginning
+            return f"{self._frame()} {text}: {time.monotonic() - since:.0f} s"
+        return ""
 
     def _frame(self) -> str:
         if self._spinner is None:
@@ -283,6 +323,72 @@ class TaskLog:
         """Closes the file."""
         if self._file is not None:
             self._file.close()
+
+
+class WholeBars(io.TextIOBase):
+    """A text stream without terminal that gets each progress bar once, when it is complete.
+
+    A bar is what one call writes with a `\\r` or `\\b`. Everything else passes at once.
+
+    >>> stream = WholeBars(sys.stdout, shows_bars=True)
+    >>> _ = stream.write("\\r1/2"), stream.write("\\b\\b\\b\\r2/2\\n")
+    2/2
+
+    Args:
+      stream: the stream to write to.
+      shows_bars: whether bars are written at all; if not, neither are Keras's lines above them.
+    """
+
+    def __init__(self, stream: TextIO, shows_bars: bool):
+        self._stream = stream
+        self._shows_bars = shows_bars
+        self._lines = LineAssembler()
+        self._lock = threading.RLock()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)  # its buffer, encoding, ...
+
+    def write(self, text: str) -> int:
+        """Writes text, or keeps it if it is a bar that is not complete."""
+        with self._lock:
+            is_bar = "\r" in text or "\b" in text or (self._lines.redrawn and text == "\n")
+            if is_bar:
+                lines = self._lines.take(text)
+                passed = "".join(f"{without_escapes(line.text)}\n" for line in self._shown(lines))
+            else:
+                # A bar is drawn anew as a whole, so what somebody writes between loses nothing.
+                self._lines = LineAssembler()
+                is_above = text.endswith("\n") and not self._shown([Line(text[:-1], False)])
+                passed = "" if is_above else text
+            if passed:
+                self._stream.write(passed)
+        return len(text)
+
+    def flush(self) -> None:
+        """Flushes the stream."""
+        self._stream.flush()
+
+    def fileno(self) -> int:
+        """Returns the descriptor of the stream."""
+        return self._stream.fileno()
+
+    def isatty(self) -> bool:
+        """Returns whether the stream is a terminal, such as one that mpirun makes."""
+        return self._stream.isatty()
+
+    def finish(self) -> None:
+        """Writes a bar that was not completed."""
+        with self._lock:
+            for line in self._shown(self._lines.close()):
+                self._stream.write(f"{without_escapes(line.text)}\n")
+
+    def _shown(self, lines: list[Line]) -> list[Line]:
+        return [line for line in lines if self._shows_bars or not is_of_progress_bar(line)]
+
+
+def is_of_progress_bar(line: Line) -> bool:
+    """Returns whether a line is a progress bar, or the one that Keras prints above it."""
+    return line.redrawn or _EPOCH.match(line.text) is not None
 
 
 def is_start_up_note(text: str) -> bool:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import os
 import queue
+import re
 import selectors
 import signal
 import subprocess
@@ -16,7 +18,7 @@ from pathlib import Path
 
 from tf_config.cluster import Task
 from tf_config.launcher.commands import Command
-from tf_config.launcher.console import Console, Line
+from tf_config.launcher.console import Console, Line, without_escapes
 from tf_config.launcher.exit_diagnosis import signal_name
 from tf_config.launcher.sidecar import describe_unsynchronized
 from tf_config.launcher.ssh import HEARTBEAT_SECONDS
@@ -24,7 +26,14 @@ from tf_config.launcher.task_process import TaskProcess
 
 GRACE_SECONDS = 5.0
 _TICK_SECONDS = 0.2
+_MOST_NAMES = 4
 _LOOK_SECONDS = 1.0
+# The beginning of a traceback, which may stand behind a progress bar, or a line of TensorFlow's C++
+# code about connections that have ended.
+_LAST_WORDS = re.compile(
+    r"Traceback \(most recent call last\):|Exception ignored in|Exception in thread "
+    r"|Error in atexit|^[WE]\d{4} \d\d:\d\d:"
+)
 
 
 def run(
@@ -58,7 +67,10 @@ def run(
       ClusterConfigError: if a program cannot be started or a log cannot be opened.
     """
     for restart in range(max_restarts + 1):
-        commands = plan(restart)
+        try:
+            commands = plan(restart)
+        finally:
+            console.begin("")  # an error is printed on a line of its own
         if restart:
             console.note(f"restart {restart} of {max_restarts}", 0)
         job = JobRunner(console, log_dir, append=restart > 0)
@@ -90,6 +102,10 @@ class JobRunner:
         self._running: list[TaskProcess] = []
         self._selector = selectors.DefaultSelector()
         self._escalation: list[tuple[float, int]] = []
+        self._sent: set[int] = set()
+        # What tasks print from their last words on, after the user has interrupted the job: with
+        # each task's KeyboardInterrupt, a job of ten would fill the screen.
+        self._held: dict[TaskProcess, list[Line]] = {}
         # Sidecars answer in their own threads; only one thread writes to the console.
         self._said: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._say = self._said.put
@@ -110,6 +126,7 @@ class JobRunner:
                     self._selector.register(process.terminal, selectors.EVENT_READ, process)
                     self._console.note(f"{command.task} started{process.place}", 1)
                     _tell(guardian, process.popen.pid)
+                self._console.begin(beginning(commands))
                 if any(command.via for command in commands):
                     threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
                 while self._running:
@@ -122,11 +139,13 @@ class JobRunner:
                     self._look()
                     self._pass_on()
             finally:
+                self._console.begin("")
                 self._ended.set()
                 for process in self._processes:
                     self._end_group(process, guardian)
                 for process in self._processes:
                     self._drain(process)
+                self._console.close()
         if self.culprit is not None and not self.interrupted:
             self._summarize(self.culprit)
         if self.culprit is None and not self.interrupted:
@@ -148,7 +167,13 @@ class JobRunner:
     def _show(self, process: TaskProcess, lines: Sequence[Line]) -> None:
         for line in lines:
             process.take(line)
-            self._console.line(process.task, line)
+            held = self._held.get(process)
+            if held is not None:
+                held.append(line)
+            elif self.interrupted and _LAST_WORDS.search(without_escapes(line.text)):
+                self._held[process] = [line]
+            else:
+                self._console.line(process.task, line)
 
     def _reap(self, guardian: subprocess.Popen[str]) -> None:
         ended = [process for process in self._running if process.popen.poll() is not None]
@@ -228,6 +253,7 @@ class JobRunner:
 
     def _stop(self, *numbers: int) -> None:
         """Sends the first signal now and each further one 5 seconds after the previous one."""
+        self._console.begin("")
         if self._running:
             names = ", ".join(str(process.task) for process in self._running)
             self._console.note(f"ending {names} ({signal_name(numbers[0])})", 0)
@@ -239,6 +265,7 @@ class JobRunner:
         # The last entry stays, because a non-empty list also means that the job is ending.
         while self._escalation and self._escalation[0][0] <= time.monotonic():
             _, number = self._escalation[0]
+            self._sent.add(number)
             for process in self._running:
                 process.signal(number)
             if len(self._escalation) == 1:
@@ -256,7 +283,27 @@ class JobRunner:
         while data := process.read():
             self._show(process, process.lines.feed(data))
         self._show(process, process.lines.close())
+        held = self._held.pop(process, [])
+        if process.exit_code - 128 not in self._sent:  # it failed for a reason of its own
+            for line in held:
+                self._console.line(process.task, line)
         process.close()
+
+
+def beginning(commands: Sequence[Command]) -> str:
+    """Returns what begins with the start of these commands.
+
+    >>> beginning([Command(Task("worker", index), ("sh",), {}) for index in range(2)])
+    'starting worker 0, worker 1 on this machine'
+    """
+    hosts = ["this machine" if command.host is None else command.host.name for command in commands]
+    tasks = [str(command.task) for command in commands]
+    if len(tasks) > _MOST_NAMES:
+        counts = collections.Counter(command.task.type for command in commands)
+        tasks = [f"{count} {job}" for job, count in counts.items()]
+    text = f"starting {', '.join(tasks)} on {', '.join(dict.fromkeys(hosts))}"
+    is_python = any(command.argv[0] == sys.executable for command in commands)
+    return f"{text} (importing TensorFlow takes some seconds)" if is_python else text
 
 
 @contextlib.contextmanager

@@ -36,6 +36,9 @@ _NO_GPU = "-1"
 _NAME = re.compile("[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 # Variables that differ in each task, depending on its place in the cluster.
 RENDEZVOUS_VARIABLE = "KERAS_STRATEGIES_RENDEZVOUS"
+# "whole": this process shares its output with others, and does not write to a terminal.
+BARS_VARIABLE = "KERAS_STRATEGIES_BARS"
+WHOLE_BARS = "whole"
 SIDECAR_VARIABLE = "KERAS_STRATEGIES_SIDECAR"
 PROGRESS_VARIABLE = "KERAS_STRATEGIES_PROGRESS"  # the file to which it reports its progress
 _TOLD = (

@@ -47,6 +47,7 @@ class SlurmJob:
       options: further options of `tf-config exec`.
       setup: shell lines that run first, such as `module load TensorFlow`.
       directives: further options of sbatch, such as `--constraint=rome`.
+      own: the command that is this `tf-config`; used if there is no `setup`.
     """
 
     roles: Roles
@@ -65,6 +66,7 @@ class SlurmJob:
     options: tuple[str, ...] = ()
     setup: tuple[str, ...] = ()
     directives: tuple[str, ...] = ()
+    own: tuple[str, ...] = ("tf-config",)
 
     def __post_init__(self) -> None:
         check("A job's name has letters, digits, '.', '_' and '-'", self.name, _NAME, "train")
@@ -166,13 +168,16 @@ class SlurmJob:
         ]
 
     def _command(self) -> str:
-        srun = ["srun", "--kill-on-bad-exit=1"]
+        srun = ["srun", "--kill-on-bad-exit=1", "--label"]
         if self.cpus is not None:
             # Since Slurm 22.05, a step does not inherit it from its job.
             srun.append(f"--cpus-per-task={self.cpus}")
         options = ["--ps", str(self.roles.ps)] if self.roles.ps else []
         options += ["--chief"] * self.roles.chief + ["--evaluator"] * self.roles.evaluator
-        return shlex.join([*srun, *execute("slurm", [*options, *self.options], self.program)])
+        command, *words = execute("slurm", [*options, *self.options], self.program)
+        # Lines of `setup` make an environment, with a `tf-config` that may not be this one.
+        own = (command,) if self.setup else self.own
+        return shlex.join([*srun, *own, *words])
 
 
 def _option(directive: str) -> str:
