@@ -10,7 +10,11 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
-from strategies.collectives.selection import resolve_communication, validate_options
+from strategies.collectives.selection import (
+    resolve_communication,
+    validate_options,
+    with_implementation,
+)
 from strategies.core.resolver import config_of
 from strategies.multi_worker import MultiWorkerMirroredStrategy
 from strategies.parameter_server import ParameterServerStrategy, options_of
@@ -67,6 +71,12 @@ def from_tf_config(
       ValueError: if a value is not valid.
     """
     _check_known(settings)
+    cluster_resolver, communication_options, communication = with_implementation(
+        cluster_resolver, settings.pop("communication_options", None),
+        settings.pop("communication", None),
+    )  # fmt: skip
+    for name, value in zip(_OF_WORKERS, (communication, communication_options), strict=True):
+        settings |= {} if value is None else {name: value}
     reduction, servers = _split_options(options)
     of_servers = {name: settings[name] for name in settings if name in _OF_SERVERS}
     of_workers = {name: settings[name] for name in settings if name in _OF_WORKERS}

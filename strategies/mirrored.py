@@ -15,6 +15,9 @@ from strategies.diagnostics.consistency import check_same_call
 from strategies.reduction import ReductionOptions
 from strategies.utils.gpus import count_gpus
 
+# None stands for an unknown size, and for a shape of unknown rank.
+_Shape = tuple[int | None, ...] | None
+
 
 class ReplicatedStrategy(tf.distribute.Strategy):
     """Base class of all strategies, with their reduction and printing."""
@@ -56,11 +59,13 @@ class ReplicatedStrategy(tf.distribute.Strategy):
         return super().gather(value, axis)
 
     def _reduce_value(self, reduce_op: Any, value: Any, axis: int | None, is_batch: bool) -> Any:
+        is_mean = reduce_op in ("MEAN", "mean", tf.distribute.ReduceOp.MEAN)
+        if not is_mean and self.extended.merged_logs.is_merged(value):
+            return value
         leaves = self.experimental_local_results(value)
-        shapes = {tuple(getattr(leaf, "shape", ())) for leaf in leaves}
+        shapes = {_shape_of(leaf) for leaf in leaves}
         if shapes == {()}:
             axis = None
-        is_mean = reduce_op in ("MEAN", "mean", tf.distribute.ReduceOp.MEAN)
         if is_mean and axis is None:
             is_whole = shapes != {()} and tf.as_dtype(leaves[0].dtype).is_integer
             has_mean = _is_number(leaves[0]) and not (is_batch and is_whole)
@@ -68,7 +73,7 @@ class ReplicatedStrategy(tf.distribute.Strategy):
                 return leaves[0]
         return super().reduce(reduce_op, value, axis)
 
-    def _have_one_shape(self, shapes: set[tuple[Any, ...]]) -> bool:
+    def _have_one_shape(self, shapes: set[_Shape]) -> bool:
         """Returns whether all replicas' values have one shape; in a graph, only this worker's."""
         if shapes == {()} or not tf.executing_eagerly():
             return len(shapes) == 1
@@ -196,6 +201,12 @@ def _make_logical_cpus(count: int) -> None:
             "the strategy before any tensor, or configure them with "
             "tf.config.set_logical_device_configuration."
         )
+
+
+def _shape_of(value: Any) -> _Shape:
+    """Returns the static shape of a value; None for one of unknown rank."""
+    shape = tf.TensorShape(getattr(value, "shape", ()))
+    return None if shape.rank is None else tuple(shape.as_list())
 
 
 def _is_number(value: Any) -> bool:

@@ -9,10 +9,16 @@ import tensorflow as tf
 from absl import logging
 
 from strategies.collectives import Collectives
-from strategies.collectives.selection import resolve_communication, start, validate_options
+from strategies.collectives.selection import (
+    resolve_communication,
+    start,
+    validate_options,
+    with_implementation,
+)
 from strategies.core.extended import ReplicatedExtended
 from strategies.core.progress_bars import print_whole_bars
 from strategies.core.resolver import config_of, resolver_of
+from strategies.core.scope_use import warn_of_training_outside
 from strategies.core.seeds import share_seed
 from strategies.core.startup_message import announce
 from strategies.mirrored import ReplicatedStrategy, local_devices
@@ -62,14 +68,17 @@ class MultiWorkerMirroredStrategy(ReplicatedStrategy, tf.distribute.MultiWorkerM
 
     Args:
       cluster_resolver: the cluster and the task of this process, in place of TF_CONFIG: any of
-        TensorFlow's resolvers, such as `SimpleClusterResolver`.
+        TensorFlow's resolvers, such as `SimpleClusterResolver`. Also the first argument of
+        `tf.distribute.experimental.MultiWorkerMirroredStrategy`, a `CollectiveCommunication` such
+        as RING; its resolver is then the second argument.
       communication_options: `tf.distribute.experimental.CommunicationOptions`. `bytes_per_pack`
         sets `bucket_bytes` of `options`; `implementation` and `timeout_seconds` are for
         TensorFlow's own collectives.
       communication: how the workers exchange values: "shared_memory" for workers of one Linux host
         without GPUs, "horovod", "tensorflow" for TensorFlow's own collectives, which need no
         other software, or "auto" for the first of these that all workers can use. None means the
-        environment variable KERAS_STRATEGIES_COMMUNICATION, or "auto".
+        environment variable KERAS_STRATEGIES_COMMUNICATION, or "auto". A `CollectiveCommunication`
+        is the `implementation` of `communication_options`.
       num_replicas: the number of replicas of each worker, the same on all workers. Each replica
         uses a GPU of its own, or a logical CPU if there are no GPUs. None means all GPUs of the
         worker, which are an equal share of its host's, or one CPU.
@@ -88,14 +97,21 @@ class MultiWorkerMirroredStrategy(ReplicatedStrategy, tf.distribute.MultiWorkerM
 
     def __init__(
         self,
-        cluster_resolver: tf.distribute.cluster_resolver.ClusterResolver | None = None,
-        communication_options: tf.distribute.experimental.CommunicationOptions | None = None,
+        cluster_resolver: tf.distribute.cluster_resolver.ClusterResolver
+        | tf.distribute.experimental.CommunicationImplementation
+        | None = None,
+        communication_options: tf.distribute.experimental.CommunicationOptions
+        | tf.distribute.cluster_resolver.ClusterResolver
+        | None = None,
         *,
-        communication: str | None = None,
+        communication: str | tf.distribute.experimental.CommunicationImplementation | None = None,
         num_replicas: int | None = None,
         options: ReductionOptions | None = None,
         start_timeout: float | None = None,
     ):
+        cluster_resolver, communication_options, communication = with_implementation(
+            cluster_resolver, communication_options, communication
+        )
         communication_options = validate_options(communication_options)
         options = with_bucket_bytes(options, communication_options)
         config = TFConfig.from_env() if cluster_resolver is None else config_of(cluster_resolver)
@@ -118,6 +134,7 @@ class MultiWorkerMirroredStrategy(ReplicatedStrategy, tf.distribute.MultiWorkerM
             announce(self, collectives, devices, f"they communicate by {way}")
         if collectives.size > 1:
             logging.info("%d workers of %d replicas: %s", collectives.size, len(devices), options)
+            warn_of_training_outside(type(self).__name__, collectives.size)
             share_seed(lambda seed: int(collectives.broadcast(tf.constant(seed))))
 
 

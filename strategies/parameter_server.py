@@ -21,6 +21,7 @@ from strategies.collectives.startup.waiting import wait_until
 from strategies.compat.tensorflow import Session
 from strategies.core.progress_bars import print_whole_bars
 from strategies.core.resolver import config_of, resolver_of
+from strategies.core.scope_use import warn_of_training_outside
 from strategies.core.seeds import share_seed
 from strategies.core.startup_message import announce
 from strategies.diagnostics.operations import WatchedCollectives
@@ -194,6 +195,7 @@ class ParameterServerStrategy(ReplicatedStrategy, tf.distribute.MultiWorkerMirro
                     where += ", sums in shared memory (all workers are on this host)"
         print_whole_bars(is_first=servers.rank == 0)
         announce(self, workers, devices, where)
+        warn_of_training_outside(type(self).__name__, servers.size)
         logging.info("Worker %d of %d: %s", servers.rank, servers.size, options)
 
     @property

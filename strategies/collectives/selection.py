@@ -66,6 +66,11 @@ def start(
             "The cluster must list all workers, numbered from 0 without gaps. Received: "
             f"{', '.join(map(str, tasks))}. Add the missing ones."
         )
+    if options.implementation == _Implementation.NCCL and "GPU" not in device:
+        raise ValueError(
+            "NCCL cannot communicate between CPUs. Received: CommunicationImplementation.NCCL, and "
+            f"replicas on {device}. Use AUTO or RING, or workers with GPUs."
+        )
     _join(config)
     seconds = watch_seconds()
     may_share = communication in ("auto", "shared_memory")
@@ -225,6 +230,44 @@ def resolve_communication(
             f"Correct the argument communication or the variable {VARIABLE}."
         )
     return value
+
+
+def with_implementation(
+    cluster_resolver: Any, options: Any, communication: Any
+) -> tuple[Any, Any, str | None]:
+    """Returns a strategy's resolver, communication options and communication from its arguments.
+
+    `tf.distribute.experimental.MultiWorkerMirroredStrategy` takes a `CollectiveCommunication` and a
+    resolver instead, in this order or as `communication=`. It means what it means as the
+    `implementation` of `CommunicationOptions`.
+
+    Args:
+      cluster_resolver: the first argument: a resolver, or a `CollectiveCommunication`.
+      options: the second one: `CommunicationOptions`, or a resolver behind a
+        `CollectiveCommunication`.
+      communication: a value of `resolve_communication`, or a `CollectiveCommunication`.
+
+    Raises:
+      ValueError: if two implementations are given.
+    """
+    given = cluster_resolver
+    if isinstance(given, _Implementation):
+        cluster_resolver = None
+        if isinstance(options, tf.distribute.cluster_resolver.ClusterResolver):
+            cluster_resolver, options = options, None
+    elif isinstance(communication, _Implementation):
+        given, communication = communication, None
+    else:
+        return cluster_resolver, options, communication
+    options = validate_options(options)
+    if options.implementation not in (_Implementation.AUTO, given):
+        raise ValueError(
+            "The implementation must be given once. Received: "
+            f"CollectiveCommunication.{given.name}, and communication_options with "
+            f"implementation={options.implementation.name}. Leave out one."
+        )
+    settings = options.bytes_per_pack, options.timeout_seconds, given
+    return cluster_resolver, CommunicationOptions(*settings), communication
 
 
 def validate_options(options: Any) -> CommunicationOptions:

@@ -1,4 +1,4 @@
-"""The only module that relies on Keras's internals; every assumption about them is made here.
+"""What relies on Keras's internals; all assumptions are made here and in `_keras_steps.py`.
 
 Keras does not tell a strategy which method of a model is running, or which layer a variable belongs
 to. Both are found on Python's stack, which has the methods and their objects. The name of a
@@ -36,10 +36,10 @@ _ITERATIONS = "iteration"
 _WRITTEN_OUTSIDE = ("_gradient_accumulator", "_average")
 _WRITTEN_OUTSIDE_PREFIX = "average/"
 
-TRAIN_STEP, _TEST_STEP = "train_step", "test_step"
+TRAIN_STEP, TEST_STEP = "train_step", "test_step"
 # The attributes of Keras 3's BackupAndRestore with the paths of its files, in the order of writing.
 BACKUP_PATHS = ("_weights_path", "_training_metadata_path")
-_STEPS = (TRAIN_STEP, _TEST_STEP, "predict_step")
+_STEPS = (TRAIN_STEP, TEST_STEP, "predict_step")
 _LOSS = "compute_loss"
 # The functions of Keras, tf_keras and TensorFlow that divide a loss by the number of replicas.
 _DIVIDE_LOSS = ("scale_loss_for_distribution", "compute_average_loss", "scale_regularization_loss")
@@ -177,7 +177,7 @@ def own_loss_method(fn: Callable[..., Any]) -> tuple[Any, str]:
     computed: in an evaluation whose logs have the loss as it is.
     """
     model, step = step_of(fn)
-    if model is None or step not in (TRAIN_STEP, _TEST_STEP):
+    if model is None or step not in (TRAIN_STEP, TEST_STEP):
         return None, ""
     method = getattr(type(model), step)
     if not is_of_keras(method):

@@ -14,7 +14,8 @@ from types import CodeType
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.autograph.impl.api import autograph_artifact
+from tensorflow.python.autograph.core.ag_ctx import control_status_ctx
+from tensorflow.python.autograph.impl.api import autograph_artifact, tf_convert
 from tensorflow.python.data.ops.dataset_ops import _OptionsDataset as OptionsDataset
 from tensorflow.python.data.ops.prefetch_op import _PrefetchDataset as PrefetchDataset
 from tensorflow.python.distribute.collective_all_reduce_strategy import (
@@ -93,6 +94,7 @@ __all__ = [
     "autograph_artifact",
     "canonicalize",
     "context",
+    "converted",
     "dataset_inputs",
     "dataset_tensors",
     "distributed_spec",
@@ -151,6 +153,11 @@ RECOMPUTING = next(
     ),
     None,
 )
+
+
+def converted(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a function converted by AutoGraph, if the code that calls it here was converted."""
+    return tf_convert(function, control_status_ctx())
 
 
 def function_graph(graph: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import functools
 import threading
@@ -11,7 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
-from absl import logging
 
 from strategies.collectives import Collectives
 from strategies.collectives.replica import ReplicaCollectives
@@ -25,6 +23,7 @@ from strategies.compat.keras import (
     running_call,
     running_method,
 )
+from strategies.compat.keras_steps import build_with_ragged, ragged_to_build, with_callers_seeds
 from strategies.compat.tensorflow import (
     CheckpointInitialValue,
     CollectiveAllReduceExtended,
@@ -40,6 +39,7 @@ from strategies.compat.tensorflow import (
     MirroredVariable as StockMirroredVariable,
 )
 from strategies.core.loss_reduction_check import LossScale
+from strategies.core.merged_logs import MergedLogs
 from strategies.core.scope import (
     check_backend,
     check_same_outside,
@@ -47,6 +47,7 @@ from strategies.core.scope import (
     check_updated,
     explain_mixed_strategies,
 )
+from strategies.core.scope_use import note_creation, note_entered
 from strategies.core.seeds import seed_state_creator, worker_seed_scope
 from strategies.data.bounded_prefetch import bound_prefetch
 from strategies.data.distributed_dataset import ReplicaDataset, check_options, per_replica_datasets
@@ -57,6 +58,7 @@ from strategies.diagnostics.progress import tell_progress
 from strategies.reduction import ReductionOptions, ReplicaCrossDeviceOps
 from strategies.reduction.xla import check_devices
 from strategies.variables.elementwise import update_without_xla
+from strategies.variables.merged import mark_merged
 from strategies.variables.on_read_variable import OnReadVariable, keep_state_per_replica
 from strategies.variables.row_variable import (
     RowVariable,
@@ -66,7 +68,6 @@ from strategies.variables.row_variable import (
 from strategies.variables.scalars import MirroredVariable
 from strategies.variables.sharded_optimizer_state import ShardedOptimizerState
 from strategies.variables.unsynchronized_state import is_unsynchronized_state
-from tf_config.launcher.sidecar import CREATED, ENTERED, is_reported, report
 
 
 class ReplicatedExtended(CollectiveAllReduceExtended):
@@ -127,26 +128,11 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         self._dataset_streams: dict[str, Collectives] = {}
         self.loss_scale = LossScale()
         self._lifted: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
-        self._is_used = resolver is None
+        self.merged_logs = MergedLogs(collectives, len(self._devices))
+        self._is_of_several_processes = resolver is not None
         if resolver is not None:
-            report(CREATED)
+            note_creation()
             tell_progress()
-            if collectives.size > 1 and not is_reported():
-                # Only the name: the strategy may have been deleted by the end.
-                atexit.register(self._warn_if_unused, type(self._container_strategy()).__name__)
-
-    def _warn_if_unused(self, name: str) -> None:
-        """Logs a warning at the end of a program that created a strategy and did not use it.
-
-        Under `tf-config` the launcher logs it instead.
-        """
-        if not self._is_used:
-            logging.warning(
-                "A strategy trains what is created in its scope. Received: %s, whose scope was "
-                "never entered: what was trained here was trained apart from the other workers. "
-                "Create and compile the model inside `with strategy.scope():`.",
-                name,
-            )
 
     def between_workers(self) -> Collectives:
         """Returns the collectives among all workers."""
@@ -156,11 +142,13 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         """Does nothing: only variables on servers have to be updated from there."""
 
     def _scope(self, strategy: tf.distribute.Strategy) -> Any:
-        # The launcher warns of workers that have connected and then train without the strategy.
-        if not self._is_used:
-            self._is_used = True
-            report(ENTERED)
+        if self._is_of_several_processes:
+            note_entered()
         check_backend(strategy)
+        model, batch = ragged_to_build()
+        if model is not None:
+            with super()._scope(strategy):
+                build_with_ragged(model, batch)
         return super()._scope(strategy)
 
     def _configure(self, *args: Any, **kwargs: Any) -> None:
@@ -208,7 +196,7 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         if isinstance(fn, tf.types.experimental.PolymorphicFunction):
             return self._lifted_to_all_replicas(fn)(*args, **kwargs)
         with worker_seed_scope(self._id_in_cluster), self._input_weights_scope(args, kwargs):
-            results = super()._call_for_each_replica(fn, args, kwargs)
+            results = super()._call_for_each_replica(with_callers_seeds(fn), args, kwargs)
         if len(self._devices) > 1 and not tf.executing_eagerly():
             check_devices()
         return results
@@ -272,13 +260,23 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
 
             context = tf.distribute.get_replica_context()
             reduced = context.merge_call(reduced_together, args=(tf.nest.flatten(value),))
-            return tf.nest.pack_sequence_as(value, reduced)
+            return mark_merged(tf.nest.pack_sequence_as(value, reduced))
         replica = self.local_replica()
         values = tf.nest.flatten(value)
         weight = self._input_weights.get(replica)
         weights = None if weight is None else [weight]
         reduced = self._ops_of_replica(replica).all_reduce(reduce_op, [values], weights)
-        return tf.nest.pack_sequence_as(value, reduced)
+        return mark_merged(tf.nest.pack_sequence_as(value, reduced))
+
+    def _reduce_to(self, *args: Any) -> Any:
+        reduced = super()._reduce_to(*args)
+        mark_merged(self._local_results(reduced))
+        return reduced
+
+    def _batch_reduce_to(self, *args: Any) -> Any:
+        reduced = super()._batch_reduce_to(*args)
+        mark_merged([self._local_results(each) for each in reduced])
+        return reduced
 
     def call_for_each_replica(
         self, fn: Callable[..., Any], args: Any = (), kwargs: Any = None
@@ -293,7 +291,8 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         agreed = overflow_agreed if self._num_replicas_in_sync > 1 else contextlib.nullcontext
         watched = self.loss_scale.watch(fn, self._num_replicas_in_sync)
         with explain_mixed_strategies(fn, strategy), agreed(strategy), watched:
-            return super().call_for_each_replica(fn, args, kwargs)
+            call = super().call_for_each_replica
+            return self.merged_logs.run(fn, lambda step: call(step, args, kwargs))
 
     def update(
         self,

@@ -1,14 +1,21 @@
 """What workers communicate by: the argument, the environment, and what Horovod cannot do."""
 
+import json
+
 import pytest
 import tensorflow as tf
 
 import strategies
 from strategies import ReductionOptions
 from strategies.collectives import selection
-from strategies.collectives.selection import _check_for_horovod, resolve_communication
+from strategies.collectives.selection import (
+    _check_for_horovod,
+    resolve_communication,
+    with_implementation,
+)
 from strategies.compat.tensorflow import CommunicationOptions
 from strategies.reduction.options import with_bucket_bytes
+from tf_config import TFConfig
 
 Implementation = tf.distribute.experimental.CommunicationImplementation
 
@@ -50,6 +57,49 @@ def test_options_of_tensorflows_collectives_choose_them(asked):
         name, reason = selection._chosen_network(communication, "CPU:0", options)
         assert (name, reason) == ("tensorflow", "as communication_options ask for")
     assert selection._chosen_network("horovod", "CPU:0", options)[0] == "horovod"
+
+
+RESOLVER = tf.distribute.cluster_resolver.SimpleClusterResolver(tf.train.ClusterSpec({}))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "resolver"),
+    [
+        ((Implementation.RING, None, None), None),
+        ((Implementation.RING, RESOLVER, None), RESOLVER),
+        ((None, None, Implementation.RING), None),
+        ((RESOLVER, None, Implementation.RING), RESOLVER),
+        ((Implementation.RING, CommunicationOptions(), "horovod"), None),
+    ],
+)
+def test_the_argument_of_the_experimental_class_is_an_implementation(arguments, resolver):
+    found, options, communication = with_implementation(*arguments)
+    assert found is resolver and options.implementation == Implementation.RING
+    assert communication == (arguments[2] if arguments[2] == "horovod" else None)
+
+
+def test_an_implementation_is_given_once():
+    options = CommunicationOptions(timeout_seconds=9.0, implementation=Implementation.NCCL)
+    with pytest.raises(ValueError, match="must be given once. Received: .*RING, .*NCCL"):
+        with_implementation(Implementation.RING, options, None)
+    _, found, _ = with_implementation(Implementation.NCCL, options, None)
+    assert (found.timeout_seconds, found.implementation) == (9.0, Implementation.NCCL)
+
+
+def test_one_worker_takes_the_argument_of_the_experimental_class():
+    for make in (strategies.MultiWorkerMirroredStrategy, strategies.from_tf_config):
+        assert make(Implementation.AUTO).num_replicas_in_sync == 1
+        assert make(communication=Implementation.RING).num_replicas_in_sync == 1
+
+
+def test_nccl_between_cpus_is_refused():
+    cluster = {"worker": ["a:1", "b:1"]}
+    config = TFConfig.from_json(
+        json.dumps({"cluster": cluster, "task": {"type": "worker", "index": 0}})
+    )
+    options = CommunicationOptions(implementation=Implementation.NCCL)
+    with pytest.raises(ValueError, match="NCCL cannot communicate between CPUs"):
+        selection.start(config, "auto", options, 1.0, "/device:CPU:0")
 
 
 def test_packs_are_buckets():

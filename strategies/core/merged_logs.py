@@ -1,0 +1,93 @@
+"""The logs of tf_keras: values that are merged over the replicas already are not summed again."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from strategies.collectives import Collectives
+from strategies.compat.keras_steps import is_summing_logs
+from strategies.compat.tensorflow import MirroredVariable
+from strategies.variables.merged import EagerMerged, is_merged
+
+
+class MergedLogs:
+    """Finds the merged values among the logs that a step of tf_keras returns.
+
+    tf_keras sums what `train_step` and `test_step` return over all replicas, since each returns its
+    share of the loss. The result of a metric is that of all replicas on each of them, and its sum
+    is wrong. tf_keras corrects this only if all keys of the logs are names of metrics, and only at
+    the end of an epoch. Keras 3 takes the mean.
+
+    Args:
+      collectives: the collectives of the workers.
+      replicas: the number of replicas of this worker.
+    """
+
+    def __init__(self, collectives: Collectives, replicas: int):
+        self._collectives = collectives
+        self._replicas = replicas
+        self._found: list[Any] = []
+
+    def run(self, fn: Callable[..., Any], call: Callable[[Callable[..., Any]], Any]) -> Any:
+        """Returns the results of `call(fn)`, which runs a step, with each merged value once.
+
+        Args:
+          fn: the function given to `strategy.run`; anything but a step of tf_keras is only called.
+          call: runs a function on all replicas.
+        """
+        if not is_summing_logs(fn):
+            return call(fn)
+        self._found = []
+        if not tf.executing_eagerly():
+            return tf.nest.map_structure(self._once_in_graph, call(fn))
+        lock, merged = threading.Lock(), {}
+
+        def recorded(*args: Any, **kwargs: Any) -> Any:
+            eager = EagerMerged()
+            with eager.recording():
+                results = fn(*args, **kwargs)
+            follows = [eager.follows(each) for each in tf.nest.flatten(results)]
+            with lock:
+                merged[threading.get_ident()] = follows
+            return results
+
+        results = call(recorded)
+        flags = map(all, zip(*merged.values(), strict=True))
+        leaves = tf.nest.flatten(results)
+        once = map(self._once_in_eager, leaves, flags)
+        return tf.nest.pack_sequence_as(results, list(once))
+
+    def is_merged(self, value: Any) -> bool:
+        """Returns whether a value to be summed over the workers is merged already."""
+        return any(value is each for each in self._found)
+
+    def _once_in_graph(self, leaf: Any) -> Any:
+        if isinstance(leaf, MirroredVariable):
+            return self._remember(tf.identity(leaf))
+        values = _local_values(leaf)
+        return self._remember(values[0]) if all(map(is_merged, values)) else leaf
+
+    def _once_in_eager(self, leaf: Any, follows: bool) -> Any:
+        if isinstance(leaf, MirroredVariable):
+            return self._remember(tf.identity(leaf))
+        values = _local_values(leaf)
+        # Several replicas return one tensor only if it was made for all of them, in a merge call.
+        if not follows and (len(values) == self._replicas or self._collectives.size == 1):
+            return leaf
+        # What was computed from a merged value and something else differs between the replicas.
+        stacked = tf.stack(values)
+        every = self._collectives.all_gather(stacked) if self._collectives.size > 1 else stacked
+        is_same = bool(tf.reduce_all(every == every[0]))
+        return self._remember(values[0]) if is_same else leaf
+
+    def _remember(self, value: Any) -> Any:
+        self._found.append(value)
+        return value
+
+
+def _local_values(leaf: Any) -> tuple[Any, ...]:
+    return tuple(getattr(leaf, "values", (leaf,)))

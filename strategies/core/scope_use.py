@@ -1,0 +1,80 @@
+"""Warnings of programs that create a strategy of several workers and train without it."""
+
+from __future__ import annotations
+
+import atexit
+import threading
+
+from absl import logging
+
+from strategies.diagnostics.calls import call_in
+from strategies.diagnostics.stack import stack_of
+from strategies.diagnostics.watchdog import place_in
+from tf_config.launcher.sidecar import CREATED, ENTERED, is_reported, report
+
+_PAUSE_SECONDS = 0.1
+_SECONDS_TO_END = 5.0
+_RULE = "Models must be created and compiled inside strategy.scope() to train with a strategy."
+_WAY_OUT = "Create and compile the model inside `with strategy.scope():`."
+
+# Set once a scope has been entered in this process, of whichever strategy of TF_CONFIG's.
+_entered = threading.Event()
+
+
+def note_creation() -> None:
+    """Tells the launcher that this process has created a strategy of TF_CONFIG's."""
+    report(CREATED)
+
+
+def note_entered() -> None:
+    """Notes that a scope was entered, and tells the launcher."""
+    if not _entered.is_set():
+        _entered.set()
+        report(ENTERED)
+
+
+def warn_of_training_outside(name: str, workers: int) -> None:
+    """Logs a warning when `fit` runs in the main thread before any scope has been entered.
+
+    Keras tells a strategy nothing of a model that was created outside of its scope, so a thread
+    looks at the main thread's calls until a scope is entered. What it cannot see, such as a custom
+    loop or a `fit` of milliseconds, is said at the end of the program: here, or by the launcher.
+
+    Args:
+      name: the strategy's class. The strategy itself may have been deleted by then.
+      workers: the number of workers.
+    """
+    if workers < 2 or _entered.is_set():
+        return
+    ended, warned = threading.Event(), threading.Event()
+    arguments = name, workers, ended, warned
+    thread = threading.Thread(target=_watch, args=arguments, name="scope_use", daemon=True)
+    thread.start()
+    atexit.register(_end, name, thread, ended, warned)
+
+
+def _watch(name: str, workers: int, ended: threading.Event, warned: threading.Event) -> None:
+    main = threading.main_thread().ident or 0
+    while not ended.wait(_PAUSE_SECONDS) and not _entered.is_set():
+        stack = stack_of(main)
+        if call_in(stack)[0].startswith("fit("):
+            warned.set()
+            logging.warning(
+                "%s Received: %s, without the scope of the %s of %d workers, which was never "
+                "entered: each worker trains its own model. %s",
+                _RULE, place_in(stack), name, workers, _WAY_OUT,
+            )  # fmt: skip
+            return
+
+
+def _end(
+    name: str, thread: threading.Thread, ended: threading.Event, warned: threading.Event
+) -> None:
+    ended.set()
+    thread.join(_SECONDS_TO_END)
+    # Under `tf-config` the launcher says so instead.
+    if not (_entered.is_set() or warned.is_set() or is_reported()):
+        logging.warning(
+            "%s Received: %s, whose scope was never entered: what was trained here was trained "
+            "apart from the other workers. %s", _RULE, name, _WAY_OUT,
+        )  # fmt: skip

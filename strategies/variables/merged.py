@@ -1,0 +1,96 @@
+"""Values that were reduced over all replicas already, such as the results of metrics."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import tensorflow as tf
+
+# The collection of a graph with its tensors that are the same on all replicas.
+_COLLECTION = "keras_strategies/merged"
+# Operations that have an effect or state by TensorFlow's book, but whose value is the same on all
+# replicas if their inputs are.
+_PLAIN = ("ReadVariableOp", "VarHandleOp")
+_thread = threading.local()
+
+
+def mark_merged(value: Any) -> Any:
+    """Marks the tensors of a structure as being the same on all replicas; returns the structure."""
+    for tensor in tf.nest.flatten(value):
+        if not isinstance(tensor, tf.Tensor):
+            continue
+        if tf.is_symbolic_tensor(tensor):
+            tensor.graph.add_to_collection(_COLLECTION, tensor)
+        elif getattr(_thread, "eager", None) is not None:
+            _thread.eager.mark(tensor)
+    return value
+
+
+def is_merged(tensor: Any) -> bool:
+    """Returns whether a tensor of a graph was computed from merged values and from nothing else.
+
+    Constants and variables do not count. What else a replica computes with, such as its part of
+    the batch, differs from replica to replica.
+    """
+    if not tf.is_symbolic_tensor(tensor):
+        return False
+    marked = {id(each) for each in tensor.graph.get_collection(_COLLECTION)}
+    todo, seen, has_merged = [tensor], set(), False
+    while todo:
+        current = todo.pop()
+        if id(current) in marked:
+            has_merged = True
+            continue
+        if current.name in seen:
+            continue
+        seen.add(current.name)
+        op = current.op
+        is_handle = op.type == "Placeholder" and current.dtype == tf.resource
+        is_stateful = op.op_def.is_stateful and op.type not in _PLAIN
+        if is_stateful or (op.type.startswith("Placeholder") and not is_handle):
+            return False
+        # Custom gradients pass the function's inputs through the same operation as its outputs.
+        is_each = op.type == "IdentityN"
+        todo += [op.inputs[current.value_index]] if is_each else op.inputs
+    return has_merged
+
+
+class EagerMerged:
+    """Records in eager execution which values were computed from merged ones.
+
+    There is no graph to follow, so a tape does it. It records only what follows from merged values,
+    which is little: the results of metrics at the end of a step.
+    """
+
+    def __init__(self) -> None:
+        self._tape = tf.GradientTape(persistent=True, watch_accessed_variables=False)
+        self._marked: list[tf.Tensor] = []
+
+    def mark(self, tensor: tf.Tensor) -> None:
+        """Marks a tensor as merged."""
+        self._marked.append(tensor)
+        if tensor.dtype.is_floating:
+            self._tape.watch(tensor)
+
+    def follows(self, value: Any) -> bool:
+        """Returns whether a value is, or was computed from, a merged value."""
+        if any(value is each for each in self._marked):
+            return True
+        if not isinstance(value, tf.Tensor) or not value.dtype.is_floating:
+            return False
+        watched = [each for each in self._marked if each.dtype.is_floating]
+        gradients = self._tape.gradient(value, watched) if watched else []
+        return any(gradient is not None for gradient in gradients)
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Records what this thread computes in the block."""
+        _thread.eager = self
+        try:
+            with self._tape:
+                yield
+        finally:
+            _thread.eager = None
