@@ -26,6 +26,7 @@ class ReplicatedStrategy(tf.distribute.Strategy):
     def num_replicas_in_sync(self) -> int:
         """The number of replicas whose gradients are summed, of all workers that train in step."""
         self.extended.loss_scale.note()
+        self.extended.loss_logs.note_divided()
         return super().num_replicas_in_sync
 
     @tf.autograph.experimental.do_not_convert

@@ -9,7 +9,8 @@ from types import CodeType, FrameType
 from typing import Any
 
 # The modules that inspect frames; their own frames are skipped.
-_LOOKING = [str(Path(__file__).with_name(name)) for name in ("frames.py", "_keras.py")]
+_NAMES = ("frames.py", "_keras.py", "_keras_losses.py")
+_LOOKING = [str(Path(__file__).with_name(name)) for name in _NAMES]
 
 
 def frames() -> Iterator[FrameType]:

@@ -40,12 +40,6 @@ TRAIN_STEP, TEST_STEP = "train_step", "test_step"
 # The attributes of Keras 3's BackupAndRestore with the paths of its files, in the order of writing.
 BACKUP_PATHS = ("_weights_path", "_training_metadata_path")
 _STEPS = (TRAIN_STEP, TEST_STEP, "predict_step")
-_LOSS = "compute_loss"
-# The functions of Keras, tf_keras and TensorFlow that divide a loss by the number of replicas.
-_DIVIDE_LOSS = ("scale_loss_for_distribution", "compute_average_loss", "scale_regularization_loss")
-# Keras 3's method that divides regularizers and `add_loss`, which tells nothing of the loss itself.
-_DIVIDE_ADDITIONAL = "_aggregate_additional_loss"
-_LIBRARIES = ("keras", "tf_keras", "tensorflow")
 _CHECK = "check_finite"
 _METHODS = ("fit", "evaluate", "predict")
 # The arguments of these methods that determine the number of steps.
@@ -167,48 +161,6 @@ def step_of(fn: Callable[..., Any]) -> tuple[Any, str]:
     around = dict(zip(code.co_freevars, fn.__closure__ or (), strict=True))
     model = around["model"].cell_contents if "model" in around else None
     return _if_model(model), next((name for name in _STEPS if name in code.co_names), "")
-
-
-def own_loss_method(fn: Callable[..., Any]) -> tuple[Any, str]:
-    """Returns the model of a step function, and the name of its own method that computes the loss.
-
-    The name is "compile(loss=...)" for losses given to Keras 3 that may be scalars already, which
-    it does not divide. It is empty if Keras divides the loss, or if nothing depends on how it is
-    computed: in an evaluation whose logs have the loss as it is.
-    """
-    model, step = step_of(fn)
-    if model is None or step not in (TRAIN_STEP, TEST_STEP):
-        return None, ""
-    method = getattr(type(model), step)
-    if not is_of_keras(method):
-        return model, step if step == TRAIN_STEP else ""
-    is_new = method.__module__.startswith("keras.")
-    if not is_of_keras(type(model).compute_loss):
-        return model, _LOSS if is_new or step == TRAIN_STEP else ""
-    # Keras 3 divides what it reduces itself: no scalars of functions, and no losses of rows.
-    given = [loss for loss in tf.nest.flatten(getattr(model, "loss", None)) if loss is not None]
-    is_own = any(getattr(loss, "reduction", None) != "sum" for loss in given)
-    return model, "compile(loss=...)" if is_new and is_own else ""
-
-
-def is_dividing_loss() -> bool:
-    """Returns whether the code that reads the number of replicas may divide a loss by it.
-
-    This is any code outside of TensorFlow and Keras, and those of their functions that do so.
-
-    >>> is_dividing_loss()
-    True
-    """
-    # Properties read it for their caller.
-    outside = itertools.islice(frames(), 1, None)
-    outer = (frame for frame in outside if frame.f_code.co_name != "num_replicas_in_sync")
-    reader, caller = next(outer, None), next(outer, None)
-    if reader is None:
-        return False
-    if reader.f_globals.get("__name__", "").split(".")[0] not in _LIBRARIES:
-        return True
-    is_additional = caller is not None and caller.f_code.co_name == _DIVIDE_ADDITIONAL
-    return reader.f_code.co_name in _DIVIDE_LOSS and not is_additional
 
 
 def variables_of(model: Any, kind: str) -> list[Any]:

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from strategies.compat.call_stack import locals_of
 from strategies.compat.keras import TEST_STEP, TRAIN_STEP, step_of
-from strategies.compat.tensorflow import autograph_artifact, converted
+from strategies.compat.tensorflow import autograph_artifact, convert_with_autograph
 
 _SYMBOLIC_BUILD = "_maybe_symbolic_build"
 _SEEDS_MODULE, _SEEDS, _GENERATOR = "tf_keras.src.backend", "_SEED_GENERATOR", "generator"
@@ -41,7 +41,7 @@ def with_callers_seeds(fn: Callable[..., Any]) -> Callable[..., Any]:
     generator = getattr(seeds, _GENERATOR, None)
     if generator is None:
         return fn
-    fn = fn if tf.executing_eagerly() else converted(fn)
+    fn = fn if tf.executing_eagerly() else convert_with_autograph(fn)
 
     def draw_as_caller(*args: Any, **kwargs: Any) -> Any:
         setattr(seeds, _GENERATOR, generator)

@@ -94,7 +94,7 @@ __all__ = [
     "autograph_artifact",
     "canonicalize",
     "context",
-    "converted",
+    "convert_with_autograph",
     "dataset_inputs",
     "dataset_tensors",
     "distributed_spec",
@@ -107,6 +107,7 @@ __all__ = [
     "has_several_workers",
     "in_save_context",
     "is_compiled_by_xla",
+    "is_of_running_function",
     "is_recorded",
     "place_in_function",
     "regroup",
@@ -155,7 +156,7 @@ RECOMPUTING = next(
 )
 
 
-def converted(function: Callable[..., Any]) -> Callable[..., Any]:
+def convert_with_autograph(function: Callable[..., Any]) -> Callable[..., Any]:
     """Returns a function converted by AutoGraph, if the code that calls it here was converted."""
     return tf_convert(function, control_status_ctx())
 
@@ -165,6 +166,17 @@ def function_graph(graph: Any) -> Any:
     while isinstance(graph, CondBranchFuncGraph | WhileBodyFuncGraph):
         graph = graph.outer_graph
     return graph
+
+
+def is_of_running_function(value: Any) -> bool:
+    """Returns whether a tensor belongs to the function that is being traced, or code runs eagerly.
+
+    A `tf.function` would capture a tensor of one caller, and use it for its other callers, too.
+    """
+    if tf.executing_eagerly():
+        return True
+    graph = tf.compat.v1.get_default_graph()
+    return tf.is_symbolic_tensor(value) and function_graph(graph) is function_graph(value.graph)
 
 
 def place_in_function(graph: Any) -> tuple[str, int]:

@@ -31,13 +31,13 @@ from strategies.compat.tensorflow import (
     WhileBodyFuncGraph,
     autograph_artifact,
     canonicalize,
-    function_graph,
     function_of,
-    select_replica,
+    is_of_running_function,
 )
 from strategies.compat.tensorflow import (
     MirroredVariable as StockMirroredVariable,
 )
+from strategies.core.loss_logs import LossLogs
 from strategies.core.loss_reduction_check import LossScale
 from strategies.core.merged_logs import MergedLogs
 from strategies.core.scope import (
@@ -49,10 +49,11 @@ from strategies.core.scope import (
 )
 from strategies.core.scope_use import note_creation, note_entered
 from strategies.core.seeds import seed_state_creator, worker_seed_scope
+from strategies.core.step_inputs import StepInputs
 from strategies.data.bounded_prefetch import bound_prefetch
 from strategies.data.distributed_dataset import ReplicaDataset, check_options, per_replica_datasets
 from strategies.data.input_consistency import compare_first_batch
-from strategies.data.sharding import count_examples, equal_steps, shard_dataset, without_sharding
+from strategies.data.sharding import equal_steps, shard_dataset, without_sharding
 from strategies.diagnostics.consistency import check_same_call
 from strategies.diagnostics.progress import tell_progress
 from strategies.reduction import ReductionOptions, ReplicaCrossDeviceOps
@@ -126,7 +127,7 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         self.experimental_enable_get_next_as_optional = True
         self._input_weights: dict[int, tf.Tensor] = {}
         self._dataset_streams: dict[str, Collectives] = {}
-        self.loss_scale = LossScale()
+        self.loss_scale, self.loss_logs = LossScale(), LossLogs()
         self._lifted: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         self.merged_logs = MergedLogs(collectives, len(self._devices))
         self._is_of_several_processes = resolver is not None
@@ -195,8 +196,16 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
     def _call_for_each_replica(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         if isinstance(fn, tf.types.experimental.PolymorphicFunction):
             return self._lifted_to_all_replicas(fn)(*args, **kwargs)
-        with worker_seed_scope(self._id_in_cluster), self._input_weights_scope(args, kwargs):
-            results = super()._call_for_each_replica(with_callers_seeds(fn), args, kwargs)
+        seeded = with_callers_seeds(fn)
+        with worker_seed_scope(self._id_in_cluster):
+            if self._input_weights:  # a nested call in a step, such as Keras's update of weights
+                results = self._call_in_step(seeded, args, kwargs)
+            else:
+                inputs = StepInputs(args, kwargs, self._devices)
+                after_inputs, called = inputs.run_after(seeded)
+                logs = self.loss_logs.step(fn, inputs, self.collectives)
+                with after_inputs, self._input_weights_scope(inputs), logs:
+                    results = self._call_in_step(called, args, kwargs)
         if len(self._devices) > 1 and not tf.executing_eagerly():
             check_devices()
         return results
@@ -213,16 +222,14 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
             self._lifted[fn] = function_of(fn, autograph_artifact(call_in_all))
         return self._lifted[fn]
 
+    def _call_in_step(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Calls a step's function on each replica, and makes what it leaves to the strategy."""
+        return super()._call_for_each_replica(fn, args, kwargs)
+
     @contextlib.contextmanager
-    def _input_weights_scope(self, args: Any, kwargs: Any) -> Iterator[None]:
+    def _input_weights_scope(self, inputs: StepInputs) -> Iterator[None]:
         """Sets the weights of the replicas' inputs in the block."""
-        if self._input_weights:  # a nested call in a step, such as Keras's update of weights
-            yield
-            return
-        for replica, device in enumerate(self._devices):
-            with tf.device(device):
-                weight = _input_weight(select_replica(replica, (tuple(args), dict(kwargs))))
-            self._input_weights[replica] = weight
+        self._input_weights = inputs.weights()
         try:
             yield
         finally:
@@ -236,7 +243,7 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
     def input_weight(self) -> tf.Tensor | None:
         """Returns the weight of the calling replica's inputs: 0 or 1; None if it is not known."""
         weight = self._input_weights.get(self.local_replica())
-        return weight if weight is None or _is_of_this_function(weight) else None
+        return weight if weight is None or is_of_running_function(weight) else None
 
     def local_replica(self) -> int:
         """Returns the number of the calling replica among the replicas of this worker."""
@@ -475,24 +482,3 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
     @property
     def _num_replicas_in_sync(self) -> int:
         return len(self._devices) * self._num_workers
-
-
-def _is_of_this_function(value: tf.Tensor) -> bool:
-    """Returns whether a tensor belongs to the function that is being traced, or code runs eagerly.
-
-    A `tf.function` would capture a tensor of one caller, and use it for its other callers, too.
-    """
-    if tf.executing_eagerly():
-        return True
-    graph = tf.compat.v1.get_default_graph()
-    return tf.is_symbolic_tensor(value) and function_graph(graph) is function_graph(value.graph)
-
-
-def _input_weight(inputs: Any) -> tf.Tensor:
-    """Returns the weight of a replica's inputs: 1 if they have rows, 0 for an empty batch."""
-    for leaf in tf.nest.flatten(inputs):
-        if isinstance(leaf, (tf.Tensor, tf.RaggedTensor, tf.SparseTensor)) and leaf.shape.rank:
-            if leaf.shape[0] is None:
-                return tf.cast(count_examples(leaf) > 0, tf.float32)
-            return tf.constant(1.0 if leaf.shape[0] else 0.0)
-    return tf.constant(1.0)

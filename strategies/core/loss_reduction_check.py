@@ -9,7 +9,8 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
-from strategies.compat.keras import is_dividing_loss, own_loss_method
+from strategies.compat.keras_losses import is_dividing_loss, is_unreduced, own_loss_method
+from strategies.core.loss_graph import takes_mean
 
 
 class LossScale:
@@ -20,16 +21,21 @@ class LossScale:
     to `compile`), except for losses of Keras 3 that return a single number; so does
     `tf.nn.compute_average_loss`. A mean that a `train_step` or `compute_loss` computes itself is as
     large on each replica as in one process. Code that divides a loss reads the strategy's number of
-    replicas first.
+    replicas first. It may read it once, before all steps; then the graph of the step shows whether
+    the step takes a mean and divides it.
     """
 
     def __init__(self) -> None:
-        self._is_asked_for = True  # while no step is watched
+        self._is_read_in_step: bool | None = None  # None while no step is watched
+        self._is_read_before = False
         self._warned: set[tuple[type, str]] = set()
 
     def note(self) -> None:
         """Notes that the number of replicas was read, if the caller may divide a loss by it."""
-        self._is_asked_for = self._is_asked_for or is_dividing_loss()
+        if self._is_read_in_step is False:
+            self._is_read_in_step = is_dividing_loss()
+        elif self._is_read_in_step is None and not self._is_read_before:
+            self._is_read_before = is_dividing_loss()
 
     @contextlib.contextmanager
     def watch(self, fn: Callable[..., Any], number: int) -> Iterator[None]:
@@ -46,17 +52,32 @@ class LossScale:
         if is_function or not method:
             yield  # the Python code of a tf.function does not run in each step
             return
-        self._is_asked_for = False
-        yield
-        is_divided, self._is_asked_for = self._is_asked_for, True
-        if not is_divided and (type(model), method) not in self._warned:
+        graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+        begin = 0 if graph is None else len(graph.get_operations())
+        self._is_read_in_step = False
+        try:
+            yield
+            is_read = self._is_read_in_step
+        finally:
+            self._is_read_in_step = None
+        if is_read or (type(model), method) in self._warned:
+            return
+        if graph is None:
+            is_wrong = True  # there is nothing to look at
+        else:
+            divisor = number if self._is_read_before else None
+            # Of losses that are not reduced, Keras 3 logs the sum over replicas.
+            is_wrong = is_unreduced(model, method) or takes_mean(
+                graph.get_operations()[begin:], divisor
+            )
+        if is_wrong:
             self._warned.add((type(model), method))
             logging.warning(
                 "A loss is divided by the number of replicas, because gradients are summed over "
                 "them. Received: %s.%s, whose loss was not divided by strategy."
                 "num_replicas_in_sync: its gradients, or the loss in its logs, are %d times those "
                 "of one process. Divide it, or use a class of keras.losses, which does. If it is "
-                "a sum over rows, or divided by the size of the whole batch, ignore this.",
+                "a sum over examples, or divided by the size of the whole batch, ignore this.",
                 type(model).__name__,
                 method,
                 number,

@@ -205,16 +205,18 @@ class ParameterServerExtended(ReplicatedExtended):
             return super()._call_for_each_replica(fn, args, kwargs)
         self._running += 1
         try:
-            with self._input_weights_scope(args, kwargs):
-                result = super()._call_for_each_replica(fn, args, kwargs)
-                if self._running == 1 or len(self._devices) == 1:
-                    self._flush()
-            return result
+            return super()._call_for_each_replica(fn, args, kwargs)
         except BaseException:
             self._updates, self._counts, self._touched = [], [], {}
             raise
         finally:
             self._running -= 1
+
+    def _call_in_step(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        result = super()._call_in_step(fn, args, kwargs)
+        if self._running == 1 or len(self._devices) == 1:
+            self._flush()
+        return result
 
     def _update(self, var: Any, fn: Callable[..., Any], args: Any, kwargs: Any, group: bool) -> Any:
         if not self._is_updated_on_servers(var):
@@ -447,9 +449,7 @@ class ParameterServerExtended(ReplicatedExtended):
         self.update_mode.drain()
         if self._geo is not None:
             return
-        variables = [
-            v for v in (reference() for reference in self._shared_variables) if v is not None
-        ]
+        variables = [v for each in self._shared_variables if (v := each()) is not None]
         self.update_mode.forget_pulled()
         present = self.registry.read([variable.remote for variable in variables])
         for variable, value in zip(variables, present, strict=True):

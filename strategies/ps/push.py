@@ -13,7 +13,8 @@ class Push:
     """The data that a worker sends for one step, or for the sum of several steps.
 
     Attributes:
-      packs: for each server, one vector per dtype.
+      packs: for each server, one vector per dtype. A vector of float16, in which float32 values
+        travel with compression, has the mean of the steps; any other one has their sum.
       sparse: for each server, the values and row numbers of its part of each sparse argument.
       wholes: the values that every server gets, such as the learning rate. A sum of several steps
         has the newest ones.
@@ -33,7 +34,7 @@ def merge_pushes(pushes: Sequence[Push]) -> Push:
     if len(pushes) == 1:
         return pushes[0]
     packs = [
-        [_sum(vectors) for vectors in zip(*server, strict=True)]
+        [_sum_or_mean(vectors) for vectors in zip(*server, strict=True)]
         for server in zip(*(push.packs for push in pushes), strict=True)
     ]
     sparse = [
@@ -42,6 +43,13 @@ def merge_pushes(pushes: Sequence[Push]) -> Push:
     ]
     counts = [_sum(counts) for counts in zip(*(push.counts for push in pushes), strict=True)]
     return Push(packs, sparse, pushes[-1].wholes, counts, sum(push.steps for push in pushes))
+
+
+def _sum_or_mean(vectors: Sequence[np.ndarray]) -> np.ndarray:
+    if vectors[0].dtype != np.float16:
+        return _sum(vectors)
+    # A sum may be too large for float16 where no summand is. The server multiplies.
+    return np.asarray(np.mean(np.stack(vectors), axis=0, dtype=np.float32), np.float16)
 
 
 def _sum(arrays: Sequence[np.ndarray]) -> np.ndarray:

@@ -350,7 +350,9 @@ class StepProgram:
             sizes[u.leaves[leaf].dtype].append(math.prod(u.variable.remote.shape_of(number)))
         pieces = {}
         for dtype, vector in zip(self._dtypes, program.packs, strict=True):
+            is_mean = vector.dtype == tf.float16
             vector = tf.ensure_shape(tf.cast(vector, dtype), [sum(sizes[dtype])])
+            vector = vector * tf.cast(program.steps, dtype) if is_mean else vector
             pieces[dtype] = iter(tf.split(vector, sizes[dtype]) if sizes[dtype] else [])
         sparse = iter(program.sparse)
         in_view = sum(update.arguments for update in self._row_updates(self._updates))

@@ -109,7 +109,8 @@ class ReplicaCrossDeviceOps(tf.distribute.CrossDeviceOps):
         is_weighted = mean and weights is not None
         to_reduce = [tensor for tensors in sent for tensor in tensors]
         to_reduce += [tf.add_n(replica_weights)] if is_weighted else []
-        reduced = iter(self._all_reduce_buckets(to_reduce, exactly=mean) if to_reduce else [])
+        half = self._options.compression == "fp16" and not mean and self._collectives.size > 1
+        reduced = iter(self._all_reduce_buckets(to_reduce, size if half else 0))
         sums = [[next(reduced) for _ in tensors] for tensors in sent]
         total = next(reduced) if is_weighted else size
         results: list[Any] = []
@@ -211,15 +212,28 @@ class ReplicaCrossDeviceOps(tf.distribute.CrossDeviceOps):
         values = _divide(result.values, total, size)
         return tf.IndexedSlices(values, result.indices, result.dense_shape)
 
-    def _all_reduce_buckets(self, values: Sequence[tf.Tensor], exactly: bool) -> list[tf.Tensor]:
-        """Returns the sums over all workers, reduced in buckets."""
-        half = self._options.compression == "fp16" and not exactly
-        sent = [tf.cast(v, tf.float16) if half and v.dtype == tf.float32 else v for v in values]
+    def _all_reduce_buckets(
+        self, values: Sequence[tf.Tensor], half_summands: int = 0
+    ) -> list[tf.Tensor]:
+        """Returns the sums over all workers, reduced in buckets.
+
+        Args:
+          values: this worker's summands.
+          half_summands: the number of replicas whose values are summed, if float32 values are sent
+            as float16; 0 sends them as they are.
+        """
+        is_half = [half_summands > 0 and value.dtype == tf.float32 for value in values]
+        # Also added up as float16, so divided first: a sum may be too large where no summand is.
+        sent = [
+            tf.cast(value / half_summands, tf.float16) if half else value
+            for value, half in zip(values, is_half, strict=True)
+        ]
         sums: list[tf.Tensor] = [None] * len(sent)
         for bucket in buckets([_bytes_of(value) for value in sent], self._options.bucket_bytes):
             received = self._collectives.all_reduce([sent[position] for position in bucket])
             for position, value in zip(bucket, received, strict=True):
-                sums[position] = tf.cast(value, values[position].dtype)
+                half = is_half[position]
+                sums[position] = tf.cast(value, tf.float32) * half_summands if half else value
         return sums
 
     def gather(self, value: tf.Tensor, axis: int) -> tf.Tensor:

@@ -24,10 +24,11 @@ class ReductionOptions:
         Buckets start with the last gradients, which backpropagation computes first, so that a
         bucket is sent while the remaining gradients are computed (PyTorch's
         DistributedDataParallel, arXiv 2006.15704). 0 uses a single bucket.
-      compression: "fp16" sends float32 gradients (sums) as float16. This halves the bytes, with a
-        relative error of 5e-4; values above 65504 become infinite and values below 3e-8 become 0.
-        Layers whose gradients are that small, as those of a mean over a large batch may be, stop
-        learning. None sends gradients uncompressed.
+      compression: "fp16" sends float32 gradients (sums) as float16, divided by the number N of
+        replicas, and multiplies the sum by N. This halves the bytes, with a relative error of 5e-4.
+        A worker's mean gradient per replica above 65504 becomes infinite; a gradient below N * 3e-8
+        becomes 0, and below N * 6e-5 its error is larger. Layers whose gradients are that small, as
+        those of a mean over a large batch may be, stop learning. None sends gradients uncompressed.
       sum_rows: whether to sum the gradients of repeated rows (`IndexedSlices`) before they are
         gathered from all workers. False sends a row for each lookup in the batch, so the optimizer
         sees the same gradient as in one process. True sends each row once, which is less data if

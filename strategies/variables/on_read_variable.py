@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -21,6 +21,10 @@ class OnReadVariable(NumberMixin, SyncOnReadVariable):
 
     def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
         """Sets the value; in a replica, that of the replica."""
+        # Keras 3 assigns the sum of a variable and what it adds.
+        value = self._with_correction(
+            value, lambda: tf.convert_to_tensor(value, self.dtype) - self.value()
+        )
         has_rows = self._has_rows()
         if has_rows is not None:
             value = tf.convert_to_tensor(value, self.dtype)
@@ -29,7 +33,13 @@ class OnReadVariable(NumberMixin, SyncOnReadVariable):
 
     def assign_add(self, value: Any, *args: Any, **kwargs: Any) -> Any:
         """Adds to the value; in a replica, to that of the replica."""
+        value = self._with_correction(value, lambda: tf.convert_to_tensor(value, self.dtype))
         return super().assign_add(self._of_rows(value), *args, **kwargs)
+
+    def _with_correction(self, value: Any, added: Callable[[], tf.Tensor]) -> Any:
+        logs = self.distribute_strategy.extended.loss_logs
+        correction = logs.correction(self, added)
+        return value if correction is None else tf.convert_to_tensor(value, self.dtype) + correction
 
     def assign_sub(self, value: Any, *args: Any, **kwargs: Any) -> Any:
         """Subtracts from the value; in a replica, from that of the replica."""
@@ -49,6 +59,8 @@ class OnReadVariable(NumberMixin, SyncOnReadVariable):
         strategy = self.distribute_strategy
         context = tf.distribute.get_replica_context()
         if context is None or context.strategy is not strategy:
+            return None
+        if strategy.extended.loss_logs.counts_all(self):
             return None
         weight = strategy.extended.row_weight()
         is_known = weight is None or tf.get_static_value(weight) == 1

@@ -83,9 +83,15 @@ def check_any_other_type_is_sent_as_it_is():
     np.testing.assert_allclose(found, exact)
 
 
-def check_sums_beyond_float16_are_infinite():
-    if n > 1:
-        assert np.isinf(reduced(SUM, np.full([n, 1], 65504.0, "float32"))[0])
+def check_a_sum_overflows_no_sooner_than_its_summands():
+    """What each replica can send has a sum, with the same bits on all workers."""
+    for value in 60000.0, 65504.0:
+        found, travelled = reduced(SUM, np.full([n, 1], value, "float32"))
+        assert travelled == [("float16", [1])], travelled
+        np.testing.assert_allclose(found, [n * value], rtol=2.0**-10)
+        everywhere = recorder.all_gather(tf.constant(found)).numpy()
+        assert len(set(everywhere.tolist())) == 1, everywhere
+    assert np.isinf(reduced(SUM, np.full([n, 1], 70000.0, "float32"))[0])
 
 
 def trained(strategy):

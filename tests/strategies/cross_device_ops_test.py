@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from strategies.collectives import LocalCollectives
 from strategies.reduction import ReductionOptions, ReplicaCrossDeviceOps, sparse
 
 SUM, MEAN = tf.distribute.ReduceOp.SUM, tf.distribute.ReduceOp.MEAN
@@ -136,6 +137,23 @@ def test_half_precision_is_for_sums_of_float32_alone():
     sent.clear()
     ops.all_reduce(MEAN, [[tf.constant(1.0)]])
     assert sent == [tf.float32]
+
+
+@pytest.mark.parametrize("replicas", [1, 4])
+def test_a_sum_in_half_precision_overflows_no_sooner_than_its_summands(replicas):
+    options = ReductionOptions(compression="fp16", sum_rows=True)
+    ops = ReplicaCrossDeviceOps(Twins(), options=options)
+    rows = tf.IndexedSlices(tf.constant([[60000.0]]), tf.constant([1]), tf.constant([3, 1]))
+    dense, sparse = ops.all_reduce(SUM, [[tf.constant([60000.0, 1e-3]), rows]] * replicas)
+    summands = 2 * replicas
+    np.testing.assert_allclose(dense, [summands * 60000, summands * 1e-3], rtol=2.0**-10)
+    np.testing.assert_allclose(sparse.values, [[summands * 60000]], rtol=2.0**-10)
+    assert sparse.indices.numpy().tolist() == [1]
+
+
+def test_without_other_workers_nothing_is_rounded_to_half_precision():
+    ops = ReplicaCrossDeviceOps(LocalCollectives(), options=ReductionOptions(compression="fp16"))
+    assert ops.all_reduce(SUM, [[tf.constant(1e5 + 1)]])[0] == 1e5 + 1
 
 
 def test_replicas_of_a_process_are_summed_before_anything_moves():

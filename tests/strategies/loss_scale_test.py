@@ -41,6 +41,34 @@ def by_compiled_loss(model, y, predicted):
     return model.keras.Model.compute_loss(model, y=y, y_pred=predicted)
 
 
+# Read once, as scripts do to compute the global batch size.
+NUMBER = {}
+
+
+def a_sum_divided_by_the_batch(model, y, predicted):
+    loss = model.keras.losses.MeanSquaredError(reduction="sum")
+    return loss(y, predicted) / NUMBER["batch"]
+
+
+def an_average_of_a_given_batch(model, y, predicted):
+    losses = tf.reduce_mean(tf.square(y - predicted), axis=-1)
+    return tf.nn.compute_average_loss(losses, global_batch_size=NUMBER["batch"])
+
+
+def a_mean_divided_by_what_was_read(model, y, predicted):
+    return 3 * mean_of_functions(model, y, predicted) / NUMBER["replicas"] + 1e-3
+
+
+def a_mean_by_the_shape(model, y, predicted):
+    total = tf.reduce_sum(tf.square(y - predicted))
+    return total / tf.cast(tf.shape(y)[0], tf.float32)
+
+
+def a_masked_mean(model, y, predicted):
+    mask = tf.cast(y > 0, tf.float32)
+    return tf.reduce_sum(mask * tf.square(y - predicted)) / tf.reduce_sum(mask)
+
+
 @pytest.fixture(params=["keras", "tf_keras"])
 def keras(request):
     return importlib.import_module(request.param)
@@ -115,6 +143,39 @@ def test_a_step_that_divides_its_loss(keras, loss_of, warnings):
 @pytest.mark.parametrize("loss_of", [by_the_strategy, by_compiled_loss])
 def test_a_loss_that_is_divided(keras, loss_of, warnings):
     model = model_of(keras, loss_of, has_loss=True)
+    model.fit(X, Y, batch_size=4, verbose=0)
+    assert warnings() == 0
+
+
+def read_before(strategy):
+    NUMBER["replicas"] = strategy.num_replicas_in_sync
+    NUMBER["batch"] = 2 * NUMBER["replicas"]
+
+
+@pytest.mark.parametrize(
+    "loss_of",
+    [a_sum_divided_by_the_batch, an_average_of_a_given_batch, a_mean_divided_by_what_was_read],
+)
+def test_a_count_that_was_read_before_the_step(keras, loss_of, warnings):
+    model = model_of(keras, loss_of, has_step=True)
+    read_before(model.distribute_strategy)
+    model.fit(X, Y, batch_size=4, verbose=0)
+    assert warnings() == 0
+
+
+@pytest.mark.parametrize("loss_of", [mean_of_functions, a_mean_by_the_shape, a_masked_mean])
+def test_a_mean_that_nobody_divides_by_a_count_that_was_read_before(keras, loss_of, warnings):
+    model = model_of(keras, loss_of, has_step=True)
+    read_before(model.distribute_strategy)
+    model.fit(X, Y, batch_size=4, verbose=0)
+    assert warnings() == 1
+
+
+def test_a_sum_needs_no_count(keras, warnings):
+    def a_sum(model, y, predicted):
+        return tf.reduce_sum(tf.square(y - predicted)) / 4
+
+    model = model_of(keras, a_sum, has_loss=True)
     model.fit(X, Y, batch_size=4, verbose=0)
     assert warnings() == 0
 

@@ -128,8 +128,15 @@ def test_what_a_step_may_be_and_what_is_refused(run_check, check):
 @pytest.mark.parametrize(
     ("mode", "steps", "workers", "ps", "options"),
     [
-        ("async", 200, 2, 2, {"max_merge": 3, "send_queue_size": 5, "pull_every": 2}),
-        ("half_async", 50, 2, 2, {"compression": "fp16"}),
+        (
+            "async",
+            200,
+            2,
+            2,
+            {"max_merge": 3, "send_queue_size": 5, "pull_every": 2, "compression": "fp16"},
+        ),  # fmt: skip
+        ("half_async", 50, 2, 2, {}),
+        pytest.param("half_async", 50, 2, 2, {"compression": "fp16"}, marks=slow),
         ("geo", 12, 2, 2, {"geo_steps": 3}),
         pytest.param("async", 3334, 3, 2, {}, marks=slow),
         pytest.param("half_async", 50, 2, 1, {"num_replicas": 2}, marks=slow),

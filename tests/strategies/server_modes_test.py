@@ -11,7 +11,7 @@ import tf_keras
 
 from strategies.parameter_server import update_mode_of
 from strategies.ps.options import ParameterServerOptions
-from strategies.ps.push import Push
+from strategies.ps.push import Push, merged
 from strategies.ps.updates import VariableUpdate, check_applicable
 from strategies.ps.variables import add
 
@@ -93,6 +93,18 @@ def test_an_error_in_the_background_is_raised_in_each_step_after_it():
     thread.start()
     thread.join(10)
     assert len(raised) == 3
+
+
+def test_steps_are_merged_without_overflow_in_half_precision():
+    half = np.array([60000, -7], np.float16)
+    pushes = [Push([[half, np.array([60000.0])]], [[]], [], []) for _ in range(3)]
+    together = merged(pushes)
+    assert together.steps == 3
+    # The server multiplies by the number of steps what has come as float16.
+    ((mean, total),) = together.packs
+    assert mean.dtype == np.float16
+    np.testing.assert_array_equal(mean, half)
+    np.testing.assert_array_equal(total, [180000])
 
 
 def test_servers_do_not_compile_updates_by_xla():

@@ -1,0 +1,99 @@
+"""The inputs of a step, the batches of this worker's replicas: that they exist, and their size."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from strategies.compat.tensorflow import (
+    autograph_artifact,
+    convert_with_autograph,
+    select_replica,
+)
+from strategies.data.sharding import count_examples
+
+
+class StepInputs:
+    """The arguments of the function given to `strategy.run`, by replica.
+
+    Args:
+      args: the arguments, with `PerReplica` values.
+      kwargs: the keyword arguments.
+      devices: the devices of the replicas.
+    """
+
+    def __init__(self, args: Any, kwargs: Any, devices: Sequence[str]):
+        self._devices = devices
+        every = [select_replica(n, (tuple(args), dict(kwargs))) for n in range(len(devices))]
+        self._leaves = [_tensors(inputs) for inputs in every]
+
+    def weights(self) -> dict[int, tf.Tensor]:
+        """Returns the weight of each replica's inputs: 1 if they have examples, 0 if not."""
+        weights = {}
+        for replica, device in enumerate(self._devices):
+            with tf.device(device):
+                weights[replica] = _weight(self._leaves[replica])
+        return weights
+
+    def counts(self) -> dict[int, tf.Tensor]:
+        """Returns the number of examples of each replica's inputs, as float32."""
+        counts = {}
+        for replica, device in enumerate(self._devices):
+            sized = [leaf for leaf in self._leaves[replica] if leaf.shape.rank]
+            with tf.device(device):
+                number = count_examples(sized[0]) if sized else tf.constant(1)
+                counts[replica] = tf.cast(number, tf.float32)
+        return counts
+
+    def run_after(
+        self, fn: Callable[..., Any]
+    ) -> tuple[contextlib.AbstractContextManager[Any], Callable[..., Any]]:
+        """Makes a step do nothing if its inputs do not exist, because the data have ended.
+
+        Keras 3.15 and tf_keras learn that data of unknown length have ended from the operation
+        that gets the next batch, which fails inside the function of the step. TensorFlow runs the
+        operations that do not depend on the batch all the same, before or after the failure: the
+        step is counted, random seeds advance, and metrics count the examples of a batch whose size
+        is known statically. With control dependencies, all operations of the step depend on the
+        batch.
+
+        Args:
+          fn: the function that the replicas call.
+
+        Returns:
+          A scope for what the strategy itself adds to the step, and the function to call instead of
+          `fn`: replicas run in threads of their own, which do not inherit control dependencies.
+        """
+        tensors = {id(each): each for leaves in self._leaves for each in _components(leaves)}
+        symbolic = [each for each in tensors.values() if tf.is_symbolic_tensor(each)]
+        if tf.executing_eagerly() or not symbolic:
+            return contextlib.nullcontext(), fn
+        exist = tf.group(*symbolic)
+        convertible = convert_with_autograph(fn)
+
+        def call_after_inputs(*args: Any, **kwargs: Any) -> Any:
+            with tf.control_dependencies([exist]):
+                return convertible(*args, **kwargs)
+
+        return tf.control_dependencies([exist]), autograph_artifact(call_after_inputs)
+
+
+def _tensors(inputs: Any) -> list[tf.Tensor | tf.RaggedTensor | tf.SparseTensor]:
+    kinds = (tf.Tensor, tf.RaggedTensor, tf.SparseTensor)
+    return [leaf for leaf in tf.nest.flatten(inputs) if isinstance(leaf, kinds)]
+
+
+def _components(leaves: Sequence[Any]) -> list[tf.Tensor]:
+    return tf.nest.flatten(leaves, expand_composites=True)
+
+
+def _weight(leaves: Sequence[Any]) -> tf.Tensor:
+    for leaf in leaves:
+        if leaf.shape.rank:
+            if leaf.shape[0] is None:
+                return tf.cast(count_examples(leaf) > 0, tf.float32)
+            return tf.constant(1.0 if leaf.shape[0] else 0.0)
+    return tf.constant(1.0)
