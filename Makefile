@@ -2,7 +2,7 @@
 # make demo    two workers train on real handwritten digits
 # make check   lint, types and the tests that start no processes: before each commit
 # make test    all tests but the slow ones; make test-all: those too
-# make test-versions   a part of the tests on older TensorFlow and on other Pythons
+# make test-versions   a part of the tests on older TensorFlow, on other Pythons, and on pre-releases
 # make conformance   TensorFlow's and Keras's own tests of strategies, over stock ones and ours
 # make benchmarks   this package and its peers in turn, on an idle machine; CASE=mirrored is one of them,
 #                   OPTIONS="--rounds 5" go to the case; PyTorch, Paddle and TFRA get environments of

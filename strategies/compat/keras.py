@@ -1,4 +1,4 @@
-"""What relies on Keras's internals; all assumptions are made here and in `_keras_steps.py`.
+"""What is known of Keras's models, optimizers and callbacks; see the modules beside this one.
 
 Keras does not tell a strategy which method of a model is running, or which layer a variable belongs
 to. Both are found on Python's stack, which has the methods and their objects. The name of a
@@ -13,7 +13,6 @@ import functools
 import inspect
 import itertools
 import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from types import CodeType, FrameType
 from typing import Any
@@ -40,15 +39,9 @@ TRAIN_STEP, TEST_STEP = "train_step", "test_step"
 # The attributes of Keras 3's BackupAndRestore with the paths of its files, in the order of writing.
 BACKUP_PATHS = ("_weights_path", "_training_metadata_path")
 _STEPS = (TRAIN_STEP, TEST_STEP, "predict_step")
-_CHECK = "check_finite"
 _METHODS = ("fit", "evaluate", "predict")
 # The arguments of these methods that determine the number of steps.
 _NUMBERS = ("epochs", "initial_epoch", "batch_size", "steps_per_epoch", "steps")
-
-# The strategies that are running a step, and the method that is overridden meanwhile.
-_running: list[tf.distribute.Strategy] = []
-_overridden: Callable[..., Any] | None = None
-_lock = threading.Lock()
 
 
 def running_method() -> str | None:
@@ -248,8 +241,21 @@ def inner_optimizer(optimizer: Any) -> Any:
 
 def optimizer_variables(model: Any) -> list[Any]:
     """Returns the variables of all optimizers of a model; an empty list if it has none."""
-    found = [getattr(optimizer, "variables", ()) for optimizer in optimizers_of(model)]
-    return [each for one in found for each in (one() if callable(one) else one)]
+    return [each for optimizer in optimizers_of(model) for each in state_of(optimizer)]
+
+
+def state_of(optimizer: Any) -> list[Any]:
+    """Returns the variables of an optimizer: its state, its settings and its counter."""
+    variables = getattr(optimizer, "variables", ())
+    return list(variables() if callable(variables) else variables)
+
+
+def constraint_of(optimizer: Any, variable: Any) -> Any:
+    """Returns the constraint that an optimizer applies to a TensorFlow variable, or None."""
+    own = getattr(variable, "constraint", None)
+    trained = getattr(optimizer, "_trainable_variables", ())  # of Keras 3
+    found = (v.constraint for v in trained if tensorflow_variable(v) is variable)
+    return next(found, None) or own
 
 
 def optimizers_of(model: Any) -> list[Any]:
@@ -381,71 +387,3 @@ def initial_epoch(model: Any) -> int:
 def _if_model(value: Any) -> Any:
     is_model = all(hasattr(type(value), name) for name in ("trainable_variables", "metrics"))
     return value if is_model else None
-
-
-@contextlib.contextmanager
-def overflow_agreed(strategy: tf.distribute.Strategy) -> Iterator[None]:
-    """Makes all replicas of a strategy skip a step together, under Keras 3's `mixed_float16`.
-
-    `compile` wraps the optimizer in `keras.optimizers.LossScaleOptimizer`, which skips a step
-    whose gradients overflow. It checks a replica's own gradients, before they are summed: with
-    several workers, one would skip a step in which the others wait; with several replicas, the
-    first one's gradients would decide. Keras has no setting for this, so its method `check_finite`
-    is overridden while a step runs under this strategy, by one that asks all replicas. It is
-    unchanged for other strategies, and is restored when the last step has ended.
-    """
-    global _overridden
-    cls = _loss_scale_optimizer()
-    if cls is None or not hasattr(cls, _CHECK):
-        yield
-        return
-    with _lock:
-        if not _running:
-            _overridden = getattr(cls, _CHECK)
-            setattr(cls, _CHECK, _check_on_all_replicas(_overridden))
-        _running.append(strategy)
-    try:
-        yield
-    finally:
-        with _lock:
-            _running.remove(strategy)
-            if not _running:
-                setattr(cls, _CHECK, _overridden)
-
-
-def check_overflow_can_be_agreed() -> None:
-    """Checks that Keras 3's LossScaleOptimizer has the method that `overflow_agreed` overrides.
-
-    Raises:
-      ValueError: if it does not.
-    """
-    cls = _loss_scale_optimizer()
-    if cls is None or hasattr(cls, _CHECK):
-        return
-    version = getattr(sys.modules.get("keras"), "__version__", "of an unknown version")
-    raise ValueError(
-        "Under mixed_float16 all replicas must skip a step together, which requires "
-        f"keras.optimizers.LossScaleOptimizer.{_CHECK}. Received: Keras {version}, which has no "
-        "such method. Use mixed_bfloat16, or Keras 3.15."
-    )
-
-
-def _loss_scale_optimizer() -> Any:
-    optimizers = getattr(sys.modules.get("keras"), "optimizers", None)
-    return getattr(optimizers, "LossScaleOptimizer", None)
-
-
-def _check_on_all_replicas(check_finite: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a `check_finite` that is true if the gradients of all replicas are finite."""
-
-    @functools.wraps(check_finite)
-    def check_together(self: Any, grads: Any) -> Any:
-        finite = check_finite(self, grads)
-        context = tf.distribute.get_replica_context()
-        if context is None or not any(context.strategy is one for one in _running):
-            return finite
-        # Summed, because a sum leaves out the NaN of a replica without rows.
-        verdict = tf.where(finite, 0.0, float("nan"))
-        return tf.math.is_finite(context.all_reduce(tf.distribute.ReduceOp.SUM, verdict))
-
-    return check_together

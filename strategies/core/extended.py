@@ -17,12 +17,11 @@ from strategies.collectives.single_worker import in_single_worker_scope
 from strategies.compat.keras import (
     LOSS_SCALE,
     SEED_STATE,
-    check_overflow_can_be_agreed,
     optimizer_of,
-    overflow_agreed,
     running_call,
     running_method,
 )
+from strategies.compat.keras_loss_scaling import check_overflow_can_be_agreed, overflow_agreed
 from strategies.compat.keras_steps import build_with_ragged, ragged_to_build, with_callers_seeds
 from strategies.compat.tensorflow import (
     CheckpointInitialValue,

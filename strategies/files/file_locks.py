@@ -20,10 +20,30 @@ from typing import Any
 
 from strategies.compat.keras import callbacks_of_running_fit
 
-# Keras's callbacks that write over a file, and the attribute that has its path.
-_PATHS = {"ModelCheckpoint": "filepath", "BackupAndRestore": "backup_dir", "CSVLogger": "filename"}
-# tf_keras's ask the strategy which worker writes.
-_TOLD_BY_THE_STRATEGY = ("ModelCheckpoint", "BackupAndRestore")
+# Callbacks that write over a file or directory, and the attribute that has its path.
+_PATHS = {
+    "ModelCheckpoint": "filepath",
+    "BackupAndRestore": "backup_dir",
+    "CSVLogger": "filename",
+    "OrbaxCheckpoint": "directory",
+    "SaveBestEpoch": "filepath",  # KerasTuner's own, for a trial's best weights
+}
+_LIBRARIES = ("keras", "tf_keras", "keras_tuner")
+# These ask the strategy which worker writes.
+_TOLD_BY_THE_STRATEGY = (
+    ("tf_keras", "ModelCheckpoint"),
+    ("tf_keras", "BackupAndRestore"),
+    ("keras_tuner", "SaveBestEpoch"),
+)
+_REMEDY = (
+    "Wrap the callback, strategies.callbacks.on_first_worker(callback, strategy), or give each "
+    "worker its own path, strategies.own_path(path, strategy)."
+)
+# A user can neither wrap the callback of a tuner nor set its path.
+_REMEDIES = {
+    "keras_tuner": "Give each worker's tuner its own directory, "
+    "directory=strategies.own_path('tuner', strategy)."
+}
 
 _claims: dict[str, tuple[socket.socket, dict[int, weakref.finalize[..., Any]]]] = {}
 _lock = threading.RLock()  # a callback may be deleted at any moment, in the same thread
@@ -41,18 +61,16 @@ def check_sole_writer(in_step: bool) -> None:
     for callback in callbacks_of_running_fit():
         for base in type(callback).__mro__:
             library = base.__module__.partition(".")[0]
-            if library not in ("keras", "tf_keras") or base.__name__ not in _PATHS:
+            if library not in _LIBRARIES or base.__name__ not in _PATHS:
                 continue
-            if library == "tf_keras" and in_step and base.__name__ in _TOLD_BY_THE_STRATEGY:
+            if in_step and (library, base.__name__) in _TOLD_BY_THE_STRATEGY:
                 continue
             path = os.fspath(getattr(callback, _PATHS[base.__name__]))
             if not claim(path, callback):
                 raise ValueError(
                     "Two processes cannot write the same file. Received: "
                     f"{type(callback).__name__} of {path!r}, which another process on this host, "
-                    "such as another worker, also writes. Wrap the callback in "
-                    "strategies.callbacks.on_first_worker(callback, strategy), or use a path per "
-                    "worker, strategies.own_path(path, strategy)."
+                    f"such as another worker, also writes. {_REMEDIES.get(library, _REMEDY)}"
                 )
 
 

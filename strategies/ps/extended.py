@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from strategies.collectives import Collectives, LocalCollectives
 from strategies.compat.call_stack import innermost
-from strategies.compat.keras import is_iterations, is_optimizer, path_of
+from strategies.compat.keras import is_iterations, is_optimizer, optimizer_of, path_of
 from strategies.compat.tensorflow import (
     ResourceVariable,
     UninitializedVariable,
@@ -32,6 +32,7 @@ from strategies.ps.server_program import NewValues, StepProgram
 from strategies.ps.updates import VariableUpdate, are_alive, update_if
 from strategies.ps.variable_kinds import (
     check_aggregation,
+    check_is_unconstrained,
     initial_value,
     is_assignment,
     normalize_state_arguments,
@@ -47,6 +48,8 @@ from strategies.ps.variables import (
     assign_copy,
     check_is_not_slot,
     local_copy,
+    reject_assignment,
+    reject_read,
 )
 from strategies.reduction import ReductionOptions
 from strategies.variables.on_read_variable import keep_state_per_replica
@@ -315,30 +318,25 @@ class ParameterServerExtended(ReplicatedExtended):
         return False
 
     def _record(self, var: Any, fn: Callable[..., Any], args: Any) -> None:
+        if not self._may_constrain():
+            check_is_unconstrained(var, optimizer_of(fn))
         if self._is_recorded(var) and is_assignment(fn):
-            raise ValueError(
-                "A variable on parameter servers cannot be assigned in the step that updates it, "
-                "because its new value is known only after the step. Received: a new value for "
-                f"{var.remote.path!r} in the same step, as a weight constraint assigns it. Remove "
-                "the constraint, or use mode='geo', in which each worker has its own optimizer."
-            )
+            reject_assignment(var)
         self._enter_graph()
         self._updates.append(update_call(var, fn, args))
 
     def check_read(self, var: SharedVariable) -> None:
-        """Checks that a copy that is read is not out of date, because the step has changed it.
-
-        Raises:
-          ValueError: if it is.
-        """
+        """Checks that a copy that is read has not been changed by the step, on the servers."""
         if self._is_recorded(var):
-            raise ValueError(
-                "A variable on parameter servers cannot be read after it was changed in the same "
-                "step, because its new value is known only after the step. Received: "
-                f"{var.remote.path!r}, read after a change, as SpectralNormalization and weight "
-                "constraints do. Read it first, remove these, or use mode='geo', in which workers "
-                "change their own copies."
-            )
+            is_constraint = self._may_constrain() and innermost(is_optimizer) is not None
+            self._flush() if is_constraint else reject_read(var)
+
+    def _may_constrain(self) -> bool:
+        """Returns whether optimizers may read new values in a step, to apply constraints to them.
+
+        Nobody else may change the variable meanwhile, and float16 would not hold its new value.
+        """
+        return self.in_step and self._wire == tf.float32 and not self._use_merge_call()
 
     def _is_recorded(self, var: Any) -> bool:
         return any(update.variable is var for update in self._updates)
@@ -360,8 +358,9 @@ class ParameterServerExtended(ReplicatedExtended):
             self._updates = []
             raise ValueError(
                 "An optimizer on parameter servers cannot make its updates inside a condition. "
-                "Received: conditional updates, as with gradient_accumulation_steps. Omit it, or "
-                "use mode='geo', in which each worker has its own optimizer."
+                "Received: conditional updates, as with gradient_accumulation_steps, or tf_keras's "
+                "LossScaleOptimizer with a constraint. Omit these, or use mode='geo', in which "
+                "each worker has its own optimizer."
             )
         self._recorded_in = graph
 

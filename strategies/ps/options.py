@@ -26,9 +26,10 @@ class ParameterServerOptions:
 
     Attributes:
       mode: "sync", "async", "half_async" or "geo"; see `ParameterServerStrategy`.
-      placement: how variables are assigned to servers: "round_robin"; "hash" of a variable's
-        path, such as "sequential/dense_1/kernel"; or a function that takes a variable's path, its
-        shape and the number of servers and returns a server's number. Further slices of the
+      placement: how variables are assigned to servers: "size", each slice to the server that
+        holds the fewest bytes; "round_robin"; "hash" of a variable's path, such as
+        "sequential/dense_1/kernel"; or a function that takes a variable's path, its shape and the
+        number of servers and returns a server's number. Except with "size", further slices of the
         variable go to the servers after that one.
       min_slice_size: a variable of n elements has up to n // min_slice_size slices, at most one
         per server. None keeps variables whole, for optimizers that need all of a variable at once.
@@ -48,7 +49,7 @@ class ParameterServerOptions:
     """
 
     mode: str = "async"
-    placement: str | Chooser = "round_robin"
+    placement: str | Chooser = "size"
     min_slice_size: int | None = MIN_SLICE_SIZE
     max_merge: int | None = None
     send_queue_size: int | None = None

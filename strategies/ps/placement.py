@@ -12,6 +12,7 @@ from strategies.utils.partitioning import part_bounds
 
 Chooser = Callable[[str, tuple[int, ...], int], int]
 MIN_SLICE_SIZE = 8192
+_METHODS = ("size", "round_robin", "hash")
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,10 @@ class Placement:
     server or row. Slices consist of whole rows; their numbers of rows differ by at most one. The
     method chooses the server of each slice:
 
+    * "size": the server that holds the fewest bytes so far, slot variables included; the one with
+      the lowest number if there are several. Slices of one variable go to different servers. This
+      is Graham's list scheduling (SIAM J. Appl. Math. 17(2), 1969) in the order of creation, which
+      is the same on all workers. The fullest server exceeds the mean by less than one slice.
     * "round_robin": the server after that of the previous slice;
     * "hash": the server given by the CRC-32 of the variable's path, which is the same in every
       process; further slices go to the servers after it;
@@ -53,7 +58,7 @@ class Placement:
 
     Args:
       servers: the number of servers.
-      method: "round_robin", "hash" or a function.
+      method: "size", "round_robin", "hash" or a function.
       min_slice_size: a number of elements, as above. None keeps variables whole.
 
     Raises:
@@ -63,13 +68,13 @@ class Placement:
     def __init__(
         self,
         servers: int,
-        method: str | Chooser = "round_robin",
+        method: str | Chooser = "size",
         min_slice_size: int | None = MIN_SLICE_SIZE,
     ):
-        if not callable(method) and method not in ("round_robin", "hash"):
+        if not callable(method) and method not in _METHODS:
             raise ValueError(
-                "placement is 'round_robin', 'hash' or a function of a variable's path, its shape "
-                f"and the number of servers. Received: {method!r}."
+                f"placement must be one of {', '.join(map(repr, _METHODS))}, or a function of a "
+                f"variable's path, its shape and the number of servers. Received: {method!r}."
             )
         if min_slice_size is not None:
             check_whole_number(
@@ -79,9 +84,15 @@ class Placement:
         self._method = method
         self._min_slice_size = min_slice_size
         self._next = 0
+        self._bytes = [0] * servers
 
-    def place(self, path: str, shape: Sequence[int]) -> tuple[Slice, ...]:
+    def place(self, path: str, shape: Sequence[int], element_size: int = 4) -> tuple[Slice, ...]:
         """Assigns the slices of a variable to servers; returns the slices in the order of rows.
+
+        Args:
+          path: the variable's path.
+          shape: the variable's shape.
+          element_size: the number of bytes of an element.
 
         Raises:
           ValueError: if the user's function does not return the number of a server.
@@ -91,26 +102,49 @@ class Placement:
         count = 1
         if self._min_slice_size is not None:
             count = max(1, min(self._servers, math.prod(shape) // self._min_slice_size, rows))
-        first = self._first(path, shape, count)
-        return tuple(
-            Slice((first + number) % self._servers, *part_bounds(rows, number, count))
-            for number in range(count)
+        slices = tuple(
+            Slice(server, *part_bounds(rows, number, count))
+            for number, server in enumerate(self._choose_servers(path, shape, count))
         )
+        self.add_load(slices, shape, element_size)
+        return slices
 
-    def _first(self, path: str, shape: tuple[int, ...], count: int) -> int:
+    def add_load(self, slices: Sequence[Slice], shape: Sequence[int], element_size: int) -> None:
+        """Adds the bytes of a variable, such as a slot variable, to those that servers hold.
+
+        Args:
+          slices: the slices of the variable.
+          shape: the variable's shape.
+          element_size: the number of bytes of an element.
+        """
+        for part, size in zip(slices, _bytes_of(slices, shape, element_size), strict=True):
+            self._bytes[part.server] += size
+
+    def _choose_servers(self, path: str, shape: tuple[int, ...], count: int) -> Sequence[int]:
+        """Returns the server of each slice of a variable."""
+        if self._method == "size":
+            # The first slices have more rows. Every worker adds up the same integers in the same
+            # order and breaks ties by number, so all of them choose the same servers.
+            return sorted(range(self._servers), key=lambda server: self._bytes[server])[:count]
         if self._method == "round_robin":
             first = self._next
             self._next = (self._next + count) % self._servers
-            return first
-        if self._method == "hash":
-            return zlib.crc32(path.encode()) % self._servers
-        chosen = self._method(path, shape, self._servers)  # type: ignore[operator]
-        if not isinstance(chosen, int) or not 0 <= chosen < self._servers:
-            raise ValueError(
-                "A placement function must return the number of a server, from 0 to "
-                f"{self._servers - 1}. Received: {chosen!r} for {path!r}."
-            )
-        return chosen
+        elif self._method == "hash":
+            first = zlib.crc32(path.encode()) % self._servers
+        else:
+            first = self._method(path, shape, self._servers)  # type: ignore[operator]
+            if not isinstance(first, int) or not 0 <= first < self._servers:
+                raise ValueError(
+                    f"A placement function must return the number of a server, 0 to "
+                    f"{self._servers - 1}. Received: {first!r} for {path!r}."
+                )
+        return [(first + number) % self._servers for number in range(count)]
+
+
+def _bytes_of(slices: Sequence[Slice], shape: Sequence[int], element_size: int) -> list[int]:
+    """Returns the number of bytes of each slice of a variable."""
+    row = math.prod(shape[1:]) * element_size
+    return [(part.stop - part.start) * row for part in slices]
 
 
 def report(placed: Sequence[tuple[str, Sequence[int], int, Sequence[Slice]]], servers: int) -> str:
@@ -129,9 +163,8 @@ def report(placed: Sequence[tuple[str, Sequence[int], int, Sequence[Slice]]], se
     """
     lines, load = [], [0] * servers
     for path, shape, size, slices in placed:
-        row = math.prod(shape[1:]) * size
-        for part in slices:
-            load[part.server] += (part.stop - part.start) * row
+        for part, held in zip(slices, _bytes_of(slices, shape, size), strict=True):
+            load[part.server] += held
         where = [f"rows {part.start}-{part.stop - 1} on ps {part.server}" for part in slices]
         whole = f"on ps {slices[0].server}"
         lines.append(f"{path} {tuple(shape)}: {whole if len(slices) == 1 else ', '.join(where)}")

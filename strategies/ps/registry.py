@@ -128,10 +128,11 @@ class VariableRegistry:
             unique = f"{len(self.variables)}/{re.sub(_NOT_IN_NAMES, '_', name)}"
             if beside is not None:
                 slices = beside.slices
+                self._placement.add_load(slices, shape, dtype.size)
             elif is_counter:
                 slices = tuple(Slice(server.number, 0, 1) for server in self._servers.servers)
             else:
-                slices = self._placement.place(path or name, shape)
+                slices = self._placement.place(path or name, shape, dtype.size)
             variable = RemoteVariable(unique, path or name, tuple(shape), dtype, slices, is_counter)
             variable.has_logs = is_logged and has_row_log(variable.shape)
             if len(self.variables) % _VARIABLES_OF_A_CONNECTION == 0:

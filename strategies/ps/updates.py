@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from strategies.compat.keras import optimizer_of
+from strategies.compat.keras import optimizer_of, state_of, tensorflow_variable
 from strategies.ps.variable_kinds import is_assignment
-from strategies.ps.variables import SharedVariable
+from strategies.ps.variables import SharedVariable, SlotVariable
 from strategies.variables.elementwise import ELEMENTWISE, is_elementwise, update_without_xla
+from strategies.variables.row_variable import RowVariable
 
 # Nadam's update reads and writes state that all variables share.
 _NOT_PER_VARIABLE = "Nadam"
@@ -194,6 +195,7 @@ def check_applicable(updates: Sequence[VariableUpdate]) -> None:
                 f"{name}, which keeps a product for all of them. Take Adam, or mode='geo', "
                 "where workers have optimizers of their own."
             )
+        _check_state(update, optimizer)
         if len(update.variable.remote.slices) > 1 and not is_elementwise(optimizer):
             raise ValueError(
                 "A variable that is sliced over several servers requires an element-wise "
@@ -201,3 +203,21 @@ def check_applicable(updates: Sequence[VariableUpdate]) -> None:
                 f"{update.variable.remote.path!r}. Keep variables whole with min_slice_size=None, "
                 "or set `elementwise = True` in the optimizer's class if it is element-wise."
             )
+
+
+def _check_state(update: VariableUpdate, optimizer: Any) -> None:
+    """Checks that an optimizer's state is beside its variables, so that it is on their servers."""
+    if not isinstance(update.variable, SharedVariable):
+        return
+    of_worker = [
+        variable
+        for variable in map(tensorflow_variable, state_of(optimizer))
+        if variable.shape.rank and not isinstance(variable, (SlotVariable, RowVariable))
+    ]
+    if of_worker:
+        raise ValueError(
+            "An optimizer's state must have the shape of its variable, to be on the variable's "
+            f"parameter server. Received: {type(optimizer).__name__}, which keeps "
+            f"{of_worker[0].name!r} of shape {tuple(of_worker[0].shape)}. Use an optimizer such as "
+            "Adam, or mode='geo', where each worker has its own optimizer."
+        )

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from strategies.compat.keras import is_iterations
+from strategies.compat.keras import constraint_of, is_iterations
 from strategies.compat.tensorflow import CheckpointInitialValue
 from strategies.variables.unsynchronized_state import is_unsynchronized_state
 
@@ -90,3 +90,21 @@ def check_aggregation(variable: Any) -> None:
             f"Received: a value from each replica for {variable.remote.path!r}. Create the "
             "variable with an aggregation, such as tf.VariableAggregation.SUM."
         )
+
+
+def check_is_unconstrained(variable: Any, optimizer: Any) -> None:
+    """Checks that an optimizer applies no constraint to a variable.
+
+    Raises:
+      ValueError: if it does.
+    """
+    constraint = None if optimizer is None else constraint_of(optimizer, variable)
+    if constraint is None:
+        return
+    name = getattr(constraint, "__name__", type(constraint).__name__)
+    raise ValueError(
+        "A weight on parameter servers can have a constraint in mode='geo', and in mode='sync' "
+        "with one replica per worker and no compression. Otherwise the constraint would not hold. "
+        f"Received: {type(optimizer).__name__}, which applies {name} to {variable.remote.path!r}. "
+        "Leave the constraint out, or use one of these modes."
+    )

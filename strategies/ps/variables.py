@@ -14,6 +14,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from strategies.compat.call_stack import innermost
+from strategies.compat.keras import is_optimizer
 from strategies.compat.tensorflow import VARIABLE_VALUE_KEY, ResourceVariable
 from strategies.ps.connection import ServerConnection
 from strategies.ps.registry import RemoteVariable, VariableRegistry
@@ -76,6 +78,17 @@ def current_server() -> int | None:
 
 class LocalVariable(MirroredVariable):
     """A worker's own variable, such as a learning rate, whose value is sent to the servers."""
+
+    def _update(self, update_fn: Callable[..., Any], value: Any, **kwargs: Any) -> Any:
+        if active_view.current is not None:
+            optimizer = innermost(is_optimizer)
+            raise ValueError(
+                "A change on a parameter server writes one variable, and the state beside it. "
+                f"Received: {type(optimizer).__name__ if optimizer else 'a function'}, which also "
+                f"writes {self.name!r}. Use an optimizer such as Adam, or mode='geo', where each "
+                "worker has its own optimizer."
+            )
+        return super()._update(update_fn, value, **kwargs)
 
     def _get(self) -> Any:
         view = active_view.current
@@ -326,3 +339,23 @@ def check_is_not_slot(variable: Any) -> None:
             "between steps (gradient_accumulation_steps), or use mode='geo', in which each worker "
             "has its own optimizer."
         )
+
+
+def reject_read(variable: SharedVariable) -> None:
+    """Raises an error for a copy that is read after the step has changed the variable."""
+    raise ValueError(
+        "A variable on parameter servers cannot be read after it was changed in the same step, "
+        "because its new value is known only after the step. Received: "
+        f"{variable.remote.path!r}, read after a change, as SpectralNormalization does. Read it "
+        "first, remove this, or use mode='geo', in which workers change their own copies."
+    )
+
+
+def reject_assignment(variable: SharedVariable) -> None:
+    """Raises an error for a variable that is assigned after the step has changed it."""
+    raise ValueError(
+        "A variable on parameter servers cannot be assigned in the step that updates it, because "
+        "its new value is known only after the step. Received: another new value for "
+        f"{variable.remote.path!r} in the same step. Assign it in a step of its own, or use "
+        "mode='geo', in which workers change their own copies."
+    )

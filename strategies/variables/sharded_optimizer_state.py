@@ -27,6 +27,9 @@ from strategies.compat.tensorflow import UpdateContext, select_replica, unique_i
 from strategies.variables.elementwise import is_elementwise, update_without_xla
 from strategies.variables.partitioned import Partition, PartitionedVariable, PartitionSpec, PartView
 
+# Creation arguments of a slot variable that do not apply to its parts: Keras 3.16 passes the shape.
+_OF_WHOLE = ("colocate_with", "aggregation", "shape")
+
 
 class ShardedOptimizerState:
     """Sharded optimizer state of one strategy.
@@ -72,7 +75,7 @@ class ShardedOptimizerState:
             return None
         _prepare(innermost(is_optimizer))
         partition = self._partition_of(beside)
-        options = {k: v for k, v in kwargs.items() if k not in ("colocate_with", "aggregation")}
+        options = {k: v for k, v in kwargs.items() if k not in _OF_WHOLE}
         parts = []
         for number, device in zip(partition.numbers, self._devices, strict=True):
             with tf.device(device):

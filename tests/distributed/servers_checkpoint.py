@@ -1,6 +1,6 @@
 """What one number of servers trained is written by all workers at one moment, and read by others.
 
-servers_checkpoint.py write MODE | read DIRECTORY MODE | alone DIRECTORY
+servers_checkpoint.py write MODE | read DIRECTORY [PLACEMENT] MODE | alone DIRECTORY
 """
 
 import sys
@@ -16,7 +16,8 @@ directory = "." if action == "write" else rest[0]
 if action == "alone":
     strategy = strategies.MirroredStrategy()
 else:
-    strategy = strategies.from_tf_config(mode=rest[-1], min_slice_size=8)
+    placement = rest[1] if len(rest) > 2 else "size"
+    strategy = strategies.from_tf_config(mode=rest[-1], min_slice_size=8, placement=placement)
 x = np.random.default_rng(0).normal(size=[64, 6]).astype("float32")
 with strategy.scope():
     model = keras.Sequential([keras.layers.InputLayer([6]), keras.layers.Dense(5)])

@@ -105,8 +105,8 @@ def check_averages_and_accumulation_are_refused():
     refused(names, lambda: optimizers.SGD(gradient_accumulation_steps=2))
 
 
-def check_constraints_are_refused():
-    refused("a weight's constraint", adam, constraint=keras.constraints.NonNeg())
+def check_constraints_are_refused_where_values_travel_as_float16():
+    refused("Received: Adam, which applies NonNeg to", adam, constraint="non_neg")
 
 
 def check_no_graph_has_many_variables():

@@ -1,5 +1,6 @@
 """Files that two processes would write at once; the second one is told before it writes."""
 
+import re
 import subprocess
 import textwrap
 
@@ -61,6 +62,26 @@ def test_a_claim_ends_with_what_writes(other, tmp_path):
 
 def test_remote_paths_are_free():
     assert claim("gs://bucket/best.keras", Writer())
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "attribute", "remedy"),
+    [
+        ("keras.src.callbacks", "OrbaxCheckpoint", "directory", "on_first_worker(callback, "),
+        ("keras_tuner.src.engine", "SaveBestEpoch", "filepath", "own_path('tuner', strategy)"),
+    ],
+)
+def test_what_else_writes_is_known(other, tmp_path, monkeypatch, module, name, attribute, remedy):
+    path = str(tmp_path / "written")
+    callback = type(name, (), {"__module__": module, attribute: path})()
+    monkeypatch.setattr(file_claims, "callbacks_of_running_fit", lambda: [callback])
+    process, _ = other(path)
+    with pytest.raises(ValueError, match=re.escape(f"Received: {name} of {path!r}")) as raised:
+        file_claims.check_sole_writer(in_step=False)
+    assert remedy in str(raised.value)
+    process.stdin.close()
+    process.wait()
+    file_claims.check_sole_writer(in_step=False)
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,14 @@
 """ParameterServerStrategy on real clusters; the checks stand in tests/distributed."""
 
 import json
+import math
 import signal
 import subprocess
 import time
 
 import pytest
 
-from strategies.ps.placement import Placement
+from strategies.ps.placement import Placement, Slice
 from tests.support.check_jobs import PROGRAMS, checks_of
 from tf_config.builder import free_ports
 
@@ -125,6 +126,14 @@ def test_what_a_step_may_be_and_what_is_refused(run_check, check):
     run_check(check, ps=2, timeout=500)
 
 
+@slow
+@pytest.mark.parametrize("mode", ["sync", "async", "half_async", "geo"])
+@pytest.mark.parametrize("keras", ["keras", "tf_keras"])
+@pytest.mark.parametrize("check", checks_of("servers_optimizers.py"))
+def test_every_optimizer_works_or_is_refused_by_name(run_check, check, keras, mode):
+    run_check(check, keras, mode, workers=1, ps=1, timeout=500)
+
+
 @pytest.mark.parametrize(
     ("mode", "steps", "workers", "ps", "options"),
     [
@@ -215,6 +224,7 @@ def test_all_rows_are_evaluated_on_every_worker(run_check, check, keras, mode, r
 def test_files_are_of_one_moment_and_read_by_any_number_of_servers(train, job, mode):
     train("servers_checkpoint.py", "write", mode, workers=2, ps=2)
     train("servers_checkpoint.py", "read", job.directory, "half_async", workers=2, ps=1)
+    train("servers_checkpoint.py", "read", job.directory, "hash", "async", workers=1, ps=2)
     train("servers_checkpoint.py", "alone", job.directory, workers=1)
 
 
@@ -365,13 +375,51 @@ def test_a_server_is_a_ps_task(forked):
     assert "runs as a ps task. Received: no TF_CONFIG" in output
 
 
-def test_even_load():
-    placement = Placement(3, min_slice_size=100)
-    load = [0, 0, 0]
-    for number in range(30):
-        for part in placement.place(f"kernel {number}", (100, 10)):
-            load[part.server] += part.stop - part.start
-    assert max(load) - min(load) <= 30
+def loads(placement, shapes, slot_variables=2):
+    """Returns the bytes on each server; slot variables are created after all variables."""
+    placed = [(placement.place(f"{n}", shape), shape) for n, shape in enumerate(shapes)]
+    for slices, shape in placed * slot_variables:
+        placement.add_load(slices, shape, 4)
+    return placement._bytes
+
+
+@pytest.mark.parametrize("servers", [2, 3, 4])
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        pytest.param([(100, 10)] * 30, id="alike"),
+        pytest.param([(64, 64), (64,)] * 6, id="kernels and biases"),
+        pytest.param([(3, 3, 8, 8), (8,), (8,), (8,)] * 4 + [(900, 10), (10,)], id="pictures"),
+        pytest.param([(16, 32), (32,), (32, 32), (32,), (32, 1), (1,)], id="of one size"),
+    ],
+)
+def test_no_server_holds_more_than_the_mean_and_one_slice(shapes, servers):
+    sizes = [4 * 3 * math.prod(shape) for shape in shapes]
+    placed = loads(Placement(servers), shapes)
+    assert sum(placed) == sum(sizes)
+    assert max(placed) <= sum(sizes) / servers + max(sizes)
+    assert placed == loads(Placement(servers), shapes)
+
+
+def test_kernels_and_biases_of_two_servers_are_balanced():
+    shapes = [(64, 64), (64,)] * 6
+    turns, sizes = (loads(Placement(2, method), shapes) for method in ("round_robin", "size"))
+    assert max(turns) > 1.9 * sum(turns) / 2
+    assert max(sizes) < 1.02 * sum(sizes) / 2
+
+
+def test_slot_variables_count():
+    placement = Placement(2)
+    first = placement.place("kernel", (10,))
+    placement.add_load(first, (10,), 4)
+    assert [placement.place(name, (9,))[0].server for name in "abcd"] == [1, 1, 1, 0]
+
+
+def test_the_largest_slice_goes_to_the_emptiest_server():
+    placement = Placement(3, min_slice_size=2)
+    placement.add_load([Slice(0, 0, 1)], (1, 9), 4)
+    slices = placement.place("kernel", (5, 1))
+    assert [(part.server, part.stop - part.start) for part in slices] == [(1, 3), (2, 2)]
 
 
 def test_the_hash_of_a_name_is_the_same_in_every_process():

@@ -58,6 +58,20 @@ def under_reduce(optimizer, mode="reduce"):
     return model.get_weights()
 
 
+def test_a_slot_variable_whose_shape_is_given_is_split():
+    """Keras 3.16 gives the shape of every variable that it creates."""
+    strategy = MirroredStrategy(
+        num_replicas=2, options=ReductionOptions(mode="reduce", split_above=4)
+    )
+    value = np.arange(15, dtype="float32").reshape([5, 3])
+    with strategy.scope():
+        whole = tf.Variable(value, shape=[5, 3])
+        with strategy.extended.colocate_vars_with(whole):
+            slot = tf.Variable(value, shape=[5, 3], trainable=False, name="momentum")
+    assert isinstance(slot, PartitionedVariable)
+    np.testing.assert_array_equal(slot, value)
+
+
 @pytest.mark.training
 @pytest.mark.parametrize("name", ["SGD", "Adam", "Adagrad"])
 def test_legacy_optimizers_are_refused(name):
