@@ -135,7 +135,7 @@ class MultiWorkerMirroredStrategy(ReplicatedStrategy, tf.distribute.MultiWorkerM
         if collectives.size > 1:
             logging.info("%d workers of %d replicas: %s", collectives.size, len(devices), options)
             warn_of_training_outside(type(self).__name__, collectives.size)
-            share_seed(lambda seed: int(collectives.broadcast(tf.constant(seed))))
+            share_seed(lambda seed: int(collectives.broadcast(tf.constant(seed, tf.int64))))
 
 
 def start_timeout_seconds(seconds: float | None, environ: Mapping[str, str] = os.environ) -> float:

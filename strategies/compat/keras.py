@@ -112,10 +112,7 @@ def path_of(name: str) -> str:
 
 
 def gradient_in_update() -> Any:
-    """Returns the gradient given to the running `update_step` of an optimizer; None if none runs.
-
-    >>> gradient_in_update()
-    """
+    """Returns the gradient that a running `update_step` of an optimizer was given, or None."""
     for frame in frames():
         is_named_so = frame.f_code.co_name == "update_step"
         if is_named_so and is_optimizer(frame.f_locals.get("self")):
@@ -285,15 +282,20 @@ def running_fit() -> tuple[Any, int]:
     return values["epoch_iterator"], values["initial_epoch"]
 
 
+def is_building_model() -> bool:
+    """Returns whether Keras 3 reads a batch only for its shapes, to build a model."""
+    return any(frame.f_code.co_name == "_maybe_symbolic_build" for frame in frames())
+
+
 def restart_threads() -> None:
     """Restarts the threads behind a `PyDataset` of Keras 3, before an iterator over it starts.
 
-    Under a strategy, `fit` reads a batch to build the model, then starts over. What the threads had
-    read by then would come first, and each worker would miss a different number of last batches.
+    What they had read for an iterator before would come first; workers would miss other batches.
     """
     adapter = _running_adapter()
-    enqueuer = getattr(adapter, "enqueuer", None)
-    if enqueuer is not None and adapter.num_batches is not None:
+    if (
+        enqueuer := getattr(adapter, "enqueuer", None)
+    ) is not None and adapter.num_batches is not None:
         enqueuer.stop()  # the first request of a batch starts it again
         enqueuer.ready_queue.queue.clear()
 
@@ -301,11 +303,10 @@ def restart_threads() -> None:
 def replace_generator(wrap: Callable[[Iterator[Any]], Iterator[Any]]) -> bool:
     """Makes Keras 3 read its generator through another one; returns whether it has a generator."""
     adapter = _running_adapter()
-    if type(adapter).__name__ != "GeneratorDataAdapter":
-        return False
-    make = adapter.generator
-    adapter.generator = lambda: wrap(make())
-    return True
+    is_found = type(adapter).__name__ == "GeneratorDataAdapter"
+    if is_found:
+        adapter.generator = lambda make=adapter.generator: wrap(make())
+    return is_found
 
 
 def _running_adapter() -> Any:

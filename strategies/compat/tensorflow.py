@@ -96,6 +96,7 @@ __all__ = [
     "context",
     "convert_with_autograph",
     "dataset_inputs",
+    "dataset_order",
     "dataset_tensors",
     "distributed_spec",
     "eager_mode",
@@ -217,6 +218,27 @@ def may_run_generator(dataset: Any) -> bool:
     # A dataset that a function captured cannot be looked into.
     captured = [tensor.dtype for each in functions for tensor in each.captured_inputs]
     return tf.variant in captured or any(node.op == "GeneratorDataset" for node in nodes)
+
+
+def dataset_order(dataset: Any) -> tuple[list[int], bool]:
+    """Returns the seeds of a dataset itself, and whether its order is random in spite of them."""
+    own: list[Any] = [getattr(dataset, name, None) for name in ("_seed", "_seed2")]
+    seeds = [int(seed.numpy()) for seed in own if hasattr(seed, "numpy")]
+    is_random = bool(seeds) and not any(seeds) or getattr(dataset, "_deterministic", "") == "false"
+    graphs = [each.function.graph.as_graph_def() for each in dataset._functions()]
+    nodes = [node for graph in graphs for node in graph.node]
+    nodes += [node for graph in graphs for one in graph.library.function for node in one.node_def]
+    for node in nodes:
+        if "seed2" in node.attr:
+            pair = [node.attr["seed"].i, node.attr["seed2"].i]
+            seeds += pair
+            # Only those that decide on the order. Others may give random numbers.
+            is_random = is_random or node.op == "RandomShuffle" and not any(pair)
+        elif node.op == "Const" and node.name.startswith("seed"):
+            seeds += tf.make_ndarray(node.attr["value"].tensor).reshape(-1).tolist()
+        if "deterministic" in node.attr and node.attr["deterministic"].s == b"false":
+            is_random = True
+    return seeds, is_random
 
 
 def dataset_tensors(dataset: Any) -> list[Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -51,8 +50,9 @@ from strategies.core.seeds import seed_state_creator, worker_seed_scope
 from strategies.core.step_inputs import StepInputs
 from strategies.data.bounded_prefetch import bound_prefetch
 from strategies.data.distributed_dataset import ReplicaDataset, check_options, per_replica_datasets
-from strategies.data.input_consistency import compare_first_batch
-from strategies.data.sharding import equal_steps, shard_dataset, without_sharding
+from strategies.data.same_batches import BatchComparison
+from strategies.data.same_order import in_common_order
+from strategies.data.sharding import equal_steps, is_divided, shard_dataset, without_sharding
 from strategies.diagnostics.consistency import check_same_call
 from strategies.diagnostics.progress import tell_progress
 from strategies.reduction import ReductionOptions, ReplicaCrossDeviceOps
@@ -126,6 +126,7 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         self.experimental_enable_get_next_as_optional = True
         self._input_weights: dict[int, tf.Tensor] = {}
         self._dataset_streams: dict[str, Collectives] = {}
+        self.batch_comparison: BatchComparison | None = None
         self.loss_scale, self.loss_logs = LossScale(), LossLogs()
         self._lifted: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         self.merged_logs = MergedLogs(collectives, len(self._devices))
@@ -428,26 +429,22 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
     ) -> ReplicaDataset:
         check_options(options, per_replica=False)
         check_same_outside(running_call()[1], self.collectives)
-        if self.collectives.size > 1:
-            dataset = bound_prefetch(dataset)
+        dataset = bound_prefetch(dataset)
         source = dataset if without_sharding(dataset) is dataset else None
-        if source is not None and self._is_compared(dataset):
-            dataset = compare_first_batch(dataset, self._first_batches)
+        dataset = in_common_order(dataset, self.collectives)
+        # Keras's methods take each batch on all workers together.
+        is_compared = self.collectives.size > 1 and running_method() is not None
+        is_compared = is_compared and source is not None and is_divided(dataset)
+        if is_compared and self.batch_comparison is None:
+            self.batch_comparison = BatchComparison(self.collectives.new_stream())
         shared = shard_dataset(
-            dataset, self.collectives, len(self._devices), stream=self._dataset_stream
+            dataset,
+            self.collectives,
+            len(self._devices),
+            stream=self._dataset_stream,
+            is_compared=is_compared,
         )
-        return ReplicaDataset(shared, self._container_strategy(), options, source)
-
-    def _is_compared(self, dataset: tf.data.Dataset) -> bool:
-        """Returns whether a dataset's first batch is compared: in Keras's methods with policy AUTO.
-
-        Keras's methods iterate over one dataset at a time, so all workers compare in the same
-        order. Arrays have another policy, and are compared by `check_same_rows`.
-        """
-        policies = tf.data.experimental.AutoShardPolicy
-        policy = dataset.options().experimental_distribute.auto_shard_policy
-        is_cut = self.collectives.size > 1 and policy == policies.AUTO
-        return is_cut and running_method() is not None
+        return ReplicaDataset(shared, self._container_strategy(), options, source, is_compared)
 
     def _dataset_stream(self) -> Collectives:
         """Returns the collectives by which workers ask each other whether they have rows.
@@ -461,10 +458,6 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         if method not in self._dataset_streams:
             self._dataset_streams[method] = self.collectives.new_stream()
         return self._dataset_streams[method]
-
-    @functools.cached_property
-    def _first_batches(self) -> Collectives:
-        return self.collectives.new_stream()
 
     def _distribute_datasets_from_function(
         self, dataset_fn: Callable[..., Any], options: Any

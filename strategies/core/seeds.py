@@ -74,17 +74,28 @@ def seed_state_creator(first: int) -> Callable[..., SeedState]:
 
 
 def share_seed(shared: Callable[[int], int]) -> None:
-    """Sets a random global seed that is the same on all workers, unless the user has set one.
+    """Sets the first worker's global seed on all workers, or a random one if it has none.
 
-    All workers shuffle the same data and shard the same batches, so they need the same seed.
+    All workers shuffle the same data and shard the same batches, so they need the same seed. A
+    seed that depends on the rank is replaced: replicas draw different numbers in any case.
 
     Args:
       shared: a function of a worker's own number that returns the first worker's on all workers.
     """
-    seed = shared(secrets.randbelow(2**31))
-    if global_seed() is None:
-        tf.random.set_seed(seed)
+    own = global_seed()
+    seed = shared(secrets.randbelow(2**31) if own is None else int(own))
+    if own == seed:
+        return
+    tf.random.set_seed(seed)
+    if own is None:
         logging.info("All workers use the random seed %d.", seed)
+    else:
+        logging.warning(
+            "All workers must have the same random seed, to shuffle the data alike. Received: seed "
+            "%d here, and %d on the first worker, which replaces it. Seed without the rank: each "
+            "replica draws random numbers of its own anyway, for Dropout for example.",
+            own, seed,
+        )  # fmt: skip
 
 
 @contextlib.contextmanager

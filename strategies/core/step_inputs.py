@@ -13,7 +13,7 @@ from strategies.compat.tensorflow import (
     convert_with_autograph,
     select_replica,
 )
-from strategies.data.sharding import count_examples
+from strategies.data.elements import count_examples
 
 
 class StepInputs:

@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from strategies.collectives.workers import collectives_of
-from strategies.compat.keras import restart_threads
+from strategies.compat.keras import is_building_model, restart_threads
 from strategies.compat.tensorflow import (
     DistributedDataset,
     DistributedDatasetSpec,
@@ -24,9 +24,11 @@ from strategies.compat.tensorflow import (
     may_run_generator,
     replica_specs,
 )
+from strategies.data.elements import element_of, placeholder_element
 from strategies.data.input_consistency import check_same_rows
 from strategies.data.iterator_deletion import delete_in_background
-from strategies.data.sharding import Epochs, element_of, may_prefetch
+from strategies.data.same_batches import SUMMARY_SPEC
+from strategies.data.sharding import Epochs, may_prefetch
 from strategies.diagnostics.calls import record_call
 from strategies.diagnostics.consistency import check_same_call, spec_text
 from strategies.files.file_locks import check_sole_writer
@@ -77,7 +79,9 @@ class ReplicaIterator(DistributedIterator):
                 "strategy.run. Received: a call from inside. Pass the batch as an argument: "
                 "strategy.run(function, args=(next(iterator),))."
             )
-        return self._place_on_device(_waits.measure("next batch", self._iterators[0].get_next))
+        return self._place_on_device(
+            self._checked(_waits.measure("next batch", self._iterators[0].get_next))
+        )
 
     def get_next_as_optional(self) -> Any:
         """Returns the next batches as a `tf.experimental.Optional`, which is empty at the end."""
@@ -85,9 +89,15 @@ class ReplicaIterator(DistributedIterator):
         optional = tf.experimental.Optional
         return tf.cond(
             following.has_value(),
-            lambda: optional.from_value(self._place_on_device(following.get_value())),
+            lambda: optional.from_value(
+                self._place_on_device(self._checked(following.get_value()))
+            ),
             lambda: optional.empty(self._element_spec),
         )
+
+    def _checked(self, element: Any) -> Any:
+        """Returns the batch of the dataset's element."""
+        return element
 
     def _place_on_device(self, element: Any) -> Any:
         devices = self._input_workers.compute_devices_for_worker(0)
@@ -103,9 +113,25 @@ class ReplicaIterator(DistributedIterator):
 
     @property
     def _type_spec(self) -> ReplicaIteratorSpec:
-        return ReplicaIteratorSpec(
+        return self._spec_class(
             self._input_workers, self._element_spec, self._strategy, self._options
         )
+
+    @property
+    def _spec_class(self) -> type[ReplicaIteratorSpec]:
+        return ReplicaIteratorSpec
+
+
+class ComparedIterator(ReplicaIterator):
+    """Iterator over batches with summaries, which the strategy's `BatchComparison` compares."""
+
+    def _checked(self, element: Any) -> Any:
+        summary, batch = element
+        return self._strategy.extended.batch_comparison.checked(summary, batch)
+
+    @property
+    def _spec_class(self) -> type[ReplicaIteratorSpec]:
+        return ComparedIteratorSpec
 
 
 class ReplicaIteratorSpec(DistributedIteratorSpec):
@@ -121,9 +147,22 @@ class ReplicaIteratorSpec(DistributedIteratorSpec):
         return [tf.data.IteratorSpec(self._element_spec)]
 
     def _from_components(self, components: list[tf.data.Iterator]) -> ReplicaIterator:
-        return ReplicaIterator(
+        return self.value_type(
             components[0], self._input_workers, self._element_spec, self._strategy, self._options
         )
+
+
+class ComparedIteratorSpec(ReplicaIteratorSpec):
+    """The `tf.TypeSpec` of a `ComparedIterator`."""
+
+    @property
+    def value_type(self) -> type:
+        """The class of iterators with this spec."""
+        return ComparedIterator
+
+    @property
+    def _component_specs(self) -> list[tf.TypeSpec]:
+        return [tf.data.IteratorSpec((SUMMARY_SPEC, self._element_spec))]
 
 
 class ReplicaDataset(DistributedDataset):
@@ -141,6 +180,7 @@ class ReplicaDataset(DistributedDataset):
       strategy: the strategy that distributes the batches.
       options: how batches are placed on the devices; checked by `check_options`.
       source: the dataset that was passed on each worker, if it has to be the same on all.
+      is_compared: whether each batch comes with a summary for the strategy's `BatchComparison`.
     """
 
     def __init__(
@@ -149,17 +189,23 @@ class ReplicaDataset(DistributedDataset):
         strategy: tf.distribute.Strategy,
         options: tf.distribute.InputOptions | None = None,
         source: tf.data.Dataset | None = None,
+        is_compared: bool = False,
     ):
+        batches = dataset.one_epoch if isinstance(dataset, Epochs) else dataset
+        if is_compared:
+            batches = batches.map(tf.autograph.experimental.do_not_convert(lambda _, batch: batch))
         super().__init__(
             strategy.extended._input_workers_with_options(options),  # noqa: SLF001
             strategy,
-            components=[dataset.one_epoch if isinstance(dataset, Epochs) else dataset],
-            element_spec=distributed_spec(strategy, dataset.element_spec),
+            components=[batches],
+            element_spec=distributed_spec(strategy, batches.element_spec),
             enable_get_next_as_optional=False,
             options=options,
         )
         self._dataset = dataset
         self._source = source
+        self._is_compared = is_compared
+        self._batch_spec = batches.element_spec
 
     def __iter__(self) -> DistributedIterator:
         if collectives_of(self._strategy).size > 1:
@@ -169,6 +215,12 @@ class ReplicaDataset(DistributedDataset):
         if self._source is not None and tf.executing_eagerly():
             check_same_rows(self._source, self._strategy.extended.collectives)
             self._source = None
+        if tf.executing_eagerly() and is_building_model():
+            batch = placeholder_element(self._batch_spec)
+            if batch is not None:
+                # Nothing is read: a generator would go on after the batch, and the next iterator
+                # over a dataset that is shuffled has another order.
+                return self._iterator(tf.data.Dataset.from_tensors(batch), is_compared=False)
         if isinstance(self._dataset, Epochs) or not self._can_prefetch(self._dataset):
             return self._iterator(self._dataset)
         devices = self._input_workers.compute_devices_for_worker(0)
@@ -186,14 +238,17 @@ class ReplicaDataset(DistributedDataset):
             tf.data.UNKNOWN_CARDINALITY: "an unknown number of steps",
             tf.data.INFINITE_CARDINALITY: "endless steps",
         }
-        detail = f"{texts.get(steps, f'{steps} steps')}, {spec_text(one.element_spec)}"
+        detail = f"{texts.get(steps, f'{steps} steps')}, {spec_text(self._batch_spec)}"
         call = record_call() or "iteration over a distributed dataset"
         check_same_call(self._strategy.extended.collectives, call, detail)
 
-    def _iterator(self, dataset: tf.data.Dataset | Epochs) -> ReplicaIterator:
+    def _iterator(
+        self, dataset: tf.data.Dataset | Epochs, is_compared: bool | None = None
+    ) -> ReplicaIterator:
         with tf.device(self._input_workers.worker_devices[0]):
             iterator = iter(dataset)
-        replicas = ReplicaIterator(
+        is_compared = self._is_compared if is_compared is None else is_compared
+        replicas = (ComparedIterator if is_compared else ReplicaIterator)(
             iterator, self._input_workers, self.element_spec, self._strategy, self._options
         )
         # Two iterators at once would each take a part of what a generator yields.
@@ -203,6 +258,12 @@ class ReplicaDataset(DistributedDataset):
 
     def _round_robin_iterator(self, dataset: tf.data.Dataset) -> DistributedIterator:
         """Returns TensorFlow's iterator, which assigns the batches to the replicas in turn."""
+        if self._is_compared:
+            # These batches are dealt before anything takes them. The first is compared here.
+            compare = functools.partial(
+                self._strategy.extended.batch_comparison.checked, first_only=True
+            )
+            dataset = dataset.map(tf.autograph.experimental.do_not_convert(compare))
         one_by_one = dataset.flat_map(
             tf.autograph.experimental.do_not_convert(
                 lambda *batch: _one_by_one(element_of(dataset, batch))
@@ -230,7 +291,7 @@ class ReplicaDataset(DistributedDataset):
     @property
     def element_spec(self) -> Any:
         """The `tf.TypeSpec`s of this worker's batches."""
-        return self._dataset.element_spec
+        return self._batch_spec
 
     @property
     def _type_spec(self) -> ReplicaDatasetSpec:

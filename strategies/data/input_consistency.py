@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from absl import logging
 
 from strategies.collectives.base import Collectives
 from strategies.compat.tensorflow import dataset_inputs, dataset_tensors, shard_index
@@ -24,7 +22,7 @@ def check_same_rows(dataset: tf.data.Dataset, collectives: Collectives) -> None:
 
     Compares a sample of the rows of `from_tensors` and `from_tensor_slices`, which Keras uses for
     arrays and which hold lists of files, and the index of each `shard`. The output of functions
-    and generators is not compared: see `compare_first_batch`.
+    and generators is not compared: see `BatchComparison`.
 
     >>> from strategies.collectives.base import LocalCollectives
     >>> check_same_rows(tf.data.Dataset.from_tensor_slices([1, 2]), LocalCollectives())
@@ -41,7 +39,7 @@ def check_same_rows(dataset: tf.data.Dataset, collectives: Collectives) -> None:
     shards = zlib.crc32(str(list(_shards(dataset))).encode())
     other = first_different(_tensors(dataset), collectives, shards)
     if other is not None:
-        raise ValueError(_message(other))
+        raise ValueError(different_rows_message(other))
 
 
 def first_different(
@@ -61,95 +59,24 @@ def first_different(
     return next((r for r, one in enumerate(samples) if not _is_like(one, samples[0])), None)
 
 
-def compare_first_batch(dataset: tf.data.Dataset, stream: Collectives) -> tf.data.Dataset:
-    """Returns a dataset that compares the first batch of each iterator with the other workers'.
-
-    This detects generators that Python or NumPy shuffles without a common seed. A dataset made
-    only from tensors is returned unchanged: `check_same_rows` compares those. Integers, strings
-    and booleans that differ end the step on all workers. If only floats differ, a warning is
-    logged, once for all iterators, because they may be augmented at random.
+def different_rows_message(rank: int, where: str = "") -> str:
+    """Returns the message of an error about a worker whose rows are not the first worker's.
 
     Args:
-      dataset: batches of all workers' rows.
-      stream: a stream of collectives, for datasets that are iterated over one at a time.
+      rank: the worker.
+      where: where the rows were found, to be added to what was received.
     """
-    if all(list(_own_tensors(root)) for root in _roots(dataset)):
-        return dataset
-    is_warned = False
-
-    def compare(samples: np.ndarray) -> np.bool_:
-        nonlocal is_warned
-        first = samples[0]
-        others = [r for r, sample in enumerate(samples) if sample[0] != first[0]]
-        if others:
-            raise ValueError(_message(others[0]))
-        others = [r for r, sample in enumerate(samples) if not _is_like(sample, first)]
-        if others and not is_warned:  # each epoch has a first batch
-            is_warned = True
-            logging.warning("%s", _message(others[0]))
-        return np.bool_(True)
-
-    @tf.autograph.experimental.do_not_convert
-    def compare_batch(index: tf.Tensor, batch: Any) -> Any:
-        is_compared = tf.cond(
-            tf.equal(index, 0),
-            lambda: tf.numpy_function(
-                compare, [stream.all_gather(_sample_of_batch(batch)[tf.newaxis])], tf.bool
-            ),
-            lambda: tf.constant(True),
-        )
-        with tf.control_dependencies([is_compared]):
-            return tf.nest.map_structure(tf.identity, batch, expand_composites=True)
-
-    return dataset.enumerate().map(compare_batch)
-
-
-def _message(rank: int) -> str:
     return (
-        "All workers pass the same rows in the same order, for each batch is divided among "
-        f"them. Received: rows of worker {rank} that are not those of worker 0. If NumPy, "
-        "Python or scikit-learn shuffles or splits them, seed that alike on all workers: "
-        "keras.utils.set_random_seed(1), or random_state=1. Leave out what divides them, such as "
-        "Dataset.shard. If each worker is to have rows of its own, set AutoShardPolicy.OFF or "
-        "call strategy.distribute_datasets_from_function."
+        "All workers must pass the same rows in the same order, for each batch is divided among "
+        f"them. Received: rows of worker {rank} that are not those of worker 0{where}: some rows "
+        "would be trained on twice, and others never. If NumPy, Python, TensorFlow or "
+        "scikit-learn shuffles or splits them, seed that alike on all workers, and not by rank: "
+        "keras.utils.set_random_seed(1), shuffle(n, seed=1) or random_state=1. Read with "
+        "deterministic=True, and not from a job that workers of a tf.data service share. Leave "
+        "out what divides them, such as Dataset.shard. If each worker is to have rows of its own, "
+        "set AutoShardPolicy.OFF or call strategy.distribute_datasets_from_function; if they only "
+        "seem to differ, AutoShardPolicy.DATA."
     )
-
-
-def _sample_of_batch(batch: Any) -> tf.Tensor:
-    """Returns a sample of a batch as `_sample` does of a dataset, in a function's graph."""
-    checksum = tf.constant(0, tf.int64)
-    numbers: list[tf.Tensor] = []
-    leaves = tf.nest.flatten(batch, expand_composites=True)
-    each = _NUMBERS // max(sum(leaf.dtype.is_floating for leaf in leaves), 1)
-    for leaf in leaves:
-        values = tf.reshape(leaf, [-1])
-        if leaf.dtype.is_floating:
-            numbers.append(_some_numbers(tf.cast(values, tf.float64), each))
-        elif leaf.dtype == tf.string:
-            names = tf.strings.regex_replace(values, "^.*/", "")
-            checksum = _update_checksum(checksum, tf.strings.to_hash_bucket_fast(names, 2**62))
-        elif leaf.dtype.is_integer or leaf.dtype.is_bool:
-            checksum = _update_checksum(checksum, tf.cast(values, tf.int64))
-    # 52 bits are exact in a float64.
-    checksum = tf.cast(tf.math.floormod(checksum, 2**52), tf.float64)
-    joined = tf.concat([*numbers, tf.zeros([_NUMBERS], tf.float64)], 0)[:_NUMBERS]
-    return tf.concat([checksum[tf.newaxis], joined], 0)
-
-
-def _update_checksum(checksum: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
-    """Returns a checksum updated with values, which depends on their order and wraps around."""
-    places = 2 * tf.range(tf.size(values, tf.int64), dtype=tf.int64) + 1
-    return checksum * 31 + tf.reduce_sum(values * places)
-
-
-def _some_numbers(values: tf.Tensor, count: int) -> tf.Tensor:
-    """Returns numbers from all over a vector, the largest scaled to 1; none if it is empty."""
-    last = tf.cast(tf.size(values) - 1, tf.float64)
-    places = tf.cast(tf.linspace(tf.constant(0.0, tf.float64), last, count), tf.int64)
-    found = tf.gather(values, places[: tf.size(values) * count])
-    finite = tf.where(tf.math.is_finite(found), tf.abs(found), 0.0)
-    largest = tf.reduce_max(tf.concat([finite, [0.0]], 0))
-    return tf.where(largest > 0, found / largest, found)
 
 
 def _sample(tensors: Iterable[tf.Tensor], checksum: int) -> np.ndarray:

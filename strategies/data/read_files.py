@@ -5,13 +5,20 @@ from __future__ import annotations
 import os
 import zlib
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import tensorflow as tf
 from absl import logging
 
 from strategies.collectives import Collectives, LocalCollectives
 from strategies.collectives.workers import collectives_in_step, collectives_of
-from strategies.data.sharding import empty_element, mark_sharded
+from strategies.data.elements import (
+    as_written,
+    common_sizes,
+    followed_by_empty,
+    has_unknown_sizes,
+)
+from strategies.data.sharding import mark_sharded
 from strategies.utils.argument_checks import check_whole_number
 from strategies.utils.partitioning import part_bounds
 
@@ -94,15 +101,20 @@ def read_files(
     shard = shard_unit(names, shard, collectives)
     rows = rows_of(names, collectives, reader, readers, shuffle, seed, shard)
     size = _local_batch_size(batch_size, collectives)
+    ordered = rows_of(names, collectives, reader, readers, shard=shard)
     if steps is None:
-        ordered = rows_of(names, collectives, reader, readers, shard=shard)
         steps = _steps(ordered, size, uneven, collectives)
+
+    # Of rows in order: another iterator over those that are shuffled would have another order.
+    sizes = common_sizes(ordered.batch(size), asked)
+    if sizes is None:
+        _check_sizes(ordered.batch(size).element_spec, steps)
 
     def read_whole_file() -> tf.data.Dataset:
         rows = rows_of(names, LocalCollectives(), reader, readers)
-        return batches_of(rows, batch_size, "empty", steps)
+        return batches_of(rows, batch_size, "empty", steps, sizes)
 
-    return mark_sharded(batches_of(rows, size, uneven, steps), read_whole_file)
+    return mark_sharded(batches_of(rows, size, uneven, steps, sizes), read_whole_file)
 
 
 def names_of(files: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> list[str]:
@@ -172,8 +184,12 @@ def rows_of(
     return rows.shuffle(shuffle, seed=seed) if shuffle else rows
 
 
-def batches_of(rows: tf.data.Dataset, size: int, uneven: str, steps: int) -> tf.data.Dataset:
+def batches_of(
+    rows: tf.data.Dataset, size: int, uneven: str, steps: int, sizes: tf.Tensor | None = None
+) -> tf.data.Dataset:
     """Returns `steps` batches of a worker's rows; the last ones are empty if it has no more rows.
+
+    The empty ones have the inner sizes of the last batch, or `sizes` if the worker has no rows.
 
     >>> rows = tf.data.Dataset.range(3)
     >>> [batch.numpy().tolist() for batch in batches_of(rows, 2, "empty", 3)]
@@ -183,9 +199,18 @@ def batches_of(rows: tf.data.Dataset, size: int, uneven: str, steps: int) -> tf.
     """
     batches = (rows.repeat() if uneven == "resample" else rows).batch(size)
     # Even "resample" ends if a worker has no rows at all.
-    empty = tf.data.Dataset.from_tensors(empty_element(batches.element_spec)).repeat()
-    batches = batches.concatenate(empty).take(steps)
-    return batches.prefetch(tf.data.AUTOTUNE)
+    batches = followed_by_empty(batches, sizes=sizes).map(as_written(lambda _, batch: batch))
+    return batches.take(steps).prefetch(tf.data.AUTOTUNE)
+
+
+def _check_sizes(spec: Any, steps: int) -> None:
+    """Checks that the shapes of empty batches are known if no row tells them."""
+    if steps and has_unknown_sizes(spec):
+        raise ValueError(
+            "The reader must give rows of known shape to a worker that has none. Received: no rows "
+            f"for this worker, and batches of {spec}. Return a tensor of fixed shape, as "
+            "tf.ensure_shape(row, [3]) does; or choose shard='rows'."
+        )
 
 
 def _steps(rows: tf.data.Dataset, size: int, uneven: str, collectives: Collectives) -> int:

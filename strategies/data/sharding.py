@@ -15,15 +15,23 @@ from strategies.compat.tensorflow import (
     PerReplicaSpec,
     auto_shard_dataset,
     dataset_inputs,
-    empty_batch,
-    replica_specs,
 )
+from strategies.data.elements import (
+    as_written,
+    common_sizes,
+    count_examples,
+    element_of,
+    empty_element,
+    followed_by_empty,
+    has_unknown_sizes,
+    inner_sizes,
+    sized_alike,
+)
+from strategies.data.same_batches import fingerprint, summed
 from strategies.utils.assertions import assert_in_step
 from strategies.utils.partitioning import part_bounds
 
 _Policy = tf.data.experimental.AutoShardPolicy
-# For functions that tf.data calls: they do not need AutoGraph, which is most of the cost of `map`.
-_as_written = tf.autograph.experimental.do_not_convert
 _Maker = Callable[[], tf.data.Dataset]
 # Datasets of a worker's own steps, and functions that create the dataset that they are part of.
 _sharded: weakref.WeakKeyDictionary[tf.data.Dataset, _Maker | None] = weakref.WeakKeyDictionary()
@@ -80,15 +88,15 @@ class Epochs:
         with tf.device("/device:CPU:0"):  # where tf.data runs
             inside = tf.Variable(False, trainable=False)
 
-        @_as_written
+        @as_written
         def take(_: tf.Tensor) -> Any:
             more, batch = run.get_next()
             inside.assign(more)
             return more, batch
 
         steps = tf.data.Dataset.counter().map(take)
-        steps = steps.take_while(_as_written(lambda more, _: more))
-        self._steps = steps.map(_as_written(lambda _, batch: batch)).with_options(
+        steps = steps.take_while(as_written(lambda more, _: more))
+        self._steps = steps.map(as_written(lambda _, batch: batch)).with_options(
             no_prefetch_options()
         )
         self._run, self._inside = run, inside
@@ -159,6 +167,7 @@ def shard_dataset(
     replicas: int = 1,
     in_step: bool = True,
     stream: Callable[[], Collectives] | None = None,
+    is_compared: bool = False,
 ) -> tf.data.Dataset | Epochs:
     """Returns this worker's shard of a dataset of global batches.
 
@@ -188,6 +197,8 @@ def shard_dataset(
         other.
       stream: a function that creates the collectives by which workers ask; by default a new stream
         of `collectives`.
+      is_compared: whether each batch comes with a summary for `BatchComparison`; only for policies
+        AUTO and DATA.
 
     Raises:
       ValueError: if the dataset is not batched.
@@ -203,20 +214,36 @@ def shard_dataset(
     policy = dataset.options().experimental_distribute.auto_shard_policy
     _check_batched(dataset.element_spec)
     if policy in (_Policy.AUTO, _Policy.DATA):
-        mine = shard_batches(dataset, collectives.rank, collectives.size, replicas)
+        dataset = dataset.with_options(_in_order())  # the same on all workers
+        mine = shard_batches(
+            dataset, collectives.rank, collectives.size, replicas, with_fingerprint=is_compared
+        )
+        count = mine.element_spec[0].shape[0] if is_compared else 0
+        if policy != _Policy.DATA:
+            mine = equal_steps(mine, others, stream=stream)
+        mine = summed(mine, count) if is_compared else mine
         if policy == _Policy.DATA:
-            # Keras sets this for data that it shuffles.
-            state = dataset.options().experimental_external_state_policy
-            has_state = state == tf.data.experimental.ExternalStatePolicy.IGNORE
-            return Epochs(mine) if has_state else mine
-    else:
-        if policy != _Policy.OFF:
-            dataset = auto_shard_dataset(
-                dataset, collectives.size, collectives.rank, collectives.size
-            )
-        mine = _split_batches(dataset, collectives.size * replicas)
-        return equal_steps(mine, others, replicas, stream)
-    return equal_steps(mine, others, stream=stream)
+            return Epochs(mine) if _ignores_state(dataset) else mine
+        return mine
+    if policy != _Policy.OFF:
+        dataset = auto_shard_dataset(dataset, collectives.size, collectives.rank, collectives.size)
+    mine = _split_batches(dataset, collectives.size * replicas)
+    return equal_steps(mine, others, replicas, stream)
+
+
+def is_divided(dataset: tf.data.Dataset) -> bool:
+    """Returns whether workers divide a dataset's batches, whose order a shuffle may decide.
+
+    Policy DATA says that batches are the same everywhere, so with it only what Keras shuffles does.
+    """
+    policy = dataset.options().experimental_distribute.auto_shard_policy
+    return policy == _Policy.AUTO or policy == _Policy.DATA and _ignores_state(dataset)
+
+
+def _ignores_state(dataset: tf.data.Dataset) -> bool:
+    # Keras sets this for data that it shuffles.
+    state = dataset.options().experimental_external_state_policy
+    return state == tf.data.experimental.ExternalStatePolicy.IGNORE
 
 
 def _is_per_replica(spec: Any) -> bool:
@@ -253,28 +280,41 @@ def equal_steps(
         )
     if infinite or len(set(counts)) == 1 and counts[0] >= 0:
         return dataset
-    empty = tf.data.Dataset.from_tensors(empty_element(dataset.element_spec)).repeat()
     if min(counts) >= 0:
-        return dataset.concatenate(empty.take(max(counts) - mine))
-    return _until_all_are_done(dataset, empty, (stream or collectives.new_stream)())
+        sizes = common_sizes(dataset, collectives) if 0 in counts else None
+        padded = followed_by_empty(dataset, max(counts) - mine, sizes)
+        return padded.map(as_written(lambda _, batch: batch))
+    return _until_all_are_done(dataset, (stream or collectives.new_stream)())
 
 
-def shard_batches(dataset: tf.data.Dataset, rank: int, size: int, replicas: int) -> tf.data.Dataset:
-    """Returns the rows of each batch for one of `size` workers, for each of its replicas."""
+def shard_batches(
+    dataset: tf.data.Dataset,
+    rank: int,
+    size: int,
+    replicas: int,
+    with_fingerprint: bool = False,
+) -> tf.data.Dataset:
+    """Returns the rows of each batch for one of `size` workers, for each of its replicas.
+
+    With a fingerprint, an element is a pair of the whole batch's fingerprint and these rows.
+    """
     if size * replicas == 1:
         return dataset
     _check_batched(dataset.element_spec)
-    return _shard_batches(dataset, range(rank, size * replicas, size), size * replicas)
+    parts = range(rank, size * replicas, size)
+    return _shard_batches(dataset, parts, size * replicas, with_fingerprint)
 
 
-def _shard_batches(dataset: tf.data.Dataset, parts: range, size: int) -> tf.data.Dataset:
+def _shard_batches(
+    dataset: tf.data.Dataset, parts: range, size: int, with_fingerprint: bool = False
+) -> tf.data.Dataset:
     """Slices each batch to the rows of some of `size` replicas, whose numbers are `parts`."""
 
-    @_as_written
+    @as_written
     def mine(*batch: Any) -> Any:
-        return _per_replica(
-            [_rows_of_part(element_of(dataset, batch), index, size) for index in parts]
-        )
+        whole = element_of(dataset, batch)
+        rows = _per_replica([_rows_of_part(whole, index, size) for index in parts])
+        return (fingerprint(whole), rows) if with_fingerprint else rows
 
     if not may_prefetch(dataset):
         return dataset.map(mine)
@@ -284,10 +324,10 @@ def _shard_batches(dataset: tf.data.Dataset, parts: range, size: int) -> tf.data
 def _group_by_replica(dataset: tf.data.Dataset, replicas: int) -> tf.data.Dataset:
     """Groups batches into elements with one for each replica; pads the last with empty ones."""
     count = dataset.cardinality()
-    empty = tf.data.Dataset.from_tensors(empty_element(dataset.element_spec))
-    windows = dataset.concatenate(empty.repeat(replicas - 1)).window(replicas, drop_remainder=True)
+    padded = followed_by_empty(dataset, replicas - 1).map(as_written(lambda _, batch: batch))
+    windows = padded.window(replicas, drop_remainder=True)
 
-    @_as_written
+    @as_written
     def together(*window: Any) -> Any:
         batches = tf.data.Dataset.zip(element_of(windows, window))
         parts = [batches.skip(n).take(1).get_single_element() for n in range(replicas)]
@@ -309,11 +349,11 @@ def _per_replica(parts: list[Any]) -> Any:
 def _split_batches(dataset: tf.data.Dataset, size: int) -> tf.data.Dataset:
     """Splits each batch into `size` consecutive smaller ones."""
 
-    @_as_written
+    @as_written
     def parts(*batch: Any) -> tf.data.Dataset:
         indices = tf.data.Dataset.range(size)
         return indices.map(
-            _as_written(lambda index: _rows_of_part(element_of(dataset, batch), index, size))
+            as_written(lambda index: _rows_of_part(element_of(dataset, batch), index, size))
         )
 
     count = dataset.cardinality()
@@ -346,46 +386,6 @@ def _slice(value: Any, start: tf.Tensor, stop: tf.Tensor) -> Any:
     return value[start:stop]
 
 
-def count_examples(value: Any) -> tf.Tensor:
-    """Returns the number of rows of a dense, ragged or sparse tensor, an int64 scalar."""
-    if isinstance(value, tf.SparseTensor):
-        return value.dense_shape[0]
-    if isinstance(value, tf.RaggedTensor):
-        return value.nrows(out_type=tf.int64)
-    return tf.shape(value, tf.int64)[0]
-
-
-def empty_element(spec: Any) -> Any:
-    """Returns batches without rows.
-
-    >>> empty_element(tf.TensorSpec([4, None])).shape
-    TensorShape([0, 0])
-    """
-
-    def empty(one: Any) -> Any:
-        if isinstance(one, PerReplicaSpec):
-            return PerReplica([empty(part) for part in replica_specs(one)])
-        if isinstance(one, tf.TensorSpec | tf.SparseTensorSpec) and one.shape.rank:
-            # For a fixed number of rows and any width, TensorFlow's function would keep the rows.
-            one = type(one)([size or 0 for size in one.shape], one.dtype)
-        return empty_batch(one)
-
-    return tf.nest.map_structure(empty, spec)
-
-
-def element_of(dataset: tf.data.Dataset, batch: tuple[Any, ...]) -> Any:
-    """Returns an element of a dataset from the arguments that `map` passes to a function.
-
-    >>> triplets = tf.data.Dataset.from_tensors(((1, 2, 3),))
-    >>> triplets.map(lambda *batch: element_of(triplets, batch)).element_spec == (
-    ...     triplets.element_spec
-    ... )
-    True
-    """
-    # `map` passes the components of a tuple as separate arguments, even if there is only one.
-    return batch if type(dataset.element_spec) is tuple else batch[0]
-
-
 def _check_batched(spec: Any) -> None:
     rows = set()
     for component in tf.nest.flatten(spec):
@@ -401,16 +401,33 @@ def _check_batched(spec: Any) -> None:
         )
 
 
-def _until_all_are_done(
-    dataset: tf.data.Dataset, empty: tf.data.Dataset, stream: Collectives
-) -> tf.data.Dataset:
+def _until_all_are_done(dataset: tf.data.Dataset, stream: Collectives) -> tf.data.Dataset:
     """Pads with empty batches until no worker has rows; asks the other workers before each step."""
-    flagged = dataset.map(_as_written(lambda *batch: (1, element_of(dataset, batch))))
-    padding = empty.map(_as_written(lambda *batch: (0, element_of(empty, batch))))
-    steps = flagged.concatenate(padding).take_while(
-        _as_written(lambda has, _: stream.all_reduce([has])[0] > 0)
-    )
-    return steps.map(_as_written(lambda _, batch: batch)).with_options(no_prefetch_options())
+    spec = dataset.element_spec
+    flagged = followed_by_empty(dataset)
+    if not has_unknown_sizes(spec):
+        steps = flagged.take_while(
+            as_written(lambda has, _: stream.all_reduce([tf.cast(has, tf.int32)])[0] > 0)
+        )
+        return steps.map(as_written(lambda _, batch: batch)).with_options(no_prefetch_options())
+
+    @as_written
+    def asked(has: tf.Tensor, batch: Any) -> tuple[tf.Tensor, Any]:
+        """Gives a worker that has never had a batch the sizes of another one's."""
+        mine = tf.concat([[tf.cast(has, tf.int64)], inner_sizes(spec, batch)], 0)
+        every = stream.all_gather(mine[tf.newaxis])
+        having = tf.boolean_mask(every[:, 1:], every[:, 0] > 0)
+        sizes = tf.concat([having, mine[tf.newaxis, 1:]], 0)[0]
+        return tf.shape(having)[0] > 0, sized_alike(spec, has, batch, sizes)
+
+    steps = flagged.map(asked).take_while(as_written(lambda has, _: has))
+    return steps.map(as_written(lambda _, batch: batch)).with_options(no_prefetch_options())
+
+
+def _in_order() -> tf.data.Options:
+    options = tf.data.Options()
+    options.deterministic = True
+    return options
 
 
 def no_prefetch_options() -> tf.data.Options:

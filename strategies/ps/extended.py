@@ -478,8 +478,7 @@ class ParameterServerExtended(ReplicatedExtended):
     def _experimental_distribute_dataset(
         self, dataset: tf.data.Dataset, options: Any
     ) -> ReplicaDataset:
-        if self.workers.size > 1:
-            dataset = bound_prefetch(dataset)
+        dataset = bound_prefetch(dataset)
         if self.in_step:
             part = super()._experimental_distribute_dataset(dataset, options)
         else:

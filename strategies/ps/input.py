@@ -32,7 +32,7 @@ class ServerDataset(ReplicaDataset):
         strategy: tf.distribute.Strategy,
         source: tf.data.Dataset | None = None,
     ):
-        super().__init__(part._dataset, strategy, part._options)  # noqa: SLF001
+        super().__init__(part._dataset, strategy, part._options, is_compared=part._is_compared)  # noqa: SLF001
         self._part = part
         self._whole = source
         self._is_warned = False

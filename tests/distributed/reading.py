@@ -38,7 +38,8 @@ every = list(range(sum(COUNTS)))
 
 def rows(file):
     def parse(line):
-        numbers = tf.stack(tf.io.decode_csv(line, [0.0] * 3))
+        # Of unknown shape, which batches without rows must have, too.
+        numbers = tf.strings.to_number(tf.strings.split(line, ","))
         return numbers, numbers[2:]
 
     return tf.data.TextLineDataset(file).map(parse)
@@ -68,16 +69,31 @@ def check_rows_in_another_order_on_each_worker_are_refused():
     x = np.arange(64, dtype="float32")[order, np.newaxis]
     labels = order % 2
     listed = tf.data.Dataset.from_tensor_slices([f"{number}.png" for number in order]).batch(8)
+    numbers = tf.data.Dataset.range(64).map(lambda row: (tf.cast(row, tf.float32),) * 2)
+
+    def late():
+        """Yields batches of which the first one is the same."""
+        rows = np.concatenate([np.arange(8), 8 + order[order < 56]])
+        for row in np.split(rows[:, np.newaxis].astype("float32"), 8):
+            yield row, row
+
+    def seeded_by_rank():
+        tf.random.set_seed(100 + rank)
+        return model.fit(np.ones([64, 1]), np.arange(64.0), batch_size=8, verbose=0)
+
     is_common = not hasattr(strategy.extended, "in_step") or strategy.extended.in_step
     for start in (
         lambda: model.fit(x, x, batch_size=8, verbose=0),
         lambda: model.fit(np.ones([64, 1]), labels, batch_size=8, verbose=0),
         lambda: model.predict(x, batch_size=8, verbose=0),
         lambda: list(strategy.experimental_distribute_dataset(listed)),
+        lambda: model.fit(numbers.shuffle(64, seed=7 + rank).batch(8), verbose=0),
+        seeded_by_rank,
+        lambda: model.fit(late(), verbose=0),
     ):
         try:
             start()
-        except ValueError as error:
+        except (ValueError, tf.errors.InvalidArgumentError) as error:
             assert "rows of worker 1 that are not those of worker 0" in str(error), error
         else:
             assert not is_common or workers == 1

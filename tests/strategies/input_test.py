@@ -7,8 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 
+from strategies.compat.tensorflow import PerReplica
 from strategies.data.sharding import Epochs, equal_steps, shard_dataset
 from tests.support.fakes import with_steps
+from tests.support.worker_threads import ThreadWorker, on_workers
 
 pytestmark = pytest.mark.training
 
@@ -90,6 +92,68 @@ def test_who_runs_dry_goes_on_with_empty_batches(rank, expected):
     dataset = tf.data.Dataset.range([3, 6][rank]).batch(2)
     padded = equal_steps(dataset, with_steps(rank, 2, [2, 3]))
     assert [len(batch) for batch in padded] == expected
+
+
+def of_unknown_sizes(rows, is_length_known):
+    """Returns batches of two rows, of every kind, whose specs have no size but the number 4."""
+
+    @tf.function(input_signature=[tf.TensorSpec([None, None])])
+    def components(ones):
+        count, width = tf.shape(ones)[0], tf.shape(ones)[1]
+        return {
+            "dense": ones,
+            "text": tf.strings.as_string(ones),
+            "ragged": tf.RaggedTensor.from_row_lengths(
+                tf.ones([2 * count, width, 4]), tf.fill([count], 2)
+            ),
+            "sparse": tf.sparse.from_dense(ones),
+        }
+
+    dataset = tf.data.Dataset.range(rows).map(lambda _: tf.ones([3])).batch(2).map(components)
+    return dataset if is_length_known else dataset.filter(lambda _: True)
+
+
+class StreamWorker(ThreadWorker):
+    """A worker that is a thread, and whose pipelines exchange, too."""
+
+    def new_stream(self):
+        return self
+
+    def all_gather(self, tensor):
+        def gather(value):
+            return np.concatenate(self._meeting.exchange(self.rank, value))
+
+        if tf.is_symbolic_tensor(tensor):
+            gathered = tf.numpy_function(gather, [tensor], tensor.dtype)
+            return tf.ensure_shape(gathered, [None, *tensor.shape[1:]])
+        return super().all_gather(tensor)
+
+
+@pytest.mark.parametrize("is_length_known", [True, False])
+@pytest.mark.parametrize("rows", [(5, 1), (3, 0)])
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_empty_batches_have_the_shapes_of_others(rows, is_length_known, replicas):
+    def batches(worker):
+        worker = StreamWorker(worker._meeting, worker.rank)
+        dataset = of_unknown_sizes(rows[worker.rank], is_length_known)
+        padded = equal_steps(dataset, worker, replicas)
+        parts = [
+            value.values if isinstance(value, PerReplica) else [value]
+            for one in padded
+            for value in (one[kind] for kind in ("dense", "text", "ragged", "sparse"))
+        ]
+        return [
+            each for n in range(0, len(parts), 4) for each in zip(*parts[n : n + 4], strict=True)
+        ]
+
+    first, second = on_workers(2, batches)
+    assert len(first) == len(second) == -(-rows[0] // 2 // replicas) * replicas
+    for dense, text, ragged, sparse in first + second:
+        count = len(dense)
+        assert dense.shape == text.shape == (count, 3)
+        assert ragged.flat_values.shape == (2 * count, 3, 4) and ragged.nrows() == count
+        assert sparse.dense_shape.numpy().tolist() == [count, 3]
+    assert sum(len(dense) for dense, *_ in second) == rows[1]
 
 
 def test_equal_and_endless_data_stay_as_they_are():

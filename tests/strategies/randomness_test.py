@@ -73,3 +73,17 @@ def test_a_graph_has_its_seed_again_afterwards(monkeypatch, rank, is_own):
         with randomness.worker_seed_scope(rank):
             assert (graph.seed != 5) == is_own
         assert graph.seed == 5
+
+
+@pytest.mark.parametrize(("own", "warnings"), [(43, 1), (42, 0), (None, 0)])
+def test_the_first_workers_seed_is_that_of_all(own, warnings, caplog):
+    try:
+        tf.random.set_seed(own)
+        randomness.share_seed(lambda seed: 42)
+        assert randomness.global_seed() == 42
+        tf.random.set_seed(own)
+        randomness.share_seed(lambda seed: seed)  # as on the first worker
+        assert randomness.global_seed() == own if own else randomness.global_seed() is not None
+    finally:
+        tf.random.set_seed(None)
+    assert caplog.text.count("All workers must have the same random seed") == warnings

@@ -12,7 +12,7 @@ from strategies.data import read_files as reading
 from strategies.data.read_files import batches_of, names_of, rows_of, shard_unit
 from strategies.data.sharding import mark_sharded, shard_dataset, without_sharding
 from tests.support.check_jobs import checks_of
-from tests.support.fakes import with_steps
+from tests.support.fakes import FakeWorker, with_steps
 
 
 def use(monkeypatch, worker):
@@ -129,6 +129,24 @@ def test_a_worker_without_rows(tmp_path, monkeypatch):
     assert epoch(tmp_path, monkeypatch, "resample", 2, [3, 1, 0], [2, 1, 0]) == [[], []]
     with pytest.raises(ValueError, match="no rows for worker 2. Choose uneven='empty'"):
         epoch(tmp_path, monkeypatch, "cut", 0, [3, 1, 0], [2, 1, 0])
+
+
+def test_a_worker_without_rows_learns_their_shape(tmp_path, monkeypatch):
+    def reader(file):
+        return tf.data.TextLineDataset(file).map(lambda row: tf.strings.split(row, ":"))
+
+    def read(worker, **options):
+        use(monkeypatch, worker)
+        return strategies.read_files(names, None, 2, reader=reader, shuffle=0, **options)
+
+    names = files_of(tmp_path, [3, 0])
+    # What the others bring: names, a number of batches, and whether there is a row, and its size.
+    others = {(1, 1): [3], (2, 2): [[1, 2]]}
+    worker = FakeWorker(1, 2, lambda _, mine: others.get((len(mine.shape), mine.shape[-1]), mine))
+    monkeypatch.setattr(reading, "_check_same_names", lambda names, collectives: None)
+    assert [batch.shape for batch in read(worker)] == [[0, 2]] * 3
+    with pytest.raises(ValueError, match="must give rows of known shape"):
+        read(FakeWorker(1, 2, lambda _, mine: mine), steps=2)
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from strategies.data.input_consistency import check_same_rows, compare_first_batch
-from tests.support.fakes import FakeWorker
+from strategies.data.input_consistency import check_same_rows
+from strategies.data.same_batches import BatchComparison, _difference
+from strategies.data.sharding import shard_dataset
+from tests.support.fakes import FakeWorker, with_steps
 
 ROWS = np.random.default_rng(0).normal(size=[100, 3, 7]).astype("float32")
 LABELS = np.arange(100) % 10
@@ -89,55 +91,58 @@ def test_a_shard_of_the_rows_is_not_the_same():
     assert are_same(whole.shard(2, 1), whole.shard(2, 1))
 
 
-def generated(*components):
-    def batches():
-        for start in range(0, 100, 40):
-            yield tuple(component[start : start + 40] for component in components)
+class Kept:
+    """Keeps what workers bring to their comparisons, which are simulated one worker at a time."""
 
-    specs = tuple(tf.TensorSpec([None, *c.shape[1:]], c.dtype) for c in map(np.asarray, components))
-    return tf.data.Dataset.from_generator(batches, output_signature=specs)
+    def __init__(self):
+        self.summaries = {}
 
-
-def compared(one, two):
-    """Returns what a worker reads whose dataset is `two`, beside one that reads `one`, twice."""
-    recorder = Recorder()
-    list(compare_first_batch(one, KeptInGraph(recorder)))
-    checked = compare_first_batch(two, FakeWorker(1, 2, lambda _, mine: recorder.brought))
-    list(checked)
-    return list(checked)
+    def of(self, dataset, worker):
+        """Returns the numbers of the batches that are compared."""
+        shared = shard_dataset(dataset, with_steps(worker, 2), is_compared=True)
+        self.summaries[worker] = [summary.numpy() for summary, _ in shared]
+        return [number for number, due, *_ in self.summaries[worker] if due]
 
 
-class KeptInGraph(FakeWorker):
-    """A worker that keeps what it brought inside of a function."""
+def difference(*datasets):
+    """Returns the number of the batch whose comparison finds a difference, and the difference."""
+    kept = Kept()
+    first, second = (kept.of(dataset, worker) for worker, dataset in enumerate(datasets))
+    assert first == second
+    for number in first:
+        found = _difference(kept.summaries[1][number], kept.summaries[0][number])
+        if found:
+            return number, found
+    return None
 
-    def __init__(self, recorder):
-        super().__init__()
-        self._recorder = recorder
 
-    def all_gather(self, tensor):
-        def keep(value):
-            self._recorder.brought = value
-            return value
-
-        kept = tf.ensure_shape(tf.numpy_function(keep, [tensor], tensor.dtype), tensor.shape)
-        return super().all_gather(kept)
+def batches(*components):
+    return slices(*components).batch(10)
 
 
 @pytest.mark.parametrize(
-    "components", [(ROWS, LABELS), (np.array(NAMES),), (ROWS > 0,), (ROWS, LABELS / 3)]
+    "components",
+    [(ROWS, LABELS), (np.array(NAMES),), (ROWS > 0,), (ROWS, LABELS / 3), (ROWS.astype("half"),)],
 )
-def test_what_generators_yield_is_compared(components, caplog):
+def test_batches_in_another_order_are_found(components):
     order = np.random.default_rng(1).permutation(100)
-    one, other = generated(*components), generated(*(part[order] for part in components))
-    for found, expected in zip(compared(one, one), one, strict=True):
-        tf.nest.map_structure(np.testing.assert_array_equal, found, expected)
-    assert "not those of worker 0" not in caplog.text
-    if all(part.dtype.kind == "f" for part in components):
-        assert len(compared(one, other)) == 3  # they may be augmented at random
-        assert caplog.text.count("rows of worker 1 that are not those of worker 0") == 1
-    else:
-        with pytest.raises(tf.errors.InvalidArgumentError, match="not those of worker 0"):
-            compared(one, other)
+    dataset = batches(*components)
+    assert difference(dataset, dataset) is None
+    assert difference(dataset, batches(*(part[order] for part in components))) == (0, "order")
+    # Later in an epoch, at the next number that is a power of two, less one; or the last one.
+    for start, found in ((20, 3), (50, 7), (90, 9)):
+        late = np.concatenate([np.arange(start), np.roll(np.arange(start, 100), 3)])
+        assert difference(dataset, batches(*(part[late] for part in components)))[0] == found
+
+
+def test_floats_that_are_augmented_at_random_differ_where_others_do_not():
+    noisy = ROWS + np.random.default_rng(1).normal(size=ROWS.shape).astype("float32")
+    for labels in (LABELS, LABELS / 3):
+        assert difference(batches(ROWS, labels), batches(noisy, labels)) == (0, "floats")
+    for constant in ([], [np.ones(100)], [np.ones(100, int)]):
+        assert difference(batches(ROWS, *constant), batches(noisy, *constant)) == (0, "order")
+    nearly = ROWS * (1 + 1e-6 * np.random.default_rng(1).normal(size=ROWS.shape))
+    assert difference(batches(ROWS), batches(nearly.astype("float32"))) is None
 
 
 def test_ragged_and_sparse_batches_are_compared():
@@ -147,14 +152,24 @@ def test_ragged_and_sparse_batches_are_compared():
         sparse = rows.batch(2).map(lambda n: tf.sparse.from_dense(tf.one_hot(n, 9)))
         return tf.data.Dataset.zip(ragged, sparse)
 
-    assert len(compared(dataset(0), dataset(0))) == 3
-    with pytest.raises(tf.errors.InvalidArgumentError, match="not those of worker 0"):
-        compared(dataset(0), dataset(1))
+    assert difference(dataset(0), dataset(0)) is None
+    assert difference(dataset(0), dataset(1)) == (0, "order")
 
 
-def test_tensors_are_compared_as_a_whole_alone():
-    dataset = slices(ROWS, LABELS).batch(10)
-    assert compare_first_batch(dataset, FakeWorker()) is dataset
+def test_a_worker_that_differs_is_named():
+    kept = Kept()
+    order = np.random.default_rng(1).permutation(100)
+    for worker, dataset in enumerate((batches(ROWS, LABELS), batches(ROWS[order], LABELS[order]))):
+        kept.of(dataset, worker)
+    first, other = (kept.summaries[worker][0] for worker in range(2))
+
+    def checked(of_others):
+        worker = FakeWorker(0, 3, lambda rank, mine: [of_others[rank - 1]])
+        return BatchComparison(worker).checked(tf.constant(first), tf.constant([1])).numpy()
+
+    assert checked([first, first]) == [1]
+    with pytest.raises(tf.errors.InvalidArgumentError, match="rows of worker 2 that are not"):
+        checked([first, other])
 
 
 def test_keras_arrays_are_compared():

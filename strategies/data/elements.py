@@ -1,0 +1,259 @@
+"""Elements of datasets: the number of their rows, and elements without any."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from strategies.collectives import Collectives
+from strategies.compat.tensorflow import PerReplica, PerReplicaSpec, empty_batch, replica_specs
+
+# For functions that tf.data calls: they do not need AutoGraph, which is most of the cost of `map`.
+as_written = tf.autograph.experimental.do_not_convert
+
+
+def count_examples(value: Any) -> tf.Tensor:
+    """Returns the number of rows of a dense, ragged or sparse tensor, an int64 scalar."""
+    if isinstance(value, tf.SparseTensor):
+        return value.dense_shape[0]
+    if isinstance(value, tf.RaggedTensor):
+        return value.nrows(out_type=tf.int64)
+    return tf.shape(value, tf.int64)[0]
+
+
+def element_of(dataset: tf.data.Dataset, batch: tuple[Any, ...]) -> Any:
+    """Returns an element of a dataset from the arguments that `map` passes to a function.
+
+    >>> triplets = tf.data.Dataset.from_tensors(((1, 2, 3),))
+    >>> triplets.map(lambda *batch: element_of(triplets, batch)).element_spec == (
+    ...     triplets.element_spec
+    ... )
+    True
+    """
+    # `map` passes the components of a tuple as separate arguments, even if there is only one.
+    return batch if type(dataset.element_spec) is tuple else batch[0]
+
+
+def empty_element(spec: Any, sizes: tf.Tensor | None = None) -> Any:
+    """Returns batches without rows.
+
+    >>> empty_element(tf.TensorSpec([4, None])).shape
+    TensorShape([0, 0])
+    >>> empty_element(tf.TensorSpec([None, None]), tf.constant([3], tf.int64)).shape
+    TensorShape([0, 3])
+
+    Args:
+      spec: the `tf.TypeSpec`s of the batches.
+      sizes: the sizes of their other dimensions, as `inner_sizes` returns them. Without it, a
+        dimension that `spec` does not know is 0.
+    """
+    start = 0
+
+    def empty(one: Any) -> Any:
+        nonlocal start
+        if isinstance(one, PerReplicaSpec):
+            return PerReplica([empty(part) for part in replica_specs(one)])
+        count = len(_inner_shape(one))
+        start += count
+        if sizes is not None and None in _inner_shape(one):
+            return _empty_of(one, sizes[start - count : start])
+        if isinstance(one, tf.TensorSpec | tf.SparseTensorSpec) and one.shape.rank:
+            # For a fixed number of rows and any width, TensorFlow's function would keep the rows.
+            one = type(one)([size or 0 for size in one.shape], one.dtype)
+        return empty_batch(one)
+
+    return tf.nest.map_structure(empty, spec)
+
+
+def has_unknown_sizes(spec: Any) -> bool:
+    """Returns whether a spec lacks a size that a batch without rows has, too.
+
+    >>> has_unknown_sizes(tf.TensorSpec([None, 3])), has_unknown_sizes(tf.TensorSpec([4, None]))
+    (False, True)
+    """
+    return any(None in _inner_shape(one) for one in _leaf_specs(spec))
+
+
+def inner_sizes(spec: Any, element: Any) -> tf.Tensor:
+    """Returns the sizes of an element's components but the rows and ragged dimensions, an int64[n].
+
+    Args:
+      spec: the `tf.TypeSpec`s of the element.
+      element: the element.
+    """
+    shapes = [tf.zeros([0], tf.int64)]
+    for one, value in zip(_leaf_specs(spec), _leaves(element), strict=True):
+        if _inner_shape(one):
+            shapes.append(_shape_of(value)[1:])
+    return tf.concat(shapes, 0)
+
+
+def common_sizes(dataset: tf.data.Dataset, collectives: Collectives) -> tf.Tensor | None:
+    """Returns the inner sizes of the first worker that has a batch, or None; waits for all workers.
+
+    Reads the first batch of a dataset whose spec lacks a size.
+
+    >>> from strategies.collectives.base import LocalCollectives
+    >>> numbers = tf.data.Dataset.range(3).padded_batch(2)
+    >>> common_sizes(numbers, LocalCollectives()).shape
+    TensorShape([0])
+
+    Args:
+      dataset: this worker's batches.
+      collectives: the workers; their datasets have the same spec.
+    """
+    spec = dataset.element_spec
+    if not has_unknown_sizes(spec):
+        return inner_sizes(spec, empty_element(spec))
+    found = [(1, inner_sizes(spec, batch)) for batch in dataset.take(1)]
+    has, sizes = found[0] if found else (0, inner_sizes(spec, empty_element(spec)))
+    mine = tf.concat([[tf.constant(has, tf.int64)], sizes], 0)
+    known = [each for each in collectives.all_gather(mine[tf.newaxis]) if each[0]]
+    return known[0][1:] if known else None
+
+
+def followed_by_empty(
+    dataset: tf.data.Dataset, count: int | None = None, sizes: tf.Tensor | None = None
+) -> tf.data.Dataset:
+    """Returns a dataset of pairs: whether it has a batch, and the batch, or one without rows.
+
+    A batch without rows has the inner sizes of the batch before it. A dimension that the spec does
+    not know may be a layer's input, for which 0 is an error.
+
+    >>> words = tf.data.Dataset.from_tensors([[1, 2, 3]])
+    >>> [(bool(has), batch.shape) for has, batch in followed_by_empty(words, 1)]
+    [(True, TensorShape([1, 3])), (False, TensorShape([0, 3]))]
+
+    Args:
+      dataset: batches.
+      count: the number of batches without rows; None for no end.
+      sizes: the inner sizes to assume before the first batch.
+    """
+    spec = dataset.element_spec
+    first = empty_element(spec)
+    empty = tf.data.Dataset.from_tensors((False, first)).repeat(count)
+    flagged = dataset.map(as_written(lambda *batch: (True, element_of(dataset, batch))))
+    pairs = flagged.concatenate(empty)
+    if not has_unknown_sizes(spec):
+        return pairs
+
+    @as_written
+    def sized(last: tf.Tensor, pair: tuple[tf.Tensor, Any]) -> tuple[tf.Tensor, Any]:
+        has, batch = pair
+        last = tf.where(has, inner_sizes(spec, batch), last)
+        batch = _either(has, lambda: batch, lambda: empty_element(spec, last))
+        return last, (has, batch)
+
+    return scanned(pairs, inner_sizes(spec, first) if sizes is None else sizes, sized)
+
+
+def scanned(
+    dataset: tf.data.Dataset,
+    state: tf.Tensor,
+    function: Callable[[tf.Tensor, Any], tuple[tf.Tensor, Any]],
+) -> tf.data.Dataset:
+    """Returns `dataset.scan(state, function)`, also for batches of several replicas.
+
+    Args:
+      dataset: the dataset.
+      state: the first state.
+      function: returns a new state and an element, from a state and an element, a tuple.
+    """
+    found: list[Any] = []
+
+    @as_written
+    def flat(state: tf.Tensor, element: Any) -> tuple[tf.Tensor, tuple[tf.Tensor, ...]]:
+        state, element = function(state, element)
+        found.append(tf.nest.map_structure(tf.type_spec_from_value, element))
+        return state, tuple(tf.nest.flatten(element, expand_composites=True))
+
+    # `scan` cannot return the values of several replicas.
+    parts = dataset.scan(state, flat)
+    return parts.map(
+        as_written(lambda *each: tf.nest.pack_sequence_as(found[-1], each, expand_composites=True))
+    )
+
+
+def sized_alike(spec: Any, has: tf.Tensor, batch: Any, sizes: tf.Tensor) -> Any:
+    """Returns a batch, or one without rows that has these inner sizes, in a function's graph."""
+    return _either(has, lambda: batch, lambda: empty_element(spec, sizes))
+
+
+def placeholder_element(spec: Any) -> Any:
+    """Returns batches of one row of zeros; None if a spec does not tell the shape of a row.
+
+    >>> placeholder_element((tf.TensorSpec([None, 3]), tf.TensorSpec([4], tf.string)))[0].shape
+    TensorShape([1, 3])
+    >>> placeholder_element(tf.TensorSpec([None, None]))
+
+    Args:
+      spec: the `tf.TypeSpec`s of the batches.
+    """
+    leaves = _leaf_specs(spec)
+    if any(type(one) is not tf.TensorSpec or not one.shape.rank for one in leaves):
+        return None
+    if has_unknown_sizes(spec):
+        return None
+
+    def placeholder(one: Any) -> Any:
+        if isinstance(one, PerReplicaSpec):
+            return PerReplica([placeholder(part) for part in replica_specs(one)])
+        return tf.zeros([one.shape[0] or 1, *one.shape[1:]], one.dtype)
+
+    return tf.nest.map_structure(placeholder, spec)
+
+
+def _either(has: tf.Tensor, one: Callable[[], Any], other: Callable[[], Any]) -> Any:
+    """Returns what one of two functions returns, as one structure of any kinds of tensors."""
+
+    def components(make: Callable[[], Any]) -> Callable[[], list[tf.Tensor]]:
+        return lambda: tf.nest.flatten(make(), expand_composites=True)
+
+    return tf.nest.pack_sequence_as(
+        one(), tf.cond(has, components(one), components(other)), expand_composites=True
+    )
+
+
+def _leaf_specs(spec: Any) -> list[Any]:
+    return [part for one in tf.nest.flatten(spec) for part in replica_specs(one)]
+
+
+def _leaves(element: Any) -> list[Any]:
+    """Returns an element's components, those of each replica, in the order of `_leaf_specs`."""
+    return [
+        part
+        for value in tf.nest.flatten(element)
+        for part in (value.values if isinstance(value, PerReplica) else [value])
+    ]
+
+
+def _inner_shape(spec: Any) -> list[int | None]:
+    """Returns the sizes of a component but the rows and ragged dimensions; none of unknown rank."""
+    shape = spec.shape
+    if shape.rank is None:
+        return []
+    # The first dimension of the flat values is the one that ends the ragged ones.
+    skipped = spec.ragged_rank if isinstance(spec, tf.RaggedTensorSpec) else 0
+    return shape.as_list()[1 + skipped :]
+
+
+def _shape_of(value: Any) -> tf.Tensor:
+    if isinstance(value, tf.SparseTensor):
+        return value.dense_shape
+    return tf.shape(value.flat_values if isinstance(value, tf.RaggedTensor) else value, tf.int64)
+
+
+def _empty_of(spec: Any, sizes: tf.Tensor) -> Any:
+    """Returns a component without rows, of given inner sizes."""
+    shape = tf.concat([[tf.constant(0, tf.int64)], sizes], 0)
+    if isinstance(spec, tf.SparseTensorSpec):
+        indices = tf.zeros([0, spec.shape.rank], tf.int64)
+        return tf.SparseTensor(indices, tf.zeros([0], spec.dtype), shape)
+    flat = tf.fill(shape, tf.zeros([], spec.dtype))
+    flat = tf.ensure_shape(flat, [0, *_inner_shape(spec)])
+    if not isinstance(spec, tf.RaggedTensorSpec):
+        return flat
+    splits = [tf.zeros([1], spec.row_splits_dtype)] * spec.ragged_rank
+    return tf.RaggedTensor.from_nested_row_splits(flat, splits, validate=False)

@@ -1,0 +1,214 @@
+"""Comparison of the batches that workers divide among themselves, while they train.
+
+Workers that shuffle differently would train on some rows twice and miss others. Each worker's
+pipeline adds up fingerprints of the batches, with all workers' rows. The sum travels with a batch,
+and workers compare it when they take the batch: in program order, outside of the pipelines, which
+are ahead by different numbers of batches. A sum covers all batches before, so a few are compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from absl import logging
+
+from strategies.collectives.base import Collectives
+from strategies.data.elements import as_written, scanned
+from strategies.data.input_consistency import different_rows_message
+
+# Batches are compared whose numbers are powers of two, then those at multiples of this one.
+_PERIOD = 256
+_COLUMNS = 256
+_SAMPLED = 32  # rows, and columns
+SUMMARY_SPEC = tf.TensorSpec([None], tf.int64)
+# Different processors compute the same floats except for the last bits.
+_TOLERANCE = 1e-4
+# Of each component: whether it has floats, whether its rows differ, and its fingerprint.
+_NUMBERS = 3
+
+
+class BatchComparison:
+    """Compares the sums of fingerprints of all workers.
+
+    Args:
+      stream: a stream of collectives of its own.
+    """
+
+    def __init__(self, stream: Collectives):
+        self._stream = stream
+        self._is_warned = False
+
+    def checked(self, summary: tf.Tensor, batch: Any, first_only: bool = False) -> Any:
+        """Returns a batch after a comparison, if one is due; all workers take the batch together.
+
+        Args:
+          summary: what `summed` has added to the batch.
+          batch: the batch.
+          first_only: whether only the first batch of an epoch is compared.
+        """
+        number, is_due = summary[0] + 1, summary[1] > 0
+        if first_only:
+            is_due = tf.equal(number, 1)
+        compared = tf.cond(
+            is_due,
+            lambda: tf.numpy_function(
+                self._compare, [self._stream.all_gather(summary[tf.newaxis])], tf.bool
+            ),
+            lambda: tf.constant(True),
+        )
+        with tf.control_dependencies([compared]):
+            return tf.nest.map_structure(tf.identity, batch, expand_composites=True)
+
+    def _compare(self, summaries: np.ndarray) -> np.bool_:
+        first = summaries[0]
+        for rank, each in enumerate(summaries[1:], 1):
+            kind = _difference(each, first)
+            if not kind:
+                continue
+            text = different_rows_message(rank, f", in batch {first[2]} of an epoch or before")
+            if kind == "order":
+                raise ValueError(text)
+            if not self._is_warned:  # each epoch is compared
+                self._is_warned = True
+                logging.warning("%s", text)
+        return np.bool_(True)
+
+
+def summed(dataset: tf.data.Dataset, size: int) -> tf.data.Dataset:
+    """Replaces the fingerprint of each batch by a summary of it and of those before.
+
+    A summary has the number of the element, from 0; whether it is to be compared; how many
+    elements up to it had a batch; and the sums of the fingerprints.
+
+    Args:
+      dataset: pairs of the result of `fingerprint` and a batch. An empty fingerprint belongs to a
+        worker that has no more batches.
+      size: the length of the other fingerprints.
+    """
+    last = int(dataset.cardinality()) - 1
+
+    @as_written
+    def add(state: tf.Tensor, pair: tuple[tf.Tensor, Any]) -> tuple[tf.Tensor, Any]:
+        found, batch = pair
+        has = tf.size(found) > 0
+        number = state[0] + 1
+        count, sums = tf.cond(
+            has,
+            lambda: (state[2] + 1, _added(state[3:], tf.reshape(found, [size]), number)),
+            lambda: (state[2], state[3:]),
+        )
+        is_power = tf.equal(tf.bitwise.bitwise_and(number + 1, number), 0)
+        is_due = is_power | tf.equal((number + 1) % _PERIOD, 0) | tf.equal(number, last)
+        head = tf.stack([number, tf.cast(is_due, tf.int64), count])
+        summary = tf.ensure_shape(tf.concat([head, sums], 0), [3 + size])
+        # The spec of iterators depends on the batches alone.
+        return summary, (tf.raw_ops.PlaceholderWithDefault(input=summary, shape=[None]), batch)
+
+    start = tf.constant([-1, 0, 0] + [0] * size, tf.int64)
+    return scanned(dataset, start, add)
+
+
+def fingerprint(batch: Any) -> tf.Tensor:
+    """Returns numbers that depend on all values of a batch and their order, an int64 vector.
+
+    Those of floats hardly change if the last digits of the floats do.
+    """
+    rows = [
+        tf.stack([tf.constant(values.dtype.is_floating, tf.int64), is_varied, number])
+        for values, is_varied, number in _numbers(batch)
+    ]
+    return tf.reshape(tf.stack(rows), [len(rows) * _NUMBERS]) if rows else tf.zeros([0], tf.int64)
+
+
+def _numbers(batch: Any) -> Iterator[tuple[tf.Tensor, tf.Tensor, tf.Tensor]]:
+    """Yields the tensors of a batch, whether their rows differ, and their fingerprints."""
+    for value in tf.nest.flatten(batch):
+        parts = tf.nest.flatten(value, expand_composites=True)
+        for part in parts:
+            if part.dtype.is_floating:
+                number = tf.bitcast(_projected(part), tf.int64)
+            elif part.dtype == tf.string:
+                number = _hashed(_without_directories(part))
+            elif part.dtype.is_integer or part.dtype.is_bool:
+                number = _hashed(part)
+            else:
+                continue
+            # The structure of ragged and sparse tensors has other numbers in each row anyway.
+            yield part, tf.constant(0, tf.int64) if len(parts) > 1 else _is_varied(part), number
+
+
+def _without_directories(texts: tf.Tensor) -> tf.Tensor:
+    """Returns names of files alone, whose directory may differ between hosts; else texts."""
+    is_path = tf.strings.regex_full_match(tf.reshape(texts, [-1])[:1], ".*/.*")
+    return tf.cond(
+        tf.reduce_any(is_path),
+        lambda: tf.strings.regex_replace(texts, "^.*/", ""),
+        lambda: texts,
+    )
+
+
+def _hashed(values: tf.Tensor) -> tf.Tensor:
+    one = tf.reshape(values, [1, -1])
+    return tf.bitcast(tf.raw_ops.Fingerprint(data=one, method="farmhash64")[0], tf.int64)
+
+
+def _projected(values: tf.Tensor) -> tf.Tensor:
+    """Returns the cosine of the angle between floats and fixed ones without any pattern."""
+    flat = tf.reshape(tf.cast(values, tf.float32), [-1])
+    flat = tf.where(tf.math.is_finite(flat), flat, 0.0)
+    flat = tf.pad(flat, [[0, -tf.size(flat) % _COLUMNS]])
+    table = tf.reshape(flat, [-1, _COLUMNS])
+    by_row = tf.linalg.matvec(table, tf.constant(_noise(np.arange(_COLUMNS)), tf.float32))
+    places = tf.range(tf.shape(table)[0])
+    # Multiplied as integers, which are the same on all processors.
+    mixed = tf.cast(places * 40503 % 65536, tf.float32) / 65536 - 0.5
+    length = tf.sqrt(tf.reduce_sum(tf.cast(tf.reduce_sum(tf.square(table), 1), tf.float64)))
+    product = tf.reduce_sum(tf.cast(by_row * (mixed + 1.0), tf.float64))
+    return tf.math.divide_no_nan(product, length)
+
+
+def _noise(places: np.ndarray) -> np.ndarray:
+    return (places * 40503 % 65536) / 32768 - 1.0
+
+
+def _is_varied(values: tf.Tensor) -> tf.Tensor:
+    """Returns 1 if some rows of a tensor differ, else 0."""
+    if not values.shape.rank:
+        return tf.constant(0, tf.int64)
+    rows = tf.reshape(values, [tf.shape(values)[0], -1]) if values.shape.rank > 1 else values
+    step = tf.shape(rows)[0] // _SAMPLED + 1
+    sample = rows[::step]
+    if values.shape.rank > 1:
+        sample = sample[:, :: tf.shape(rows)[1] // _SAMPLED + 1]
+    return tf.cast(tf.reduce_any(tf.not_equal(sample, sample[:1])), tf.int64)
+
+
+def _added(sums: tf.Tensor, found: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
+    """Returns sums with a fingerprint added, which depend on its number."""
+    before, more = (tf.reshape(each, [-1, _NUMBERS]) for each in (sums, found))
+    factor = 1.0 + tf.cast(number * 40503 % 65536, tf.float64) / 65536
+    old, new = (tf.bitcast(each[:, 2], tf.float64) for each in (before, more))
+    sum_of_floats = tf.bitcast(old + factor * new, tf.int64)
+    value = tf.where(more[:, 0] > 0, sum_of_floats, before[:, 2] * 31 + more[:, 2])
+    varied = tf.maximum(before[:, 1], more[:, 1])
+    return tf.reshape(tf.stack([more[:, 0], varied, value], 1), [-1])
+
+
+def _difference(summary: np.ndarray, first: np.ndarray) -> str:
+    """Returns "order" if rows differ, "floats" if only some of their values do, else ""."""
+    if summary[2] != first[2]:
+        return "order"
+    mine, other = (each[3:].reshape(-1, _NUMBERS) for each in (summary, first))
+    is_float = other[:, 0] > 0
+    floats, others = (np.ascontiguousarray(each[:, 2]).view(np.float64) for each in (mine, other))
+    with np.errstate(invalid="ignore"):
+        close = np.isclose(floats, others, rtol=0, atol=_TOLERANCE)
+    is_same = np.where(is_float, close, mine[:, 2] == other[:, 2])
+    if is_same.all():
+        return ""
+    # Floats may be augmented at random, if something else shows that the rows are the same.
+    is_shown = (is_same & (mine[:, 1] > 0)).any()
+    return "floats" if is_same[~is_float].all() and is_shown else "order"

@@ -1,0 +1,149 @@
+"""Datasets whose order all workers agree on, whatever their seeds."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+from absl import logging
+
+from strategies.collectives.base import Collectives
+from strategies.compat.tensorflow import (
+    dataset_inputs,
+    dataset_order,
+    dataset_tensors,
+    global_seed,
+    may_run_generator,
+)
+from strategies.data.sharding import is_divided
+
+# The first of the two inputs with seeds of each operation that has them as inputs.
+_SEED_INPUTS = {
+    "RandomDataset": 0,
+    "RandomDatasetV2": 0,
+    "SamplingDataset": 2,
+    "ShuffleDataset": 2,
+    "ShuffleDatasetV3": 2,
+}
+# Operations whose input after the seeds is the generator that was made of the seeds.
+_GENERATOR_INPUTS = ("RandomDatasetV2", "ShuffleDatasetV3")
+# A larger dataset is not copied, as it is here with its tensors. TensorFlow's limit is 2 GiB.
+_MOST_BYTES = 2**30
+_IGNORE = tf.data.experimental.ExternalStatePolicy.IGNORE
+
+
+def in_common_order(dataset: tf.data.Dataset, collectives: Collectives) -> tf.data.Dataset:
+    """Returns a dataset with the same order on all workers; waits for all workers.
+
+    People seed by rank, as Horovod and PyTorch teach, or read what comes first. If the seeds of a
+    dataset that workers divide differ, or if its order depends on speed, its operations are copied
+    with common seeds, and as deterministic ones. What cannot be copied is returned unchanged:
+    workers compare what comes out in any case, see `BatchComparison`.
+
+    Args:
+      dataset: batches of all workers' rows.
+      collectives: the workers.
+    """
+    if collectives.size == 1 or not tf.executing_eagerly():
+        return dataset
+    seeds, is_random = _order(dataset)
+    seed = secrets.randbelow(2**31) if global_seed() is None else int(global_seed() or 0)
+    mine = [zlib.crc32(str(seeds).encode()), int(is_random), int(is_divided(dataset)), seed]
+    found = collectives.all_gather(tf.constant([mine], tf.int64)).numpy().tolist()
+    is_common = len({checksum for checksum, *_ in found}) == 1
+    is_common = is_common and not any(is_loose for _, is_loose, *_ in found)
+    if is_common or not all(divided for _, _, divided, _ in found):
+        return dataset
+    parts = list(_every(dataset))
+    tensors = [tensor for one in parts for tensor in dataset_tensors(one)]
+    size = sum(each.dtype.size * (each.shape.num_elements() or 0) for each in tensors)
+    if size > _MOST_BYTES or any(map(may_run_generator, parts)):
+        return dataset
+    try:
+        copied = _copied(dataset, found[0][3])
+    except tf.errors.OpError as error:
+        logging.info("A dataset keeps its own order: %s", error)
+        return dataset
+    logging.warning(
+        "All workers must read and shuffle the rows in the same order, for each batch is divided "
+        "among them. Received: seeds that differ or deterministic=False, so the rows are shuffled "
+        "with a common seed, and read in order. Seed without the rank: each replica draws random "
+        "numbers of its own anyway."
+    )
+    return copied
+
+
+def _every(dataset: tf.data.Dataset) -> Iterator[tf.data.Dataset]:
+    """Yields a dataset and all of its inputs."""
+    yield dataset
+    for one in dataset_inputs(dataset):
+        yield from _every(one)
+
+
+def _order(dataset: tf.data.Dataset) -> tuple[list[int], bool]:
+    """Returns the seeds of a dataset, and whether its order is random in spite of them."""
+    seeds, is_random = [], False
+    for one in _every(dataset):
+        more, is_loose = dataset_order(one)
+        seeds += more
+        is_random = is_random or is_loose
+    return seeds, is_random
+
+
+def _copied(dataset: tf.data.Dataset, seed: int) -> tf.data.Dataset:
+    """Returns a dataset with the same operations, which draw from a seed and are deterministic."""
+    serialized = tf.raw_ops.DatasetToGraphV2(
+        input_dataset=tf.data.experimental.to_variant(dataset), external_state_policy=_IGNORE.value
+    )
+    graph = tf.compat.v1.GraphDef.FromString(serialized.numpy())
+    functions = sorted(graph.library.function, key=_creation)
+    number = _set_order(graph.node, seed, 0)
+    for function in functions:
+        number = _set_order(function.node_def, seed, number, is_function=True)
+    variant = tf.raw_ops.DatasetFromGraph(graph_def=graph.SerializeToString())
+    copied = tf.data.experimental.from_variant(variant, dataset.element_spec)
+    # Functions and tables live as long as the dataset that they were made for.
+    copied.original = dataset
+    return copied.with_options(dataset.options())
+
+
+def _creation(function: Any) -> tuple[int, str]:
+    """Returns a function's place in the order of creation, which is the same on all workers."""
+    name = function.signature.name
+    found = re.search(r"(\d+)$", name)
+    return int(found[1]) if found else 0, name
+
+
+def _set_order(nodes: Any, seed: int, number: int, is_function: bool = False) -> int:
+    """Sets the seeds of all operations, the second one to their number; returns the next number.
+
+    Args:
+      nodes: the operations of a graph or function.
+      seed: the first seed.
+      number: the number of the first operation.
+      is_function: whether they are those of a function, which names its inputs otherwise.
+    """
+    for node in list(nodes):
+        if "deterministic" in node.attr and node.attr["deterministic"].s == b"false":
+            node.attr["deterministic"].s = b"true"
+        first = _SEED_INPUTS.get(node.op)
+        if first is None and not {"seed", "seed2"} <= set(node.attr):
+            continue
+        number += 1
+        if first is None:
+            node.attr["seed"].i, node.attr["seed2"].i = seed, number
+            continue
+        for place, value in ((first, seed), (first + 1, number)):
+            constant = nodes.add(name=f"common_seed_{number}_{place}", op="Const")
+            constant.attr["dtype"].type = tf.int64.as_datatype_enum
+            constant.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(value, tf.int64, []))
+            node.input[place] = constant.name + (":output:0" if is_function else "")
+        if node.op in _GENERATOR_INPUTS:
+            # Another one, which the operation makes of the seeds.
+            generator = nodes.add(name=f"common_generator_{number}", op="DummySeedGenerator")
+            node.input[first + 2] = generator.name + (":handle:0" if is_function else "")
+    return number
