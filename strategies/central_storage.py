@@ -149,7 +149,7 @@ class CentralStorageExtended(ReplicatedExtended):
         group: bool = True,
     ) -> Any:
         update_without_xla(optimizer_of(fn))
-        if not isinstance(var, CentralVariable) or not self._is_inside_branch():
+        if not isinstance(var, CentralVariable) or not self.is_inside_branch():
             return super()._replica_ctx_update(var, fn, args, kwargs, group)
         if self.local_replica() > 0:
             return var.values[0]

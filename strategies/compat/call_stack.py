@@ -8,9 +8,8 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
-# The modules that inspect frames; their own frames are skipped.
-_NAMES = ("frames.py", "_keras.py", "_keras_losses.py")
-_LOOKING = [str(Path(__file__).with_name(name)) for name in _NAMES]
+# The modules of this package inspect frames; their own frames are skipped.
+_INSPECTING = frozenset(map(str, Path(__file__).parent.glob("*.py")))
 
 
 def frames() -> Iterator[FrameType]:
@@ -21,7 +20,7 @@ def frames() -> Iterator[FrameType]:
     """
     frame = inspect.currentframe()
     while frame is not None:
-        if frame.f_code.co_filename not in _LOOKING:
+        if frame.f_code.co_filename not in _INSPECTING:
             yield frame
         frame = frame.f_back
 

@@ -90,6 +90,7 @@ __all__ = [
     "UninitializedVariable",
     "UpdateContext",
     "WhileBodyFuncGraph",
+    "add_variable_creator",
     "auto_shard_dataset",
     "autograph_artifact",
     "canonicalize",
@@ -202,6 +203,20 @@ def is_left(graph: Any) -> bool:
     while current is not None and current is not graph:
         current = getattr(current, "outer_graph", None)
     return current is None
+
+
+def add_variable_creator(creator: Callable[..., Any]) -> None:
+    """Adds a creator of variables to those of the current graph and thread, unless it is there.
+
+    It lasts until the innermost `tf.variable_creator_scope` ends that this is called in, and is
+    called after the creators of all such scopes. A scope of its own could not outlast the others.
+    """
+    stack = tf.compat.v1.get_default_graph()._variable_creator_stack
+    if all(each is not creator for _, each in stack):
+        # Creators are called from the last to the first. Those of scopes have the priority 100;
+        # that of a `tf.function`, which has 50 and calls no further one, stays before them.
+        own = sum(priority < 100 for priority, _ in stack)
+        stack.insert(own, (100, creator))
 
 
 def dataset_inputs(dataset: Any) -> list[Any]:

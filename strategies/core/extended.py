@@ -163,9 +163,9 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
     def _use_merge_call(self) -> bool:
         # A single replica has no other to merge with. Several are merged, except inside a branch,
         # which each replica enters by itself.
-        return len(self._devices) > 1 and not self._is_inside_branch()
+        return len(self._devices) > 1 and not self.is_inside_branch()
 
-    def _is_inside_branch(self) -> bool:
+    def is_inside_branch(self) -> bool:
         """Returns whether a replica is in a graph nested in its function's, such as a `tf.cond`'s.
 
         Loops do not count: in a loop of each replica's own, TensorFlow's operations would not

@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from strategies.collectives.workers import collectives_of
+from strategies.compat.keras import tensorflow_variable
 from strategies.embedding.checkpoint import keras_saving as saving
 from strategies.embedding.checkpoint.keras_saving import RowsInCheckpoint, serialize_config
 from strategies.embedding.config import Admission, Eviction, FeatureConfig, TableConfig
@@ -52,6 +53,7 @@ class EmbeddingLayer:
     # Attributes of Keras's base layer.
     name: str
     trainable: bool
+    weights: Any
     compute_dtype: str
     built: bool
     add_weight: Callable[..., Any]
@@ -130,8 +132,13 @@ class EmbeddingLayer:
             setattr(self, f"_table_optimizer_{position}", each)
         self._lead_weight: Any = None
         self.tables: Tables | None = None
-        self._restored: Mapping[str, np.ndarray] | None = None
+        # What to restore when the layer is built: the arguments of `restore_rows`.
+        self._restored: tuple[Mapping[str, np.ndarray], bool] | None = None
         self._saved_rows = RowsInCheckpoint(self)
+        self._recognize_slots()
+
+    def _recognize_slots(self) -> None:
+        # Under a strategy of this package, `extended` makes the slot variables.
         if not tf.distribute.has_strategy():
             recognize_slots()
 
@@ -149,6 +156,7 @@ class EmbeddingLayer:
     def build(self, input_shape: Any = None) -> None:
         """Creates the tables."""
         del input_shape
+        self._recognize_slots()
         strategy = strategy_of_tables() if tf.distribute.has_strategy() else self.made_under
         if isinstance(strategy.extended, ParameterServerExtended):
             tables = place_on_servers(self.specs, strategy)
@@ -162,7 +170,7 @@ class EmbeddingLayer:
         self.tables = tables
         self.built = True
         if self._restored is not None:
-            self.restore_rows(self._restored)
+            self.restore_rows(*self._restored)
             self._restored = None
 
     def _weight_of(self, variable: RowVariable, trainable: bool) -> Any:
@@ -206,6 +214,7 @@ class EmbeddingLayer:
     # process, for code that has no condition on a tensor.
     @tf.autograph.experimental.do_not_convert
     def _outputs(self, inputs: Any, weights: Any, training: bool | None) -> Any:
+        self._recognize_slots()  # an optimizer that is built next may be in another thread or scope
         bags = self.bags(inputs, weights)
         training = is_training(training) if self.trainable else False
         outputs = self._require_tables().outputs(bags, training, self.compute_dtype)
@@ -217,6 +226,24 @@ class EmbeddingLayer:
             inputs = {"": inputs}
             weights = None if weights is None else {"": weights}
         return bags_of(inputs, {} if weights is None else weights, self.specs, self.mask_zero)
+
+    @property
+    def embeddings(self) -> Any:
+        """The weight of the layer's only table.
+
+        In one process, and if the ids are 0, 1, 2, ..., its value is the matrix of their rows, as
+        in `keras.layers.Embedding`. Otherwise reading it raises an error.
+
+        Raises:
+          ValueError: if the layer has several tables, or is not built.
+        """
+        variables = [variable for variable, _ in self._require_tables().weights]
+        if not self._is_single:
+            raise ValueError(
+                "Only a layer of one table has the attribute embeddings. Received: "
+                f"{len(self.specs.initial)} tables of {self.name!r}. Call rows(table)."
+            )
+        return next(w for w in self.weights if tensorflow_variable(w) is variables[0])
 
     def compute_output_shape(self, input_shape: Any) -> Any:
         """Returns the output's shape for dense ids; with `features`, a dictionary of shapes."""
@@ -386,24 +413,34 @@ class EmbeddingLayer:
     def snapshot_rows(self) -> Mapping[str, np.ndarray]:
         """Returns the rows of all workers, for a checkpoint."""
         if self.tables is None:
-            return self._restored or {}
+            return {} if self._restored is None else self._restored[0]
         return self.tables.snapshot()
 
-    def restore_rows(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Restores the rows from a checkpoint, immediately or when the layer is built."""
+    def restore_rows(self, arrays: Mapping[str, np.ndarray], expects_slots: bool = True) -> None:
+        """Restores the rows from a checkpoint, immediately or when the layer is built.
+
+        Args:
+          arrays: what `snapshot_rows` returned.
+          expects_slots: whether slot variables that do not exist yet are restored when the
+            optimizer creates them; if not, they are left out.
+        """
         if self.tables is None:
-            self._restored = arrays
+            self._restored = arrays, expects_slots
         else:
             with tf.init_scope():  # a layer may be built while a function is traced
-                self.tables.restore(arrays)
+                self.tables.restore(arrays, expects_slots)
 
     def save_own_variables(self, store: Any) -> None:
         """Writes the rows to the store that Keras saves."""
         saving.to_store(self.snapshot_rows(), store)
 
     def load_own_variables(self, store: Any) -> None:
-        """Restores the rows from the store that Keras saved."""
-        self.restore_rows(saving.from_store(store))
+        """Restores the rows from the store that Keras saved.
+
+        Their slot variables are restored if the optimizer has them already. Otherwise Keras leaves
+        out the optimizer's other state, too, with a warning.
+        """
+        self.restore_rows(saving.from_store(store), expects_slots=False)
 
     def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
         """Returns the objects to save; in a SavedModel, tables that work without this package."""

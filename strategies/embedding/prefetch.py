@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from strategies.data.sharding import Epochs, mark_sharded, shard_dataset
 from strategies.embedding.layer import EmbeddingLayer
 from strategies.embedding.lookup.group_lookup import keys_of
 from strategies.embedding.lookup.prefetch_queue import PrefetchQueue
+from strategies.embedding.lookup.router import join
 from strategies.embedding.shard.table_shard import Group
 from strategies.ps.extended import ParameterServerExtended
 from strategies.utils.argument_checks import check_whole_number
@@ -77,14 +78,11 @@ def prefetch_rows(
             "prefetch_rows requires a dataset whose order is deterministic. Received: a dataset "
             "that ignores external state. Omit this option."
         )
-    queues = {group: PrefetchQueue((steps + 1) * replicas) for group in layer.specs.groups}
+    queues = {group: PrefetchQueue(steps + 1) for group in layer.specs.groups}
 
     def submit(*batch: Any) -> Any:
-        done = [
-            _submit(layer, queues, ids(*_of_replica(replica, batch)), replica == 0)
-            for replica in range(replicas)
-        ]
-        with tf.control_dependencies(done):
+        of_replicas = [ids(*_of_replica(replica, batch)) for replica in range(replicas)]
+        with tf.control_dependencies([_submit(layer, queues, of_replicas)]):
             same = tf.nest.map_structure(tf.identity, batch, expand_composites=True)
         return same[0] if len(same) == 1 else same
 
@@ -92,21 +90,21 @@ def prefetch_rows(
 
 
 def _submit(
-    layer: EmbeddingLayer, queues: dict[Group, PrefetchQueue], inputs: Any, starts_step: bool
+    layer: EmbeddingLayer, queues: dict[Group, PrefetchQueue], inputs: Sequence[Any]
 ) -> tf.Operation:
-    """Submits the lookup of a layer's coming inputs; returns the operation."""
-    bags = layer.bags(inputs)
+    """Submits the lookup of the coming inputs of each replica; returns the operation."""
+    bags = [layer.bags(each) for each in inputs]
     done = []
     for group in queues:
 
         def submit(keys: np.ndarray, group: Group = group) -> np.int64:
             # The first batches may arrive before the layer is built, or while it is frozen.
             if layer.tables is not None and layer.trainable:
-                layer.tables.prefetch(group, queues[group], keys, starts_step)
+                layer.tables.prefetch(group, queues[group], keys, starts_step=True)
             return np.int64(0)
 
-        keys, _ = keys_of(layer.specs.ids(group, bags))
-        done.append(tf.numpy_function(submit, [keys], tf.int64))
+        keys = [keys_of(layer.specs.ids(group, each))[0] for each in bags]
+        done.append(tf.numpy_function(submit, [join(keys)], tf.int64))
     return tf.group(done)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from strategies.embedding.lookup.group_lookup import Lookup
 from strategies.embedding.lookup.prefetch_queue import PrefetchQueue
 from strategies.embedding.lookup.router import LookupRouter
 from strategies.embedding.lookup.traffic import ELSEWHERE, PREFETCHED, traffic_bytes
+from strategies.embedding.lookup.whole_table import whole_table
 from strategies.embedding.placement_report import Placement, TableUsage, report
 from strategies.embedding.shard.capacity import rebalance
 from strategies.embedding.shard.eviction import evict
@@ -67,8 +68,13 @@ class Tables:
         }
         self._specs = specs
         self._lookups = {
-            group: Lookup(variables[group], routers[group], fused_optimizers.get(group))
-            for group in specs.groups
+            group: Lookup(
+                variables[group],
+                routers[group],
+                fused_optimizers.get(group),
+                counts_ids=any(config.admission is not None for config in configs),
+            )
+            for group, configs in specs.groups.items()
         }
         self._delta_bases = checkpoint.DeltaBases()
         # The slot variables in the bases of deltas, by table and by name in the files.
@@ -76,6 +82,7 @@ class Tables:
         self.serving = Serving(shards, collectives, specs.unseen)
         for group, configs in specs.groups.items():
             variables[group].snapshots = self._snapshots(group, configs)
+            variables[group].read_whole = self._reader(variables[group], group, configs)
             # A delta's base would restore slot variables of the former optimizer.
             variables[group].on_slots_removed = self._delta_bases.clear
 
@@ -86,6 +93,26 @@ class Tables:
         part = (shard.index, shard.num_shards) if is_part else (0, 1)
         names = [config.name for config in configs]
         return Snapshots(self._shards, names, part, is_of_workers, self._finish_restore)
+
+    def _reader(
+        self, variable: RowVariable, group: Group, configs: Sequence[TableConfig]
+    ) -> Callable[[], tf.Tensor]:
+        """Returns a function that reads a group's variable as the matrix of a stock Embedding."""
+        config = configs[0]
+        refusal = None
+        if self.collectives.size > 1 or self._placements[config.name].task_type == "ps":
+            refusal = "whose rows are on several workers or on servers"
+        elif len(configs) > 1:
+            refusal = f"which has the rows of {len(configs)} tables"
+        elif config.overflow != "error":
+            refusal = "in which ids share a row"
+
+        def read() -> tf.Tensor:
+            if refusal is not None:
+                variable.refuse_read(refusal)
+            return whole_table(self._lookups[group], self.table(config.name))
+
+        return read
 
     def _finish_restore(self) -> None:
         self._delta_bases.clear()
@@ -297,9 +324,17 @@ class Tables:
         with self._pause_training():
             return snapshot.take(self._shards, self.collectives)
 
-    def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Restores all rows from a snapshot."""
+    def restore(self, arrays: Mapping[str, np.ndarray], expects_slots: bool) -> None:
+        """Restores all rows from a snapshot.
+
+        Args:
+          arrays: the snapshot.
+          expects_slots: whether slot variables that do not exist yet are restored when the
+            optimizer creates them; if not, they are left out.
+        """
         with self._setting_rows():
+            if not expects_slots:
+                arrays = snapshot.without_missing_slots(self._shards, arrays)
             snapshot.restore(self._shards, arrays)
 
     def save(self, directory: str, delta: bool) -> str:

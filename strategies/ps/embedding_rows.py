@@ -75,8 +75,18 @@ class RemoteRowVariable(RowVariable):
         return self._parts[server].table
 
     def value(self, no_copy: bool = False) -> tf.Tensor:
-        """Returns the rows in view; outside updates, the row that stands for the table."""
-        return self.token() if current_server() is None else super().value(no_copy)
+        """Returns the rows in view to an optimizer, on a server or in a worker's program.
+
+        Raises:
+          ValueError: if it is not an optimizer that reads.
+        """
+        if current_server() is None and super()._is_updating():
+            return self.token()
+        return super().value(no_copy)
+
+    def _is_updating(self) -> bool:
+        # A server runs the update of any function that a worker passed to `extended.update`.
+        return current_server() is not None or super()._is_updating()
 
     def remove_former_slots(self) -> None:
         """Does nothing: slot variables on the servers belong to other workers as well.

@@ -13,6 +13,11 @@ clipped, scaled, scattered or made dense like any other gradient. The numbers of
 are stored in a variable, since the update may be in another function than the backward pass. There
 are no hooks in the update, so it also works without a strategy.
 
+Whoever else reads the variable means the whole table: a penalty, a norm, a tied output. The rows in
+view would be other numbers without a word. So the variable looks for an optimizer on Python's
+stack. Without one, `read_whole` gives the matrix that a `keras.layers.Embedding` would have, with
+its gradient, or raises an error.
+
 Slot variables must be created as such variables too. Under this package's strategies, `extended`
 creates them when an optimizer requests a variable colocated with a table's variable. Without a
 strategy, Keras does not request colocation, so a variable creator recognizes slot variables by the
@@ -21,13 +26,13 @@ table's name in theirs.
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import inspect
 import itertools
-import threading
 import weakref
 from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
 from typing import Any, NoReturn, Protocol
 
 import numpy as np
@@ -40,7 +45,8 @@ from strategies.compat.keras import (
     is_optimizer,
     is_writing_h5,
 )
-from strategies.compat.tensorflow import ResourceVariable
+from strategies.compat.keras_readers import is_read_by_get_weights, is_read_by_optimizer
+from strategies.compat.tensorflow import ResourceVariable, add_variable_creator
 from strategies.reduction.sparse import as_tensors, sum_by_position
 from strategies.variables.elementwise import ELEMENTWISE, check_trains_rows, update_without_xla
 from strategies.variables.growable_array import HOST, GrowableArray
@@ -48,7 +54,6 @@ from strategies.variables.row_view import RowView
 
 _numbers = itertools.count()
 _named: weakref.WeakValueDictionary[str, RowVariable] = weakref.WeakValueDictionary()
-_creators = threading.local()
 
 
 class Snapshots(Protocol):
@@ -106,6 +111,8 @@ class RowVariable(ResourceVariable):
         self._resized_for: object = None
         # Set for a table's variable, not for slot variables.
         self.snapshots: Snapshots | None = None
+        # Returns the matrix of all rows, with a gradient; set for a table's variable.
+        self.read_whole: Callable[[], tf.Tensor] = self.refuse_read
         self.on_slots_removed: Callable[[], None] = lambda: None
         if trainable:
             _named[name] = self
@@ -240,25 +247,48 @@ class RowVariable(ResourceVariable):
             self.view.mark_applied()
 
     def value(self, no_copy: bool = False) -> tf.Tensor:
-        """Returns the rows in view."""
+        """Returns the rows in view to an optimizer, and the whole table to everyone else.
+
+        Raises:
+          ValueError: if it is not an optimizer that reads, and there is no such matrix.
+        """
         del no_copy
-        return self.table.gather(self._active())
+        return self.table.gather(self._active()) if self._is_updating() else self.read_whole()
 
     def read_value(self) -> tf.Tensor:
-        """Returns the rows in view."""
+        """Returns the same as `value`."""
         return self.value()
 
     def sparse_read(self, indices: tf.Tensor, name: Any = None) -> tf.Tensor:
-        """Returns rows by their positions in the view; `tf.gather` calls this method."""
+        """Returns rows by their positions in `value`; `tf.gather` calls this method."""
         del name
-        return self.table.gather(self._active(indices))
+        if self._is_updating():
+            return self.table.gather(self._active(indices))
+        return tf.gather(self.read_whole(), indices)
+
+    def gather_nd(self, indices: tf.Tensor, name: Any = None) -> tf.Tensor:
+        """Returns elements by their positions in `value`."""
+        return tf.gather_nd(self.value(), indices, name=name)
+
+    def _is_updating(self) -> bool:
+        return is_read_by_optimizer()
+
+    def refuse_read(self, received: str = "the state that an optimizer has for them") -> NoReturn:
+        """Raises ValueError: the table cannot be read as a variable."""
+        raise ValueError(
+            "Only an optimizer can read the rows of an embedding as a variable, unless they are "
+            "the matrix of a keras.layers.Embedding: all in this process, of one table whose ids "
+            "are 0, 1, 2, ... Received: a read of "
+            f"{self.table_name!r}, {received}. Call the layer on the ids whose rows you need, for "
+            "a tied output or a penalty, compile with AdamW for decay, or take the layer's rows()."
+        )
 
     @property
     def _handle(self) -> Any:
-        # Eager operations read variables through this attribute from C++, not through `value`.
-        if tf.executing_eagerly() and gradient_in_update() is not None:
-            self._in_view_now = ResourceVariable(self.value(), trainable=False)
-            return self._in_view_now.handle
+        # Eager operations written in C++ would read the single row through this attribute. Without
+        # a handle they convert the variable, that is, call `value`.
+        if tf.executing_eagerly() and _is_operation(inspect.currentframe().f_back):  # type: ignore[union-attr]
+            return None
         return self._own_handle
 
     @_handle.setter
@@ -278,30 +308,27 @@ class RowVariable(ResourceVariable):
         return self._handle
 
     def numpy(self) -> np.ndarray:
-        """Returns a single row: for a table's variable, the token of a new snapshot.
+        """Returns the whole table; in `get_weights`, the token of a new snapshot.
+
+        That of a slot variable is the single row that stands for it.
 
         Raises:
-          ValueError: if a table's variable is written to a model's .h5 file, which lacks the rows.
+          ValueError: if a table's variable is written to a model's .h5 file, which lacks the rows,
+            or it cannot be read as a whole.
         """
         if self.snapshots is None:
             return self._make_stand_in()
         if is_writing_h5():
             self._refuse_array()
-        return self.snapshots.take()
+        return self.snapshots.take() if is_read_by_get_weights() else self.value().numpy()
 
     def _make_stand_in(self) -> np.ndarray:
         return np.array(self._read_variable_op())
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        """Returns the single row that stands for a slot variable.
-
-        Raises:
-          ValueError: if this is a table's variable, since the array would lack the rows.
-        """
+        """Returns the same as `numpy`."""
         del copy
-        if self.snapshots is not None:
-            self._refuse_array()
-        return np.asarray(self._make_stand_in(), dtype)
+        return np.asarray(self.numpy(), dtype)
 
     def _refuse_array(self) -> NoReturn:
         raise ValueError(
@@ -322,8 +349,22 @@ class RowVariable(ResourceVariable):
             and self._restore_snapshot(value)
         ):
             return self
+        self._check_updating()
         self._write(self.table.update, value)
         return self
+
+    def _check_updating(self) -> None:
+        """Checks that an optimizer writes, since others do not know which rows are in view.
+
+        Raises:
+          ValueError: if nothing else than a user's code does.
+        """
+        if not self._is_updating():
+            raise ValueError(
+                "Only an optimizer can write to the rows of an embedding as a variable. Received: "
+                f"values for {self.table_name!r}. Set rows by the layer's set_rows, apply a "
+                "gradient by optimizer.apply_gradients, or pass tf.IndexedSlices to scatter_sub."
+            )
 
     def _restore_snapshot(self, value: Any) -> bool:
         """Restores a value that `numpy` returned and `model.set_weights` assigns.
@@ -351,6 +392,7 @@ class RowVariable(ResourceVariable):
     ) -> Any:
         """Adds to the rows in view."""
         del use_locking, name, read_value
+        self._check_updating()
         self._write(self.table.add, delta)
         return self
 
@@ -391,6 +433,11 @@ class RowVariable(ResourceVariable):
         return self
 
 
+def _is_operation(frame: FrameType | None) -> bool:
+    """Returns whether a frame is that of a generated operation, which reads variables in C++."""
+    return frame is not None and Path(frame.f_code.co_filename).name.startswith("gen_")
+
+
 def new_name() -> str:
     """Returns a name for a table's variable that is not a prefix of another table's name."""
     return f"embeddings_rows_{next(_numbers)}_"
@@ -399,19 +446,12 @@ def new_name() -> str:
 def recognize_slots() -> None:
     """Makes variable creation recognize slot variables by name, without a strategy.
 
-    This applies to the current thread from now on. Other variables are not affected.
-
-    Raises:
-      RuntimeError: if it is called inside another `tf.variable_creator_scope`.
+    This applies to the current thread, until the end of the innermost scope that it is called in,
+    such as that of TensorFlow's default strategy. So a layer calls it again whenever it is used.
+    Other variables are not affected.
     """
     with tf.init_scope():
-        # Keras's clear_session replaces the graph that holds the creators, in eager mode too.
-        graph = tf.compat.v1.get_default_graph()
-        if getattr(_creators, "graph", None) is graph:
-            return
-        scope = contextlib.ExitStack()
-        scope.enter_context(tf.variable_creator_scope(_create))
-    _creators.graph, _creators.scope = graph, scope
+        add_variable_creator(_create)
 
 
 def table_asked_for(kwargs: dict[str, Any]) -> RowVariable | None:

@@ -1,5 +1,7 @@
 """What Keras does with weights, on an embedding's rows; most of it stands in tests/distributed."""
 
+import io
+
 import keras
 import numpy as np
 import pytest
@@ -68,7 +70,7 @@ def test_a_layer_gives_its_rows_and_takes_them_back(api, embedding):
     rows = np.arange(6.0).reshape([3, 2])
     layer.set_rows([5, -7, 2**63 - 1], rows)
     (weight,) = layer.get_weights()
-    np.testing.assert_allclose(weight, np.zeros([1, 2]), atol=1e-29)
+    np.testing.assert_allclose(np.asarray(weight), np.zeros([1, 2]), atol=1e-29)
     layer.set_rows([5, 6], np.ones([2, 2]))
     layer.set_weights([weight])
     assert layer.rows()[0].tolist() == [-7, 5, 2**63 - 1]
@@ -86,9 +88,10 @@ def test_a_snapshot_lives_as_long_as_its_array(api, embedding):
     assert len(weight_tokens._taken) == before + 2
     with pytest.raises(ValueError, match="and that was kept. Received: other values"):
         layer.set_weights([lost])
-    mean = (weights[0][0] + weights[1][0]) / 2
-    with pytest.raises(ValueError, match="Received: other values"):
-        layer.set_weights([mean])
+    with pytest.raises(ValueError, match="Received: add of it"):
+        weights[0][0] + weights[1][0]
+    with pytest.raises(ValueError, match="Received: numpy.savez"):
+        np.savez(io.BytesIO(), *weights[0])
 
 
 def test_slot_variables_stay_as_with_other_layers():

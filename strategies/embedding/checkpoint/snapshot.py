@@ -340,6 +340,31 @@ def expect_slots(
             shard.expect_slot(shard.tables[name].store, slot, value)
 
 
+def without_missing_slots(
+    shards: Sequence[TableShard], arrays: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    """Returns the arrays of a snapshot without the slot variables that do not exist.
+
+    Keras skips an optimizer that is not built yet when it loads a file, with a warning. With the
+    state of the rows alone, training would go on from half of the optimizer's state.
+    """
+    kept = dict(arrays)
+    for position, table in enumerate(shards[0].tables.values()):
+        table.store.variable.find_former_slots()
+        there = {
+            name
+            for name, key in table.store.saved_slots().items()
+            if not table.store.variable.is_former_slot(key)
+        }
+        for key in arrays:
+            number, _, rest = key.partition("/")
+            for prefix in (SLOT, f"{OVERFLOW}slot_", f"{INITIAL}slot_"):
+                is_slot = number == str(position) and rest.startswith(prefix)
+                if is_slot and rest.removeprefix(prefix) not in there:
+                    kept.pop(key, None)
+    return kept
+
+
 def restore_rows(shard: TableShard, name: str, arrays: Mapping[str, np.ndarray]) -> None:
     """Sets the values of the rows that belong to a shard; rows are created for new ids.
 

@@ -57,6 +57,18 @@ class Snapshot:
     part: tuple[int, int]
 
 
+_COMPARISONS = (np.equal, np.not_equal, np.isfinite, np.isnan, np.isinf)
+_WRITERS = (np.save, np.savez, np.savez_compressed, np.savetxt)
+
+
+def _refuse(received: str) -> NoReturn:
+    raise ValueError(
+        "The array that get_weights returns for an embedding can only be passed to set_weights, "
+        f"because it stands for rows kept by this process. Received: {received}. {_SAVED}; the "
+        "layer's rows() returns ids and rows as arrays."
+    )
+
+
 class Token(np.ndarray):
     """Array of one row, float32 [1, width], that stands for a snapshot and keeps it alive."""
 
@@ -66,17 +78,34 @@ class Token(np.ndarray):
         """Keeps the snapshot alive in copies and views as well."""
         self.snapshot = getattr(other, "snapshot", None)
 
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        """Compares tokens; other arithmetic would be on numbers that mean nothing.
+
+        Raises:
+          ValueError: if the function is not a comparison.
+        """
+        if ufunc not in _COMPARISONS:
+            _refuse(f"{ufunc.__name__} of it")
+        arrays = [np.asarray(each) for each in inputs]
+        return getattr(ufunc, method)(*arrays, **kwargs)
+
+    def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """Calls a function of NumPy, unless it writes a file, which would lack the rows.
+
+        Raises:
+          ValueError: if it does.
+        """
+        if func in _WRITERS:
+            _refuse(f"numpy.{func.__name__}")
+        return super().__array_function__(func, types, args, kwargs)
+
     def __reduce__(self) -> NoReturn:
         """Prevents pickling, which would lose the rows.
 
         Raises:
           ValueError: always.
         """
-        raise ValueError(
-            "The array that get_weights returns for an embedding cannot be pickled, because it "
-            "only stands for rows kept by this process. Received: an attempt to pickle it. "
-            f"{_SAVED}."
-        )
+        _refuse("an attempt to pickle it")
 
 
 class Snapshots:

@@ -10,7 +10,14 @@ from typing import Any
 import tensorflow as tf
 
 from strategies.compat.call_stack import is_running
-from strategies.compat.tensorflow import RECOMPUTING, function_graph, is_left, is_recorded
+from strategies.compat.tensorflow import (
+    RECOMPUTING,
+    PerReplica,
+    function_graph,
+    is_left,
+    is_recorded,
+    select_replica,
+)
 from strategies.core.extended import ReplicatedExtended
 from strategies.embedding.lookup.fused_optimizer import FusedOptimizer
 from strategies.embedding.lookup.router import LookupResult, LookupRouter
@@ -36,6 +43,12 @@ _RECOMPUTED = (
     "pass would repeat the lookup and count its ids twice. Received: such a call. Call the layer "
     "outside and pass its output in; or call it with training=False if its rows are not trained."
 )
+# There, one replica would decide without the others' occurrences of an id.
+_APART = (
+    "All replicas of a worker count the ids of a step together, for the table's admission. "
+    "Received: a training lookup in a tf.function or branch inside of the function that each "
+    "replica runs. Call the layer outside of it, or leave admission out."
+)
 
 
 class Lookup:
@@ -48,6 +61,7 @@ class Lookup:
       variable: variable of the rows, as seen by the optimizer.
       router: routes keys to their rows.
       fused_optimizer: optimizer of the rows; None if the model's optimizer trains them.
+      counts_ids: whether ids are counted before they get rows.
     """
 
     def __init__(
@@ -55,7 +69,9 @@ class Lookup:
         variable: RowVariable,
         router: LookupRouter,
         fused_optimizer: FusedOptimizer | None,
+        counts_ids: bool = False,
     ):
+        self._counts_ids = counts_ids
         self._variable = variable
         self.router = router
         self._fused_optimizer = fused_optimizer
@@ -76,19 +92,41 @@ class Lookup:
         parts = tf.split(each, tf.stack(sizes)) if len(sizes) > 1 else [each]
         return [tf.ensure_shape(part, [None, self._width]) for part in parts]
 
+    def all_rows(self, ids: tf.Tensor) -> tf.Tensor:
+        """Returns the rows of distinct ids of a single table, which do not count as occurring."""
+        zeros = tf.zeros_like(ids)
+        return self._look_up(tf.stack([zeros, ids, zeros], 1), None)
+
     def _look_up(self, keys: tf.Tensor, training: bool | None) -> tf.Tensor:
         """Returns the values of keys, float32 [n, width]."""
         if training is False:
-            return self.router.look_up(keys, False, False).values
+            return self.router.look_up([keys], False, False)[0].values
         token, is_first = self._token()
         is_inferred = training is None
         recorded = is_recorded([token])
         if not recorded and is_running(RECOMPUTING):
             raise ValueError(_RECOMPUTED)
         if is_inferred and not recorded:
-            return _without_gradient(self.router.look_up(keys, False, False).values, token)
-        result = self.router.look_up(keys, True, is_first and _is_first_replica())
-        return self._differentiable(result, token, is_inferred)
+            return _without_gradient(self.router.look_up([keys], False, False)[0].values, token)
+        return self._differentiable(self._train(keys, is_first), token, is_inferred)
+
+    def _train(self, keys: tf.Tensor, is_first: bool) -> LookupResult:
+        """Looks up keys in training, together with those of the worker's other replicas."""
+        extended = _extended()
+        if extended is None or len(extended.worker_devices) == 1:
+            return self.router.look_up([keys], True, is_first)[0]
+        if extended.is_inside_branch():
+            if self._counts_ids:
+                raise ValueError(_APART)
+            starts_step = is_first and extended.local_replica() == 0
+            return self.router.look_up([keys], True, starts_step)[0]
+        replicas = range(len(extended.worker_devices))
+
+        def look_up_together(_: tf.distribute.Strategy, keys: Any) -> PerReplica:
+            each = [select_replica(replica, keys) for replica in replicas]
+            return PerReplica(self.router.look_up(each, True, is_first))
+
+        return tf.distribute.get_replica_context().merge_call(look_up_together, args=(keys,))
 
     def _differentiable(
         self, result: LookupResult, token: tf.Tensor, is_inferred: bool
@@ -207,12 +245,6 @@ def keys_of(ids: Sequence[tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
         positions.append(indices + before)
         before += tf.size(unique)
     return tf.concat(keys, 0), tf.concat(positions, 0)
-
-
-def _is_first_replica() -> bool:
-    """Returns whether this is the first replica of this worker."""
-    extended = _extended()
-    return extended is None or extended.local_replica() == 0
 
 
 def _is_only_replica() -> bool:

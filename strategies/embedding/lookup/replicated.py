@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import tensorflow as tf
 
 from strategies.collectives import Collectives
 from strategies.embedding.lookup.prefetch_queue import PrefetchQueue
-from strategies.embedding.lookup.router import LookupResult, check_sizes
+from strategies.embedding.lookup.router import LookupResult, check_sizes, join
 from strategies.embedding.lookup.traffic import TrafficCounter
 from strategies.embedding.shard.shard_lookup import ShardLookup
 from strategies.reduction.sparse import all_reduce
@@ -29,18 +31,26 @@ class ReplicatedRouter:
         self._shard_lookup = shard_lookup
         self.traffic = TrafficCounter(shard_lookup.count, collectives.size > 1)
 
-    def look_up(self, keys: tf.Tensor, training: bool, starts_step: bool) -> LookupResult:
+    def look_up(
+        self, keys: Sequence[tf.Tensor], training: bool, starts_step: bool
+    ) -> list[LookupResult]:
         """Looks up the rows of keys; in training, all workers must call it together."""
-        remote = None
-        if training:
-            remote = self.traffic.remote_keys(keys, lambda: keys[:0])
+        if not training:
+            return [self._find(each, None) for each in keys]
+        own = join(keys)
+        inserted, _ = self._shard_lookup(self._collectives.all_gather(own), True, starts_step)
+        check_sizes(self._shard_lookup.bounds, self._shard_lookup.sizes())
+        results = []
+        for each in keys:
+            remote = self.traffic.remote_keys(each, lambda each=each: each[:0])  # type: ignore[misc]
             if remote is not None:
                 remote *= self._collectives.size - 1
             self.traffic.record_lookup(remote, training)
-            inserted, _ = self._shard_lookup(self._collectives.all_gather(keys), True, starts_step)
-            check_sizes(self._shard_lookup.bounds, self._shard_lookup.sizes())
             with tf.control_dependencies([inserted]):
-                keys = tf.identity(keys)
+                results.append(self._find(tf.identity(each), remote))
+        return results
+
+    def _find(self, keys: tf.Tensor, remote: tf.Tensor | None) -> LookupResult:
         rows, values = self._shard_lookup(keys, False, False)
 
         def scatter_gradient(gradient: tf.Tensor) -> tf.Tensor:

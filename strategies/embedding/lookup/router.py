@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -35,17 +35,24 @@ class LookupResult:
 class LookupRouter(Protocol):
     """Routes keys to the shards that have their rows, and gradients back.
 
+    Whether an id gets a row is decided once a step, from all of its occurrences. So the replicas of
+    a worker look up together, as the workers do: otherwise, an id that the second replica's
+    occurrences admit would have lost the gradient of the first one's.
+
     Attributes:
       traffic: counter of the keys, rows and gradients that leave this worker.
     """
 
     traffic: TrafficCounter
 
-    def look_up(self, keys: tf.Tensor, training: bool, starts_step: bool) -> LookupResult:
-        """Looks up the rows of keys.
+    def look_up(
+        self, keys: Sequence[tf.Tensor], training: bool, starts_step: bool
+    ) -> list[LookupResult]:
+        """Looks up the rows of keys; returns a result for each replica.
 
         Args:
-          keys: number of the table, id and number of its occurrences, int64 [n, 3], each id once.
+          keys: keys of each replica that looks up: number of the table, id and number of its
+            occurrences, int64 [n, 3], each id once.
           training: whether ids get rows.
           starts_step: whether this is the first lookup of a step.
         """
@@ -58,6 +65,23 @@ class LookupRouter(Protocol):
 
     def clear_prefetched(self) -> None:
         """Discards the results of all lookups submitted so far."""
+
+
+def join(parts: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Concatenates tensors of the replicas along the first dimension."""
+    return parts[0] if len(parts) == 1 else tf.concat(parts, 0)
+
+
+def split(joined: tf.Tensor, parts: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Splits a tensor along the first dimension into parts as long as those given.
+
+    >>> parts = [tf.constant([1]), tf.constant([2, 3])]
+    >>> [each.numpy().tolist() for each in split(join(parts), parts)]
+    [[1], [2, 3]]
+    """
+    if len(parts) == 1:
+        return [joined]
+    return tf.split(joined, tf.stack([tf.shape(each)[0] for each in parts]), num=len(parts))
 
 
 def check_sizes(bounds: dict[str, int], sizes: tf.Tensor) -> None:

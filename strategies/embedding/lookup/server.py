@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import tensorflow as tf
 
 from strategies.collectives import Collectives
 from strategies.embedding.lookup.prefetch_queue import PrefetchQueue
-from strategies.embedding.lookup.router import LookupResult, check_sizes
+from strategies.embedding.lookup.router import LookupResult, check_sizes, join, split
 from strategies.embedding.lookup.traffic import TrafficCounter
 from strategies.embedding.shard.hashing import shard_of
 from strategies.embedding.shard.server_shard import RemoteTableShard
@@ -51,10 +51,12 @@ class ServerRouter:
     def _workers(self) -> Collectives:
         return self._extended.workers
 
-    def look_up(self, keys: tf.Tensor, training: bool, starts_step: bool) -> LookupResult:
+    def look_up(
+        self, keys: Sequence[tf.Tensor], training: bool, starts_step: bool
+    ) -> list[LookupResult]:
         """Looks up the rows of keys."""
-        remote = self.traffic.remote_keys(keys, lambda: keys[:0])
-        self.traffic.record_lookup(remote, training)
+        own = join(keys)
+        remote = [self._record_lookup(each, training) for each in keys]
         inserts_alone = training and not self._are_in_step
 
         def find(keys: np.ndarray, owners: np.ndarray) -> list[np.ndarray]:
@@ -64,21 +66,33 @@ class ServerRouter:
             return [*self._find(keys, owners, training, starts_step), np.zeros([], np.int64)]
 
         dtypes = [tf.int64, tf.float32, tf.int64, tf.int64]
-        arguments = [keys, shard_of(keys[:, 1], len(self._shards))]
+        arguments = [own, shard_of(own[:, 1], len(self._shards))]
         rows, values, sizes, is_prefetched = self._extended.ordered_caller.call(
             "look rows up", find, arguments, dtypes
         )
         if inserts_alone:
-            self.traffic.record_prefetched(remote * tf.ensure_shape(is_prefetched, []))
+            for each in remote:
+                self.traffic.record_prefetched(each * tf.ensure_shape(is_prefetched, []))
         if training and self._bounds:
             check_sizes(self._bounds, tf.ensure_shape(sizes, [len(self._bounds)]))
-        values = tf.ensure_shape(values, [None, self._width])
+        values = split(tf.ensure_shape(values, [None, self._width]), keys)
+        parts = zip(values, split(tf.ensure_shape(rows, [None]), keys), remote, strict=True)
+        return [
+            LookupResult(values, rows, True, self._scatter(remote))
+            for values, rows, remote in parts
+        ]
 
+    def _record_lookup(self, keys: tf.Tensor, training: bool) -> tf.Tensor:
+        remote = self.traffic.remote_keys(keys, lambda: keys[:0])
+        self.traffic.record_lookup(remote, training)
+        return remote
+
+    def _scatter(self, remote: tf.Tensor) -> Callable[[tf.Tensor], tf.Tensor]:
         def scatter_gradient(gradient: tf.Tensor) -> tf.Tensor:
             self.traffic.record_gradients(remote)
             return gradient
 
-        return LookupResult(values, tf.ensure_shape(rows, [None]), True, scatter_gradient)
+        return scatter_gradient
 
     def reduce(self, gradient: tf.IndexedSlices) -> tf.IndexedSlices:
         """Sums the gradients of all workers if they run in step."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import numpy as np
 import tensorflow as tf
 
-from strategies.embedding.lookup.all_to_all import AllToAll
+from strategies.embedding.lookup.all_to_all import AllToAll, SentKeys
 from strategies.embedding.lookup.prefetch_queue import PrefetchQueue
-from strategies.embedding.lookup.router import LookupResult, check_sizes
+from strategies.embedding.lookup.router import LookupResult, check_sizes, join, split
 from strategies.embedding.lookup.traffic import TrafficCounter
 from strategies.embedding.shard.shard_lookup import ShardLookup
 
@@ -25,24 +27,46 @@ class ShardedRouter:
         self._shard_lookup = shard_lookup
         self.traffic = TrafficCounter(shard_lookup.count, all_to_all.collectives.size > 1)
 
-    def look_up(self, keys: tf.Tensor, training: bool, starts_step: bool) -> LookupResult:
+    def look_up(
+        self, keys: Sequence[tf.Tensor], training: bool, starts_step: bool
+    ) -> list[LookupResult]:
         """Looks up the rows of keys; all workers must call it together."""
-        sent = self._all_to_all.send(keys)
-        remote = self.traffic.remote_keys(keys, sent.local_keys)
-        self.traffic.record_lookup(remote, training)
+        sent = [self._all_to_all.send(each) for each in keys]
+        remote = [
+            self.traffic.remote_keys(each, to_owners.local_keys)
+            for each, to_owners in zip(keys, sent, strict=True)
+        ]
+        for each in remote:
+            self.traffic.record_lookup(each, training)
         is_single_worker = self._all_to_all.collectives.size == 1
-        rows, values = self._shard_lookup(sent.keys, training, starts_step, is_single_worker)
+        received = [each.keys for each in sent]
+        are_distinct = is_single_worker and len(keys) == 1
+        rows, values = self._shard_lookup(join(received), training, starts_step, are_distinct)
         bounds = self._shard_lookup.bounds
         if training and bounds:
             sizes = self._all_to_all.collectives.all_reduce([self._shard_lookup.sizes()])[0]
             check_sizes(bounds, sizes)
 
+        are_distinct = is_single_worker and not self._shard_lookup.is_shared
+        parts = zip(sent, remote, split(rows, received), split(values, received), strict=True)
+        return [
+            LookupResult(
+                to_owners.gather_from_owners(values),
+                rows,
+                are_distinct,
+                self._scatter(to_owners, remote),
+            )
+            for to_owners, remote, rows, values in parts
+        ]
+
+    def _scatter(
+        self, sent: SentKeys, remote: tf.Tensor | None
+    ) -> Callable[[tf.Tensor], tf.Tensor]:
         def scatter_gradient(gradient: tf.Tensor) -> tf.Tensor:
             self.traffic.record_gradients(remote)
             return sent.scatter_to_owners(gradient)
 
-        are_distinct = is_single_worker and not self._shard_lookup.is_shared
-        return LookupResult(sent.gather_from_owners(values), rows, are_distinct, scatter_gradient)
+        return scatter_gradient
 
     def reduce(self, gradient: tf.IndexedSlices) -> tf.IndexedSlices:
         """Returns the gradient unchanged: the rows' owners have the gradients of all workers."""

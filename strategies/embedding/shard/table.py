@@ -87,7 +87,7 @@ class Table:
         if self.overflow is not None:
             # Without capacity, ids are not counted for admission, or the counts would keep growing.
             missing = missing[: tf.where(self.overflow.remaining() > 0, tf.size(missing), 0)]
-        self.add_counts(lookups=tf.reduce_sum(counts), unique=tf.size(ids, tf.int64))
+        self.add_counts(lookups=tf.reduce_sum(counts), unique=tf.math.count_nonzero(counts))
         return LookupState(ids, counts, rows, missing)
 
     def admit(self, state: LookupState) -> tf.Tensor:
