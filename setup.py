@@ -35,6 +35,7 @@ setup(
         "parquet": ["pyarrow"],
         "test": [
             "hypothesis",
+            "keras-tuner",
             "kubernetes",
             "matplotlib",
             "psutil",

@@ -79,7 +79,7 @@ class ReplicatedStrategy(tf.distribute.Strategy):
         if shapes == {()} or not tf.executing_eagerly():
             return len(shapes) == 1
         # The workers' parts of a batch may differ, and a worker that reduces alone waits forever.
-        mine = zlib.crc32(repr(sorted(shapes)).encode())
+        mine = zlib.crc32(repr(sorted(map(repr, shapes))).encode())
         all_shapes = self.extended.collectives.all_gather(tf.constant([mine], tf.int64))
         return len(shapes) == 1 and len(set(all_shapes.numpy().tolist())) == 1
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -63,6 +64,20 @@ class Runtime:
     def __init__(self, strategy: tf.distribute.Strategy | None, is_distributed: bool):
         self._strategy = strategy
         self._is_distributed = is_distributed
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether this is one process without a strategy."""
+        return self._strategy is None
+
+    @property
+    def rank(self) -> int:
+        """The number of this worker; 0 in one process."""
+        return 0 if self._strategy is None else strategies.worker_rank(self._strategy)
+
+    def directory(self) -> str:
+        """Returns a directory of the run's own, which its workers share."""
+        return f"alone_{os.getpid()}" if self.is_alone else "together"
 
     def scope(self) -> contextlib.AbstractContextManager:
         """Returns what the model is made and compiled in."""
