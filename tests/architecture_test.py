@@ -112,6 +112,8 @@ def test_there_is_one_door(prefix, door):
             {"f_locals"},
             {
                 "strategies/compat/keras.py",
+                "strategies/compat/keras_losses.py",
+                "strategies/compat/keras_readers.py",
                 "strategies/compat/call_stack.py",
                 "strategies/variables/row_variable.py",
             },

@@ -81,7 +81,7 @@ STRATEGIES = {column.name: column for column in COLUMNS}
 KERAS = {"keras": "Keras 3", "tf_keras": "tf_keras"}
 
 # What does not work with ours today: Keras, strategy, cell -> a part of the error.
-NO_XLA_ACROSS_DEVICES = "XLA compiles a step for one device"
+NO_XLA_ACROSS_DEVICES = "XLA cannot compile a step that uses several devices"
 NO_XLA_ACROSS_WORKERS = "Received: jit_compile=True"
 NO_MERGE_IN_CONDITIONS = "`merge_call` called while defining a new graph"
 EXPECTED: dict[tuple[str, str, str], str] = {
@@ -98,5 +98,5 @@ EXPECTED: dict[tuple[str, str, str], str] = {
     ("keras", "central", "Gradient accumulation"): NO_MERGE_IN_CONDITIONS,
     ("keras", "servers-sync", "`jit_compile=True`"): NO_XLA_ACROSS_WORKERS,
     ("tf_keras", "servers-sync", "`jit_compile=True`"): NO_XLA_ACROSS_WORKERS,
-    ("keras", "servers-sync", "Gradient accumulation"): "take mode='geo'",
+    ("keras", "servers-sync", "Gradient accumulation"): "use mode='geo'",
 }

@@ -67,7 +67,7 @@ def check_updated(variable: Any, strategy: tf.distribute.Strategy) -> None:
       ValueError: if it was created outside of every scope.
     """
     if is_outside(variable):
-        raise _was_created_outside([variable], strategy)
+        raise _created_outside_error([variable], strategy)
 
 
 def check_step(fn: Callable[..., Any], strategy: tf.distribute.Strategy, is_summed: bool) -> None:
@@ -90,7 +90,7 @@ def check_step(fn: Callable[..., Any], strategy: tf.distribute.Strategy, is_summ
     measured = [v for metric in metrics_of(model) for v in metric.variables] if is_summed else ()
     outside = [variable for variable in (*trained, *measured) if is_outside(variable)]
     if outside:
-        raise _was_created_outside(outside, strategy)
+        raise _created_outside_error(outside, strategy)
 
 
 def check_same_outside(model: Any, collectives: Collectives) -> None:
@@ -139,7 +139,7 @@ def explain_mixed_strategies(
             raise
         model, _ = step_of(fn)
         variables = [] if model is None else optimizer_variables(model)
-        raise _was_created_outside(list(filter(is_outside, variables)), strategy) from error
+        raise _created_outside_error(list(filter(is_outside, variables)), strategy) from error
 
 
 def _format_names(variables: Sequence[Any]) -> str:
@@ -148,8 +148,10 @@ def _format_names(variables: Sequence[Any]) -> str:
     return ", ".join(map(repr, names[:_NAMED])) + more
 
 
-def _was_created_outside(variables: Sequence[Any], strategy: tf.distribute.Strategy) -> ValueError:
-    found = f"{_format_names(variables)}, created" if variables else "an optimizer created"
+def _created_outside_error(
+    variables: Sequence[Any], strategy: tf.distribute.Strategy
+) -> ValueError:
+    found = _format_names(variables) if variables else "an optimizer"
     return ValueError(
         "The model, optimizer and metrics must be created inside strategy.scope(). Received: "
         f"{found} created outside of the scope of {type(strategy).__name__}. Create and compile "

@@ -34,7 +34,7 @@ class DistributedEmbedding(EmbeddingLayer, tf_keras.layers.Layer):
 
     def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
         # tf_keras's `export` looks for tables among a checkpoint's children.
-        return {**super()._trackable_children(save_type, **kwargs), **self._served()}
+        return {**super()._trackable_children(save_type, **kwargs), **self._export()}
 
     @property
     def _tracking_metadata(self) -> str:

@@ -11,7 +11,7 @@ def check_whole_number(name: str, value: Any, least: int | None = None, advice: 
     >>> check_whole_number("steps", 1, least=1)
     >>> check_whole_number("steps", 0, least=1, advice="Leave it out for the default.")
     Traceback (most recent call last):
-    ValueError: steps is a whole number from 1. Received: 0. Leave it out for the default.
+    ValueError: steps must be a whole number from 1. Received: 0. Leave it out for the default.
 
     Args:
       name: the name of the argument.

@@ -62,7 +62,7 @@ class OnReadVariable(NumberMixin, SyncOnReadVariable):
             return None
         if strategy.extended.loss_logs.counts_all(self):
             return None
-        weight = strategy.extended.row_weight()
+        weight = strategy.extended.input_weight()
         is_known = weight is None or tf.get_static_value(weight) == 1
         return None if is_known else weight > 0
 

@@ -149,7 +149,8 @@ class RowView:
             is_right,
             [
                 "The gradient of an embedding must be applied before the next one is computed, or "
-                "not at all. Received: a gradient computed before the last one; it ends at position",
+                "not at all. Received: a gradient computed before the last one; it ends at "
+                "position",
                 count, "and the last one at", end, "Apply each gradient as soon as it is computed, "
                 "or take one gradient of the sum of the losses.",
             ],

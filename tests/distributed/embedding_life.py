@@ -225,7 +225,7 @@ def check_the_number_of_ids_of_all_workers_together_is_bounded():
     """The last of the checks: a step that fails may leave the workers in different operations."""
     layer = layer_of(2, 10)
     step(layer, np.arange(10))
-    with raises(tf.errors.InvalidArgumentError, "at most input_dim ids. Received:"):
+    with raises(tf.errors.InvalidArgumentError, "more than input_dim ids. Received:"):
         step(layer, [3, 11])
 
 

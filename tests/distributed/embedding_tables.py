@@ -231,7 +231,7 @@ def check_a_shared_row_is_saved_with_its_slot_variables_and_goes_on():
 def check_a_shared_row_is_not_left_out_where_rows_are_loaded():
     directory = str(shared_directory(strategy) / "rows")
     shared().save_rows(directory)
-    with raises(ValueError, "Choose overflow='share'"):
+    with raises(ValueError, "Set overflow='share'"):
         layer_of(2, 7).load_rows(directory)
 
 
@@ -268,7 +268,7 @@ def check_any_number_of_workers_reads_the_plain_files_that_any_number_has_writte
 def check_what_rows_are_not_exported_to():
     layer, plain = shared(), str(shared_directory(strategy) / "plain")
     layer.export_rows(plain)
-    with raises(ValueError, "Empty it, or name another"):
+    with raises(ValueError, "Empty it, or choose another"):
         layer.export_rows(plain)
     with raises(ValueError, "Received: 'csv'"):
         layer.export_rows(plain, format="csv")

@@ -78,7 +78,7 @@ def check_uneven_rows():
 
 
 def check_logical_cpus_are_not_made_after_the_start():
-    with raises(ValueError, "Received: a wish for 4, and there are 3 for good"):
+    with raises(ValueError, "a request for 4, but TensorFlow is already initialized with 3"):
         strategies.MirroredStrategy(num_replicas=4)
 
 

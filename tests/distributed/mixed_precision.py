@@ -123,7 +123,10 @@ def check_unchanged_code_has_its_loss_scaled():
         model.fit(x, y, batch_size=16 * n, verbose=0)
     assert type(model.optimizer) is keras.optimizers.LossScaleOptimizer
     strategies.verify_equal(strategy, model.variables + model.optimizer.variables)
-    assert "_agreeing" not in keras.optimizers.LossScaleOptimizer.check_finite.__code__.co_qualname
+    assert (
+        "_check_on_all_replicas"
+        not in keras.optimizers.LossScaleOptimizer.check_finite.__code__.co_qualname
+    )
     assert strategies.LossScaleOptimizer is keras.optimizers.LossScaleOptimizer
 
 

@@ -9,7 +9,7 @@ import time
 import tensorflow as tf
 
 from strategies.ps.barrier import Barrier
-from strategies.ps.connection import Server, ServerUnavailableError
+from strategies.ps.connection import ServerConnection, ServerUnavailableError
 from strategies.ps.membership import worker_states
 from strategies.ps.sequence_number import SequenceNumber
 from tf_config import Address
@@ -18,7 +18,7 @@ with socket.create_server(("127.0.0.1", 0)) as free:
     address = Address("127.0.0.1", free.getsockname()[1])
 task = {"ps": [str(address)]}
 process = tf.distribute.Server(task, job_name="ps", task_index=0)
-server = Server(0, address)
+server = ServerConnection(0, address)
 
 
 def interrupted(operation, feeds=None, of=server):
@@ -78,7 +78,7 @@ print("a change after it:", run(change))
 
 run(server.once("membership", lambda: worker_states(2)).initializer)
 barriers = []
-for rank, each in enumerate((server, Server(0, address))):
+for rank, each in enumerate((server, ServerConnection(0, address))):
 
     def combine(inputs):
         queue = tf.queue.FIFOQueue(9, [tf.int64], shared_name="never_filled")

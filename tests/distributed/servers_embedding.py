@@ -123,7 +123,7 @@ def check_what_is_loaded_is_saved_again_before_an_optimizer_is_made():
 def check_one_worker_alone_changes_nothing_that_is_of_all_of_them():
     layer = trained()
     if size > 1:
-        message = "rows of parameter servers. Received: a callback"
+        message = "rows of the parameter servers. Received: a callback"
         with single_worker_scope(), raises(ValueError, message):
             layer.statistics()
 
@@ -148,7 +148,7 @@ def check_a_step_of_a_program_sees_the_steps_before_it():
 
 def check_what_servers_do_not_have_is_refused_when_a_layer_is_made():
     for other in ({"optimizer": "sgd"}, {"input_dim": 5, "overflow": "share"}):
-        with raises(ValueError, "Leave them out, or start the job without --ps"):
+        with raises(ValueError, "Omit them, or start the job without --ps"):
             with strategy.scope():
                 strategies.DistributedEmbedding(3, **other)
 

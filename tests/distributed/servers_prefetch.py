@@ -136,7 +136,7 @@ def check_other_ids_than_were_asked_for_are_refused():
     loop.train(loop.dataset)
     before = loop.counts()["prefetched"]
     strategies.barrier(strategy)
-    with raises(tf.errors.OpError, "is what the layer is called with"):
+    with raises(tf.errors.OpError, "must return the ids that the layer is called with"):
         loop.train(loop.prefetched(lambda ids: ids + 5))
     assert loop.counts()["prefetched"] == before
 

@@ -163,7 +163,8 @@ def check_a_read_by_one_worker_that_would_not_end_is_refused():
     """The other workers do not read."""
     model = under(adam)
     if count > replicas and api == "keras" and rank == 0:
-        with single_worker_scope(), raises(RuntimeError, "With mode='reduce' all workers read"):
+        message = "With mode='reduce' all workers must read"
+        with single_worker_scope(), raises(RuntimeError, message):
             model.optimizer.variables[2].numpy()
 
 

@@ -108,7 +108,7 @@ def test_a_damaged_checkpoint_changes_nothing(tmp_path):
         data = path.read_bytes()
         for damaged in (data[: len(data) // 2], data[:-1], data[:300] + b"\1" + data[301:], b""):
             path.write_bytes(damaged)
-            with pytest.raises(ValueError, match="as it was saved, of the same model"):
+            with pytest.raises(ValueError, match="must be complete, and must be of the same model"):
                 train(tmp_path)
         path.write_bytes(data)
     train(tmp_path)

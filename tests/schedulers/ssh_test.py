@@ -225,7 +225,7 @@ def test_a_host_that_cannot_be_reached_is_one_line_and_starts_nothing(job, netwo
     hosts[-1] += " -o ConnectTimeout=2"
     code, output = job.run(*hosts, job.script(WHO))
     assert code == 2
-    assert output.startswith("tf-config: error: Each host is reached by ssh without a password")
+    assert output.startswith("tf-config: error: Each host must be reachable by ssh without a ")
     assert f"Received: {network.nobody}: 'ssh: connect to host {network.nobody} port 2222" in output
     assert output.count("\n") == 1
     assert not (job.directory / "ready-0").exists()

@@ -43,4 +43,4 @@ def test_the_first_worker_says_what_was_chosen(capsys, worker, devices, expected
 )
 def test_the_choice_has_its_reason(used, expected):
     collectives = used.__new__(used)
-    assert selection._in_words(collectives, "horovod", "CPU:0", CommunicationOptions()) == expected
+    assert selection._describe(collectives, "horovod", "CPU:0", CommunicationOptions()) == expected

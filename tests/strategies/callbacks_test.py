@@ -104,7 +104,7 @@ def test_the_first_worker_alone_changes_nothing(monkeypatch, change):
             else:
                 self.model.optimizer.learning_rate = 0.5
 
-    with pytest.raises(ValueError, match="Received: Change.on_epoch_end stopped it or set"):
+    with pytest.raises(ValueError, match="Received: Change.on_epoch_end, which stopped it or set"):
         fit(model_of(keras), on_first_worker(Change(), STRATEGY))
 
 
@@ -116,14 +116,14 @@ def test_what_is_in_step_by_itself_is_refused(api):
     strategy = tf.distribute.get_strategy()
     ours = LearningRateWarmup(3), Throughput(8), callbacks.StepTimeline("steps.json")
     for callback in (Mine(), api.callbacks.ReduceLROnPlateau(), *ours):
-        with pytest.raises(ValueError, match="Pass it to fit as it is: the logs are the same"):
+        with pytest.raises(ValueError, match="fit without on_first_worker: the logs are the same"):
             on_first_worker(callback, strategy)
 
 
 def test_a_backup_that_another_worker_does_not_see_is_an_error(monkeypatch, tmp_path):
     use(monkeypatch, FakeWorker(1, others=lambda *_: [3]))
     backup = on_first_worker(keras.callbacks.BackupAndRestore(tmp_path / "backup"), STRATEGY)
-    with pytest.raises(ValueError, match=r"epochs to begin with: \[3, 0\]. Put backup_dir"):
+    with pytest.raises(ValueError, match=r"initial epochs \[3, 0\], by rank. Put backup_dir"):
         fit(model_of(keras), backup)
 
 
@@ -234,7 +234,7 @@ def test_epochs_have_fewer_updates_where_gradients_are_accumulated():
 
 
 def test_the_rates_are_not_known_before_training():
-    with pytest.raises(ValueError, match="known when training begins"):
+    with pytest.raises(ValueError, match="cannot be computed before training begins"):
         LearningRateWarmup(3).rate(1)
 
 
@@ -286,14 +286,14 @@ def test_a_warm_up_that_goes_on_has_to_be_told_where_it_began():
 @KERAS
 def test_a_schedule_is_refused(api):
     schedule = api.optimizers.schedules.ExponentialDecay(0.1, 10, 0.5)
-    with pytest.raises(ValueError, match="plain number. Received: .*CosineDecay has warmup_steps"):
+    with pytest.raises(ValueError, match="plain number, .*Received: .*CosineDecay has warmup_"):
         fit(model_of(api, api.optimizers.SGD(schedule)), LearningRateWarmup(6, scale=4))
 
 
 def test_epochs_of_unknown_length_are_refused():
     dataset = tf.data.Dataset.from_tensors((np.ones([2, 2]), np.ones([2, 1])))
     dataset = dataset.filter(lambda *_: True)
-    with pytest.raises(ValueError, match="whose length is not known. Give the warm-up steps"):
+    with pytest.raises(ValueError, match="of unknown length. Pass steps to the warm-up"):
         warmup = LearningRateWarmup(epochs=1, scale=2)
         model_of(keras).fit(dataset, callbacks=[warmup], verbose=0, shuffle=False)
 
@@ -301,11 +301,11 @@ def test_epochs_of_unknown_length_are_refused():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({}, "steps=None, epochs=None. Give one"),
-        ({"steps": 1, "epochs": 1}, "steps=1, epochs=1. Give one"),
-        ({"steps": 0}, "steps is above 0. Received: 0"),
-        ({"epochs": 1, "scale": float("nan")}, "scale is above 0. Received: nan"),
-        ({"steps": 1, "learning_rate": -1}, "learning_rate is above 0. Received: -1"),
+        ({}, "must be given. Received: steps=None, epochs=None"),
+        ({"steps": 1, "epochs": 1}, "must be given. Received: steps=1, epochs=1"),
+        ({"steps": 0}, "steps must be above 0. Received: 0"),
+        ({"epochs": 1, "scale": float("nan")}, "scale must be above 0. Received: nan"),
+        ({"steps": 1, "learning_rate": -1}, "learning_rate must be above 0. Received: -1"),
     ],
 )
 def test_wrong_warm_ups(arguments, message):

@@ -113,7 +113,7 @@ def test_a_resolver_says_what_there_is(resolve_communication):
     ("arguments", "error", "message"),
     [
         ({"options": REDUCTION}, ValueError, "Received: ReductionOptions("),
-        ({"options": GEO, "mode": "geo"}, ValueError, "A setting is given once. Received: mode"),
+        ({"options": GEO, "mode": "geo"}, ValueError, "an argument and in options. Received: mode"),
         ({"communication": "auto"}, TypeError, "ParameterServerStrategy takes cluster_resolver"),
     ],
 )

@@ -54,9 +54,9 @@ def test_one_worker_takes_stocks_options():
 def test_options_of_tensorflows_collectives_choose_them(asked):
     options = CommunicationOptions(**asked)
     for communication in ("auto", "shared_memory"):
-        name, reason = selection._chosen_network(communication, "CPU:0", options)
+        name, reason = selection._resolve_network(communication, "CPU:0", options)
         assert (name, reason) == ("tensorflow", "as communication_options ask for")
-    assert selection._chosen_network("horovod", "CPU:0", options)[0] == "horovod"
+    assert selection._resolve_network("horovod", "CPU:0", options)[0] == "horovod"
 
 
 RESOLVER = tf.distribute.cluster_resolver.SimpleClusterResolver(tf.train.ClusterSpec({}))
@@ -129,5 +129,5 @@ def test_horovod_refuses_what_it_cannot_do(options, has_nccl, message):
     if message is None:
         _check_for_horovod(options, has_nccl)
     else:
-        with pytest.raises(ValueError, match=f"{message}. Take communication='tensorflow'"):
+        with pytest.raises(ValueError, match=f"{message}. Use communication='tensorflow'"):
             _check_for_horovod(options, has_nccl)

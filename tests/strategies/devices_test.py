@@ -32,5 +32,5 @@ def test_devices_by_any_of_their_names(names):
 
 @pytest.mark.parametrize("strategy", [MIRRORED, CENTRAL])
 def test_there_is_a_replica_or_more(strategy):
-    with pytest.raises(ValueError, match="A worker has a replica or more. Received: 0"):
+    with pytest.raises(ValueError, match="num_replicas must be at least 1. Received: 0"):
         strategy(num_replicas=0)

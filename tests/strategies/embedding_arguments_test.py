@@ -38,7 +38,7 @@ def test_what_rows_cannot_have_is_refused_by_its_name(api, name):
 @both
 @pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16"])
 def test_rows_are_float32(api, dtype):
-    with pytest.raises(ValueError, match=f"Received: the dtype policy '{dtype}'. Give the layer"):
+    with pytest.raises(ValueError, match=f"Received: the dtype policy '{dtype}'. Create the layer"):
         EMBEDDINGS[api](2, dtype=dtype)
     if api == "keras":
         with pytest.raises(ValueError, match="the dtype policy 'int8_from_float32'"):
@@ -101,7 +101,7 @@ def test_rows_are_set_for_integers(tmp_path):
     layer = strategies.DistributedEmbedding(2)
     layer.build()
     for ids in (np.array([1.5]), np.array(["5"]), np.array([True])):
-        with pytest.raises(ValueError, match=f"Ids are integers. Received: {ids.dtype}"):
+        with pytest.raises(ValueError, match=f"Ids must be integers. Received: {ids.dtype}"):
             layer.set_rows(ids, np.ones([1, 2]))
     np.save(tmp_path / "a-keys.npy", np.array([5, 2**63], np.uint64))
     np.save(tmp_path / "a-values.npy", np.ones([2, 2], np.float32))
@@ -152,7 +152,7 @@ def test_every_setting_is_in_a_saved_model(api, settings, is_single, tmp_path):
     ("name", "value"), [("admission", 3), ("eviction", 3), ("admission", strategies.Eviction(3))]
 )
 def test_a_setting_of_another_type_is_refused(api, name, value):
-    with pytest.raises(ValueError, match=f"{name} is a strategies.*Received"):
+    with pytest.raises(ValueError, match=f"{name} must be a strategies.*Received"):
         EMBEDDINGS[api](2, **{name: value})
     with pytest.raises(ValueError, match="TableConfig. Received: 'items'"):
         strategies.FeatureConfig("items")

@@ -83,7 +83,7 @@ def test_features_share_tables_and_a_config_makes_the_layer_again():
     assert [tuple(outputs[name].shape) for name in features] == [(2, 2, 2), (2, 2), (2, 3)]
     np.testing.assert_allclose(tf.reduce_sum(outputs["a"], 1), outputs["b"], atol=1e-6)
     assert layer.rows("shared")[0].tolist() == [1, 2, 4]
-    with pytest.raises(ValueError, match="A table is one of 'other', 'shared'. Received: None"):
+    with pytest.raises(ValueError, match="table must be one of 'other', 'shared'. Received: None"):
         layer.rows()
 
 
@@ -131,13 +131,13 @@ def test_one_layer_called_twice_in_a_step_has_the_gradient_of_both():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: DistributedEmbedding(), "Received: neither. Give output_dim or features"),
-        (lambda: DistributedEmbedding(0), "output_dim is a whole number from 1. Received: 0"),
-        (lambda: DistributedEmbedding(2, combiner="max"), "combiner is one of .* 'max'"),
-        (lambda: DistributedEmbedding(2, unseen="nan"), "unseen is one of .* Received: 'nan'"),
-        (lambda: DistributedEmbedding(2, seed=0.5), "seed is a whole number. Received: 0.5"),
-        (lambda: DistributedEmbedding(features={}), "has a feature or more. Received: none"),
-        (lambda: DistributedEmbedding(features={"a": 1}), "a FeatureConfig. Received: 1"),
+        (lambda: DistributedEmbedding(), "and features must be given. Received: neither"),
+        (lambda: DistributedEmbedding(0), "output_dim must be a whole number from 1. Received: 0"),
+        (lambda: DistributedEmbedding(2, combiner="max"), "combiner must be one of .* 'max'"),
+        (lambda: DistributedEmbedding(2, unseen="nan"), "unseen must be one of .* Received: 'nan'"),
+        (lambda: DistributedEmbedding(2, seed=0.5), "seed must be a whole number. Received: 0.5"),
+        (lambda: DistributedEmbedding(features={}), "cannot be empty. Received: no feature"),
+        (lambda: DistributedEmbedding(features={"a": 1}), "must be a FeatureConfig. Received: 1"),
         (
             lambda: DistributedEmbedding(2, embeddings_initializer="glorot_uniform"),
             "Received: embeddings_initializer GlorotUniform",
@@ -146,19 +146,19 @@ def test_one_layer_called_twice_in_a_step_has_the_gradient_of_both():
             lambda: DistributedEmbedding(
                 2, embeddings_initializer=keras.initializers.RandomNormal(seed=5)
             ),
-            "RandomNormal with seed=5. Give the seed to the layer",
+            "RandomNormal with seed=5. Pass the seed to the layer",
         ),
-        (lambda: Admission(0), "count is a whole number from 1. Received: 0"),
-        (lambda: Eviction(), "by age, by count, or both. Received: neither"),
-        (lambda: DistributedEmbedding(2).rows(), "Received: one that was not called"),
+        (lambda: Admission(0), "count must be a whole number from 1. Received: 0"),
+        (lambda: Eviction(), "requires an age, a count, or both. Received: neither"),
+        (lambda: DistributedEmbedding(2).rows(), "Received: a layer that was not called"),
         (
             lambda: DistributedEmbedding(2)(np.array([0.5])),
             r"or whole numbers of float64 between -\d+ and \d+, .* Received: \[0.5\]. Make",
         ),
-        (lambda: DistributedEmbedding(2)(tf.constant(["a"])), "integers. Received: string. Make"),
+        (lambda: DistributedEmbedding(2)(tf.constant(["a"])), "integers. Received: string. Create"),
         (
             lambda: DistributedEmbedding(2)(tf.sparse.from_dense([[1]])),
-            "Received: combiner=None. Choose",
+            "Received: combiner=None. Use",
         ),
         (
             lambda: Bags(tf.constant([[1]]), tf.constant([[1.0]]), None, False),
@@ -177,7 +177,7 @@ def test_optimizers_that_touch_all_rows_are_refused(options):
     layer(np.array([1]))
     optimizer = keras.optimizers.SGD(1.0, **options)
     (option,) = options
-    with pytest.raises(ValueError, match=f"Received: SGD with {option}=.* Leave {option} out"):
+    with pytest.raises(ValueError, match=f"Received: SGD with {option}=.* Omit {option}"):
         optimizer.build(layer.trainable_variables)
 
 

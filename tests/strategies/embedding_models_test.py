@@ -110,7 +110,7 @@ def test_a_function_between_tape_and_layer_says_that_training_must_be_given():
         function = tf.function(lambda ids, training=None: layer(ids, training=training))
         if before:  # the trace without a tape would serve the call under one
             function(ids)
-        with pytest.raises(ValueError, match="with training=None. Call the layer or the model"):
+        with pytest.raises(ValueError, match="calls the layer. Call the layer or the model with"):
             with tf.GradientTape() as tape:
                 output = function(ids)
             tape.gradient(output, layer.trainable_variables)
@@ -122,7 +122,7 @@ def test_a_function_between_tape_and_layer_says_that_training_must_be_given():
         output = function(ids, training=True)
     (gradient,) = tape.gradient(output, layer.trainable_variables)
     assert gradient.values.shape[0] == len(layer.rows()[0]) == IDS.size
-    with pytest.raises(ValueError, match="training is True, False or None when a function"):
+    with pytest.raises(ValueError, match="training must be True, False or None while a function"):
         tf.function(layer)(ids, training=tf.constant(True))
 
 
@@ -139,7 +139,7 @@ def test_a_call_that_the_backward_pass_repeats_is_refused(training, in_function)
         return tape.gradient(output, layer.trainable_variables)
 
     gradient = tf.function(gradient) if in_function else gradient
-    with pytest.raises(ValueError, match="Received: a call that the backward pass repeats"):
+    with pytest.raises(ValueError, match="would repeat the lookup .* Received: such a call"):
         gradient(training)
     assert len(layer.rows()[0]) == 0
     assert gradient(False) == [None]

@@ -124,7 +124,7 @@ def test_a_dense_gradient_of_several_replicas_is_refused(ids_of_second):
         return model.fit(ids, np.ones([2, 1]), batch_size=2, verbose=0)
 
     fit(clipnorm=1.0)
-    with pytest.raises(ValueError, match="stays tf.IndexedSlices.*global_clipnorm"):
+    with pytest.raises(ValueError, match="must be tf.IndexedSlices.*global_clipnorm"):
         fit(global_clipnorm=1.0)
 
 
@@ -135,7 +135,7 @@ def test_optimizers_that_look_at_whole_variables_are_refused(api, name):
     layer = APIS[api][1](WIDTH)
     layer(EACH_ID)
     optimizer = getattr(APIS[api][0].optimizers, name)()
-    with pytest.raises(ValueError, match=f"Received: {name}, which looks at whole variables"):
+    with pytest.raises(ValueError, match=f"Received: {name}, which uses whole variables"):
         optimizer.build(layer.trainable_variables)
 
 
@@ -143,7 +143,7 @@ def test_optimizers_that_look_at_whole_variables_are_refused(api, name):
 def test_legacy_optimizers_are_refused(name):
     layer = TfKerasEmbedding(WIDTH)
     optimizer = getattr(tf_keras.optimizers.legacy, name)(0.1)
-    with pytest.raises(ValueError, match=f"Received: tf_keras.optimizers.legacy.{name}, which"):
+    with pytest.raises(ValueError, match=f"Received: tf_keras.optimizers.legacy.{name}. Use "):
         train(layer, optimizer, np.zeros([1, IDS, WIDTH], np.float32))
 
 
@@ -176,7 +176,7 @@ def test_an_optimizer_of_ones_own_says_that_it_works_element_by_element():
 
     layer = strategies.DistributedEmbedding(WIDTH)
     layer(EACH_ID)
-    with pytest.raises(ValueError, match="Received: Own, which .* say `elementwise = True`"):
+    with pytest.raises(ValueError, match="Received: Own, which .* set `elementwise = True`"):
         Own(momentum=0.5).build(layer.trainable_variables)
     Own.elementwise = True
     compare("keras", lambda: Own(0.01, momentum=0.5))

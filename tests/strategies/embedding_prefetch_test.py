@@ -78,7 +78,7 @@ def test_other_ids_than_those_of_the_steps_are_refused():
         queue.check()
     for number in range(3, 9):
         queue.submit(keys(number), True, result(number))
-    with pytest.raises(ValueError, match="the ids of 4 batches, and a step with others"):
+    with pytest.raises(ValueError, match="the ids of 4 batches, and a step with other ids"):
         queue.check()
     # Not once a step had what it needs; what is too old is gone.
     assert queue.pop(keys(4), True) is None
@@ -100,7 +100,7 @@ def test_without_servers_a_dataset_is_as_it_was():
     [
         (np.zeros(3), "ours", 1, TypeError, "come from a tf.data.Dataset. Received: ndarray"),
         ("batches", tf.keras.layers.Embedding(2, 3), 1, TypeError, "Received: Embedding"),
-        ("batches", "ours", 0, ValueError, "steps is a whole number from 1. Received: 0"),
+        ("batches", "ours", 0, ValueError, "steps must be a whole number from 1. Received: 0"),
         ("batches", "ours", True, ValueError, "Received: True"),
     ],
 )

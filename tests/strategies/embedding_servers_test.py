@@ -93,7 +93,7 @@ def test_a_worker_does_not_change_rows_by_itself():
         rows.value()
     slot = rows.make_slot(f"{rows.table_name}momentum", np.zeros([1, 3], np.float32))
     slot.assign(np.zeros([1, 3], np.float32))  # as Keras does with what it saved
-    with pytest.raises(ValueError, match="is set with these. Received: other values"):
+    with pytest.raises(ValueError, match="set together with the rows. Received: other values"):
         slot.assign(np.ones([1, 3], np.float32))
     with pytest.raises(ValueError, match="Only an optimizer can write to the rows of an embedding"):
         rows.assign_add(np.ones([1, 3], np.float32))

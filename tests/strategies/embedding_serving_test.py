@@ -144,7 +144,7 @@ def test_tf_keras_saves_what_it_can_load_again(tmp_path):
     model.fit(np.arange(8).reshape([4, 2]), np.ones([4, 1]), verbose=0)
     ids = np.array([[1, 2], [7, 50]])
     expected = model.predict(ids, verbose=0)
-    with pytest.raises(ValueError, match="ends in '.keras', from which load_model goes on; to"):
+    with pytest.raises(ValueError, match="ends in '.keras', which load_model restores; to"):
         model.save(tmp_path / "saved")
     model.save(tmp_path / "model.keras")
     again = tf_keras.models.load_model(tmp_path / "model.keras")
@@ -190,7 +190,7 @@ def test_npy_files_of_another_system(tmp_path, prefix):
 
 def in_pieces_of(monkeypatch, layer, rows):
     """Lets rows be moved in pieces of so many."""
-    size = layer._built_tables().table(None).store.row_bytes() * rows
+    size = layer._require_tables().table(None).store.row_bytes() * rows
     monkeypatch.setattr(snapshot, "_CHUNK_BYTES", size)
     monkeypatch.setattr(npy_stream, "_CHUNK_BYTES", size)
 
@@ -211,7 +211,7 @@ def test_parquet_without_pyarrow_is_refused(tmp_path, monkeypatch):
         ({"keys.npy": [1, 1], "values.npy": [[1.0, 2.0]] * 2}, "1 of them different"),
         ({"keys.npy": [0.5], "values.npy": [[1.0, 2.0]]}, "Received: float64"),
         ({"keys.npy": [1], "values.npy": [[1.0, 2.0, 3.0]]}, "shape .1, 3. for 1 keys"),
-        ({"part-00000-of-00002-keys.npy": [1]}, "All parts of one export"),
+        ({"part-00000-of-00002-keys.npy": [1]}, "All parts of an export must be"),
     ],
 )
 def test_files_that_do_not_fit_are_refused(tmp_path, files, message):
@@ -226,7 +226,7 @@ def test_files_that_do_not_fit_are_refused(tmp_path, files, message):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"overflow": "wrap"}, "overflow is one of 'error', 'share'. Received: 'wrap'"),
+        ({"overflow": "wrap"}, "overflow must be one of 'error', 'share'. Received: 'wrap'"),
         ({"overflow": "share"}, "Received: overflow='share' without input_dim"),
         ({"optimizer": "sgd", "dtype": "mixed_float16"}, "Use mixed_bfloat16 or float32"),
     ],

@@ -349,7 +349,7 @@ def test_a_table_has_no_more_rows_than_it_may_wherever_they_come_from(tmp_path, 
     for _, messages in results:
         assert len(messages) == len(ways)
         for message in messages:
-            assert "Received: rows of 6 ids for input_dim=5. Raise it" in message
+            assert "Received: rows of 6 ids for input_dim=5. Raise input_dim" in message
 
 
 @pytest.mark.parametrize("memory", [None, 4096])
@@ -376,7 +376,7 @@ def test_9_counts_times_and_filters_are_saved(memory, tmp_path):
 @pytest.mark.parametrize(
     ("memory", "message"),
     [(8192, "with the memory that it was saved with. Received: 4096 bytes"),
-     (None, "Received: one for 'table', whose admission has memory=None")],
+     (None, "Received: a sketch for 'table', whose admission has memory=None")],
 )  # fmt: skip
 def test_9_a_filter_that_another_has_no_use_for_is_refused(tmp_path, memory, message):
     layer, other = (
@@ -588,7 +588,7 @@ def test_a_step_is_one_of_all_replicas_however_often_it_looks_up(replicas):
 @pytest.mark.parametrize("memory", [None, 1024])
 def test_the_plan_of_one_worker_has_slot_variables_and_what_was_refused(memory):
     layer = layer_of(LocalCollectives(), 2, admission=Admission(2, memory=memory))
-    with pytest.raises(ValueError, match="Received: one that was not called"):
+    with pytest.raises(ValueError, match="Received: a layer that was not called"):
         DistributedEmbedding(2).plan()
     step(layer, keras.optimizers.Adam(1.0), [1, 1, 2])
     text = layer.plan()

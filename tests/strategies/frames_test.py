@@ -6,6 +6,7 @@ import weakref
 import pytest
 
 from strategies.compat import keras as _keras
+from strategies.compat import keras_losses
 from strategies.compat.call_stack import innermost
 
 
@@ -22,7 +23,7 @@ class Data:
         _keras.running_call,
         _keras.gradient_in_update,
         _keras.is_writing_h5,
-        _keras.is_dividing_loss,
+        keras_losses.is_dividing_loss,
         _keras.restart_threads,
         _keras.running_fit,
     ],

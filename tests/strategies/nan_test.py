@@ -201,6 +201,6 @@ def test_workers_that_are_not_in_step_are_refused():
     class Strategy:
         extended = Apart()
 
-    with pytest.raises(ValueError, match="not in step"):
+    with pytest.raises(ValueError, match="requires workers that train in lockstep"):
         callback = TerminateOnNaN()
         callback.set_model(type("Model", (), {"distribute_strategy": Strategy()})())

@@ -97,7 +97,7 @@ def test_a_coordinator_and_a_partitioner_are_refused_with_what_stands_for_them()
 
     import strategies
 
-    with pytest.raises(RuntimeError, match="Leave it out: call the step in place of"):
+    with pytest.raises(RuntimeError, match="Call the step directly instead of"):
         tf.distribute.coordinator.ClusterCoordinator(
             object.__new__(strategies.ParameterServerStrategy)
         )
@@ -372,7 +372,7 @@ def test_a_server_is_a_ps_task(forked):
     process = forked.popen([forked.python, "-m", "strategies.serve"])
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 2
-    assert "runs as a ps task. Received: no TF_CONFIG" in output
+    assert "must be a ps task. Received: no TF_CONFIG" in output
 
 
 def loads(placement, shapes, slot_variables=2):

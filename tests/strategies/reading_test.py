@@ -234,7 +234,7 @@ def test_names_and_patterns(tmp_path):
     names = files_of(tmp_path, [1, 1, 1])
     assert names_of(str(tmp_path / "part-*")) == names
     assert names_of([names[2], tmp_path / "part-00[01]*", names[0]]) == names
-    with pytest.raises(ValueError, match="Received: '.*missing', which is none"):
+    with pytest.raises(ValueError, match="Received: '.*missing', which matches none"):
         names_of([names[0], str(tmp_path / "missing")])
     with pytest.raises(ValueError, match="Received: none"):
         names_of([])
@@ -243,12 +243,12 @@ def test_names_and_patterns(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"batch_size": 0}, "batch_size is a whole number from 1. Received: 0"),
-        ({"readers": 0}, "readers is a whole number from 1"),
-        ({"shuffle": True}, "shuffle is a whole number from 0. Received: True"),
-        ({"steps": 0}, "steps is a whole number from 1. Received: 0"),
-        ({"shard": "file"}, "shard is one of 'auto', 'files', 'rows'. Received: 'file'"),
-        ({"uneven": "drop"}, "uneven is one of 'empty', 'resample', 'cut'. Received: 'drop'"),
+        ({"batch_size": 0}, "batch_size must be a whole number from 1. Received: 0"),
+        ({"readers": 0}, "readers must be a whole number from 1"),
+        ({"shuffle": True}, "shuffle must be a whole number from 0. Received: True"),
+        ({"steps": 0}, "steps must be a whole number from 1. Received: 0"),
+        ({"shard": "file"}, "shard must be one of 'auto', 'files', 'rows'. Received: 'file'"),
+        ({"uneven": "drop"}, "uneven must be one of 'empty', 'resample', 'cut'. Received: 'drop'"),
         ({"uneven": "cut", "steps": 2}, "uneven='cut' counts the rows, .* Received: steps=2"),
     ],
 )
@@ -260,7 +260,7 @@ def test_wrong_arguments(tmp_path, arguments, message):
 
 def test_a_batch_has_a_row_for_each_worker(tmp_path, monkeypatch):
     use(monkeypatch, with_steps(0, 3))
-    with pytest.raises(ValueError, match="row for each of 3 workers. Received: batch_size=2"):
+    with pytest.raises(ValueError, match="the number of workers, 3. Received: batch_size=2"):
         strategies.read_files(files_of(tmp_path, [1, 1, 1]), None, 2)
 
 

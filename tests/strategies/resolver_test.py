@@ -37,11 +37,11 @@ def test_the_task_may_be_known_only_after_the_cluster_was_asked_for():
 @pytest.mark.parametrize(
     ("resolver", "message"),
     [
-        ("node1:2222", "Received: 'node1:2222'. Leave it out to use TF_CONFIG"),
+        ("node1:2222", "Received: 'node1:2222'. Omit it to use TF_CONFIG"),
         (simple({"worker": ["a:1"]}), "task_type=None, task_id=None. Set both on the resolver"),
         (simple({"worker": ["a:1"]}, task_type="worker", task_id=1), "the cluster has worker 0"),
-        (simple({"worker": ["a:1", "a:1"]}, task_type="worker", task_id=0), "address of its own"),
-        (simple({"worker": ["a:1"], "ps": ["b:1"]}, task_type="worker", task_id=0), "no use for"),
+        (simple({"worker": ["a:1", "a:1"]}, task_type="worker", task_id=0), "have its own address"),
+        (simple({"worker": ["a:1"], "ps": ["b:1"]}, task_type="worker", task_id=0), "cannot use"),
     ],
 )
 def test_a_wrong_one_is_refused(resolver, message):

@@ -22,6 +22,6 @@ def test_a_server_takes_no_gpu(monkeypatch, capsys):
     monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": task}))
     monkeypatch.setattr(tf.distribute, "Server", start)
     assert serve.main() == 1
-    assert "where TensorFlow's does not start: not here" in capsys.readouterr().err
+    assert "where TensorFlow's server cannot start: not here" in capsys.readouterr().err
     assert [config.device_count["GPU"] for config in given] == [0]
     assert "GPU" in given[0].device_count

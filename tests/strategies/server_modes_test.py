@@ -11,7 +11,7 @@ import tf_keras
 
 from strategies.parameter_server import update_mode_of
 from strategies.ps.options import ParameterServerOptions
-from strategies.ps.push import Push, merged
+from strategies.ps.push import Push, merge_pushes
 from strategies.ps.updates import VariableUpdate, check_applicable
 from strategies.ps.variables import add
 
@@ -98,7 +98,7 @@ def test_an_error_in_the_background_is_raised_in_each_step_after_it():
 def test_steps_are_merged_without_overflow_in_half_precision():
     half = np.array([60000, -7], np.float16)
     pushes = [Push([[half, np.array([60000.0])]], [[]], [], []) for _ in range(3)]
-    together = merged(pushes)
+    together = merge_pushes(pushes)
     assert together.steps == 3
     # The server multiplies by the number of steps what has come as float16.
     ((mean, total),) = together.packs
@@ -243,10 +243,10 @@ def test_so_many_steps_wait_to_be_sent_and_the_next_one_waits_for_them(settings,
         ({"compression": "int8"}, "Received: 'int8'"),
         ({"placement": "spread"}, "Received: 'spread'"),
         ({"min_slice_size": 0}, "Received: 0"),
-        ({"pull_every": 0}, "pull_every is a whole number from 1. Received: 0"),
-        ({"geo_steps": True}, "geo_steps is a whole number from 1. Received: True"),
+        ({"pull_every": 0}, "pull_every must be a whole number from 1. Received: 0"),
+        ({"geo_steps": True}, "geo_steps must be a whole number from 1. Received: True"),
         ({"max_merge": 2, "mode": "geo"}, "max_merge=2 with mode='geo'"),
-        ({"geo_steps": 2}, "geo_steps is a setting of mode='geo'. Received: geo_steps=2"),
+        ({"geo_steps": 2}, "geo_steps can only be used with mode='geo'. Received: geo_steps=2"),
     ],
 )
 def test_wrong_options_are_refused(settings, message):

@@ -152,7 +152,7 @@ def test_a_worker_that_has_ended_is_named():
         process.kill()
     names = ["worker 0", "worker 1"]
     channel = Host(0, names, [0], OwnMemory(), {1: peer}, True).new_channel()
-    with pytest.raises(WorkerEndedError, match="worker 1 has ended, and worker 0 waits for it"):
+    with pytest.raises(WorkerEndedError, match="worker 1 has ended while worker 0 waits for it"):
         transfers.sum_vectors(channel, [np.ones(3)], transfers.BufferPool())
 
 

@@ -77,7 +77,7 @@ def test_a_slot_variable_whose_shape_is_given_is_split():
 def test_legacy_optimizers_are_refused(name):
     options = {"momentum": 0.5} if name == "SGD" else {}
     optimizer = getattr(tf_keras.optimizers.legacy, name)(0.1, **options)
-    with pytest.raises(ValueError, match=f"Received: tf_keras.optimizers.legacy.{name}, which"):
+    with pytest.raises(ValueError, match=f"Received: tf_keras.optimizers.legacy.{name}. Use "):
         under_reduce(optimizer)
 
 
@@ -101,7 +101,7 @@ def test_parts_joined_are_the_whole(shape, count):
     parts = [spec.part(value, number) for number in range(count)]
     assert [tuple(part.shape) for part in parts] == [spec.shape_of(n) for n in range(count)]
     assert max(spec.sizes) - min(spec.sizes) <= 1
-    np.testing.assert_array_equal(spec.whole(tf.concat(parts, 0)), value)
+    np.testing.assert_array_equal(spec.concatenate_parts(tf.concat(parts, 0)), value)
 
 
 @given(some.lists(some.integers(0, 5), max_size=8), some.integers(1, 8))
@@ -123,7 +123,7 @@ def split_variable():
 
 def test_what_is_in_view_is_read_and_written():
     partition, variable = split_variable()
-    with partition.viewing(1):
+    with partition.show_part(1):
         assert variable.shape == (1, 2)
         variable.assign_add(variable * 2)
         variable.scatter_sub(tf.IndexedSlices(tf.ones([1, 2]), tf.constant([0])))

@@ -38,7 +38,7 @@ def test_what_a_function_that_failed_meanwhile_left_is_not_taken_for_the_next_ru
         run(tf.fill([2], -1.0), 9)
     may_end.set()
     for _ in range(3):
-        with pytest.raises(tf.errors.InvalidArgumentError, match="Start the job again"):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="Restart the job"):
             run(tf.ones([3]), 0)
 
 

@@ -145,10 +145,10 @@ def test_input_that_is_not_observed_is_said(tmp_path):
 
 
 def test_the_number_of_steps_is_checked():
-    with pytest.raises(ValueError, match="max_steps is a whole number from 1. Received: 0"):
+    with pytest.raises(ValueError, match="max_steps must be a whole number from 1. Received: 0"):
         StepTimeline("steps.json", max_steps=0)
 
 
 def test_a_path_elsewhere_is_refused():
-    with pytest.raises(ValueError, match="a file of this machine. Received: 'gs://bucket/steps'"):
+    with pytest.raises(ValueError, match="a local file. Received: 'gs://bucket/steps'"):
         StepTimeline("gs://bucket/steps")

@@ -207,7 +207,8 @@ def test_a_wait_lasts_as_long_as_nothing_moves():
     ],
 )
 def test_a_wrong_time_is_refused(variable, read, given):
-    with pytest.raises(ValueError, match=f"{variable} is a number .* above 0. Received: '{given}'"):
+    message = f"{variable} must be a number .* above 0. Received: '{given}'"
+    with pytest.raises(ValueError, match=message):
         read({variable: given})
 
 
@@ -220,7 +221,7 @@ def test_a_wait_beyond_the_step_timeout_ends_all_workers(store):
     assert not ends
     waiting.check_peers(STEP)
     other.check_verdict()
-    assert "at most 35 s for the others inside of a step (--step-timeout)" in ends[0]
+    assert "longer than 35 s for the others in a step (--step-timeout)" in ends[0]
     assert "40 s in all_reduce, in fit(), train.py, line 3, for the other workers: " in ends[0]
     assert "worker 1 is in train.py, line 9 (time.sleep(100))" in ends[0]
     assert ends[1] == f"worker 0 ended the job: {ends[0]}"
@@ -241,7 +242,7 @@ def test_a_store_that_does_not_answer_is_named_and_not_the_other_workers(keeper,
         assert f"worker 1 has waited {seconds} s in all_reduce, in fit(), train.py" in message
         assert f"{address}, to which all workers report, does not answer." in message
         assert "All workers call it" not in message
-    assert "at most 50 s for the others inside of a step (--step-timeout)" in ends[0]
+    assert "longer than 50 s for the others in a step (--step-timeout)" in ends[0]
 
 
 def test_a_worker_that_has_reported_nothing_is_named(store):
@@ -370,7 +371,7 @@ else:
                 (
                     "steps",
                     "shared_memory",
-                    ["All workers exchange the same values in the same order.", "sum of ((1, "],
+                    ["must exchange the same values in the same order.", "sum of ((1, "],
                 ),
                 ("steps", "horovod", ["line 23 (strategies.barrier(strategy))", "line 22 (total("]),
                 ("steps", "tensorflow", ["All workers call it", "line 22 (total("]),
@@ -430,7 +431,7 @@ def test_a_late_worker_ends_the_job_on_all_of_them(forked, given):
     assert time.monotonic() - started < 100
     for worker in range(given[1]):
         log = (forked.directory / f"logs/worker-{worker}.log").read_text()
-        assert "at most 8 s for the others inside of a step (--step-timeout). Received:" in log
+        assert "longer than 8 s for the others in a step (--step-timeout). Received:" in log
         assert "worker 1 is in fit(" in log, log
         assert "line 13 (time.sleep(600))" in log, log
     forked.assert_nothing_left()

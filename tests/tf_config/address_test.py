@@ -34,7 +34,7 @@ def test_an_address_is_read_and_written_the_same(text, host, port):
         (":2222", "host name or an IP address"),
         ("a b:2222", "host name or an IP address"),
         ("-a:2222", "host name or an IP address"),
-        ("::1:2222", "stands in brackets"),
+        ("::1:2222", "with an IPv6 address in brackets"),
         ("[::g]:2222", "IPv6 address in the brackets"),
         ("grpc://node1:2222", "without a scheme"),
     ],

@@ -91,20 +91,20 @@ def test_an_array_has_no_more_rows_than_an_int32_counts():
 @pytest.mark.parametrize(
     ("tables", "options", "message"),
     [
-        ({}, {}, "tables by name, one or more. Received: {}"),
+        ({}, {}, "from names to at least one table. Received: {}"),
         ({"t": {"rows": 5}}, {}, "A table has rows and width"),
         ({"t": {"rows": 5, "width": 1, "x": 1}}, {}, "may have hotness, unique_ratio, zipf"),
-        ({"t": {"rows": 0, "width": 1}}, {}, "rows of the table 't' is a number, 1 or more"),
-        ({"t": {"rows": 5, "width": 1.5}}, {}, "a whole number of numbers"),
+        ({"t": {"rows": 0, "width": 1}}, {}, "rows of the table 't' must be a number, 1 or more"),
+        ({"t": {"rows": 5, "width": 1.5}}, {}, "width must be a whole number. Received: width=1.5"),
         ({"t": {"rows": float("nan"), "width": 1}}, {}, "Received: nan"),
         ({"t": {**USERS, "zipf": 1.0}}, {}, "Received: both, for 't'"),
         ({"t": {**USERS, "unique_ratio": 2}}, {}, "0 or more, and 1 at most. Received: 2"),
-        ({"t": USERS}, {"batch": "many"}, "batch is a number, 1 or more. Received: 'many'"),
-        ({"t": USERS}, {"workers": 0}, "workers is a number, 1 or more. Received: 0"),
-        ({"t": USERS}, {"servers": 0.5}, "servers is a whole number. Received: 0.5"),
-        ({"t": USERS}, {"memory_gib": 0}, "memory_gib is a number, above 0. Received: 0"),
-        ({"t": USERS}, {"step_seconds": 1}, "Give gbit_per_second as well"),
-        ({"t": USERS}, {"optimizer": "lamb"}, "optimizer is one of sgd, .* Received: 'lamb'"),
+        ({"t": USERS}, {"batch": "many"}, "batch must be a number, 1 or more. Received: 'many'"),
+        ({"t": USERS}, {"workers": 0}, "workers must be a number, 1 or more. Received: 0"),
+        ({"t": USERS}, {"servers": 0.5}, "servers must be a whole number. Received: 0.5"),
+        ({"t": USERS}, {"memory_gib": 0}, "memory_gib must be a number, above 0. Received: 0"),
+        ({"t": USERS}, {"step_seconds": 1}, "requires gbit_per_second. Received: step_seconds"),
+        ({"t": USERS}, {"optimizer": "lamb"}, "optimizer must be one of sgd, .* Received: 'lamb'"),
     ],
 )
 def test_what_has_no_meaning_is_refused(tables, options, message):
@@ -132,7 +132,7 @@ def test_a_file_and_flags_say_the_same(form, tmp_path, capsys):
     [
         ([], "Received: no --table"),
         (["--table", "t:rows=1,width=1"], "Received: no --batch"),
-        (["--table", "t"], "--table is NAME:rows=N,width=N"),
+        (["--table", "t"], "--table must be NAME:rows=N,width=N"),
         (["--table", "t:rows=1,widht=1", "--batch", "1"], "'widht' for 't'. Correct it, or leave"),
         (["--table", "t:rows=1,widht=1", "--batch", "1"], "Did you mean 'width'?"),
         (["--table", "t:rows=1", "--batch", "1"], "Received: no width for 't'"),
@@ -140,9 +140,9 @@ def test_a_file_and_flags_say_the_same(form, tmp_path, capsys):
         (2 * ["--table", "t:rows=1,width=1"] + ["--batch", "1"], "Received: 't' twice"),
         (["--table", "t:rows=1,width=1", "--batch", "1", "--memory", "3"], "'--memory-gib'?"),
         (["--table", "t:rows=1,width=1", "--batch", "1", "--optimizer", "adm"], "'adam'?"),
-        (["--table", "t:rows=x,width=1", "--batch", "1"], "rows is a number. Received: 'x'"),
-        (["--table", "t:rows=1,width=1", "--batch", "1", "--ps", "x"], "servers is a number"),
-        (["no-such-file"], "FILE names a text file"),
+        (["--table", "t:rows=x,width=1", "--batch", "1"], "rows must be a number. Received: 'x'"),
+        (["--table", "t:rows=1,width=1", "--batch", "1", "--ps", "x"], "servers must be a number"),
+        (["no-such-file"], "FILE must name a text file"),
     ],
 )
 def test_wrong_input_is_one_line(arguments, message, capsys):
@@ -155,10 +155,10 @@ def test_wrong_input_is_one_line(arguments, message, capsys):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "FILE is YAML or JSON"),
-        ("[1]", "FILE has tables, batch"),
+        ("{", "FILE must be YAML or JSON"),
+        ("[1]", "FILE must be a mapping with tables, batch"),
         ("{tabels: {}}", "Received: 'tabels' in"),
-        ("{tables: [1], batch: 1}", "'tables' are tables by name. Received: [1]"),
+        ("{tables: [1], batch: 1}", "must be a mapping from names to tables. Received: [1]"),
     ],
 )
 def test_a_wrong_file_is_one_line(text, message, tmp_path, capsys):

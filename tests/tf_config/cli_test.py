@@ -78,7 +78,8 @@ def test_check_reads_a_file(tmp_path, capsys):
     assert main(["check", "--file", str(path)]) == 2
     errors = capsys.readouterr().err.splitlines()
     assert len(errors) == 2
-    assert all(line.startswith("tf-config: error: --file names a text file.") for line in errors)
+    message = "tf-config: error: --file must name a text file."
+    assert all(line.startswith(message) for line in errors)
 
 
 @pytest.mark.parametrize(
@@ -102,54 +103,54 @@ def test_check_reads_a_file(tmp_path, capsys):
         ),
         (["check", "--from", "slrum"], "Did you mean 'slurm'?"),
         (["check", "--timeout", "3"], "Received: no --connect"),
-        (["build", "--task", "worker"], "is named with its index. Received: 'worker'"),
+        (["build", "--task", "worker"], "must be given with its index. Received: 'worker'"),
         (["build", "--task", "wroker:0"], "Did you mean 'worker'?"),
-        (["build", "--task", "evaluator"], "--task names one of the tasks asked for"),
+        (["build", "--task", "evaluator"], "--task must name one of the requested tasks"),
         (["build", "--format", "yml"], "Did you mean 'yaml'?"),
-        (["run", "--env", "1BAD=3", "x"], "no digit first. Received: '1BAD'"),
-        (["run", "--env", "TF_CONFIG=3", "x"], "TF_CONFIG is another one in each task"),
-        (["run", "--port", "x", "x.py"], "a port is 1 to 65535, received 'x'"),
-        (["build", "--workers", "x"], "a number is 0 or more, received 'x'"),
-        (["build", "--workers", "-1"], "a number is 0 or more"),
+        (["run", "--env", "1BAD=3", "x"], "cannot begin with a digit. Received: '1BAD'"),
+        (["run", "--env", "TF_CONFIG=3", "x"], "TF_CONFIG cannot be set with --env"),
+        (["run", "--port", "x", "x.py"], "the port must be from 1 to 65535, received 'x'"),
+        (["build", "--workers", "x"], "the number must be 0 or more, received 'x'"),
+        (["build", "--workers", "-1"], "the number must be 0 or more"),
         (["build", "--workers", "0"], "at least one task that trains"),
-        (["build", "--task", "worker:5"], "--task names one of the tasks asked for"),
-        (["build", "--task", "boss"], "A task's type is one of"),
+        (["build", "--task", "worker:5"], "--task must name one of the requested tasks"),
+        (["build", "--task", "boss"], "A task's type must be one of"),
         (["run"], "required: program"),
         (["run", "--workers", "0", "x.py"], "at least one task that trains"),
-        (["run", "--min-workers", "1", "x.py"], "without --max-restarts"),
-        (["run", "--min-workers", "0", "x.py"], "a number is 1 or more, received '0'"),
-        (["run", "--step-timeout", "0", "x.py"], "a time in seconds is above 0, received '0'"),
-        (["run", "--start-timeout", "0", "x.py"], "a time in seconds is above 0, received '0'"),
-        (["run", "--start-timeout", "nan", "x.py"], "a time in seconds is above 0"),
-        (["run", "--threads-per-worker", "0", "x.py"], "a number is 1 or more, received '0'"),
+        (["run", "--min-workers", "1", "x.py"], "--min-workers requires --max-restarts"),
+        (["run", "--min-workers", "0", "x.py"], "number must be 1 or more, received '0'"),
+        (["run", "--step-timeout", "0", "x.py"], "time in seconds must be above 0, received '0'"),
+        (["run", "--start-timeout", "0", "x.py"], "time in seconds must be above 0, received '0'"),
+        (["run", "--start-timeout", "nan", "x.py"], "the time in seconds must be above 0"),
+        (["run", "--threads-per-worker", "0", "x.py"], "number must be 1 or more, received '0'"),
         (["show"], "Received: none of tf_config, paddle,"),
         (["check"], "Received: none of tf_config, paddle,"),
-        (["check", "--from", "lsf"], "--from is one of tf_config, paddle,"),
-        (["check", "--from", "slurm", "--file", "x"], "Received: --file and --from"),
+        (["check", "--from", "lsf"], "--from must be one of tf_config, paddle,"),
+        (["check", "--from", "slurm", "--file", "x"], "--file and --from cannot be combined"),
         (["exec"], "required: program"),
-        (["exec", "--workers", "2", "true"], "Received: --workers alone"),
-        (["exec", "--task", "worker:0", "true"], "--task goes with --workers and --rendezvous"),
+        (["exec", "--workers", "2", "true"], "Received: --workers only"),
+        (["exec", "--task", "worker:0", "true"], "--task requires --workers and --rendezvous"),
         (
             ["exec", "--task", "ps:0", "--workers", "2", "--rendezvous", "file:///x", "true"],
-            "--task names one of the tasks asked for. Received: ps 0",
+            "--task must name one of the requested tasks. Received: ps 0",
         ),
         (
             ["exec", "--task", "worker:0", "--workers", "2", "--rendezvous", "x", "true"],
-            "A rendezvous is file:///directory",
+            "A rendezvous must be file:///directory",
         ),
         (["exec", "--interface", "eth99", "true"], "Received: none of"),
-        (["run", "--interface", "eth99", "x"], "--interface names a network interface of this"),
+        (["run", "--interface", "eth99", "x"], "--interface must name a network interface of this"),
         (["run", "--env", "NO_SUCH_VARIABLE", "x"], "Received: 'NO_SUCH_VARIABLE'"),
-        (["run", "--env", "=1", "x"], "--env is NAME=VALUE"),
-        (["run", "--ssh", "'", "x"], "--ssh is a command"),
+        (["run", "--env", "=1", "x"], "--env must be NAME=VALUE"),
+        (["run", "--ssh", "'", "x"], "--ssh must be a command"),
         (["run", "--hosts", "a", "--hostfile", "b", "x"], "not allowed with"),
-        (["run", "--hosts", "a:", "x"], "Hosts are written"),
+        (["run", "--hosts", "a:", "x"], "Hosts must have the form"),
         (["run", "--quiet", "--verbose", "x"], "not allowed with"),
-        (["build", "--port", "0"], "a port is 1 to 65535"),
-        (["build", "--port", "65535", "--workers", "2"], "Start with a lower --port"),
+        (["build", "--port", "0"], "the port must be from 1 to 65535"),
+        (["build", "--port", "65535", "--workers", "2"], "Use a lower --port"),
         (["build", "--hosts", "a:1", "--workers", "2"], "2 for the 1 slots of a"),
-        (["build", "--ps-hosts", "a"], "no parameter server"),
-        (["build", "--hostfile", "none"], "--hostfile names a text file"),
+        (["build", "--ps-hosts", "a"], "--ps-hosts requires parameter servers"),
+        (["build", "--hostfile", "none"], "--hostfile must name a text file"),
         (["build", "--format", "xml"], "invalid choice: 'xml'"),
         (["exec", "true"], "Received: none of tf_config, paddle,"),
         (["exec", "true", "1"], "use 'tf-config run --workers 2 true 1'"),
@@ -157,7 +158,7 @@ def test_check_reads_a_file(tmp_path, capsys):
         (["exec", "sh", "-c", "a\nb"], "use 'tf-config run --workers 2 train.py'"),
         (["show"], "use 'tf-config run --workers 2 train.py'"),
         (["check"], "use 'tf-config run --workers 2 train.py'"),
-        (["exec", "--rendezvous", "http://x", "true"], "A rendezvous is file:///directory"),
+        (["exec", "--rendezvous", "http://x", "true"], "A rendezvous must be file:///directory"),
         (["check", "--rendezvous", "file:///x"], "add for example --task worker:0 --workers 2"),
         (["run", "-m"], "argument -m: expected the name of a module"),
         (["run", "-m", "os.none"], "-m runs a module. Received: 'os.none'"),
@@ -373,7 +374,7 @@ def test_exec_gives_the_roles_too_and_a_ps_task_is_a_server(step, tmp_path):
 def test_an_evaluator_is_dealt_no_gpus_of_a_host_that_nobody_knows(step, capsys):
     roles = ["--chief", "--evaluator"]
     assert main(["exec", *roles, "--gpus-per-worker", "1", "--", "true"]) == 2
-    assert "Received: an evaluator, which has no address" in capsys.readouterr().err
+    assert "evaluator, which has no address, so it is unknown whose host" in capsys.readouterr().err
 
 
 def test_what_a_login_script_prints_behind_the_answer_is_said(tmp_path, capfd):
@@ -399,7 +400,7 @@ def test_more_roles_than_tasks_are_refused(step, command, capsys):
 def test_an_environment_that_names_roles_takes_no_others(tf_config, command, role, capsys):
     assert main([command[0], *role, *command[1:]]) == 2
     error = capsys.readouterr().err
-    assert f"'tf_config' says itself which role each task has. Received: {' '.join(role)}." in error
+    assert f"'tf_config' determines them. Received: {' '.join(role)}." in error
     assert error.count("\n") == 1
 
 
@@ -408,12 +409,12 @@ def test_a_file_takes_no_roles(tmp_path, capsys):
     path.write_text(CONFIG)
     assert main(["check", "--file", str(path), "--ps", "1", "--chief"]) == 2
     error = capsys.readouterr().err
-    assert "A file says itself which role each task has. Received: --ps 1 --chief." in error
+    assert "A file determines them. Received: --ps 1 --chief." in error
     assert error.count("\n") == 1
 
 
 def test_exec_of_a_program_that_does_not_exist_is_one_line(tf_config, capsys):
-    for program, message in [("none.py", "no file here"), ("none", "No such file")]:
+    for program, message in [("none.py", "which is not a file here"), ("none", "No such file")]:
         assert main(["exec", program]) == 2
         error = capsys.readouterr().err
         assert message in error
@@ -493,7 +494,7 @@ def test_gpus_that_this_machine_has_not_are_an_error(monkeypatch, capsys):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr("tf_config.launcher.job.gpus", lambda: 1)
     assert main(["run", "--workers", "2", "--gpus-per-worker", "1", "true"]) == 2
-    assert "on a host with 1 of NVIDIA's" in capsys.readouterr().err
+    assert "on a host with 1 NVIDIA GPUs" in capsys.readouterr().err
 
 
 def test_build_for_hosts_in_every_format(capsys):

@@ -75,4 +75,4 @@ def test_show_draws_the_cluster_and_marks_this_task(monkeypatch, tmp_path, capsy
     bold = [e for e in ElementTree.parse(path).iter(f"{SVG}rect") if e.get("stroke-width") == "3"]
     assert len(bold) == 1
     assert main(["show", "--graph", str(tmp_path / "missing" / "topology.svg")]) == 2
-    assert "--graph names a file to write. Received:" in capsys.readouterr().err
+    assert "--graph must name a file that can be written. Received:" in capsys.readouterr().err

@@ -88,11 +88,11 @@ def test_slurm_jobs_and_steps_at_once_have_ports_of_their_own():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"SLURM_STEP_NODELIST": "n[9"}, "A node list names nodes as Slurm does"),
+        ({"SLURM_STEP_NODELIST": "n[9"}, "A node list must have Slurm's form"),
         ({"SLURM_STEP_TASKS_PER_NODE": "2"}, "Received: 2 nodes"),
-        ({"SLURM_PROCID": "x"}, "SLURM_PROCID is a whole number from 0. Received: 'x'"),
-        ({"SLURM_PROCID": ""}, "sets SLURM_PROCID. Received: it is not set"),
-        ({"SLURM_PROCID": "3"}, "'task' names a task of 'cluster'. Received: worker 3"),
+        ({"SLURM_PROCID": "x"}, "SLURM_PROCID must be a whole number from 0. Received: 'x'"),
+        ({"SLURM_PROCID": ""}, "must set SLURM_PROCID. Received: it is not set"),
+        ({"SLURM_PROCID": "3"}, "'task' must be one of the tasks in 'cluster'. Received: worker 3"),
         ({"SLURM_NODEID": "0"}, "rank 1 on node '0', where node 1 was expected"),
         ({"SLURM_DISTRIBUTION": "arbitrary"}, "SLURM_DISTRIBUTION='arbitrary'"),
     ],
@@ -115,10 +115,10 @@ def test_a_paddle_trainer_and_a_parameter_server():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"PADDLE_TRAINER_ID": "2"}, "'task' names a task of 'cluster'"),
+        ({"PADDLE_TRAINER_ID": "2"}, "'task' must be one of the tasks in 'cluster'"),
         ({"PADDLE_TRAINER_ENDPOINTS": "a"}, "has no port"),
-        ({"TRAINING_ROLE": "BOSS"}, "TRAINING_ROLE is TRAINER or PSERVER"),
-        ({**SERVERS, "POD_IP": "10.0.0.9"}, "servers of PADDLE_PSERVERS_IP_PORT_LIST"),
+        ({"TRAINING_ROLE": "BOSS"}, "TRAINING_ROLE must be TRAINER or PSERVER"),
+        ({**SERVERS, "POD_IP": "10.0.0.9"}, "servers in PADDLE_PSERVERS_IP_PORT_LIST"),
     ],
 )
 def test_wrong_paddle_variables(changes, message):
@@ -153,7 +153,7 @@ def test_paddles_trainers_without_endpoints_meet_where_the_first_server_will_be(
 
 def test_two_parameter_servers_with_one_address_are_refused():
     environ = {"PADDLE_INIT_PSERVERS": "a,a", "PADDLE_INIT_NUM_GRADIENT_SERVERS": "1"}
-    with pytest.raises(ClusterConfigError, match="of PADDLE_INIT_PSERVERS has an address of its"):
+    with pytest.raises(ClusterConfigError, match="in PADDLE_INIT_PSERVERS must have its own"):
         resolve({**environ, "PADDLE_INIT_TRAINER_ID": "0"})
 
 
@@ -166,12 +166,12 @@ def test_v2_has_a_port_of_its_own():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"PADDLE_TRAINER_ID": "2"}, "Trainers are numbered from 0 to 1. Received: 2"),
-        ({"PADDLE_TRAINERS_NUM": ""}, "sets PADDLE_TRAINERS_NUM or PADDLE_INIT_NUM_GRADIENT"),
-        ({"PADDLE_PORT": ""}, "sets PADDLE_PORT. Received: it is not set"),
+        ({"PADDLE_TRAINER_ID": "2"}, "number must be from 0 to 1. Received: 2"),
+        ({"PADDLE_TRAINERS_NUM": ""}, "must set PADDLE_TRAINERS_NUM or PADDLE_INIT_NUM_GRADIENT"),
+        ({"PADDLE_PORT": ""}, "must set PADDLE_PORT. Received: it is not set"),
         ({"PADDLE_PORT": "1,2,3"}, "one for each server. Received: '1,2,3' for 2 servers"),
         ({"TRAINING_ROLE": "PSERVER", "POD_IP": "c"}, "Received: 'c' and '6174', of 'a:6174,b:"),
-        ({"PADDLE_TRAINER_ENDPOINTS": "c:1"}, "is the number of PADDLE_TRAINER_ENDPOINTS"),
+        ({"PADDLE_TRAINER_ENDPOINTS": "c:1"}, "must be the number of PADDLE_TRAINER_ENDPOINTS"),
     ],
 )
 def test_wrong_variables_of_fluids(changes, message):
@@ -220,9 +220,9 @@ def test_tf_config_comes_before_the_scheduler_it_may_run_under():
 
 
 def test_an_unknown_environment_is_refused():
-    with pytest.raises(ClusterConfigError, match="--from is one of tf_config, paddle,"):
+    with pytest.raises(ClusterConfigError, match="--from must be one of tf_config, paddle,"):
         resolve({}, "lsf")
-    with pytest.raises(ClusterConfigError, match="sets SLURM_STEP_NODELIST or"):
+    with pytest.raises(ClusterConfigError, match="must set SLURM_STEP_NODELIST or"):
         resolve({}, "slurm")
 
 

@@ -101,7 +101,7 @@ def test_what_is_missing_is_said_in_one_line(pip, monkeypatch, tmp_path, capsys)
     monkeypatch.delenv("CXX", raising=False)
     assert main(["install-horovod"]) == 1
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("tf-config: error: Horovod is built with a C++ compiler.")
+    assert line.startswith("tf-config: error: Building Horovod requires a C++ compiler.")
 
     def absent(name):
         raise importlib.metadata.PackageNotFoundError(name)
@@ -109,4 +109,4 @@ def test_what_is_missing_is_said_in_one_line(pip, monkeypatch, tmp_path, capsys)
     monkeypatch.setattr(importlib.metadata, "version", absent)
     assert main(["install-horovod", "--wheel"]) == 1
     (line,) = capsys.readouterr().err.splitlines()
-    assert "for the TensorFlow of this Python. Received: none" in line
+    assert "must be built for an installed TensorFlow. Received: none" in line

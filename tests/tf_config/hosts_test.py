@@ -49,24 +49,24 @@ def test_a_host_that_stands_twice_has_the_slots_of_both():
 
 def test_open_mpis_bound_on_slots_is_read():
     assert parse_hostfile("a slots=2 max-slots=4") == [Host("a", 2)]
-    with pytest.raises(ClusterConfigError, match=r"at most max_slots.*nodes, line 2"):
+    with pytest.raises(ClusterConfigError, match=r"slots cannot exceed max_slots.*nodes, line 2"):
         parse_hostfile("b\na slots=5 max_slots=4", "nodes")
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "Hosts are written"),
+        ("", "Hosts must have the form"),
         ("a,,b", "Received: ''"),
         ("a:b", "Received: 'a:b'"),
-        ("a:0", "runs 1 to"),
+        ("a:0", "slots of a host must be from 1 to"),
         ("fd00::7:2", "an IPv6 address in brackets"),
         ("[fd00::7", "an IPv6 address in brackets"),
-        ("-oProxyCommand=x", "Hosts are written|An address is"),
-        ("-l@a", "Hosts are written"),
+        ("-oProxyCommand=x", "Hosts must have the form|An address is"),
+        ("-l@a", "Hosts must have the form"),
         ("a_b!", "An address is"),
-        ("localhost,a", "a name that all others reach it by"),
-        ("127.0.0.1,::1", "Hosts are written"),
+        ("localhost,a", "a name by which all others can reach it"),
+        ("127.0.0.1,::1", "Hosts must have the form"),
     ],
 )
 def test_wrong_lists(text, message):
@@ -78,5 +78,5 @@ def test_wrong_lists(text, message):
 def test_wrong_lines_of_a_hostfile_are_named(line):
     with pytest.raises(ClusterConfigError, match="line 1|Received"):
         parse_hostfile(line)
-    with pytest.raises(ClusterConfigError, match="names a host in each line"):
+    with pytest.raises(ClusterConfigError, match="must contain at least one host"):
         parse_hostfile("# nothing\n")

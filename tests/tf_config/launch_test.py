@@ -401,10 +401,13 @@ def test_tasks_share_the_cores_unless_told_otherwise(job):
 
 
 def test_a_program_that_does_not_exist_is_one_line_and_leaves_nothing(job):
-    for program, message in [("none.py", "which is no file here"), ("none", "No such file")]:
+    for program, rule, message in [
+        ("none.py", "The script must exist.", "which is not a file here"),
+        ("none", "The program must be one that can be run.", "No such file"),
+    ]:
         code, output = job.run("--workers", 2, program)
         assert code == 2
-        assert output.startswith("tf-config: error: A job runs a program. Received: 'none")
+        assert output.startswith(f"tf-config: error: {rule} Received: 'none")
         assert message in output
         assert output.count("\n") == 1
     job.assert_nothing_left()
@@ -414,7 +417,7 @@ def test_a_log_directory_that_cannot_be_made_is_one_line(job):
     script = job.script("")
     code, output = job.run("--log-dir", script / "logs", script)
     assert code == 2
-    assert "Logs are files in the directory that --log-dir names" in output
+    assert "--log-dir must name a directory that can be created" in output
     assert output.count("\n") == 1
     job.assert_nothing_left()
 

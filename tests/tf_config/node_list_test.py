@@ -35,7 +35,7 @@ def test_node_lists(text, names):
     "text", ["", ",", "n[3-1]", "n[a-b]", "a[]", "a[1-2", "a]1", "n[1-9999999]"]
 )
 def test_wrong_node_lists(text):
-    with pytest.raises(ClusterConfigError, match="A node list names nodes as Slurm does"):
+    with pytest.raises(ClusterConfigError, match="A node list must have Slurm's form"):
         parse_node_list(text)
 
 
@@ -73,5 +73,5 @@ def test_tasks_per_node(text, counts):
 
 @pytest.mark.parametrize("text", ["", "x", "4(x)", "4x2", "-1", "1(x99999999)"])
 def test_wrong_tasks_per_node(text):
-    with pytest.raises(ClusterConfigError, match="Tasks per node are numbers"):
+    with pytest.raises(ClusterConfigError, match="Tasks per node must be numbers"):
         parse_tasks_per_node(text)

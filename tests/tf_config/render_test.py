@@ -113,7 +113,7 @@ def test_an_existing_file_is_never_overwritten(tmp_path, capsys):
     path.write_text("mine")
     assert main([*SLURM, "-o", str(path), *PROGRAM]) == 2
     assert path.read_text() == "mine"
-    assert "which exists. Remove it, or name another." in capsys.readouterr().err
+    assert "which exists. Remove it, or choose another name." in capsys.readouterr().err
 
 
 def test_a_wrong_job_makes_no_file(tmp_path):
@@ -131,7 +131,7 @@ def test_a_file_that_cannot_be_written_whole_is_not_left(tmp_path):
         text=True,
     )
     assert result.returncode == 2
-    assert "(File too large). Name one where you may write." in result.stderr
+    assert "(File too large). Choose a directory in which you may write." in result.stderr
     assert result.stderr.count("\n") == 1
     assert not path.exists()
 
@@ -153,11 +153,11 @@ def test_the_text_is_utf_8_whatever_the_terminal(tmp_path):
         (["render", "lsf"], "invalid choice: 'lsf'"),
         (SLURM, "required: program"),
         ([*SLURM, "--workers", "0", *PROGRAM], "at least one task that trains"),
-        ([*SLURM, "--cpus-per-worker", "0", *PROGRAM], "a number is 1 or more, received '0'"),
-        ([*SLURM, "--nodes", "2", *PROGRAM], "is from 1 to 1. Received: 2"),
+        ([*SLURM, "--cpus-per-worker", "0", *PROGRAM], "number must be 1 or more, received '0'"),
+        ([*SLURM, "--nodes", "2", *PROGRAM], "must be from 1 to 1. Received: 2"),
         ([*SLURM, "-o", "/none/job", *PROGRAM], "'/none/job' (No such file or directory)"),
         (["render", "kubernetes", *PROGRAM], "required: --name, --image"),
-        ([*KUBERNETES, "--port", "0", *PROGRAM], "A port is from 1 to 65535"),
+        ([*KUBERNETES, "--port", "0", *PROGRAM], "A port must be from 1 to 65535"),
         ([*KUBERNETES, "--time", "1", *PROGRAM], "unrecognized arguments: --time"),
     ],
 )

@@ -144,14 +144,14 @@ def test_two_processes_that_say_they_are_the_same_task(url):
         meeting.come(Roles(3), 1, name)
     errors = [str(result) for result in meeting.end().values()]
     assert len(errors) == 3
-    assert any("Received: two that say they are worker 1" in error for error in errors)
+    assert any("Received: two as worker 1" in error for error in errors)
 
 
 def test_processes_that_were_told_different_tasks(url):
     meeting = RendezvousConfig(url)
     meeting.come(Roles(2), 0)
     meeting.come(Roles(3), 1)
-    received = "told the same tasks. Received: 2 ('worker 0, worker 1') on the first, 3"
+    received = "started with the same tasks. Received: 2 ('worker 0, worker 1') on the first, 3"
     errors = [str(error) for error in meeting.end().values()]
     assert all(received in error for error in errors), errors
 
@@ -195,7 +195,7 @@ def test_a_directory_that_cannot_be_written(tmp_path):
     (tmp_path / "file").touch()
     meeting = RendezvousConfig(f"file://{tmp_path}/file")
     meeting.come(Roles(1), 0)
-    assert "a directory that all tasks can write to" in str(meeting.end()[0])
+    assert "must be writable by all tasks" in str(meeting.end()[0])
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ def test_wrong_urls(url):
 
 
 def test_a_rank_beyond_the_last_is_refused():
-    with pytest.raises(ClusterConfigError, match="numbers them from 0 to 1. Received: 2"):
+    with pytest.raises(ClusterConfigError, match="0 to 1 in a job of 2 processes. Received: 2"):
         Participant(Roles(2), 2)
 
 
@@ -223,7 +223,7 @@ def test_a_number_that_no_task_has_ends_the_meeting_in_words(rank):
             other.sendall(f" {json.dumps(report)}\n".encode())
             break
         time.sleep(0.05)
-    assert "numbers them from 0 to 1. Received: " in str(meeting.end()[0])
+    assert "must be from 0 to 1 in a job of 2 processes. Received: " in str(meeting.end()[0])
 
 
 @pytest.mark.parametrize(
@@ -238,4 +238,5 @@ def test_a_file_that_no_task_wrote_is_named_or_passed_over(tmp_path, text):
     (tmp_path / "1.json").write_text(text.replace("{", f'{{"first": "{token}", ', 1)
                                      .replace(", }", "}"))  # fmt: skip
     message = str(meeting.end()[0])
-    assert "1.json', which is no report" in message or "still waiting for worker 1" in message
+    named = "1.json', which was not written by a task"
+    assert named in message or "still waiting for worker 1" in message

@@ -21,7 +21,7 @@ def reachable(monkeypatch):
     def probe(counts, ssh, files, interface):
         for host in counts:
             if host.name not in hosts:
-                raise HostUnreachable("Each host is reached", host.name, "no route")
+                raise HostUnreachable("Each host must be reachable", host.name, "no route")
         return {host: HostResources(tuple(range(10000, 10009)), 2) for host in counts}
 
     monkeypatch.setattr(remote, "probe", probe)
@@ -50,7 +50,7 @@ def test_a_host_that_is_gone_is_left_out_with_its_workers_and_servers(reachable)
         "a cannot be reached: 'no route'; the job goes on with 2 of its workers, numbered anew"
     ]
     reachable.remove("b")
-    with pytest.raises(ClusterConfigError, match="Each host is reached"):
+    with pytest.raises(ClusterConfigError, match="Each host must be reachable"):
         plan.commands(2)
 
 
@@ -101,5 +101,5 @@ def test_servers_are_never_left_out(reachable):
 
 
 def test_a_job_begins_with_as_many_as_remain():
-    with pytest.raises(ClusterConfigError, match="Received: --min-workers 5 for 4. Ask for fewer"):
+    with pytest.raises(ClusterConfigError, match="Received: --min-workers 5 for 4. Lower it"):
         restarts(job(), 5)

@@ -182,13 +182,13 @@ def test_what_tensorflow_writes_is_split_and_read_by_tensorflow(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("x", tfrecord(b"a") + b"\2" + tfrecord(b"b")[1:], "whose byte 17 begins none"),
+        ("x", tfrecord(b"a") + b"\2" + tfrecord(b"b")[1:], "which has none at byte 17"),
         ("x", tfrecord(b"a") + tfrecord(b"b")[:-1], "whose record from byte 17 on is cut off"),
         ("x", tfrecord(b"a") * 2 + b"\0" * 5, "whose record from byte 34 on is cut off"),
         ("x", tfrecord(b"")[:12], "whose record from byte 0 on is cut off"),
-        ("x.tfrecord", b"some text\nin lines\n", "whose byte 0 begins none"),
-        ("x.tfrecords-00000-of-00002", b"\0" * 20, "whose byte 0 begins none"),
-        ("x", "abc\n".encode("utf-16"), "which has zero bytes"),
+        ("x.tfrecord", b"some text\nin lines\n", "which has none at byte 0"),
+        ("x.tfrecords-00000-of-00002", b"\0" * 20, "which has none at byte 0"),
+        ("x", "abc\n".encode("utf-16"), "which contains zero bytes"),
         ("x.gz", b"a\nb\n", "Not a gzipped file"),
         (
             "x.gz",
@@ -254,7 +254,7 @@ def test_wrong_arguments_are_one_line(lines, tmp_path, capsys):
         (["--shards", 2, "--output-dir", out], "required: INPUT"),
         ([lines, "--output-dir", out], "required: --shards"),
         ([lines, "--shards", 2], "required: --output-dir"),
-        ([lines, "--shards", 0, "--output-dir", out], "1 to 99999 shards. Received: 0"),
+        ([lines, "--shards", 0, "--output-dir", out], "must be from 1 to 99999. Received: 0"),
         ([lines, "--shards", -1, "--output-dir", out], "0 or more, received '-1'"),
         ([lines, "--shards", 11, "--output-dir", out], "Received: 10 for 11 shards"),
         ([lines, "--shards", 2, "--output-dir", lines], "(Not a directory)"),

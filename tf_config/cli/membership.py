@@ -12,7 +12,7 @@ from tf_config.cli.completing import offer_paths, offer_words
 from tf_config.cluster import VARIABLE, Task, TFConfig
 from tf_config.environments import ENVIRONMENTS, Resolved, resolve
 from tf_config.errors import ClusterConfigError
-from tf_config.launcher.task_resolution import RendezvousConfig, join
+from tf_config.launcher.task_resolution import RendezvousConfig, resolve_task
 from tf_config.rendezvous import Participant, check_url
 from tf_config.roles import Roles
 
@@ -66,9 +66,9 @@ def configuration(arguments: argparse.Namespace) -> tuple[TFConfig, str]:
     interface = getattr(arguments, "interface", None)
     quiet = getattr(arguments, "verbosity", 0) < 0
     note = (lambda text: None) if quiet else say
-    meeting = RendezvousConfig(arguments.rendezvous, timeout, interface, note)
+    how = RendezvousConfig(arguments.rendezvous, timeout, interface, note)
     if arguments.task is not None:
-        return _resolve_config(arguments, meeting), "arguments"
+        return _resolve_config(arguments, how), "arguments"
     if arguments.workers is not None:
         raise ClusterConfigError(
             "--workers requires --task; otherwise the environment determines the number. Received: "
@@ -83,7 +83,7 @@ def configuration(arguments: argparse.Namespace) -> tuple[TFConfig, str]:
     def roles(total: int) -> Roles:
         return Roles.of(total, arguments.ps or 0, arguments.chief, arguments.evaluator)
 
-    return join(resolved, roles, meeting, os.environ), resolved.origin
+    return resolve_task(resolved, roles, how, os.environ), resolved.origin
 
 
 def read(arguments: argparse.Namespace) -> Resolved:
@@ -111,7 +111,7 @@ def read(arguments: argparse.Namespace) -> Resolved:
     return resolved
 
 
-def _resolve_config(arguments: argparse.Namespace, meeting: RendezvousConfig) -> TFConfig:
+def _resolve_config(arguments: argparse.Namespace, how: RendezvousConfig) -> TFConfig:
     """Returns the configuration of the task that the arguments name, after a rendezvous."""
     if arguments.rendezvous is None or arguments.workers is None:
         raise ClusterConfigError(
@@ -125,9 +125,7 @@ def _resolve_config(arguments: argparse.Namespace, meeting: RendezvousConfig) ->
             f"--task must name one of the requested tasks. Received: {task}, of "
             f"{', '.join(map(str, roles.tasks))}. Correct --task, or request more tasks."
         )
-    return meeting.hold(
-        arguments.rendezvous, Participant(roles, roles.tasks.index(task)), os.environ
-    )
+    return how.run(arguments.rendezvous, Participant(roles, roles.tasks.index(task)), os.environ)
 
 
 def _way_out(arguments: argparse.Namespace) -> str:

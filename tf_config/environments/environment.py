@@ -20,7 +20,7 @@ class RankOnly:
       size: the number of processes.
       rendezvous: the URL at which the processes meet.
       roles: the roles of the processes; None if the user chooses them.
-      leader: the rank of the process that holds the meeting.
+      leader: the rank of the process that leads the rendezvous.
       address: the address that this process will listen on; None for any free port.
     """
 

@@ -20,8 +20,7 @@ from tf_config.launcher.settings import (
     resolve_settings,
 )
 from tf_config.network_interface import check_interface
-from tf_config.rendezvous import Participant
-from tf_config.rendezvous import rendezvous as meet
+from tf_config.rendezvous import Participant, rendezvous
 from tf_config.roles import Roles
 
 
@@ -41,22 +40,22 @@ class RendezvousConfig:
     interface: str | None
     note: Callable[[str], None]
 
-    def hold(
+    def run(
         self,
         url: str,
-        seat: Participant,
+        participant: Participant,
         environ: Mapping[str, str],
         address: Address | None = None,
     ) -> TFConfig:
         """Returns the configuration of the process, once all processes have arrived."""
         timeout = self.timeout or start_timeout(environ)
-        return meet(url, seat, timeout, self.note, self.interface, address)
+        return rendezvous(url, participant, timeout, self.note, self.interface, address)
 
 
-def join(
+def resolve_task(
     resolved: Resolved,
     roles: Callable[[int], Roles],
-    meeting: RendezvousConfig,
+    how: RendezvousConfig,
     environ: Mapping[str, str],
 ) -> TFConfig:
     """Returns the configuration of this process.
@@ -64,7 +63,7 @@ def join(
     Args:
       resolved: the result of reading the process's environment.
       roles: returns the roles of a number of processes, used if the environment names no roles.
-      meeting: how the process finds the others.
+      how: how the process finds the others.
       environ: the environment variables of the process.
 
     Raises:
@@ -72,14 +71,14 @@ def join(
     """
     config = resolved.config
     if isinstance(config, RankOnly):
-        seat = Participant(config.roles or roles(config.size), config.rank, config.leader)
-        url = meeting.url or config.rendezvous
-        return meeting.hold(url, seat, environ, config.address)
+        participant = Participant(config.roles or roles(config.size), config.rank, config.leader)
+        url = how.url or config.rendezvous
+        return how.run(url, participant, environ, config.address)
     environment = ENVIRONMENTS.get(resolved.origin)
     if environment is not None and not environment.names_roles:
         config = roles(len(config.cluster.training_tasks)).given_to(config)
-    if meeting.url is not None:
-        return meeting.hold(meeting.url, _seat(config), environ)
+    if how.url is not None:
+        return how.run(how.url, _participant(config), environ)
     return config if environment is None else environment.locate(config)
 
 
@@ -144,8 +143,8 @@ def start_timeout(environ: Mapping[str, str]) -> float:
     return seconds
 
 
-def _seat(config: TFConfig) -> Participant:
-    """Returns the seat, in a rendezvous, of a task whose cluster's addresses are replaced."""
+def _participant(config: TFConfig) -> Participant:
+    """Returns the participant of a rendezvous for a task whose cluster's addresses are replaced."""
     tasks = list(config.cluster.addresses)
     counts = {name: len(config.cluster.tasks(name)) for name in ("chief", "worker", "ps")}
     evaluator = config.task.type == "evaluator"

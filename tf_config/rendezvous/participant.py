@@ -113,7 +113,7 @@ class Roster:
     """The reports that the first process has collected so far.
 
     Attributes:
-      seat: the seat of the first process.
+      participant: the first process.
       reports: the report of each process, by rank.
     """
 

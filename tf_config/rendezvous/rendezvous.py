@@ -36,7 +36,7 @@ def rendezvous(
 
     Args:
       url: the URL of the rendezvous.
-      seat: the place of this process among all processes.
+      participant: the place of this process among all processes.
       timeout: the number of seconds to wait for all processes.
       note: called every few seconds with a message that names the missing tasks.
       interface: the network interface by which the others reach this process; None for the one of

@@ -35,7 +35,7 @@ def rendezvous(
 
     Args:
       address: the address that the first process listens on.
-      seat: the place of this process among all processes.
+      participant: the place of this process among all processes.
       host: the host by which the others reach this process; None for the local address of the
         connection.
       port: the free port that this process reports.
@@ -203,12 +203,12 @@ def _ask(
             return None, f"{address} answers without this job's {SECRET_VARIABLE}"
         except (OSError, ValueError):
             return None, (
-                f"{first} at {address} left the meeting before its end, or holds none. A task that "
-                "is started again alone needs its TF_CONFIG; a server that an earlier job has left "
-                "there is to be ended first"
+                f"{first} at {address} left the rendezvous before its end, or leads none. A task "
+                "that is restarted alone requires its TF_CONFIG; end a server of an earlier job "
+                "that still runs there"
             )
     is_answer = isinstance(answer, dict) and ("error" in answer or "cluster" in answer)
-    return answer if is_answer else None, f"{address} is no meeting"
+    return answer if is_answer else None, f"{address} is no rendezvous"
 
 
 class _Unsigned(Exception):

@@ -179,9 +179,9 @@ class _Call:
         is_mine = tf.debugging.Assert(
             tf.equal(received, ticket),
             [
-                "A step failed while the workers exchanged values for it, and they may be at "
-                "different places of their program now. Start the job again, from its last "
-                "checkpoint."
+                "Training cannot continue after a step that failed while workers exchanged values "
+                "for it, because they may be at different places of the program. Restart the job "
+                "from its last checkpoint."
             ],
         )
         with tf.control_dependencies([is_mine]):

@@ -186,7 +186,7 @@ def tied_output(runtime):
     with runtime.scope():
         model = Tied(runtime.embedding(20, 8, "words"), 20)
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        # Keras 3's Adam squares the gradients of a row's uses one by one, so its steps depend on how
+        # Keras 3's Adam squares the gradients of a row's uses one by one, so a step depends on how
         # many uses there are, and each replica uses every candidate.
         model.compile(keras.optimizers.SGD(0.5), loss)
     logs = model.fit(
