@@ -336,8 +336,16 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         if args and self._num_replicas_in_sync > 1 and optimizer_of(fn) is not None:
             check_identifies_rows(self._first_local(args[0]), var)
         args, kwargs = tf.nest.map_structure(self._first_local, (tuple(args), dict(kwargs or {})))
+        if self.precedes_rows(fn, args):
+            var.defer(lambda: fn(var, *args, **kwargs))
+            return None
         with tf.device(self._worker_device):
+            var.run_deferred()
             return fn(var, *args, **kwargs)
+
+    def precedes_rows(self, fn: Callable[..., Any], args: Sequence[Any]) -> bool:
+        """Returns whether an optimizer changes rows before those of the step are in view."""
+        return not args and len(self._devices) > 1 and optimizer_of(fn) is not None
 
     def _first_local(self, value: Any) -> Any:
         return self._local_results(value)[0]

@@ -322,6 +322,14 @@ class ParameterServerExtended(ReplicatedExtended):
             check_is_unconstrained(var, optimizer_of(fn))
         if self._is_recorded(var) and is_assignment(fn):
             reject_assignment(var)
+        if isinstance(var, RemoteRowVariable):
+            if self.precedes_rows(fn, args):
+                var.defer(lambda: self._add_update(var, fn, args))
+                return
+            var.run_deferred()
+        self._add_update(var, fn, args)
+
+    def _add_update(self, var: Any, fn: Callable[..., Any], args: Any) -> None:
         self._enter_graph()
         self._updates.append(update_call(var, fn, args))
 

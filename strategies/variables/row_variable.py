@@ -114,6 +114,8 @@ class RowVariable(ResourceVariable):
         # Returns the matrix of all rows, with a gradient; set for a table's variable.
         self.read_whole: Callable[[], tf.Tensor] = self.refuse_read
         self.on_slots_removed: Callable[[], None] = lambda: None
+        # Updates that wait for the rows of their step, and the graphs that they were made in.
+        self._deferred: list[tuple[Any, Callable[[], Any]]] = []
         if trainable:
             _named[name] = self
 
@@ -177,6 +179,21 @@ class RowVariable(ResourceVariable):
         if optimizer is not None:
             self.optimizers[key] = weakref.ref(optimizer)
         return self.add_slot(key, self._new_slot(name, key, value[0]))
+
+    def defer(self, update: Callable[[], Any]) -> None:
+        """Keeps an update until `run_deferred`.
+
+        With several replicas, the rows of a step come into view when its gradients are summed.
+        Keras 3 decays weights before that: at once, it would decay the rows of the step before.
+        """
+        self._deferred.append((_graph(), update))
+
+    def run_deferred(self) -> None:
+        """Makes the updates of the running step that `defer` has kept."""
+        deferred, self._deferred = self._deferred, []
+        for graph, update in deferred:
+            if graph is _graph():  # another one's tracing has ended in an error
+                update()
 
     def find_former_slots(self) -> None:
         """Makes sure that `is_former_slot` recognizes deleted optimizers if there were several."""
@@ -431,6 +448,10 @@ class RowVariable(ResourceVariable):
         new = as_tensors(sparse_delta)
         self._write(self.table.update, new.values, new.indices)
         return self
+
+
+def _graph() -> tf.Graph | None:
+    return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
 
 
 def _is_operation(frame: FrameType | None) -> bool:

@@ -126,6 +126,30 @@ def test_weight_decay_is_of_the_touched_rows(api, embedding):
 
 
 @APIS
+@pytest.mark.parametrize(
+    "make",
+    [strategies.MirroredStrategy, strategies.CentralStorageStrategy],
+    ids=["mirrored", "central"],
+)
+def test_weight_decay_of_replicas_is_of_the_rows_of_their_step(api, embedding, make):
+    ids, labels = np.array([[0], [1], [2], [3]]), np.zeros([4, 1], np.float32)
+
+    def rows_after(strategy):
+        with contextlib.nullcontext() if strategy is None else strategy.scope():
+            x = api.Input([1], dtype="int64")
+            layer = embedding(1, combiner="sum", embeddings_initializer="ones")
+            model = api.Model(x, layer(x))
+            model.compile(api.optimizers.SGD(0.0625, weight_decay=0.5), "mse")
+        model.fit(ids, labels, batch_size=2, shuffle=False, verbose=0)
+        return layer.rows()[1]
+
+    # Decayed by 1 - 0.0625 * 0.5; the gradient of the mean over two examples is the row's value 1.
+    expected = np.full([4, 1], 1 - 0.03125 - 0.0625)
+    np.testing.assert_allclose(rows_after(None), expected, rtol=1e-6)
+    np.testing.assert_allclose(rows_after(make(num_replicas=2)), expected, rtol=1e-6)
+
+
+@APIS
 def test_a_tied_output_over_candidates(api, embedding):
     del api
     layer, weight = layer_of(embedding)
