@@ -140,8 +140,8 @@ def network(tmp_path_factory):
         network.stop()
 
 
-def run_until_ready(job, network, script):
-    process = job.start(*network.arguments, job.script(WHO + script))
+def run_until_ready(job, network, script, *options):
+    process = job.start(*network.arguments, *options, job.script(WHO + script))
     for worker in (0, 1):
         job.wait_for(lambda w=worker: (job.directory / f"ready-{w}").exists(), 20)
     return process
@@ -201,11 +201,13 @@ def test_a_launcher_that_is_killed_leaves_nothing_on_any_host(job, network):
 
 
 def test_ctrl_c_reaches_all_hosts(job, network):
-    process = run_until_ready(job, network, "time.sleep(60)")
+    process = run_until_ready(job, network, "time.sleep(60)", "--log-dir", "logs")
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=20)
     assert process.returncode == 130
-    assert output.count("KeyboardInterrupt") == 2
+    for worker in (0, 1):
+        assert "KeyboardInterrupt" in (job.directory / f"logs/worker-{worker}.log").read_text()
+    assert "KeyboardInterrupt" not in output
     job.assert_nothing_left()
 
 
