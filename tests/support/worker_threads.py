@@ -8,7 +8,6 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from strategies.collectives.base import AllToAllViaAllGather, Collectives, LocalCollectives
-from strategies.variables import row_variable as sparse_variable
 
 
 class Meeting:
@@ -50,14 +49,6 @@ class ThreadWorker(AllToAllViaAllGather):
         return super().all_to_all(tensor, counts)
 
 
-def leave_scope() -> None:
-    """Ends what the layer began for its thread, which TensorFlow cannot do when the thread ends."""
-    vars(sparse_variable._creators).pop("graph", None)
-    scope = vars(sparse_variable._creators).pop("scope", None)
-    if scope is not None:
-        scope.close()
-
-
 def on_workers(size: int, worker: Callable[[Collectives], object]) -> list:
     """Returns what `worker` returns on each of so many workers, given its collectives."""
     if size == 1:
@@ -72,8 +63,6 @@ def on_workers(size: int, worker: Callable[[Collectives], object]) -> list:
         except Exception as error:
             errors.append(error)
             meeting.barrier.abort()
-        finally:
-            leave_scope()
 
     threads = [threading.Thread(target=run, args=[rank]) for rank in range(size)]
     for thread in threads:
