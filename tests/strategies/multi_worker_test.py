@@ -96,7 +96,7 @@ def test_collectives(run_check, check, communication, workers):
 def test_after_a_step_that_failed_midway_workers_do_not_go_on(forked, next_step):
     code, output = forked.run("--workers", 2, PROGRAMS / "failed_midway.py", next_step)
     assert code != 0
-    assert re.search("Restart the job from its last checkpoint", output)
+    assert re.search("[Rr]estart the job from its last checkpoint", output)
 
 
 @pytest.mark.parametrize(

@@ -280,6 +280,7 @@ def test_training_from_files(run_check, check, api):
         slow=[
             "training_cut_to_the_fewest_steps",
             "training_where_some_steps_are_empty",
+            "seeds_of_each_worker_and_loose_orders_give_each_row_once",
             "rows_in_another_order_on_each_worker_are_refused",
         ],
     ),
