@@ -94,6 +94,7 @@ __all__ = [
     "auto_shard_dataset",
     "autograph_artifact",
     "canonicalize",
+    "captures_dataset",
     "context",
     "convert_with_autograph",
     "dataset_inputs",
@@ -233,6 +234,12 @@ def may_run_generator(dataset: Any) -> bool:
     # A dataset that a function captured cannot be looked into.
     captured = [tensor.dtype for each in functions for tensor in each.captured_inputs]
     return tf.variant in captured or any(node.op == "GeneratorDataset" for node in nodes)
+
+
+def captures_dataset(dataset: Any) -> bool:
+    """Returns whether a function of a dataset itself captured another one, as `interleave` may."""
+    captured = [each.function.captured_inputs for each in dataset._functions()]
+    return any(tensor.dtype == tf.variant for inputs in captured for tensor in inputs)
 
 
 def dataset_order(dataset: Any) -> tuple[list[int], bool]:

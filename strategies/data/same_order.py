@@ -13,11 +13,11 @@ from absl import logging
 
 from strategies.collectives.base import Collectives
 from strategies.compat.tensorflow import (
+    captures_dataset,
     dataset_inputs,
     dataset_order,
     dataset_tensors,
     global_seed,
-    may_run_generator,
 )
 from strategies.data.sharding import is_divided
 
@@ -58,23 +58,17 @@ def in_common_order(dataset: tf.data.Dataset, collectives: Collectives) -> tf.da
     is_common = is_common and not any(is_loose for _, is_loose, *_ in found)
     if is_common or not all(divided for _, _, divided, _ in found):
         return dataset
-    parts = list(_every(dataset))
-    tensors = [tensor for one in parts for tensor in dataset_tensors(one)]
-    size = sum(each.dtype.size * (each.shape.num_elements() or 0) for each in tensors)
-    if size > _MOST_BYTES or any(map(may_run_generator, parts)):
-        return dataset
-    try:
-        copied = _copied(dataset, found[0][3])
-    except tf.errors.OpError as error:
-        logging.info("A dataset keeps its own order: %s", error)
-        return dataset
+    copied = _copied(dataset, found[0][3])
     logging.warning(
-        "All workers must read and shuffle the rows in the same order, for each batch is divided "
-        "among them. Received: seeds that differ or deterministic=False, so the rows are shuffled "
-        "with a common seed, and read in order. Seed without the rank: each replica draws random "
-        "numbers of its own anyway."
+        "All workers must read and shuffle the examples in the same order, because each batch is "
+        "divided among them. Received: seeds that differ or deterministic=False, %s. Seed without "
+        "the rank: each replica draws its own random numbers anyway.",
+        "in a dataset that runs Python code, is too large or cannot be copied, so its order is "
+        "unchanged"
+        if copied is None
+        else "so the examples are shuffled with a common seed, and read in order",
     )
-    return copied
+    return dataset if copied is None else copied
 
 
 def _every(dataset: tf.data.Dataset) -> Iterator[tf.data.Dataset]:
@@ -86,6 +80,9 @@ def _every(dataset: tf.data.Dataset) -> Iterator[tf.data.Dataset]:
 
 def _order(dataset: tf.data.Dataset) -> tuple[list[int], bool]:
     """Returns the seeds of a dataset, and whether its order is random in spite of them."""
+    graph = _graph(dataset) if any(map(captures_dataset, _every(dataset))) else None
+    if graph is not None:  # what functions capture is only seen there
+        return _order_of_graph(graph)
     seeds, is_random = [], False
     for one in _every(dataset):
         more, is_loose = dataset_order(one)
@@ -94,17 +91,68 @@ def _order(dataset: tf.data.Dataset) -> tuple[list[int], bool]:
     return seeds, is_random
 
 
-def _copied(dataset: tf.data.Dataset, seed: int) -> tf.data.Dataset:
-    """Returns a dataset with the same operations, which draw from a seed and are deterministic."""
-    serialized = tf.raw_ops.DatasetToGraphV2(
-        input_dataset=tf.data.experimental.to_variant(dataset), external_state_policy=_IGNORE.value
-    )
+def _order_of_graph(graph: Any) -> tuple[list[int], bool]:
+    """Returns the same as `_order`, of the `GraphDef` of a dataset."""
+    seeds, is_random = [], False
+    for nodes in [graph.node, *(each.node_def for each in graph.library.function)]:
+        constants = {node.name: node.attr["value"].tensor for node in nodes if node.op == "Const"}
+        for node in nodes:
+            first = _SEED_INPUTS.get(node.op)
+            if "deterministic" in node.attr and node.attr["deterministic"].s == b"false":
+                is_random = True
+            if first is not None:
+                names = [name.partition(":")[0] for name in node.input[first : first + 2]]
+                known = [constants[name] for name in names if name in constants]
+                pair = [int(tf.make_ndarray(each)) for each in known]
+            elif {"seed", "seed2"} <= set(node.attr):
+                pair = [node.attr["seed"].i, node.attr["seed2"].i]
+                # Only those that decide on the order. Others may give random numbers.
+                if node.op != "RandomShuffle":
+                    seeds += pair
+                    continue
+            else:
+                continue
+            seeds += pair
+            is_random = is_random or not any(pair)
+    return seeds, is_random
+
+
+def _graph(dataset: tf.data.Dataset) -> Any:
+    """Returns the `GraphDef` of a dataset; None if it runs Python code or cannot be copied."""
+    tensors = [tensor for one in _every(dataset) for tensor in dataset_tensors(one)]
+    size = sum(each.dtype.size * (each.shape.num_elements() or 0) for each in tensors)
+    if size > _MOST_BYTES:
+        return None
+    try:
+        serialized = tf.raw_ops.DatasetToGraphV2(
+            input_dataset=tf.data.experimental.to_variant(dataset),
+            external_state_policy=_IGNORE.value,
+        )
+    except tf.errors.OpError as error:
+        logging.info("A dataset keeps its own order: %s", error)
+        return None
     graph = tf.compat.v1.GraphDef.FromString(serialized.numpy())
+    nodes = [*graph.node, *(node for one in graph.library.function for node in one.node_def)]
+    return None if any(node.op == "GeneratorDataset" for node in nodes) else graph
+
+
+def _copied(dataset: tf.data.Dataset, seed: int) -> tf.data.Dataset | None:
+    """Returns a dataset with the same operations, which draw from a seed and are deterministic.
+
+    Returns None if the dataset cannot be copied.
+    """
+    graph = _graph(dataset)
+    if graph is None:
+        return None
     functions = sorted(graph.library.function, key=_creation)
     number = _set_order(graph.node, seed, 0)
     for function in functions:
         number = _set_order(function.node_def, seed, number, is_function=True)
-    variant = tf.raw_ops.DatasetFromGraph(graph_def=graph.SerializeToString())
+    try:
+        variant = tf.raw_ops.DatasetFromGraph(graph_def=graph.SerializeToString())
+    except tf.errors.OpError as error:
+        logging.info("A dataset keeps its own order: %s", error)
+        return None
     copied = tf.data.experimental.from_variant(variant, dataset.element_spec)
     # Functions and tables live as long as the dataset that they were made for.
     copied.original = dataset
