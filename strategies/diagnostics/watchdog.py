@@ -50,7 +50,7 @@ _VERDICT = "verdict"
 _SCOPE = "keras_strategies_operations"
 _NAMED = 3  # the number of workers named in a message
 _NOT_THE_USERS = (
-    str(Path(__file__).parents[2]),  # this package
+    str(Path(__file__).parents[1]),  # this package
     os.path.dirname(os.__file__),  # Python's library, including site-packages
     "<",
 )
