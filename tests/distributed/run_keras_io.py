@@ -25,6 +25,7 @@ import tensorflow as tf
 from keras_io import EXAMPLES, Runtime
 
 import strategies
+from strategies.variables.row_variable import RowVariable
 
 APART = ("async", "half_async", "geo")
 
@@ -83,12 +84,17 @@ class Numbers:
 
     @classmethod
     def of(cls, outcome: Any) -> "Numbers":
-        # Copies, for what stands for the rows of an embedding cannot be pickled. Of the rows
-        # themselves the predictions tell.
+        # Of the rows of embeddings the predictions tell.
         weights = [
-            [(w.path, np.array(w.numpy())) for w in model.weights] for model in outcome.models
+            [(w.path, np.array(w.numpy())) for w in model.weights if not is_of_rows(w)]
+            for model in outcome.models
         ]
         return cls(outcome.logs, weights, [np.asarray(each) for each in leaves(outcome.predicted)])
+
+
+def is_of_rows(weight: Any) -> bool:
+    """Returns whether a weight stands for the rows of a `DistributedEmbedding`."""
+    return isinstance(getattr(weight, "value", weight), RowVariable)
 
 
 def reference(example, is_distributed, directory):
