@@ -158,6 +158,6 @@ def _input_weight() -> tf.Tensor | None:
     extended = None if context is None else context.strategy.extended
     return (
         extended.input_weight()
-        if extended is not None and hasattr(extended, "row_weight")
+        if extended is not None and hasattr(extended, "input_weight")
         else None
     )

@@ -206,7 +206,7 @@ def test_parquet_without_pyarrow_is_refused(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ({}, "Received: .*, with neither"),
+        ({}, "Received: .*, which contains neither"),
         ({"keys.npy": [1]}, "'keys.npy' without 'values.npy'"),
         ({"keys.npy": [1, 1], "values.npy": [[1.0, 2.0]] * 2}, "1 of them different"),
         ({"keys.npy": [0.5], "values.npy": [[1.0, 2.0]]}, "Received: float64"),
