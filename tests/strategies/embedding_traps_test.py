@@ -477,8 +477,13 @@ def test_12_nothing_of_other_packages_is_replaced():
             is_call = isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
             sets = is_call and node.func.id == "setattr"
             # The one method of Keras's that is overridden while a step runs: loss scaling. And
-            # tf_keras's generator of seeds, which a replica's thread gets from its caller.
-            others = {"keras_loss_scaling.py": "cls", "keras_steps.py": "seeds"}
+            # tf_keras's generator of seeds, which a replica's thread gets from its caller, and
+            # Python's streams under `tf-config exec`.
+            others = {
+                "keras_loss_scaling.py": "cls",
+                "keras_steps.py": "seeds",
+                "progress_bars.py": "sys",
+            }
             assert not sets or ast.unparse(node.args[0]) == others.get(path.name, "self"), path
 
 
