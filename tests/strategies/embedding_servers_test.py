@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from strategies.ps.embedding_rows import RemoteRowVariable
+from strategies.variables.row_variable import new_name
 from tests.support.check_jobs import checks_of
 
 slow = pytest.mark.slow
@@ -88,7 +89,8 @@ def test_a_step_is_one_of_all_replicas(run_check, check, mode, workers, ps, repl
 
 
 def test_a_worker_does_not_change_rows_by_itself():
-    rows = RemoteRowVariable([], np.zeros(3, np.float32), True, "table", None)
+    # A table's name of its own: slots of later tests are recognized by such names.
+    rows = RemoteRowVariable([], np.zeros(3, np.float32), True, new_name(), None)
     with pytest.raises(ValueError, match="Only an optimizer can read the rows of an embedding"):
         rows.value()
     slot = rows.make_slot(f"{rows.table_name}momentum", np.zeros([1, 3], np.float32))
