@@ -12,6 +12,7 @@ import pytest
 from xdist import is_xdist_controller
 from xdist.workermanage import WorkerController
 
+from tests.support import costs
 from tests.support.check_jobs import PROGRAMS, Check, CheckJobs, beside
 from tests.support.checks import CHOICE
 from tests.support.fork_server import ForkServer
@@ -72,6 +73,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def _turn(marks: set[str]) -> int:
     return 0 if "processes" in marks else 1 if "training" in marks else 2
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Records what a test costs in this process, and in those that it started and waited for."""
+    before = costs.processor_seconds()
+    result = yield
+    for kind, seconds in costs.processor_seconds().items():
+        costs.record(item.nodeid, kind, seconds - before[kind])
+    return result
 
 
 @pytest.fixture

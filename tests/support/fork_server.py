@@ -27,7 +27,10 @@ import struct
 import subprocess
 import sys
 import types
+from collections.abc import Iterator
 from pathlib import Path
+
+from tests.support import costs
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 _CLIENT = Path(__file__).with_name("forked_python.py")
@@ -95,6 +98,7 @@ def _serve(python: str, listening: socket.socket) -> None:
     reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     selector.register(reader, selectors.EVENT_READ)
     connections: dict[int, socket.socket] = {}
+    tests: dict[int, str] = {}
 
     def stop(*_: object) -> None:
         for pid in connections:
@@ -134,10 +138,12 @@ def _serve(python: str, listening: socket.socket) -> None:
                 for stream in streams:
                     os.close(stream)
                 connections[pid] = connection
+                tests[pid] = message["environ"].get("PYTEST_CURRENT_TEST", "")
                 selector.register(connection, selectors.EVENT_READ, pid)
             elif key.fileobj == reader:
                 os.read(reader, 1 << 12)
-                _reap(connections, selector)
+                for ended, seconds in _reap(connections, selector):
+                    costs.record(tests.pop(ended), "programs", seconds)
             elif key.fileobj.fileno() >= 0:  # its fork may have been reaped a moment ago
                 try:
                     data = key.fileobj.recv(_NUMBER.size)
@@ -173,10 +179,12 @@ def _kill(pid: int, number: int) -> None:
             os.kill(pid, number)
 
 
-def _reap(connections: dict[int, socket.socket], selector: selectors.BaseSelector) -> None:
-    """Tells the clients whose forks have ended."""
+def _reap(
+    connections: dict[int, socket.socket], selector: selectors.BaseSelector
+) -> Iterator[tuple[int, float]]:
+    """Tells the clients whose forks have ended; yields these and their processor seconds."""
     while connections:
-        pid, status = os.waitpid(-1, os.WNOHANG)
+        pid, status, usage = os.wait4(-1, os.WNOHANG)
         if pid == 0:
             return
         connection = connections.pop(pid)
@@ -185,6 +193,7 @@ def _reap(connections: dict[int, socket.socket], selector: selectors.BaseSelecto
         with contextlib.suppress(OSError):
             connection.sendall(_NUMBER.pack(os.waitstatus_to_exitcode(status)))
         connection.close()
+        yield pid, usage.ru_utime + usage.ru_stime
 
 
 def _become(python: str, message: dict, streams: list[int]) -> None:
