@@ -11,18 +11,18 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 
 from tf_config.address import Address
-from tf_config.bind_address import listening_hosts
+from tf_config.bind_address import bind_first
 from tf_config.cluster import ClusterSpec, Task, TFConfig
 from tf_config.horovod import environment as horovod
 from tf_config.launcher.process_probe import ProcessProbe
 from tf_config.launcher.settings import RENDEZVOUS_VARIABLE, SIDECAR_VARIABLE
 from tf_config.launcher.task_resolution import start_timeout
-from tf_config.rendezvous.http_store import StoreHandler, StoreServer, ask
+from tf_config.rendezvous.http_store import HttpStore, StoreServer, ask
+from tf_config.rendezvous.waiting import Deadline
 from tf_config.secret import SECRET_VARIABLE, secret_of
 
 # Reports to the launcher that a task on another host trained apart: the last bytes of its output,
@@ -30,11 +30,10 @@ from tf_config.secret import SECRET_VARIABLE, secret_of
 UNSYNCHRONIZED = b"\x1b]tf-config;apart\x07"
 # Reported by a strategy when it is created and when its scope is entered.
 CREATED, ENTERED = "made", "used"
-_REPORTS = "/tf-config/"
+_REPORTS = "tf-config"
 _HERE = "127.0.0.1"
 _LAST_PORT = 65535
 _POLL_SECONDS = 0.1
-_NAME_EVERY_SECONDS = 5.0
 _LOOK_EVERY_SECONDS = 0.5
 
 
@@ -116,7 +115,7 @@ def report(word: str, environ: Mapping[str, str] = os.environ) -> None:
     """Reports `CREATED` or `ENTERED` to this process's sidecar, if it has one."""
     if is_reported(environ):
         at = Address.parse(environ[SIDECAR_VARIABLE])
-        ask(at, "PUT", _REPORTS + word, secret=secret_of(environ))
+        HttpStore(at, _REPORTS, secret_of(environ)).put(word, b"")
 
 
 def is_reported(environ: Mapping[str, str] = os.environ) -> bool:
@@ -167,63 +166,53 @@ class _Relay(StoreServer):
         self._reports = reports
         self._note = note
         self._is_late = False
+        self._server_name = f"the rendezvous beside {config.cluster.training_tasks[0]} at {at}"
         # Another server there, such as that of an earlier job, has no entries of this job.
         text = repr(config.cluster.to_dict()).encode()
         self._prefix = f"/{hashlib.sha256(text).hexdigest()[:16]}"
 
     def admits(self, method: str, path: str, body: bytes, given: str) -> bool:
         """Returns whether a request is answered; Horovod's requests have no signature."""
-        return not path.startswith(_REPORTS) or super().admits(method, path, body, given)
+        return not path.startswith(f"/{_REPORTS}/") or super().admits(method, path, body, given)
 
     def answer(self, method: str, path: str, body: bytes) -> tuple[int, bytes]:
         """Returns the store's answer, once the store has one."""
-        if path.startswith(_REPORTS):
-            self._reports.add(path.removeprefix(_REPORTS))
+        if path.startswith(f"/{_REPORTS}/"):
+            self._reports.add(path.removeprefix(f"/{_REPORTS}/"))
             return HTTPStatus.OK, b""
         self._reports.add("horovod")
-        start = named = time.monotonic()
+        deadline = Deadline(self._timeout, self._note, _POLL_SECONDS)
         while True:
             status, content = ask(self._at, method, self._prefix + path, body, self._secret)
             if status == HTTPStatus.OK or method == "DELETE":
                 return HTTPStatus.OK, content
-            now = time.monotonic()
-            over = self._is_late or now - start >= self._timeout
-            if over or now - named >= _NAME_EVERY_SECONDS:
-                named = now
-                self._say(path, status, now - start, over)
-            if over:
+            waiting = f"{self._config.task} waits in Horovod's init() for {self._who(path, status)}"
+            if self._is_late or deadline.is_over:
+                if not self._is_late:
+                    self._note(f"{waiting}: it gives up after {deadline.elapsed:.0f} s")
                 self._is_late = True
                 found = status == HTTPStatus.NOT_FOUND
                 return HTTPStatus.NOT_FOUND if found else HTTPStatus.SERVICE_UNAVAILABLE, b""
-            time.sleep(_POLL_SECONDS)
+            deadline.tick(f"{waiting}: {deadline.elapsed:.0f} s of {self._timeout:g} s")
 
-    def _say(self, path: str, status: int, elapsed: float, over: bool) -> None:
-        if self._is_late:
-            return
+    def _who(self, path: str, status: int) -> str:
+        """Returns whom a request waits for, given the status of the store's answer."""
         tasks = self._config.cluster.training_tasks
-        key = path.rpartition("/")[2].removeprefix("rank_")
+        if status == HTTPStatus.FORBIDDEN:
+            return f"{self._server_name}, which has another {SECRET_VARIABLE}"
         if status != HTTPStatus.NOT_FOUND:
-            who = f"the rendezvous beside {tasks[0]} at {self._at}"
-            if status == HTTPStatus.FORBIDDEN:
-                who += f", which has another {SECRET_VARIABLE}"
-        elif path.startswith("/global/") and key.isdigit() and int(key) < len(tasks):
-            who = f"{tasks[int(key)]} to start Horovod as well"
-        else:
-            who = "another process of Horovod"
-        end = (
-            f"it gives up after {elapsed:.0f} s"
-            if over
-            else f"{elapsed:.0f} s of {self._timeout:g} s"
-        )
-        self._note(f"{self._config.task} waits in Horovod's init() for {who}: {end}")
+            return self._server_name
+        key = path.rpartition("/")[2].removeprefix("rank_")
+        if path.startswith("/global/") and key.isdigit() and int(key) < len(tasks):
+            return f"{tasks[int(key)]} to start Horovod as well"
+        return "another process of Horovod"
 
 
 def _store(at: Address, secret: str, note: Callable[[str], None]) -> StoreServer | None:
-    for _, host in listening_hosts(at.host):
-        try:
-            return StoreServer((host, at.port), StoreHandler, secret)
-        except OSError as error:
-            reason = error.strerror
+    try:
+        return bind_first(at.host, lambda host: StoreServer((host, at.port), secret=secret))
+    except OSError as error:
+        reason = error.strerror
     note(
         f"Horovod's rendezvous cannot be served at {at} ({reason}). A script that calls "
         "Horovod's init() itself waits for it in vain; leave the port free."

@@ -13,7 +13,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from tf_config.address import Address
-from tf_config.secret import is_signed, signature
+from tf_config.cluster import Task
+from tf_config.rendezvous.store import name_of
+from tf_config.secret import is_signed, secret_of, signature
 
 _REQUEST_SECONDS = 5.0
 # Larger than any entry: the largest is Gloo's, some hundred bytes per Horovod process.
@@ -64,7 +66,6 @@ class StoreServer(ThreadingHTTPServer):
 
     Args:
       address: the host and port to listen on.
-      handler: the class that handles requests.
       secret: the secret that signs requests; "" admits unsigned requests.
 
     Raises:
@@ -74,11 +75,11 @@ class StoreServer(ThreadingHTTPServer):
     daemon_threads = True
     allow_reuse_port = False  # newer Python versions would let two servers share the port
 
-    def __init__(self, address: tuple[str, int], handler: Any = StoreHandler, secret: str = ""):
+    def __init__(self, address: tuple[str, int], secret: str = ""):
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self.entries: dict[str, bytes] = {}
         self._secret = secret
-        super().__init__(address, handler)
+        super().__init__(address, StoreHandler)
 
     def admits(self, method: str, path: str, body: bytes, given: str) -> bool:
         """Returns whether a request with this signature is answered."""
@@ -100,6 +101,41 @@ class StoreServer(ThreadingHTTPServer):
     def start(self) -> None:
         """Starts to answer requests in a separate thread."""
         threading.Thread(target=self.serve_forever, args=(0.1,), daemon=True).start()
+
+
+class HttpStore:
+    """A client of a `StoreServer`, or of Horovod's rendezvous server, as a `Store`.
+
+    Args:
+      address: the address of the server.
+      scope: the scope of the entries.
+      secret: the secret that signs the requests; None for that of this process.
+
+    Attributes:
+      is_refused: whether the last request was refused, because the server has another secret.
+    """
+
+    def __init__(self, address: Address, scope: str, secret: str | None = None):
+        self._address = address
+        self._scope = scope
+        self._secret = secret_of() if secret is None else secret
+        self.is_refused = False
+
+    def put(self, key: Task | str, value: bytes) -> bool:
+        """Writes an entry; see `Store`."""
+        status, _ = self._request("PUT", key, value)
+        return status == HTTPStatus.OK
+
+    def get(self, key: Task | str) -> bytes | None:
+        """Returns an entry; see `Store`."""
+        status, body = self._request("GET", key)
+        return body if status == HTTPStatus.OK else None
+
+    def _request(self, method: str, key: Task | str, body: bytes = b"") -> tuple[int, bytes]:
+        path = f"/{self._scope}/{name_of(key)}"
+        status, content = ask(self._address, method, path, body, self._secret)
+        self.is_refused = status == HTTPStatus.FORBIDDEN
+        return status, content
 
 
 def ask(

@@ -19,8 +19,8 @@ from tf_config.address import Address
 from tf_config.bind_address import listening_hosts
 from tf_config.cluster import ClusterSpec
 from tf_config.errors import ClusterConfigError, quoted
-from tf_config.rendezvous.deadline import Deadline
 from tf_config.rendezvous.participant import JoinRequest, Participant, Roster, cluster_of
+from tf_config.rendezvous.waiting import Deadline
 from tf_config.secret import SECRET_VARIABLE, is_signed, secret_of, signature
 
 _LONGEST_MESSAGE = 1 << 22
@@ -39,7 +39,7 @@ def rendezvous(
       host: the host by which the others reach this process; None for the local address of the
         connection.
       port: the free port that this process reports.
-      clock: the timeout.
+      deadline: the timeout.
 
     Raises:
       ClusterConfigError: if a task does not arrive in time, the reports contradict each other, or
