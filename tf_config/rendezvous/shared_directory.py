@@ -51,6 +51,7 @@ def _lead(
     stale = [key for key in (_FIRST, _ANSWER) if store.file(key).exists()]
     if stale:
         deadline.note(f"{store.directory} holds files of an earlier job; they are replaced")
+    # The old answer goes before the new token appears, or it might be taken for the answer to it.
     for key in stale:
         store.delete(key)
     _write(store, _FIRST, {"token": report.token})

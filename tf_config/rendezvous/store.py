@@ -1,4 +1,4 @@
-"""A store of entries by which processes that do not know each other yet exchange a few bytes."""
+"""Key-value stores through which the processes of a job exchange small entries."""
 
 from __future__ import annotations
 
@@ -60,5 +60,5 @@ class FileStore:
 
 
 def name_of(key: Task | str) -> str:
-    """Returns the name of an entry under a task or a name."""
+    """Returns the name of an entry, given a task or the name itself."""
     return key if isinstance(key, str) else key.label

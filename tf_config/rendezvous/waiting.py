@@ -9,7 +9,7 @@ _NOTE_SECONDS = 5.0
 
 
 class Deadline:
-    """The end of a wait that checks at growing intervals and sends a note every 5 seconds.
+    """A timeout, with growing pauses between checks and a note every 5 seconds.
 
     Args:
       timeout: the number of seconds in total.
