@@ -1,7 +1,7 @@
 """A process that briefly outlives the launcher, to end the processes that the launcher could not.
 
 It reads process group IDs from its standard input: `N` to watch a group, `-N` to forget it. When
-the input ends, the launcher is gone (even after SIGKILL, which cannot be caught), and the guardian
+the input ends, the launcher is gone (even after SIGKILL, which cannot be caught), and the reaper
 kills every group that it still watches.
 """
 

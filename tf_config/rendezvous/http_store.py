@@ -50,8 +50,8 @@ class StoreHandler(BaseHTTPRequestHandler):
 
     def _answer(self, body: bytes = b"") -> None:
         server: Any = self.server
-        given = self.headers.get(_SIGNATURE, "")
-        if server.admits(self.command, self.path, body, given):
+        signed = self.headers.get(_SIGNATURE, "")
+        if server.admits(self.command, self.path, body, signed):
             status, content = server.answer(self.command, self.path, body)
         else:
             status, content = HTTPStatus.FORBIDDEN, b""
@@ -79,11 +79,12 @@ class StoreServer(ThreadingHTTPServer):
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self.entries: dict[str, bytes] = {}
         self._secret = secret
+        self._is_started = False
         super().__init__(address, StoreHandler)
 
-    def admits(self, method: str, path: str, body: bytes, given: str) -> bool:
+    def admits(self, method: str, path: str, body: bytes, signed: str) -> bool:
         """Returns whether a request with this signature is answered."""
-        return is_signed(self._secret, given, method.encode(), path.encode(), body)
+        return is_signed(self._secret, signed, method.encode(), path.encode(), body)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Logs nothing: the client sees that no answer comes, and may not be a task of this job."""
@@ -100,7 +101,14 @@ class StoreServer(ThreadingHTTPServer):
 
     def start(self) -> None:
         """Starts to answer requests in a separate thread."""
+        self._is_started = True
         threading.Thread(target=self.serve_forever, args=(0.1,), daemon=True).start()
+
+    def close(self) -> None:
+        """Stops answering requests, and frees the address; may be called before `start`."""
+        if self._is_started:
+            self.shutdown()  # which waits for the thread, and without one for ever
+        self.server_close()
 
 
 class HttpStore:
@@ -142,10 +150,10 @@ def ask(
     address: Address, method: str, path: str, body: bytes = b"", secret: str = ""
 ) -> tuple[int, bytes]:
     """Sends a request to a store; returns its answer's status, 0 without an answer, and content."""
-    given = signature(secret, method.encode(), path.encode(), body)
+    signed = signature(secret, method.encode(), path.encode(), body)
     connection = http.client.HTTPConnection(address.host, address.port, timeout=_REQUEST_SECONDS)
     try:
-        connection.request(method, path, body, {_SIGNATURE: given} if given else {})
+        connection.request(method, path, body, {_SIGNATURE: signed} if signed else {})
         response = connection.getresponse()
         return response.status, response.read()
     except (OSError, http.client.HTTPException):
