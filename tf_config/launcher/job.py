@@ -70,8 +70,9 @@ class JobSpec:
         first = spec.addresses[spec.training_tasks[0]]
         at = Address(first.host, ports[first.host][-1])  # the one port more than tasks there
         what = argv(self.program)
-        # Each start has a new secret, by which a task of an earlier start, which may still be about
+        # Each start has a new secret, so that a task of an earlier start, which may still be about
         # to end on another host, cannot join this one. Commands that are only printed have none.
+        # See [Note: whose secret].
         secret = "" if is_dry else secret_of(environ) or new_secret()
         return [
             self._command(

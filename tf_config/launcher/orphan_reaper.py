@@ -2,7 +2,7 @@
 
 It reads process group IDs from its standard input: `N` to watch a group, `-N` to forget it. When
 the input ends, the launcher is gone (even after SIGKILL, which cannot be caught), and the reaper
-kills every group that it still watches.
+kills every group that it still watches. See [Note: the end of a job] in `runner.py`.
 """
 
 from __future__ import annotations

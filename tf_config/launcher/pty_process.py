@@ -50,7 +50,8 @@ class PtyProcess:
                 stdout=end,
                 stderr=end,
                 # Signals from the user's terminal reach the launcher only, which decides who gets
-                # which and when; and all that the program starts can be killed as one group.
+                # which and when (see [Note: the end of a job] in runner.py), and all that the
+                # program starts can be killed as one group.
                 start_new_session=True,
             )
         except OSError:

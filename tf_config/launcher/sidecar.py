@@ -67,12 +67,11 @@ class Sidecar:
         self._closed = threading.Event()
         self._store: StoreServer | None = None
         at = Address.parse(environ[RENDEZVOUS_VARIABLE])
-        # The secret is the task's, which this process may not have: the launcher makes one for each
-        # start, and gives it to the tasks alone.
+        secret = secret_of(environ)  # the task's: see [Note: whose secret]
         if config.task == config.cluster.training_tasks[0]:
-            self._store = _serve_store(at, secret_of(environ), note)
+            self._store = _serve_store(at, secret, note)
         timeout = start_timeout(environ)
-        self._proxy = _HorovodProxy(config, at, timeout, secret_of(environ), self._reports, note)
+        self._proxy = _HorovodProxy(config, at, timeout, secret, self._reports, note)
         port = self._proxy.server_address[1]
         self.environ = {
             SIDECAR_VARIABLE: f"{_HERE}:{port}",

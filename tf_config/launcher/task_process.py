@@ -57,8 +57,9 @@ class TaskProcess:
         columns, lines = shutil.get_terminal_size()
         size = (max(columns - _PREFIX_WIDTH, 20), lines)
         argv = command.via or command.argv
+        # Both come before the program, whose environment has their addresses. On another host, the
+        # agent has them beside the program, and the process here is that of ssh.
         self._sidecar = None if command.via else Sidecar.beside(command.environ, note)
-        # On another host, the agent has both beside the program: here is only the process of ssh.
         self._diagnosis = None if command.via else ExitDiagnosis()
         environ = os.environ if command.via else command.environ
         if self._diagnosis is not None:
