@@ -251,9 +251,12 @@ def _decode(line: bytes, secret: str) -> Any:
 
 
 def _listen(address: Address) -> socket.socket:
+    # Not at all addresses in place of one that is not here: then the first task runs on another
+    # host than the URL says, and the others would wait for it in vain.
+    _, host = listening_hosts(address.host)[0]
     try:
         family, _, _, _, place = socket.getaddrinfo(
-            _own_name(address.host), address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            host or None, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         listener = socket.socket(family, socket.SOCK_STREAM)
         try:
@@ -275,12 +278,6 @@ def _listen(address: Address) -> socket.socket:
             )
         ) from None
     return listener
-
-
-def _own_name(host: str) -> str | None:
-    """Returns the host to listen on; None for all addresses."""
-    _, first = listening_hosts(host)[0]
-    return first or None
 
 
 def _endpoints(connection: socket.socket) -> tuple[str, str]:
