@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import socket
+from collections.abc import Callable
 from ipaddress import ip_address
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 def listening_hosts(host: str) -> tuple[tuple[int, str], ...]:
@@ -24,6 +29,22 @@ def listening_hosts(host: str) -> tuple[tuple[int, str], ...]:
     if _is_loopback_to_itself(host):
         return (everywhere,)
     return (everywhere[0], host), everywhere
+
+
+def bind_first(host: str, bind: Callable[[str], T]) -> T:
+    """Returns what `bind` returns for the best of the hosts to listen on that this machine has.
+
+    Raises:
+      OSError: if `bind` fails for another reason, such as a port in use.
+    """
+    places = [place for _, place in listening_hosts(host)]
+    for place in places[:-1]:
+        try:
+            return bind(place)
+        except OSError as error:
+            if not isinstance(error, socket.gaierror) and error.errno != errno.EADDRNOTAVAIL:
+                raise
+    return bind(places[-1])
 
 
 def _is_loopback_to_itself(host: str) -> bool:

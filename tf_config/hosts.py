@@ -75,19 +75,6 @@ def parse_hosts(text: str) -> list[Host]:
     return _merge_slots(_host(item.strip(), text) for item in text.split(","))
 
 
-def format_hosts(hosts: Iterable[Host]) -> str:
-    """Returns a list of hosts as text that `parse_hosts` reads.
-
-    >>> format_hosts([Host("fd00::7", 4), Host("node2", user="root")])
-    '[fd00::7]:4,root@node2:1'
-    """
-    return ",".join(
-        ("" if host.user is None else f"{host.user}@") + str(Address(host.name, 1))[:-1]
-        + str(host.slots)
-        for host in hosts
-    )  # fmt: skip
-
-
 def parse_hostfile(text: str, origin: str = "hostfile") -> list[Host]:
     """Returns the hosts of a hostfile in Open MPI's, Horovod's or MPICH's form, one per line.
 

@@ -3,6 +3,11 @@
 Messages are sent in plain text with a signature (HMAC-SHA256, RFC 2104). Without the secret, nobody
 can make a signature, and no signature reveals the secret. `tf-config run` makes a new secret at
 each start; otherwise the user sets the same variable in all tasks.
+
+[Note: whose secret]
+The process that starts a task may not have the task's secret: the launcher makes one for each start
+of a job, and only the tasks get it. So whatever runs beside a task, such as its sidecar, takes the
+secret from the environment of the task, and not from its own.
 """
 
 from __future__ import annotations

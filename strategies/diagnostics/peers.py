@@ -6,23 +6,13 @@ import dataclasses
 import json
 import time
 from collections.abc import Sequence
-from typing import Protocol
 
 from tf_config import Task
+from tf_config.rendezvous.store import Store
 
 SILENT_SECONDS = 15.0
 # Between two looks. After a longer pause it is unknown which workers were silent meanwhile.
 _LONGEST_PAUSE_SECONDS = 30.0
-
-
-class Entries(Protocol):
-    """Entries of all workers in a store that each of them can reach."""
-
-    def put(self, key: Task | str, value: bytes) -> bool:
-        """Writes an entry; returns whether the store was reached."""
-
-    def get(self, key: Task | str) -> bytes | None:
-        """Returns an entry; None if it does not exist or the store was not reached."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,7 +95,7 @@ class Peers:
       others: the tasks of the other workers.
     """
 
-    def __init__(self, entries: Entries, others: Sequence[Task]):
+    def __init__(self, entries: Store, others: Sequence[Task]):
         self.others = tuple(others)
         self._entries = entries
         self._last: dict[Task, bytes | None] = {}

@@ -24,15 +24,16 @@ import tensorflow as tf
 from absl import logging
 
 from strategies.collectives.base import Collectives
-from strategies.collectives.startup.rendezvous import Store, serve
+from strategies.collectives.startup.rendezvous import serve
 from strategies.diagnostics.calls import call_in
 from strategies.diagnostics.operations import OperationTracker, WatchedCollectives
-from strategies.diagnostics.peers import SILENT_SECONDS, Entries, Peers, State
+from strategies.diagnostics.peers import SILENT_SECONDS, Peers, State
 from strategies.diagnostics.stack import Entry, stack_of
 from tf_config import Address, ClusterSpec, Task
 from tf_config.launcher.settings import STEP_TIMEOUT_VARIABLE
 from tf_config.reachability import connect
-from tf_config.rendezvous.http_store import StoreHandler, StoreServer
+from tf_config.rendezvous.http_store import HttpStore, StoreServer
+from tf_config.rendezvous.store import Store
 from tf_config.secret import secret_of
 
 WATCH_VARIABLE = "KERAS_STRATEGIES_WATCH_SECONDS"
@@ -167,7 +168,7 @@ class Watchdog:
 
     def __init__(
         self,
-        entries: Entries,
+        entries: Store,
         cluster: ClusterSpec,
         task: Task,
         operations: OperationTracker,
@@ -350,13 +351,13 @@ def _is_the_users(entry: Entry) -> bool:
     return not entry.filename.startswith(_NOT_THE_USERS) and "-packages" not in entry.filename
 
 
-def _shared_store(collectives: Collectives, cluster: ClusterSpec, task: Task) -> Store:
+def _shared_store(collectives: Collectives, cluster: ClusterSpec, task: Task) -> HttpStore:
     """Returns the store that the first worker serves, on a free port."""
     first = cluster.training_tasks[0]
     host = cluster.addresses[first].host
     port = 0
     if task == first:
-        server = serve(StoreServer, Address(host, 0), task, StoreHandler, secret_of())
+        server = serve(StoreServer, Address(host, 0), task, secret_of())
         port = server.server_address[1]  # type: ignore[index,assignment]
     port = int(collectives.broadcast(tf.constant(port)))
-    return Store(Address(host, port), _SCOPE)
+    return HttpStore(Address(host, port), _SCOPE)

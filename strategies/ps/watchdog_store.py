@@ -22,7 +22,7 @@ _MOMENT_SECONDS = 0.1
 
 
 class ServerEntries:
-    """Text entries of all workers on a parameter server; see `Entries`.
+    """Text entries of all workers on a parameter server, as a `Store`.
 
     Args:
       server: the server.

@@ -7,9 +7,10 @@ import time
 import pytest
 
 from strategies.collectives import horovod as horovod_collectives
-from strategies.collectives.startup.rendezvous import Store, wait_for_all
+from strategies.collectives.startup.rendezvous import ARRIVALS, wait_for_all
 from tf_config import Address, ClusterConfigError, ClusterSpec, Task, TFConfig, local_cluster
 from tf_config.builder import free_ports
+from tf_config.rendezvous.http_store import HttpStore
 
 MEET = "import strategies; strategies.MultiWorkerMirroredStrategy(start_timeout=7)"
 QUICKLY = f"from absl import logging; logging.set_verbosity('info'); {MEET.replace('7', '4')}"
@@ -172,7 +173,7 @@ def test_a_first_worker_that_is_started_again_finds_those_that_wait():
         return thread
 
     before, threads = served(), [waiting(second)]
-    store = Store(cluster.addresses[first])
+    store = HttpStore(cluster.addresses[first], ARRIVALS)
     while store.get(second) is None:
         time.sleep(0.05)
     before.shutdown()

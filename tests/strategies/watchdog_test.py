@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from strategies.collectives.base import LocalCollectives
-from strategies.collectives.startup.rendezvous import Store, serve
+from strategies.collectives.startup.rendezvous import serve
 from strategies.diagnostics import peers
 from strategies.diagnostics import watchdog as watchdog_module
 from strategies.diagnostics.consistency import check_same_call
@@ -28,7 +28,7 @@ from strategies.diagnostics.watchdog import (
 from tests.support.fakes import FakeWorker
 from tf_config import Address, ClusterSpec, Task, local_cluster
 from tf_config.reachability import Reached
-from tf_config.rendezvous.http_store import StoreHandler, StoreServer, ask
+from tf_config.rendezvous.http_store import HttpStore, StoreServer, ask
 
 TASKS = [Task("worker", 0), Task("worker", 1)]
 SPEC = ClusterSpec.from_dict({"worker": ["127.0.0.1:1", "127.0.0.1:2"]})
@@ -71,8 +71,8 @@ def test_only_a_wait_that_nothing_can_end_is_ended(mine, theirs, expected):
 @pytest.fixture
 def store():
     address = local_cluster(workers=1).addresses[TASKS[0]]
-    server = serve(StoreServer, address, TASKS[0], StoreHandler)
-    yield Store(Address(address.host, address.port), "test")
+    server = serve(StoreServer, address, TASKS[0])
+    yield HttpStore(Address(address.host, address.port), "test")
     server.shutdown()
     server.server_close()
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tf_config import ClusterConfigError
-from tf_config.hosts import Host, format_hosts, parse_hostfile, parse_hosts
+from tf_config.hosts import Host, parse_hostfile, parse_hosts
 
 NAMES = st.one_of(
     st.from_regex(r"[a-z][a-z0-9-]{0,10}[a-z0-9](\.[a-z0-9]{1,5}){0,2}", fullmatch=True),
@@ -18,6 +18,15 @@ HOSTS = st.builds(
     st.integers(1, 99),
     st.none() | st.from_regex(r"[a-z_][a-z0-9_.-]{0,7}", fullmatch=True),
 )
+
+
+def format_hosts(hosts):
+    return ",".join(
+        ("" if host.user is None else f"{host.user}@")
+        + (f"[{host.name}]" if ":" in host.name else host.name)
+        + f":{host.slots}"
+        for host in hosts
+    )
 
 
 @given(st.lists(HOSTS, min_size=1, max_size=6, unique_by=lambda host: host.name))

@@ -1,10 +1,11 @@
 """Where servers listen."""
 
+import errno
 import socket
 
 import pytest
 
-from tf_config.bind_address import listening_hosts
+from tf_config.bind_address import bind_first, listening_hosts
 
 EVERYWHERE = (socket.AF_INET, "")
 
@@ -37,3 +38,29 @@ def test_a_name_that_is_not_known_yet_is_tried():
 
 def test_addresses_of_ipv6():
     assert listening_hosts("fd00::7") == ((socket.AF_INET6, "fd00::7"), (socket.AF_INET6, "::"))
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EADDRNOTAVAIL, "none here"), socket.gaierror()])
+def test_a_host_that_is_not_here_is_passed_over(error):
+    tried = []
+
+    def bind(host):
+        tried.append(host)
+        if host:
+            raise error
+        return "everywhere"
+
+    assert bind_first("10.1.2.3", bind) == "everywhere"
+    assert tried == ["10.1.2.3", ""]
+
+
+def test_a_port_in_use_is_an_error_at_once():
+    tried = []
+
+    def bind(host):
+        tried.append(host)
+        raise OSError(errno.EADDRINUSE, "in use")
+
+    with pytest.raises(OSError, match="in use"):
+        bind_first("10.1.2.3", bind)
+    assert tried == ["10.1.2.3"]

@@ -80,15 +80,15 @@ def test_a_host_of_the_chief_or_the_last_one_of_servers_is_needed(reachable):
 def test_a_worker_is_left_out_when_it_failed_twice_in_a_row(reachable):
     plan = restarts(job(), 2)
     for index in (1, 2, 1):
-        plan.failed(Task("worker", index))
+        plan.record_failure(Task("worker", index))
     assert len(plan.commands(1)) == 4
-    plan.failed(Task("worker", 1))
+    plan.record_failure(Task("worker", 1))
     assert [host for _, host in workers(plan.commands(2))] == ["a", "b", "c"]
     for _ in range(2):
-        plan.failed(Task("worker", 1))
+        plan.record_failure(Task("worker", 1))
     assert [host for _, host in workers(plan.commands(3))] == ["a", "c"]
     for _ in range(2):
-        plan.failed(Task("worker", 1))
+        plan.record_failure(Task("worker", 1))
     assert len(plan.commands(4)) == 2
     assert len(NOTES) == 2
 
@@ -96,7 +96,7 @@ def test_a_worker_is_left_out_when_it_failed_twice_in_a_row(reachable):
 def test_servers_are_never_left_out(reachable):
     plan = restarts(job(ps=2), 1)
     for _ in range(3):
-        plan.failed(Task("ps", 1))
+        plan.record_failure(Task("ps", 1))
     assert len(plan.commands(1)) == 6
 
 

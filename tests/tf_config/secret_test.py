@@ -18,7 +18,7 @@ from tf_config.launcher.settings import SIDECAR_VARIABLE
 from tf_config.launcher.sidecar import CREATED, ENTERED, Sidecar, report
 from tf_config.rendezvous import Participant
 from tf_config.rendezvous import rendezvous as meet
-from tf_config.rendezvous.http_store import StoreHandler, StoreServer, ask
+from tf_config.rendezvous.http_store import StoreServer, ask
 from tf_config.roles import Roles
 from tf_config.secret import SECRET_VARIABLE, is_signed, secret_of, signature
 
@@ -55,7 +55,7 @@ def test_a_secret_that_can_be_guessed_is_refused_and_not_shown():
 
 
 def test_a_store_answers_those_who_have_the_secret():
-    with serving(StoreServer(("127.0.0.1", 0), StoreHandler, OURS)) as at:
+    with serving(StoreServer(("127.0.0.1", 0), OURS)) as at:
         assert ask(at, "PUT", "/a", b"1", OURS) == (200, b"")
         for secret in ("", OTHER):
             assert ask(at, "GET", "/a", secret=secret) == (403, b"")

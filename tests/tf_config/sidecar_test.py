@@ -13,9 +13,9 @@ from tf_config import ClusterSpec, Task, TFConfig
 from tf_config.address import Address
 from tf_config.builder import free_ports
 from tf_config.horovod import environment as horovod
-from tf_config.launcher import sidecar
 from tf_config.launcher.settings import RENDEZVOUS_VARIABLE, SIDECAR_VARIABLE
 from tf_config.launcher.sidecar import CREATED, ENTERED, Sidecar, report
+from tf_config.rendezvous import waiting
 
 # What TensorFlow does to a process as it is seen from outside, without its seconds of import.
 LIKE_TENSORFLOW = (
@@ -104,7 +104,7 @@ def test_a_strategy_that_was_made_has_to_be_used(words, expected):
 
 
 def test_a_process_of_horovod_waits_for_the_rendezvous_and_for_the_others(monkeypatch):
-    monkeypatch.setattr(sidecar, "_NAME_EVERY_SECONDS", 0.3)
+    monkeypatch.setattr(waiting, "_NOTE_SECONDS", 0.3)
     with pair(lazy=True) as (make_first, second, notes):
         second.start(os.getpid())
         answers = []

@@ -18,7 +18,7 @@ from tf_config.environments import ENVIRONMENTS
 from tf_config.errors import ClusterConfigError, quoted
 from tf_config.launcher import commands
 from tf_config.launcher.settings import BARS_VARIABLE, SIDECAR_VARIABLE, WHOLE_BARS
-from tf_config.launcher.sidecar import rendezvous
+from tf_config.launcher.sidecar import rendezvous_address
 from tf_config.launcher.sidecar_process import fork_sidecar
 from tf_config.launcher.task_resolution import settings
 
@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
         say(f"{config.task} of {', '.join(map(str, config.cluster.addresses))}, from {origin}")
         for setting in told:
             say(f"{setting.variable}={setting.value} ({setting.origin})")
-    command = commands.command(config, what, os.environ, told, rendezvous(config.cluster))
+    command = commands.command(config, what, os.environ, told, rendezvous_address(config.cluster))
     # A process that `tf-config run` has started already has a sidecar.
     has_sidecar = origin == "tf_config" and SIDECAR_VARIABLE in os.environ
     try:

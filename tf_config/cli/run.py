@@ -107,7 +107,11 @@ def run(arguments: argparse.Namespace) -> int:
         console.begin(f"asking {', '.join(job.elsewhere)} over ssh for free ports and processors")
     restarts = Restarts(job, os.environ, arguments.min_workers, console.note)
     return launch.run(
-        restarts.commands, console, arguments.log_dir, arguments.max_restarts, restarts.failed
+        restarts.commands,
+        console,
+        arguments.log_dir,
+        arguments.max_restarts,
+        restarts.record_failure,
     )
 
 

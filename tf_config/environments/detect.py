@@ -4,22 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tf_config.cluster import VARIABLE
-from tf_config.environments import kubernetes, openmpi, paddle, pmi, pytorch, slurm, tf_config
-from tf_config.environments.environment import Environment, Resolved
+from tf_config.cluster import VARIABLE, TFConfig
+from tf_config.environments import kubernetes, openmpi, paddle, pmi, pytorch, slurm
+from tf_config.environments.environment import Environment, Resolved, Variables
 from tf_config.errors import ClusterConfigError, quoted, suggestion
 
-# In the order of detection: environments that say most about this very process come first.
+
+def _read_tf_config(variables: Variables) -> TFConfig:
+    """Returns the configuration in TF_CONFIG itself, as Kubeflow's operator or a user sets it."""
+    return TFConfig.from_json(variables.find(VARIABLE) or "")
+
+
+# In the order of detection: environments that say most about this very process come first. Several
+# are often present at once: an operator sets TF_CONFIG in a pod, Slurm's srun sets PMI's variables,
+# and mpirun in a batch script inherits Slurm's, which describe the script and not the process.
 ENVIRONMENTS: Mapping[str, Environment] = {
     environment.name: environment
     for environment in (
-        Environment("tf_config", (VARIABLE,), tf_config.read, names_roles=True),
+        Environment("tf_config", (VARIABLE,), _read_tf_config, names_roles=True),
         Environment(
             "paddle",
             paddle.MARKERS,
             paddle.read,
             names_roles=True,
-            unread=paddle.UNREAD,
+            unsupported=paddle.UNSUPPORTED,
             companions=paddle.COMPANIONS,
         ),
         Environment("kubernetes", kubernetes.MARKERS, kubernetes.read, names_roles=True),
@@ -27,7 +35,7 @@ ENVIRONMENTS: Mapping[str, Environment] = {
             "pytorch",
             ("MASTER_ADDR",),
             pytorch.read,
-            excuse=pytorch.is_scripts_own,
+            is_superseded=pytorch.is_address_of_script,
             companions=dict.fromkeys(("MASTER_PORT", "WORLD_SIZE"), "MASTER_ADDR"),
         ),
         Environment(
@@ -41,7 +49,7 @@ ENVIRONMENTS: Mapping[str, Environment] = {
             "pmi",
             ("PMI_RANK",),
             pmi.read,
-            excuse=pmi.is_slurm,
+            is_superseded=pmi.is_slurm,
             companions={"PMI_SIZE": "PMI_RANK"},
         ),
         Environment(
@@ -50,7 +58,7 @@ ENVIRONMENTS: Mapping[str, Environment] = {
             slurm.read,
             slurm.locate,
             cores=slurm.cores,
-            remarks=slurm.remarks,
+            extra_warnings=slurm.extra_warnings,
             companions={"SLURM_PROCID": "SLURM_JOB_ID"},
         ),
     )

@@ -55,14 +55,15 @@ class Environment:
       name: the environment's name, as in `--from`.
       markers: the variables of which any indicates the environment.
       read: returns the configuration; a pure function of the variables that it reads.
-      excuse: returns whether to ignore the markers because another environment says more.
+      is_superseded: returns whether to ignore the markers, because another environment that is
+        present as well says more.
       cores: returns the number of cores that the scheduler gave each task; None if unknown.
       locate: replaces host names that only the environment knows; queries it, so it is not pure.
       names_roles: whether the environment gives the roles chief, ps and evaluator; if not, all
         tasks are workers.
-      remarks: returns further warnings about the variables.
+      extra_warnings: returns further warnings about the variables.
       makes_terminals: whether each process writes to a terminal that the launcher has made.
-      unread: the environment's variables that are ignored here, each with its substitute.
+      unsupported: the environment's variables that are ignored here, each with its substitute.
       companions: further variables of the environment, which say nothing without a marker, each
         with the marker that it belongs to.
     """
@@ -71,26 +72,26 @@ class Environment:
     markers: tuple[str, ...]
     read: Callable[[Variables], TFConfig | RankOnly]
     locate: Callable[[TFConfig], TFConfig] = lambda config: config
-    excuse: Callable[[Mapping[str, str]], bool] = lambda environ: False
+    is_superseded: Callable[[Mapping[str, str]], bool] = lambda environ: False
     cores: Callable[[Mapping[str, str]], int | None] = lambda environ: None
     names_roles: bool = False
-    remarks: Callable[[Mapping[str, str]], list[str]] = lambda environ: []
+    extra_warnings: Callable[[Mapping[str, str]], list[str]] = lambda environ: []
     makes_terminals: bool = False
-    unread: Mapping[str, str] = field(default_factory=dict)
+    unsupported: Mapping[str, str] = field(default_factory=dict)
     companions: Mapping[str, str] = field(default_factory=dict)
 
     def is_there(self, environ: Mapping[str, str]) -> bool:
         """Returns whether the environment started a process with these variables."""
-        return any(name in environ for name in self.markers) and not self.excuse(environ)
+        return any(name in environ for name in self.markers) and not self.is_superseded(environ)
 
     def warnings(self, environ: Mapping[str, str]) -> list[str]:
-        """Returns the remarks, and warnings about unread variables set to anything but 0 or 1."""
-        unread = [
+        """Returns the warnings about variables, also about those that are not supported."""
+        ignored = [
             f"{name}={environ[name]} is not read; {instead}"
-            for name, instead in self.unread.items()
-            if environ.get(name, "") not in ("", "0", "1")
+            for name, instead in self.unsupported.items()
+            if environ.get(name, "") not in ("", "0", "1")  # which ask for nothing special
         ]
-        return [f"warning: {text}" for text in [*unread, *self.remarks(environ)]]
+        return [f"warning: {text}" for text in [*ignored, *self.extra_warnings(environ)]]
 
     def resolve(self, environ: Mapping[str, str]) -> Resolved:
         """Returns the configuration in `environ`.

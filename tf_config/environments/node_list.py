@@ -32,17 +32,17 @@ def parse_node_list(text: str) -> list[str]:
     rest = re.sub(r"[,\s]+", "", _NODES.sub("", text))
     groups = _NODES.findall(text)
     if rest or not groups:
-        raise _wrong_node_list(text)
+        raise _node_list_error(text)
     for group in groups:
         expanded = [""]
         for brackets, plain in _PARTS.findall(group):
             parts = [plain] if plain else list(_expand(brackets, text))
             if len(expanded) * len(parts) > _MOST_NODES:
-                raise _wrong_node_list(text)
+                raise _node_list_error(text)
             expanded = [start + part for start in expanded for part in parts]
         names += expanded
         if len(names) > _MOST_NODES:
-            raise _wrong_node_list(text)
+            raise _node_list_error(text)
     return names
 
 
@@ -77,16 +77,16 @@ def _expand(ranges: str, text: str) -> Iterator[str]:
     for item in ranges.split(","):
         match = _RANGE.fullmatch(item)
         if match is None or len(item) > 32:
-            raise _wrong_node_list(text)
+            raise _node_list_error(text)
         first, last = match[1], match[2] or match[1]
         left -= int(last) - int(first) + 1
         if int(last) < int(first) or left < 0:
-            raise _wrong_node_list(text)
+            raise _node_list_error(text)
         for number in range(int(first), int(last) + 1):
             yield f"{number:0{len(first)}}"
 
 
-def _wrong_node_list(text: str) -> ClusterConfigError:
+def _node_list_error(text: str) -> ClusterConfigError:
     return ClusterConfigError(
         f"A node list must have Slurm's form: 'n[1-3,07],login'. Received: {quoted(text)}. Compare "
         "it with 'scontrol show hostnames'."

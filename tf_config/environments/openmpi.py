@@ -18,9 +18,9 @@ def read(variables: Variables) -> RankOnly:
     rank = variables.number("OMPI_COMM_WORLD_RANK")
     size = variables.number("OMPI_COMM_WORLD_SIZE")
     local = variables.number("OMPI_COMM_WORLD_LOCAL_SIZE")
-    made = variables.find("PMIX_SERVER_TMPDIR")
-    if local == size and made is not None:
-        return RankOnly(rank, size, f"file://{made}/{MADE_FOR_ONE_JOB}meeting")
+    directory = variables.find("PMIX_SERVER_TMPDIR")
+    if local == size and directory is not None:
+        return RankOnly(rank, size, f"file://{directory}/{MADE_FOR_ONE_JOB}meeting")
     job = variables.find("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid") or "openmpi"
     name = "".join(c if c.isalnum() else "-" for c in job)
     return RankOnly(rank, size, f"file:{MADE_FOR_ONE_JOB}{name}")

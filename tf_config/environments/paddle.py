@@ -22,7 +22,7 @@ MARKERS = (
 )
 # The substitute in this package, for the warning.
 _REPLICAS = "the replicas of a process are num_replicas=N of the strategy"
-UNREAD = {
+UNSUPPORTED = {
     "CPU_NUM": _REPLICAS,
     "PADDLE_INIT_TRAINER_COUNT": "on CPUs a worker uses all of its cores, or --threads-per-worker",
     "PADDLE_INIT_PORTS_NUM": "a server has one port",
@@ -46,7 +46,7 @@ def read(variables: Variables) -> TFConfig | RankOnly:
     """Returns the cluster of trainers and parameter servers and this task, or its rank."""
     servers = _servers(variables)
     text = variables.find("PADDLE_TRAINER_ENDPOINTS")
-    trainers = None if text is None else [str(Address.parse(each)) for each in _format_names(text)]
+    trainers = None if text is None else [str(Address.parse(each)) for each in _split_names(text)]
     if trainers is None and not servers:
         variables.text(*MARKERS)
     twice = next((one for one in servers if servers.count(one) > 1), None)
@@ -76,6 +76,7 @@ def read(variables: Variables) -> TFConfig | RankOnly:
             f"The trainer's number must be from 0 to {roles.workers - 1}. Received: {task.index}. "
             f"Correct {' or '.join(_IDS)}, or the number of trainers."
         )
+    # The first server leads, because its address is the only one that all processes know.
     return RankOnly(
         rank=roles.tasks.index(task),
         size=len(roles.tasks),
@@ -95,20 +96,20 @@ def _servers(variables: Variables) -> list[str]:
     """Returns the addresses of the parameter servers in order."""
     text = variables.find("PADDLE_PSERVERS_IP_PORT_LIST")
     if text is not None:
-        found = _format_names(text)
+        servers = _split_names(text)
     elif (text := variables.find("PADDLE_PSERVERS")) is not None:
-        found = _with_ports(_format_names(text), "PADDLE_PORT", variables.text("PADDLE_PORT"))
+        servers = _add_ports(_split_names(text), "PADDLE_PORT", variables.text("PADDLE_PORT"))
     elif (text := variables.find("PADDLE_INIT_PSERVERS")) is not None:
         port = variables.find("PADDLE_INIT_PORT") or _V2_PORT
-        found = _with_ports(_format_names(text), "PADDLE_INIT_PORT", port)
+        servers = _add_ports(_split_names(text), "PADDLE_INIT_PORT", port)
     else:
         return []
-    return [str(Address.parse(endpoint)) for endpoint in found]
+    return [str(Address.parse(endpoint)) for endpoint in servers]
 
 
-def _with_ports(hosts: list[str], name: str, text: str) -> list[str]:
+def _add_ports(hosts: list[str], name: str, text: str) -> list[str]:
     """Returns hosts with ports: one port for all, or one for each."""
-    ports = _format_names(text)
+    ports = _split_names(text)
     if len(ports) not in (1, len(hosts)):
         raise ClusterConfigError(
             f"{name} must be one port, or one for each server. Received: {quoted(text)} for "
@@ -127,7 +128,7 @@ def _task(variables: Variables, servers: list[str]) -> Task:
             f"TRAINING_ROLE must be TRAINER or PSERVER. Received: {quoted(role)}. Set one of these."
         )
     host = variables.text("POD_IP")
-    ports = _format_names(variables.find("PADDLE_PORT", "PADDLE_INIT_PORT") or _V2_PORT)
+    ports = _split_names(variables.find("PADDLE_PORT", "PADDLE_INIT_PORT") or _V2_PORT)
     own = [index for index, server in enumerate(servers) if server.rpartition(":")[0] == host]
     if len(ports) == 1:
         own = [index for index in own if servers[index] == f"{host}:{ports[0]}"]
@@ -140,5 +141,5 @@ def _task(variables: Variables, servers: list[str]) -> Task:
     return Task("ps", own[0])
 
 
-def _format_names(text: str) -> list[str]:
+def _split_names(text: str) -> list[str]:
     return [item.strip() for item in text.split(",") if item.strip()]

@@ -11,10 +11,10 @@ from tf_config.address import Address
 from tf_config.environments.environment import RankOnly, Variables
 
 
-def is_scripts_own(environ: Mapping[str, str]) -> bool:
+def is_address_of_script(environ: Mapping[str, str]) -> bool:
     """Returns whether a batch script set the address, as many do, but a scheduler set the rank.
 
-    >>> is_scripts_own({"MASTER_ADDR": "node1", "SLURM_PROCID": "0"})
+    >>> is_address_of_script({"MASTER_ADDR": "node1", "SLURM_PROCID": "0"})
     True
     """
     ranks = ("SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")

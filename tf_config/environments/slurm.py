@@ -91,10 +91,11 @@ def cores(environ: Mapping[str, str]) -> int | None:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 6 and int(text) else None
 
 
-def remarks(environ: Mapping[str, str]) -> list[str]:
+def extra_warnings(environ: Mapping[str, str]) -> list[str]:
     """Returns a warning if a step with one task is part of a job on several nodes.
 
-    >>> remarks({"SLURM_STEP_NUM_TASKS": "1", "SLURM_JOB_NUM_NODES": "2"})  # doctest: +ELLIPSIS
+    >>> environ = {"SLURM_STEP_NUM_TASKS": "1", "SLURM_JOB_NUM_NODES": "2"}
+    >>> extra_warnings(environ)  # doctest: +ELLIPSIS
     ['Every srun starts a job of its own...
     """
     nodes = environ.get("SLURM_JOB_NUM_NODES", "1")
@@ -128,7 +129,11 @@ def _is_known(host: str) -> bool:
 
 
 def _place(counts: Sequence[int], variables: Variables) -> list[int]:
-    """Returns each rank's node as a position in the node list."""
+    """Returns each rank's node as a position in the node list.
+
+    Slurm deals the ranks out to the nodes in turn, `size` to each, until all of a node's tasks have
+    one: all of a node's at once for block, one for cyclic.
+    """
     distribution = (variables.find("SLURM_DISTRIBUTION") or "block").split(":")[0].split(",")[0]
     if distribution.startswith("plane"):
         size = variables.number("SLURM_DIST_PLANESIZE")

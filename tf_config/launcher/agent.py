@@ -23,7 +23,7 @@ from typing import Any
 
 from tf_config.builder import free_ports
 from tf_config.launcher.commands import cores, gpus
-from tf_config.launcher.exit_diagnosis import ExitDiagnosis, end_of
+from tf_config.launcher.exit_diagnosis import ExitDiagnosis, describe_exit
 from tf_config.launcher.pty_process import PtyProcess, shell_code
 from tf_config.launcher.sidecar import UNSYNCHRONIZED, Sidecar
 
@@ -47,22 +47,18 @@ def main() -> int:
         print(f"\n{json.dumps(_answer(request))}", flush=True)
         return 0
     environ = {**os.environ, **request["environ"]}
-    said: queue.SimpleQueue[str] = queue.SimpleQueue()
-    sidecar = Sidecar.beside(environ, said.put)
+    notes: queue.SimpleQueue[str] = queue.SimpleQueue()
+    sidecar = Sidecar.beside(environ, notes.put)
     diagnosis = ExitDiagnosis()
     try:
-        told = {**diagnosis.environ, **({} if sidecar is None else sidecar.environ)}
-        session = PtyProcess(request["argv"], {**environ, **told}, tuple(request["size"]))
+        environ |= {**diagnosis.environ, **({} if sidecar is None else sidecar.environ)}
+        session = PtyProcess(request["argv"], environ, tuple(request["size"]))
     except OSError as error:
-        diagnosis.close()
         print(f"tf-config: error: {request['argv'][0]}: {error.strerror}", flush=True)
         return 127
     if sidecar is not None:
         sidecar.start(session.popen.pid)
-    try:
-        return _Relay(session, sidecar, diagnosis, said).run()
-    finally:
-        diagnosis.close()
+    return _Relay(session, sidecar, diagnosis, notes).run()
 
 
 def _answer(request: dict[str, Any]) -> dict[str, object]:
@@ -76,23 +72,27 @@ def _answer(request: dict[str, Any]) -> dict[str, object]:
 
 
 class _Relay:
-    """Passes a program's output to the launcher, and the launcher's signals to the program."""
+    """Passes a program's output to the launcher, and the launcher's signals to the program.
+
+    One thread does all of it, and never waits for the launcher to read: a launcher that is stopped
+    or cut off must not keep its signals, or its silence, from being noticed.
+    """
 
     def __init__(
         self,
         session: PtyProcess,
         sidecar: Sidecar | None,
         diagnosis: ExitDiagnosis,
-        said: queue.SimpleQueue[str],
+        notes: queue.SimpleQueue[str],
     ):
         self._session = session
         self._diagnosis = diagnosis
         self._sidecar = sidecar
-        self._said = said
-        self._pending = b""
-        self._lines = b""
+        self._notes = notes
+        self._pending = b""  # output that the pipe to the launcher had no room for
+        self._lines = b""  # input that does not end with a line break yet
         self._heard = time.monotonic()
-        self._gone = False
+        self._gone = False  # whether the launcher is
 
     def run(self) -> int:
         """Relays until the program has ended and its output is passed on; returns its exit code."""
@@ -105,28 +105,29 @@ class _Relay:
                 self._end()
         finally:
             session.kill()
+        # Nobody can write any more. What is left may be more than the pipe holds, and there is
+        # nothing else to do than to wait until the launcher has read it.
         os.set_blocking(session.terminal, False)
         os.set_blocking(_OUTPUT, True)
         while not self._gone and (data := self._pending + session.read()):
             self._pending = b""
             self._write(data)
-        self._diagnosis.close()
         cause = self._diagnosis.cause(session.popen.pid, session.popen.returncode)
         if cause and not self._gone:
-            self._write(f"tf-config: {end_of(session.popen.returncode)}{cause}\n".encode())
+            self._write(f"tf-config: {describe_exit(session.popen.returncode)}{cause}\n".encode())
         if self._sidecar is not None and self._sidecar.is_unsynchronized:
             self._write(UNSYNCHRONIZED)
         return shell_code(session.popen.returncode)
 
     def _step(self, timeout: float) -> None:
-        self._diagnosis.look(self._session.popen.pid)
+        self._diagnosis.sample_memory(self._session.popen.pid)
         # While the pipe to the launcher is full, the program's output is not read.
         sources = [_INPUT] if self._pending else [_INPUT, self._session.terminal]
         readable, _, _ = select.select(sources, [_OUTPUT] if self._pending else [], [], timeout)
         if _INPUT in readable:
-            self._hear(os.read(_INPUT, 1 << 12))
-        if not self._pending and not self._said.empty():
-            self._pending = f"tf-config: {self._said.get()}\n".encode()
+            self._take_input(os.read(_INPUT, 1 << 12))
+        if not self._pending and not self._notes.empty():
+            self._pending = f"tf-config: {self._notes.get()}\n".encode()
         elif self._session.terminal in readable:
             self._pending = self._session.read()
             self._diagnosis.observe_output(self._pending.decode(errors="replace"))
@@ -137,7 +138,7 @@ class _Relay:
         if time.monotonic() - self._heard > _SILENCE_SECONDS:
             self._gone = True
 
-    def _hear(self, data: bytes) -> None:
+    def _take_input(self, data: bytes) -> None:
         if not data:
             self._gone = True
         self._heard = time.monotonic()

@@ -121,16 +121,16 @@ def script_of(program: Sequence[str]) -> Path | None:
         return Path(program[0]) if is_script(program) else None
     names = program[1].split(".") if len(program) > 1 else [""]
     locations: Sequence[str] | None = [os.getcwd(), *sys.path]
-    found = None
+    spec = None
     for number in range(len(names)):
-        found = _found(".".join(names[: number + 1]), locations)
-        locations = None if found is None else found.submodule_search_locations
-    if found is not None and locations is not None:  # a package
-        found = _found(f"{found.name}.__main__", locations)
-    return None if found is None or found.origin is None else Path(found.origin)
+        spec = _find_spec(".".join(names[: number + 1]), locations)
+        locations = None if spec is None else spec.submodule_search_locations
+    if spec is not None and locations is not None:  # a package
+        spec = _find_spec(f"{spec.name}.__main__", locations)
+    return None if spec is None or spec.origin is None else Path(spec.origin)
 
 
-def _found(name: str, locations: Sequence[str] | None) -> ModuleSpec | None:
+def _find_spec(name: str, locations: Sequence[str] | None) -> ModuleSpec | None:
     """Returns where a module is, of which the package is in one of these directories."""
     if locations is None or not name.rpartition(".")[2].isidentifier():
         return None
@@ -153,17 +153,17 @@ def command(
     get the job's secret, if it has one.
     """
     values = {setting.variable: setting.value for setting in settings}
-    told = {**environ, **values, VARIABLE: config.to_json()}
+    variables = {**environ, **values, VARIABLE: config.to_json()}
     if len(config.cluster.addresses) > 1:
-        told[RENDEZVOUS_VARIABLE] = str(rendezvous)
+        variables[RENDEZVOUS_VARIABLE] = str(rendezvous)
         if secret:
-            told[SECRET_VARIABLE] = secret
+            variables[SECRET_VARIABLE] = secret
     if config.task.type != "ps":
-        return Command(config.task, what, told)
+        return Command(config.task, what, variables)
     # A server's warnings are about requests that workers cancel as they end.
-    is_asked = any(each.variable == LOG_LEVEL and each.origin == "argument" for each in settings)
-    told[LOG_LEVEL] = values[LOG_LEVEL] if is_asked else environ.get(LOG_LEVEL, "2")
-    return Command(config.task, (sys.executable, "-m", SERVER), told)
+    is_argument = any(each.variable == LOG_LEVEL and each.origin == "argument" for each in settings)
+    variables[LOG_LEVEL] = values[LOG_LEVEL] if is_argument else environ.get(LOG_LEVEL, "2")
+    return Command(config.task, (sys.executable, "-m", SERVER), variables)
 
 
 def cores() -> int:

@@ -30,7 +30,8 @@ _START_UP_NOTES = re.compile(
 )
 # Cyan, yellow, magenta, green, blue; red is reserved for errors.
 _COLOURS = ("36", "33", "35", "32", "34")
-# The message that a task prints every five seconds while it waits for another task.
+# The message that a task prints every five seconds while it waits for another task; after a few
+# seconds more without one, it has stopped waiting.
 _WAITS = re.compile(r".*?\b(\w+ \d+ waits for .*: \d+ s of \S+ s)\.$")
 _WAIT_SECONDS = 7.0
 # The line that Keras prints above each progress bar.
@@ -219,13 +220,13 @@ class Console:
     def tick(self) -> None:
         """Turns the spinner while a task waits for another one, or begins."""
         if self._waits:
-            said = time.monotonic() - _WAIT_SECONDS
-            self._waits = {task: wait for task, wait in self._waits.items() if wait[1] > said}
+            oldest = time.monotonic() - _WAIT_SECONDS
+            self._waits = {task: wait for task, wait in self._waits.items() if wait[1] > oldest}
             self._redraw()
         elif self._beginning is not None:
             self._redraw()
 
-    def _live(self) -> str:
+    def _bottom_line(self) -> str:
         """Returns the bottom line: the progress bar, a waiting task's message, or what begins."""
         if self._bar:
             return self._bar
@@ -264,7 +265,7 @@ class Console:
 
     def _redraw(self) -> None:
         self._clear()
-        live = self._live()
+        live = self._bottom_line()
         if live:
             width = shutil.get_terminal_size().columns - 1
             plain = without_escapes(live)
@@ -354,11 +355,13 @@ class WholeBars(io.TextIOBase):
             is_bar = "\r" in text or "\b" in text or (self._lines.redrawn and text == "\n")
             if is_bar:
                 lines = self._lines.take(text)
-                passed = "".join(f"{without_escapes(line.text)}\n" for line in self._shown(lines))
+                passed = "".join(
+                    f"{without_escapes(line.text)}\n" for line in self._filter_bars(lines)
+                )
             else:
                 # A bar is drawn anew as a whole, so what somebody writes between loses nothing.
                 self._lines = LineAssembler()
-                is_above = text.endswith("\n") and not self._shown([Line(text[:-1], False)])
+                is_above = text.endswith("\n") and not self._filter_bars([Line(text[:-1], False)])
                 passed = "" if is_above else text
             if passed:
                 self._stream.write(passed)
@@ -379,10 +382,10 @@ class WholeBars(io.TextIOBase):
     def finish(self) -> None:
         """Writes a bar that was not completed."""
         with self._lock:
-            for line in self._shown(self._lines.close()):
+            for line in self._filter_bars(self._lines.close()):
                 self._stream.write(f"{without_escapes(line.text)}\n")
 
-    def _shown(self, lines: list[Line]) -> list[Line]:
+    def _filter_bars(self, lines: list[Line]) -> list[Line]:
         return [line for line in lines if self._shows_bars or not is_of_progress_bar(line)]
 
 

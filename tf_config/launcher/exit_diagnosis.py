@@ -22,6 +22,10 @@ _LONGEST_BYTES = 1 << 10
 class ExitDiagnosis:
     """Collects data about one process, to explain its failure.
 
+    Whatever explains an end by SIGKILL must be collected outside of the process, and before: the
+    process gets no chance to say anything, and its files in /proc are gone. So its memory is
+    sampled, and it writes its progress to memory of this process.
+
     Attributes:
       environ: the variables to add to the environment of the process.
     """
@@ -34,9 +38,10 @@ class ExitDiagnosis:
             self.environ = {PROGRESS_VARIABLE: f"/proc/{os.getpid()}/fd/{self._file}"}
         self._peak = 0
         self._lacked = self._last = ""
+        # The count is of the whole control group, so only an increase says something.
         self._kills, self._started = kills_of_cgroup(), time.monotonic()
 
-    def look(self, pid: int) -> None:
+    def sample_memory(self, pid: int) -> None:
         """Measures the memory of the process."""
         self._peak = max(self._peak, peak_of(pid))
 
@@ -48,12 +53,14 @@ class ExitDiagnosis:
                 self._lacked = line.strip()[:160]
 
     def cause(self, pid: int, code: int) -> str:
-        """Returns a description of why the process failed, "" if unknown; call it after `close`.
+        """Returns a description of why the process failed; "" if unknown. Closes the diagnosis.
 
         Args:
           pid: the process ID.
           code: the return code, as in subprocess.
         """
+        self.close()
+        # Only the first kind of end leaves no words; others explain themselves in the output.
         if code == -signal.SIGKILL:
             return f"{self._memory()}{self._describe_kernel_log(pid)}{self._progress()}"
         if self._lacked:
@@ -61,7 +68,7 @@ class ExitDiagnosis:
         return ""
 
     def close(self) -> None:
-        """Reads the last progress that the process wrote, after it has ended."""
+        """Reads the last progress that the process wrote, and frees its memory."""
         if self._file is not None:
             self._last = os.pread(self._file, _LONGEST_BYTES, 0).decode(errors="replace").strip()
             os.close(self._file)
@@ -80,10 +87,10 @@ class ExitDiagnosis:
         return f"; when last seen it was {self._last}" if is_known else ""
 
 
-def end_of(code: int) -> str:
+def describe_exit(code: int) -> str:
     """Returns a description of how a process ended.
 
-    >>> end_of(3), end_of(-9)
+    >>> describe_exit(3), describe_exit(-9)
     ('exit code 3', 'signal 9 (SIGKILL)')
     """
     return f"exit code {code}" if code >= 0 else f"signal {-code} ({signal_name(-code)})"

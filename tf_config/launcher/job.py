@@ -64,16 +64,20 @@ class JobSpec:
           ClusterConfigError: if the job cannot be started like this.
         """
         where = place(self.roles, self.hosts, self.ps_hosts)
-        found = self._look(where, is_dry)
-        ports = {name: host.ports for name, host in found.items()}
+        resources = self._find_resources(where, is_dry)
+        ports = {name: host.ports for name, host in resources.items()}
         spec = cluster({task: host.name for task, host in where.items()}, ports)
         first = spec.addresses[spec.training_tasks[0]]
-        at = Address(first.host, ports[first.host][-1])
+        at = Address(first.host, ports[first.host][-1])  # the one port more than tasks there
         what = argv(self.program)
-        # Each start has a new secret; commands that are only printed have none.
+        # Each start has a new secret, so that a task of an earlier start, which may still be about
+        # to end on another host, cannot join this one. Commands that are only printed have none.
+        # See [Note: whose secret].
         secret = "" if is_dry else secret_of(environ) or new_secret()
         return [
-            self._command(TFConfig(spec, task), what, environ, where, found, restart, at, secret)
+            self._command(
+                TFConfig(spec, task), what, environ, where, resources, restart, at, secret
+            )
             for task in where
         ]
 
@@ -106,7 +110,9 @@ class JobSpec:
         roles = replace(self.roles, workers=workers)
         return replace(self, roles=roles, hosts=hosts, ps_hosts=ps_hosts)
 
-    def _look(self, where: Mapping[Task, Host], is_dry: bool) -> dict[str, remote.HostResources]:
+    def _find_resources(
+        self, where: Mapping[Task, Host], is_dry: bool
+    ) -> dict[str, remote.HostResources]:
         """Returns the resources of each host: ports for its tasks, cores and GPUs."""
         counts = Counter(host.name for host in where.values())
         counts[next(iter(where.values())).name] += 1  # one port for the rendezvous
@@ -114,21 +120,22 @@ class JobSpec:
         far = {hosts[name]: count for name, count in counts.items() if not hosts[name].is_here}
         files = [self.program[0]] if is_script(self.program) else []
         if is_dry:
-            found = {
+            resources = {
                 host.name: remote.HostResources(tuple(PORTS[:count]), cores(), None)
                 for host, count in far.items()
             }
         else:
             answers = remote.probe(far, self.ssh, files, self.request.interface)
-            found = {host.name: answer for host, answer in answers.items()}
+            resources = {host.name: answer for host, answer in answers.items()}
         for name, count in counts.items():
             if hosts[name].is_here:
                 check_interface(self.request.interface)
                 ports = free_ports(count, name if hosts[name].is_loopback else "")
-                found[name] = remote.HostResources(tuple(ports), cores(), gpus())
+                resources[name] = remote.HostResources(tuple(ports), cores(), gpus())
             if self.port is not None:
-                found[name] = replace(found[name], ports=tuple(ports_from(self.port, count)))
-        return found
+                fixed = tuple(ports_from(self.port, count))
+                resources[name] = replace(resources[name], ports=fixed)
+        return resources
 
     def _command(
         self,
@@ -136,18 +143,18 @@ class JobSpec:
         what: tuple[str, ...],
         environ: Mapping[str, str],
         where: Mapping[Task, Host],
-        found: Mapping[str, remote.HostResources],
+        resources: Mapping[str, remote.HostResources],
         restart: int,
         rendezvous: Address,
         secret: str,
     ) -> Command:
         host = where[config.task]
         together = tuple(task for task in where if where[task].name == host.name)
-        share = max(found[host.name].cores // len(together), 1)
-        place = LocalTasks(config.task, together, share, found[host.name].gpus)
+        share = max(resources[host.name].cores // len(together), 1)
+        place = LocalTasks(config.task, together, share, resources[host.name].gpus)
         inherited = environ if host.is_here else remote.forwarded_environment(environ)
-        told = resolve_settings(self.request, inherited, place, restart)
-        plain = command(config, what, inherited, told, rendezvous, secret)
+        settings = resolve_settings(self.request, inherited, place, restart)
+        plain = command(config, what, inherited, settings, rendezvous, secret)
         if host.is_here:
             return plain
         return replace(plain, host=host, via=remote.ssh_command(host, self.ssh))
@@ -155,10 +162,10 @@ class JobSpec:
 
 def shell_line(command: Command) -> str:
     """Returns a command as a user would type it on its host, without secrets."""
-    told = {
+    variables = {
         name: value
         for name, value in sorted(command.environ.items())
         if (command.host is not None or os.environ.get(name) != value) and name != SECRET_VARIABLE
     }
-    words = [f"{name}={shlex.quote(value)}" for name, value in told.items()]
+    words = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
     return " ".join([*words, shlex.join(command.argv)])

@@ -1,8 +1,8 @@
 """A process that briefly outlives the launcher, to end the processes that the launcher could not.
 
 It reads process group IDs from its standard input: `N` to watch a group, `-N` to forget it. When
-the input ends, the launcher is gone (even after SIGKILL, which cannot be caught), and the guardian
-kills every group that it still watches.
+the input ends, the launcher is gone (even after SIGKILL, which cannot be caught), and the reaper
+kills every group that it still watches. See [Note: the end of a job] in `runner.py`.
 """
 
 from __future__ import annotations

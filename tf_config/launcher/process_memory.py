@@ -47,12 +47,12 @@ def _counters() -> list[Path]:
     except OSError:
         return []
     groups = {line.split(":", 2)[1]: line.split(":", 2)[2].lstrip("/") for line in lines}
-    found = []
+    files = []
     if "" in groups:
-        found.append(_CGROUPS / groups[""] / "memory.events")
+        files.append(_CGROUPS / groups[""] / "memory.events")
     if "memory" in groups:
-        found.append(_CGROUPS / "memory" / groups["memory"] / "memory.oom_control")
-    return found
+        files.append(_CGROUPS / "memory" / groups["memory"] / "memory.oom_control")
+    return files
 
 
 def was_killed_by_kernel(pid: int, since: float, log: Path = _KERNEL_LOG) -> bool:

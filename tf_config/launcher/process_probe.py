@@ -16,16 +16,19 @@ _TENSORFLOW, _MPI = "libtensorflow_framework.so", "/libmpi.so"
 class ProcessProbe:
     """Observations of a task's process and of all processes that it starts.
 
+    What has been observed once stays true: a process that trained may have ended.
+
     TensorFlow is detected among the libraries that a process has loaded. Its own server, which all
-    multi-worker strategies of stock `tf.distribute` start, is detected by the task's port.
+    multi-worker strategies of stock `tf.distribute` start, is detected by the task's port. See
+    [Note: unsynchronized tasks] in `sidecar.py`.
 
     Args:
       pid: the process ID.
       address: the address that the task listens on when it joins the others.
 
     Attributes:
-      computes: whether TensorFlow has been loaded.
-      listens: whether a process has listened on the task's port.
+      uses_tensorflow: whether TensorFlow has been loaded.
+      has_listened: whether a process has listened on the task's port.
       has_mpi: whether MPI has been loaded.
     """
 
@@ -38,25 +41,25 @@ class ProcessProbe:
 
     def sample(self) -> None:
         """Updates the attributes with the present state."""
-        for pid in _tree(self._pid):
-            libraries = _maps(pid)
+        for pid in _process_tree(self._pid):
+            libraries = _mapped_files(pid)
             self.uses_tensorflow = self.uses_tensorflow or _TENSORFLOW in libraries
             self.has_mpi = self.has_mpi or _MPI in libraries
         self.has_listened = self.has_listened or self._port in _listening_ports(self._pid)
 
 
-def _tree(pid: int) -> list[int]:
+def _process_tree(pid: int) -> list[int]:
     """Returns the IDs of a process and of all living processes that it started."""
-    found = [pid]
-    for process in found:
+    processes = [pid]
+    for process in processes:  # which grows meanwhile, by the children of each
         with contextlib.suppress(OSError):
             for thread in os.listdir(_PROC / str(process) / "task"):
                 children = _PROC / str(process) / "task" / thread / "children"
-                found += map(int, children.read_text().split())
-    return found
+                processes += map(int, children.read_text().split())
+    return processes
 
 
-def _maps(pid: int) -> str:
+def _mapped_files(pid: int) -> str:
     """Returns text that contains the files that a process has mapped."""
     try:
         return (_PROC / str(pid) / "maps").read_text(errors="replace")

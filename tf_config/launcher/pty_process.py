@@ -49,13 +49,16 @@ class PtyProcess:
                 stdin=stdin,
                 stdout=end,
                 stderr=end,
+                # Signals from the user's terminal reach the launcher only, which decides who gets
+                # which and when (see [Note: the end of a job] in runner.py), and all that the
+                # program starts can be killed as one group.
                 start_new_session=True,
             )
         except OSError:
             os.close(self.terminal)
             raise
         finally:
-            os.close(end)
+            os.close(end)  # while this process had it open, reading would never end
 
     def read(self) -> bytes:
         """Returns the available output; empty once all writers are gone."""

@@ -65,7 +65,7 @@ class Restarts:
                     raise
                 self._go_on_with(smaller, f"{error.host} cannot be reached: {quoted(error.said)}")
 
-    def failed(self, task: Task) -> None:
+    def record_failure(self, task: Task) -> None:
         """Records the task that ended the job; the next start may be without it."""
         self._failures = self._failures + 1 if task == self._last else 1
         self._last = task
@@ -79,6 +79,7 @@ class Restarts:
         return job.roles.workers + job.roles.chief >= self._least
 
     def _go_on_with(self, job: JobSpec, reason: str) -> None:
+        # The remaining workers get other numbers, so a count of failures would be of another one.
         self._job, self._last, self._failures = job, None, 0
         count = job.roles.workers + job.roles.chief
         self._note(f"{reason}; the job goes on with {count} of its workers, numbered anew")

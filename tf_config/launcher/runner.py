@@ -16,18 +16,20 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from tf_config.background import call_regularly
 from tf_config.cluster import Task
 from tf_config.launcher.commands import Command
 from tf_config.launcher.console import Console, Line, without_escapes
 from tf_config.launcher.exit_diagnosis import signal_name
 from tf_config.launcher.sidecar import describe_unsynchronized
+from tf_config.launcher.signals import handle_signals
 from tf_config.launcher.ssh import HEARTBEAT_SECONDS
 from tf_config.launcher.task_process import TaskProcess
 
 GRACE_SECONDS = 5.0
 _TICK_SECONDS = 0.2
 _MOST_NAMES = 4
-_LOOK_SECONDS = 1.0
+_SAMPLE_SECONDS = 1.0
 # The beginning of a traceback, which may stand behind a progress bar, or a line of TensorFlow's C++
 # code about connections that have ended.
 _LAST_WORDS = re.compile(
@@ -41,7 +43,7 @@ def run(
     console: Console,
     log_dir: Path | None = None,
     max_restarts: int = 0,
-    failed: Callable[[Task], None] = lambda task: None,
+    on_failure: Callable[[Task], None] = lambda task: None,
 ) -> int:
     """Runs all commands until the last one has ended, and returns the job's exit code.
 
@@ -58,7 +60,7 @@ def run(
       log_dir: the directory of the `<task>.log` files, created if it does not exist; None writes
         no logs.
       max_restarts: how often all tasks are restarted after one has failed.
-      failed: called with the task that failed first, before all tasks are restarted.
+      on_failure: called with the task that failed first, before all tasks are restarted.
 
     Returns:
       0, or the exit code of the task that failed first (128 + N if signal N ended it).
@@ -78,12 +80,28 @@ def run(
         if job.culprit is None or job.interrupted:
             break
         if restart < max_restarts:
-            failed(job.culprit.task)
+            on_failure(job.culprit.task)
     return job.exit_code
 
 
 class JobRunner:
     """All processes of one attempt: their output, their ends and the order in which they stop.
+
+    [Note: the end of a job]
+    A job ends in this order, whatever its cause:
+
+    1. `_stop` sets the signals that the tasks get and when. It is called by the first of: a failed
+       task, a signal, the end of the reader of the output, the end of all tasks but parameter
+       servers. A later cause changes `exit_code` only if it is a signal: the user's decision.
+    2. `_reap` kills the process group of each task that has ended, because what a task started,
+       such as the workers of a data loader, must not outlive it. It does so once: later the number
+       may belong to another process.
+    3. Only when no process is left, `run` reads the rest of the output. Since nobody has the other
+       end of a terminal open any more, reading ends.
+    4. The task that failed first is explained last, below the output of all.
+
+    Step 2 happens even if an exception ends `run`, and by the orphan reaper if SIGKILL ends this
+    process.
 
     Attributes:
       exit_code: the exit code of the job.
@@ -101,61 +119,63 @@ class JobRunner:
         self._processes: list[TaskProcess] = []
         self._running: list[TaskProcess] = []
         self._selector = selectors.DefaultSelector()
+        # When which signal is sent to the tasks that still run; not empty once the job is ending.
         self._escalation: list[tuple[float, int]] = []
         self._sent: set[int] = set()
         # What tasks print from their last words on, after the user has interrupted the job: with
         # each task's KeyboardInterrupt, a job of ten would fill the screen.
-        self._held: dict[TaskProcess, list[Line]] = {}
+        self._last_words: dict[TaskProcess, list[Line]] = {}
         # Sidecars answer in their own threads; only one thread writes to the console.
-        self._said: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self._say = self._said.put
+        self._notes: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._parent = os.getppid()
         self._is_unread = False
-        self._next_look = 0.0
+        self._next_sample = 0.0
         self._ended = threading.Event()
 
     def run(self, commands: Sequence[Command]) -> None:
         """Starts the commands and returns when all have ended."""
-        with _guardian() as guardian, _signals() as (received, wakeup), self._selector:
+        # The reaper is started before and ends after all tasks, so that none is ever without it.
+        with _start_reaper() as reaper, _collect_signals() as (received, wakeup), self._selector:
             self._selector.register(wakeup, selectors.EVENT_READ, None)
             try:
                 for command in commands:
-                    process = TaskProcess(command, self._log_dir, self._append, self._say)
+                    process = TaskProcess(command, self._log_dir, self._append, self._notes.put)
                     self._processes.append(process)
                     self._running.append(process)
                     self._selector.register(process.terminal, selectors.EVENT_READ, process)
                     self._console.note(f"{command.task} started{process.place}", 1)
-                    _tell(guardian, process.popen.pid)
-                self._console.begin(beginning(commands))
+                    _tell(reaper, process.popen.pid)
+                self._console.begin(describe_start(commands))
                 if any(command.via for command in commands):
-                    threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
+                    # In a thread, because a paused terminal (Ctrl-S) blocks the one that prints.
+                    call_regularly(self._beat, HEARTBEAT_SECONDS, self._ended, "heartbeat")
                 while self._running:
                     self._pump(_TICK_SECONDS)
                     self._console.tick()
-                    self._reap(guardian)
-                    self._answer(received)
-                    self._heed_reader()
+                    self._reap(reaper)
+                    self._handle_signals(received)
+                    self._check_reader()
                     self._escalate()
-                    self._look()
-                    self._pass_on()
+                    self._sample_memory()
+                    self._print_notes()
             finally:
                 self._console.begin("")
                 self._ended.set()
-                for process in self._processes:
-                    self._end_group(process, guardian)
+                for process in self._running:
+                    self._end_group(process, reaper)
                 for process in self._processes:
                     self._drain(process)
                 self._console.close()
         if self.culprit is not None and not self.interrupted:
             self._summarize(self.culprit)
         if self.culprit is None and not self.interrupted:
-            self._warn()
+            self._warn_if_unsynchronized()
 
     def _pump(self, timeout: float) -> None:
         for key, _ in self._selector.select(timeout):
             process = key.data
             if process is None:
-                os.read(key.fd, 1 << 10)
+                os.read(key.fd, 1 << 10)  # the wakeup: a signal, or the end of a process
                 continue
             data = process.read()
             if not data:
@@ -167,21 +187,21 @@ class JobRunner:
     def _show(self, process: TaskProcess, lines: Sequence[Line]) -> None:
         for line in lines:
             process.take(line)
-            held = self._held.get(process)
-            if held is not None:
-                held.append(line)
+            last_words = self._last_words.get(process)
+            if last_words is not None:
+                last_words.append(line)
             elif self.interrupted and _LAST_WORDS.search(without_escapes(line.text)):
-                self._held[process] = [line]
+                self._last_words[process] = [line]
             else:
                 self._console.line(process.task, line)
 
-    def _reap(self, guardian: subprocess.Popen[str]) -> None:
+    def _reap(self, reaper: subprocess.Popen[str]) -> None:
         ended = [process for process in self._running if process.popen.poll() is not None]
         for process in ended:
+            self._end_group(process, reaper)
             self._running.remove(process)
-            self._end_group(process, guardian)
         failed = [process for process in ended if process.popen.returncode != 0]
-        if self._escalation:
+        if self._escalation:  # it ended because it was asked to, or in the wake of another one
             return
         if failed:
             self.culprit = failed[0]
@@ -193,23 +213,21 @@ class JobRunner:
             self._stop(signal.SIGTERM, signal.SIGKILL)
 
     def _beat(self) -> None:
-        # In a thread, because a paused terminal (Ctrl-S) blocks the thread that prints to it.
-        while not self._ended.wait(HEARTBEAT_SECONDS):
-            for process in list(self._running):
-                process.beat()
+        for process in list(self._running):
+            process.beat()
 
-    def _look(self) -> None:
-        if time.monotonic() >= self._next_look:
-            self._next_look = time.monotonic() + _LOOK_SECONDS
+    def _sample_memory(self) -> None:
+        if time.monotonic() >= self._next_sample:
+            self._next_sample = time.monotonic() + _SAMPLE_SECONDS
             for process in self._running:
-                process.look()
+                process.sample_memory()
 
-    def _pass_on(self) -> None:
+    def _print_notes(self) -> None:
         """Prints the messages of the sidecars."""
-        while not self._said.empty():
-            self._console.note(self._said.get())
+        while not self._notes.empty():
+            self._console.note(self._notes.get())
 
-    def _warn(self) -> None:
+    def _warn_if_unsynchronized(self) -> None:
         """Prints a warning about tasks that computed and joined no other task."""
         alone = [process.task for process in self._processes if process.is_unsynchronized]
         if alone:
@@ -227,7 +245,9 @@ class JobRunner:
         for line in last:
             self._console.note(f"| {line}")
 
-    def _answer(self, received: list[int]) -> None:
+    def _handle_signals(self, received: list[int]) -> None:
+        # A parent that is killed, such as the shell of a scheduler, sends no signal; the job would
+        # run on with nobody to stop it.
         if os.getppid() != self._parent and not _is_detached():
             self._parent = os.getppid()
             received.append(signal.SIGHUP)
@@ -235,6 +255,8 @@ class JobRunner:
             number = received.pop(0)
             self.interrupted = True
             self.exit_code = 128 + number
+            # Ctrl-C at a pipeline reaches the reader of the output, too, whose end may be noticed
+            # first: then the signal is still the first one by which the user ends the job.
             is_second = bool(self._escalation) and not self._is_unread
             self._is_unread = False
             if is_second:  # at once
@@ -244,7 +266,7 @@ class JobRunner:
             else:
                 self._stop(number, signal.SIGKILL)
 
-    def _heed_reader(self) -> None:
+    def _check_reader(self) -> None:
         """Ends the job if the reader of its output has ended, as in `tf-config run ... | head`."""
         if self._console.has_lost_reader and not self._escalation:
             self.interrupted = self._is_unread = True
@@ -273,9 +295,9 @@ class JobRunner:
                 break
             self._escalation.pop(0)
 
-    def _end_group(self, process: TaskProcess, guardian: subprocess.Popen[str]) -> None:
+    def _end_group(self, process: TaskProcess, reaper: subprocess.Popen[str]) -> None:
         process.kill()
-        _tell(guardian, -process.popen.pid)
+        _tell(reaper, -process.popen.pid)
 
     def _drain(self, process: TaskProcess) -> None:
         """Shows the output that the process wrote before it ended."""
@@ -283,17 +305,17 @@ class JobRunner:
         while data := process.read():
             self._show(process, process.lines.feed(data))
         self._show(process, process.lines.close())
-        held = self._held.pop(process, [])
+        last_words = self._last_words.pop(process, [])
         if process.exit_code - 128 not in self._sent:  # it failed for a reason of its own
-            for line in held:
+            for line in last_words:
                 self._console.line(process.task, line)
         process.close()
 
 
-def beginning(commands: Sequence[Command]) -> str:
-    """Returns what begins with the start of these commands.
+def describe_start(commands: Sequence[Command]) -> str:
+    """Returns a description of what the start of these commands begins.
 
-    >>> beginning([Command(Task("worker", index), ("sh",), {}) for index in range(2)])
+    >>> describe_start([Command(Task("worker", index), ("sh",), {}) for index in range(2)])
     'starting worker 0, worker 1 on this machine'
     """
     hosts = ["this machine" if command.host is None else command.host.name for command in commands]
@@ -307,28 +329,34 @@ def beginning(commands: Sequence[Command]) -> str:
 
 
 @contextlib.contextmanager
-def _guardian() -> Iterator[subprocess.Popen[str]]:
-    guardian = subprocess.Popen(
+def _start_reaper() -> Iterator[subprocess.Popen[str]]:
+    """Runs the orphan reaper beside the block.
+
+    The pipe to it is its only sign that this process lives. No task inherits this process's end,
+    because Python closes descriptors in the programs that it starts; otherwise a task that is left
+    behind would keep the reaper waiting.
+    """
+    reaper = subprocess.Popen(
         [sys.executable, "-m", "tf_config.launcher.orphan_reaper"],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
-        start_new_session=True,
+        start_new_session=True,  # what kills this process's group must not kill the reaper
         text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
     )
     try:
-        yield guardian
+        yield reaper
     finally:
-        guardian.communicate()
+        reaper.communicate()
 
 
-def _tell(guardian: subprocess.Popen[str], group: int) -> None:
+def _tell(reaper: subprocess.Popen[str], group: int) -> None:
     with contextlib.suppress(BrokenPipeError):
-        print(group, file=guardian.stdin, flush=True)
+        print(group, file=reaper.stdin, flush=True)
 
 
 @contextlib.contextmanager
-def _signals() -> Iterator[tuple[list[int], int]]:
+def _collect_signals() -> Iterator[tuple[list[int], int]]:
     """Collects SIGINT, SIGTERM and SIGHUP instead of dying from them.
 
     Yields:
@@ -342,20 +370,18 @@ def _signals() -> Iterator[tuple[list[int], int]]:
         numbers.remove(signal.SIGHUP)
     readable, writable = os.pipe()
     os.set_blocking(writable, False)
-    before = {
-        number: signal.signal(number, lambda number, _: received.append(number))
-        for number in numbers
+    handlers = {
+        **dict.fromkeys(numbers, lambda number, _: received.append(number)),
+        signal.SIGCHLD: lambda *_: None,  # without a handler, it would not reach the descriptor
     }
-    before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)
-    fd_before = signal.set_wakeup_fd(writable, warn_on_full_buffer=False)
-    try:
-        yield received, readable
-    finally:
-        signal.set_wakeup_fd(fd_before)
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        os.close(readable)
-        os.close(writable)
+    with handle_signals(handlers):
+        before = signal.set_wakeup_fd(writable, warn_on_full_buffer=False)
+        try:
+            yield received, readable
+        finally:
+            signal.set_wakeup_fd(before)
+            os.close(readable)
+            os.close(writable)
 
 
 def _is_detached() -> bool:

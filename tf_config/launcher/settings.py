@@ -41,7 +41,7 @@ BARS_VARIABLE = "KERAS_STRATEGIES_BARS"
 WHOLE_BARS = "whole"
 SIDECAR_VARIABLE = "KERAS_STRATEGIES_SIDECAR"
 PROGRESS_VARIABLE = "KERAS_STRATEGIES_PROGRESS"  # the file to which it reports its progress
-_TOLD = (
+_SET_PER_TASK = (
     VARIABLE,
     RENDEZVOUS_VARIABLE,
     SIDECAR_VARIABLE,
@@ -96,7 +96,7 @@ class LaunchOptions:
                     f"read. Received: --env {name}. Export the variable: it is forwarded "
                     "automatically."
                 )
-            if name in _TOLD:
+            if name in _SET_PER_TASK:
                 raise ClusterConfigError(
                     f"{name} cannot be set with --env, because tf-config sets it for each task. "
                     f"Received: --env {name}=... Omit it."
@@ -137,7 +137,8 @@ def resolve_settings(
     Raises:
       ClusterConfigError: if the GPUs do not suffice.
     """
-    asked = {
+    # Of two values for a variable, the later one counts.
+    arguments = {
         START_TIMEOUT_VARIABLE: _seconds(request.start_timeout),
         STEP_TIMEOUT_VARIABLE: _seconds(request.step_timeout),
         **dict.fromkeys(THREAD_VARIABLES, _text(request.threads)),
@@ -162,8 +163,8 @@ def resolve_settings(
         _MALLOC_VARIABLE: _HUGE_PAGES,
     }
     settings = []
-    for variable in {**defaults, **asked}:
-        value = asked.get(variable)
+    for variable in {**defaults, **arguments}:
+        value = arguments.get(variable)
         if value is not None:
             settings.append(Setting(variable, value, "argument"))
         elif variable in environ:

@@ -11,18 +11,19 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 
 from tf_config.address import Address
-from tf_config.bind_address import listening_hosts
+from tf_config.background import call_regularly
+from tf_config.bind_address import bind_first
 from tf_config.cluster import ClusterSpec, Task, TFConfig
 from tf_config.horovod import environment as horovod
 from tf_config.launcher.process_probe import ProcessProbe
 from tf_config.launcher.settings import RENDEZVOUS_VARIABLE, SIDECAR_VARIABLE
 from tf_config.launcher.task_resolution import start_timeout
-from tf_config.rendezvous.http_store import StoreHandler, StoreServer, ask
+from tf_config.rendezvous.http_store import HttpStore, StoreServer, ask
+from tf_config.rendezvous.waiting import Deadline
 from tf_config.secret import SECRET_VARIABLE, secret_of
 
 # Reports to the launcher that a task on another host trained apart: the last bytes of its output,
@@ -30,16 +31,22 @@ from tf_config.secret import SECRET_VARIABLE, secret_of
 UNSYNCHRONIZED = b"\x1b]tf-config;apart\x07"
 # Reported by a strategy when it is created and when its scope is entered.
 CREATED, ENTERED = "made", "used"
-_REPORTS = "/tf-config/"
+_REPORTS = "tf-config"
 _HERE = "127.0.0.1"
 _LAST_PORT = 65535
 _POLL_SECONDS = 0.1
-_NAME_EVERY_SECONDS = 5.0
-_LOOK_EVERY_SECONDS = 0.5
+_SAMPLE_EVERY_SECONDS = 0.5
 
 
 class Sidecar:
     """Serves and watches the process of one task.
+
+    [Note: unsynchronized tasks]
+    If a script creates no strategy, each task trains its own model, and none fails. How a task
+    joins the others depends on what the script uses, so the sidecar combines several signs. Reports
+    of this package's strategies are conclusive. Horovod asks for its rendezvous, stock strategies
+    of TensorFlow listen on the task's port, and under MPI the process has loaded its library. The
+    warning is about processes that have loaded TensorFlow and show none of these signs.
 
     Args:
       config: the task's configuration.
@@ -60,12 +67,16 @@ class Sidecar:
         self._closed = threading.Event()
         self._store: StoreServer | None = None
         at = Address.parse(environ[RENDEZVOUS_VARIABLE])
+        secret = secret_of(environ)  # the task's: see [Note: whose secret]
         if config.task == config.cluster.training_tasks[0]:
-            self._store = _store(at, secret_of(environ), note)
+            self._store = _serve_store(at, secret, note)
         timeout = start_timeout(environ)
-        self._relay = _Relay(config, at, timeout, secret_of(environ), self._reports, note)
-        port = self._relay.server_address[1]
-        self.environ = {SIDECAR_VARIABLE: f"{_HERE}:{port}", **_horovod(config, port, environ)}
+        self._proxy = _HorovodProxy(config, at, timeout, secret, self._reports, note)
+        port = self._proxy.server_address[1]
+        self.environ = {
+            SIDECAR_VARIABLE: f"{_HERE}:{port}",
+            **_horovod_environment(config, port, environ),
+        }
 
     @classmethod
     def beside(cls, environ: Mapping[str, str], note: Callable[[str], None]) -> Sidecar | None:
@@ -81,20 +92,22 @@ class Sidecar:
     def start(self, pid: int) -> None:
         """Starts to serve and watch a process."""
         self._probe = ProcessProbe(pid, self._config.cluster.addresses[self.task])
-        for server in (self._store, self._relay):
+        for server in (self._store, self._proxy):
             if server is not None:
                 server.start()
-        threading.Thread(target=self._watch, args=(self._probe,), daemon=True).start()
+        call_regularly(self._sample, _SAMPLE_EVERY_SECONDS, self._closed, "sidecar")
 
-    def _watch(self, probe: ProcessProbe) -> None:
-        while self.is_unsynchronized is not False and not self._closed.wait(_LOOK_EVERY_SECONDS):
-            probe.sample()
+    def _sample(self) -> None:
+        # Once the task has joined the others, nothing can change the answer.
+        if self._probe is not None and self.is_unsynchronized is not False:
+            self._probe.sample()
 
     @property
     def is_unsynchronized(self) -> bool | None:
         """Whether the process computed without joining the others; None if it did not compute."""
         if self._probe is None:
             return None
+        # A strategy joins the others when it is created, but trains only what is in its scope.
         if CREATED in self._reports:
             return ENTERED not in self._reports
         by_mpi = self._is_in_mpi and self._probe.has_mpi
@@ -105,18 +118,16 @@ class Sidecar:
     def close(self) -> None:
         """Stops serving and watching; may be called before `start`."""
         self._closed.set()
-        for server in (self._store, self._relay):
+        for server in (self._store, self._proxy):
             if server is not None:
-                if self._probe is not None:
-                    server.shutdown()
-                server.server_close()
+                server.close()
 
 
 def report(word: str, environ: Mapping[str, str] = os.environ) -> None:
     """Reports `CREATED` or `ENTERED` to this process's sidecar, if it has one."""
     if is_reported(environ):
         at = Address.parse(environ[SIDECAR_VARIABLE])
-        ask(at, "PUT", _REPORTS + word, secret=secret_of(environ))
+        HttpStore(at, _REPORTS, secret_of(environ)).put(word, b"")
 
 
 def is_reported(environ: Mapping[str, str] = os.environ) -> bool:
@@ -124,12 +135,12 @@ def is_reported(environ: Mapping[str, str] = os.environ) -> bool:
     return SIDECAR_VARIABLE in environ
 
 
-def rendezvous(cluster: ClusterSpec) -> Address:
+def rendezvous_address(cluster: ClusterSpec) -> Address:
     """Returns the address of a cluster's rendezvous, which each task derives from the cluster.
 
     Its port is the next one above the first task's that no other task on that host has.
 
-    >>> str(rendezvous(ClusterSpec.from_dict({"worker": ["a:2222", "b:4000", "a:2223"]})))
+    >>> str(rendezvous_address(ClusterSpec.from_dict({"worker": ["a:2222", "b:4000", "a:2223"]})))
     'a:2224'
     """
     first = cluster.addresses[cluster.training_tasks[0]]
@@ -139,8 +150,12 @@ def rendezvous(cluster: ClusterSpec) -> Address:
     return Address(first.host, next(port for port in (*above, *below) if port not in taken))
 
 
-class _Relay(StoreServer):
+class _HorovodProxy(StoreServer):
     """Forwards the requests of Horovod's process to the store, and receives strategies' reports.
+
+    Horovod gives its rendezvous 1.5 seconds, and sends requests without a signature. The proxy
+    keeps each request until the store has the entry, and signs what it forwards. It listens on this
+    machine only.
 
     Args:
       config: the task's configuration.
@@ -167,63 +182,54 @@ class _Relay(StoreServer):
         self._reports = reports
         self._note = note
         self._is_late = False
+        self._server_name = f"the rendezvous beside {config.cluster.training_tasks[0]} at {at}"
         # Another server there, such as that of an earlier job, has no entries of this job.
         text = repr(config.cluster.to_dict()).encode()
         self._prefix = f"/{hashlib.sha256(text).hexdigest()[:16]}"
 
-    def admits(self, method: str, path: str, body: bytes, given: str) -> bool:
+    def admits(self, method: str, path: str, body: bytes, signed: str) -> bool:
         """Returns whether a request is answered; Horovod's requests have no signature."""
-        return not path.startswith(_REPORTS) or super().admits(method, path, body, given)
+        return not path.startswith(f"/{_REPORTS}/") or super().admits(method, path, body, signed)
 
     def answer(self, method: str, path: str, body: bytes) -> tuple[int, bytes]:
         """Returns the store's answer, once the store has one."""
-        if path.startswith(_REPORTS):
-            self._reports.add(path.removeprefix(_REPORTS))
+        if path.startswith(f"/{_REPORTS}/"):
+            self._reports.add(path.removeprefix(f"/{_REPORTS}/"))
             return HTTPStatus.OK, b""
         self._reports.add("horovod")
-        start = named = time.monotonic()
+        deadline = Deadline(self._timeout, self._note, _POLL_SECONDS)
         while True:
             status, content = ask(self._at, method, self._prefix + path, body, self._secret)
             if status == HTTPStatus.OK or method == "DELETE":
                 return HTTPStatus.OK, content
-            now = time.monotonic()
-            over = self._is_late or now - start >= self._timeout
-            if over or now - named >= _NAME_EVERY_SECONDS:
-                named = now
-                self._say(path, status, now - start, over)
-            if over:
+            waiting = f"{self._config.task} waits in Horovod's init() for {self._who(path, status)}"
+            # Horovod repeats a request that failed: after the first one, none waits any more.
+            if self._is_late or deadline.is_over:
+                if not self._is_late:
+                    self._note(f"{waiting}: it gives up after {deadline.elapsed:.0f} s")
                 self._is_late = True
-                found = status == HTTPStatus.NOT_FOUND
-                return HTTPStatus.NOT_FOUND if found else HTTPStatus.SERVICE_UNAVAILABLE, b""
-            time.sleep(_POLL_SECONDS)
+                is_reached = status == HTTPStatus.NOT_FOUND
+                return status if is_reached else HTTPStatus.SERVICE_UNAVAILABLE, b""
+            deadline.tick(f"{waiting}: {deadline.elapsed:.0f} s of {self._timeout:g} s")
 
-    def _say(self, path: str, status: int, elapsed: float, over: bool) -> None:
-        if self._is_late:
-            return
+    def _who(self, path: str, status: int) -> str:
+        """Returns whom a request waits for, given the status of the store's answer."""
         tasks = self._config.cluster.training_tasks
-        key = path.rpartition("/")[2].removeprefix("rank_")
+        if status == HTTPStatus.FORBIDDEN:
+            return f"{self._server_name}, which has another {SECRET_VARIABLE}"
         if status != HTTPStatus.NOT_FOUND:
-            who = f"the rendezvous beside {tasks[0]} at {self._at}"
-            if status == HTTPStatus.FORBIDDEN:
-                who += f", which has another {SECRET_VARIABLE}"
-        elif path.startswith("/global/") and key.isdigit() and int(key) < len(tasks):
-            who = f"{tasks[int(key)]} to start Horovod as well"
-        else:
-            who = "another process of Horovod"
-        end = (
-            f"it gives up after {elapsed:.0f} s"
-            if over
-            else f"{elapsed:.0f} s of {self._timeout:g} s"
-        )
-        self._note(f"{self._config.task} waits in Horovod's init() for {who}: {end}")
+            return self._server_name
+        key = path.rpartition("/")[2].removeprefix("rank_")
+        if path.startswith("/global/") and key.isdigit() and int(key) < len(tasks):
+            return f"{tasks[int(key)]} to start Horovod as well"
+        return "another process of Horovod"
 
 
-def _store(at: Address, secret: str, note: Callable[[str], None]) -> StoreServer | None:
-    for _, host in listening_hosts(at.host):
-        try:
-            return StoreServer((host, at.port), StoreHandler, secret)
-        except OSError as error:
-            reason = error.strerror
+def _serve_store(at: Address, secret: str, note: Callable[[str], None]) -> StoreServer | None:
+    try:
+        return bind_first(at.host, lambda host: StoreServer((host, at.port), secret=secret))
+    except OSError as error:
+        reason = error.strerror
     note(
         f"Horovod's rendezvous cannot be served at {at} ({reason}). A script that calls "
         "Horovod's init() itself waits for it in vain; leave the port free."
@@ -231,12 +237,14 @@ def _store(at: Address, secret: str, note: Callable[[str], None]) -> StoreServer
     return None
 
 
-def _horovod(config: TFConfig, port: int, environ: Mapping[str, str]) -> dict[str, str]:
+def _horovod_environment(config: TFConfig, port: int, environ: Mapping[str, str]) -> dict[str, str]:
     if len(config.cluster.training_tasks) < 2:
         return {}
-    usual = horovod.defaults(config.cluster, config.task, environ)
+    defaults = horovod.defaults(config.cluster, config.task, environ)
     return {
-        **{name: value for name, value in usual.items() if name not in environ},
+        # The user may choose how Horovod communicates, but not which process this is: that must be
+        # the same in all tasks.
+        **{name: value for name, value in defaults.items() if name not in environ},
         **horovod.place(config.cluster, config.task),
         **horovod.rendezvous_at(_HERE, port),
     }

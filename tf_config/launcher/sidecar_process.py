@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 
 from tf_config.launcher.sidecar import Sidecar, describe_unsynchronized
 
-_LOOK_SECONDS = 0.5
+_POLL_SECONDS = 0.5
 
 
 def fork_sidecar(environ: Mapping[str, str]) -> dict[str, str]:
@@ -39,7 +39,7 @@ def fork_sidecar(environ: Mapping[str, str]) -> dict[str, str]:
     os.waitpid(child, 0)
     os.close(done)
     sidecar.close()  # in this process; the sidecar's process keeps its servers
-    os.read(ready, 1)  # waits until the sidecar serves
+    os.read(ready, 1)  # waits until the sidecar serves and closes its end, or has failed
     os.close(ready)
     return sidecar.environ
 
@@ -52,7 +52,7 @@ def _run(sidecar: Sidecar, program: int, ready: int) -> None:
     for descriptor in (0, 1):  # or readers of the program's output would wait for the sidecar, too
         os.dup2(nothing, descriptor)
     sidecar.start(program)
-    end = _end_of(program)
+    end = _end_check_of(program)
     os.close(ready)
     while not end():
         pass
@@ -62,15 +62,15 @@ def _run(sidecar: Sidecar, program: int, ready: int) -> None:
         print(f"tf-config: {text}", file=sys.stderr, flush=True)
 
 
-def _end_of(pid: int) -> Callable[[], bool]:
+def _end_check_of(pid: int) -> Callable[[], bool]:
     """Returns a function that waits briefly for a process and returns whether it has ended."""
     try:
         descriptor = os.pidfd_open(pid)
     except (AttributeError, OSError):
 
         def is_gone() -> bool:
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_POLL_SECONDS)
             return not os.path.exists(f"/proc/{pid}/fd")
 
         return is_gone
-    return lambda: bool(select.select([descriptor], [], [], _LOOK_SECONDS)[0])
+    return lambda: bool(select.select([descriptor], [], [], _POLL_SECONDS)[0])

@@ -1,10 +1,13 @@
-"""Signals that ask a process to end, deferred until it can end and leave nothing half done."""
+"""Handlers of signals for a block of code, and signals deferred until it can end cleanly."""
 
 from __future__ import annotations
 
 import contextlib
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from types import FrameType
+
+Handler = Callable[[int, FrameType | None], object]
 
 _NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -22,6 +25,17 @@ class Interrupted(Exception):
 
 
 @contextlib.contextmanager
+def handle_signals(handlers: Mapping[signal.Signals, Handler]) -> Iterator[None]:
+    """Handles signals while the block runs; then restores the previous handlers."""
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
 def deferred_signals() -> Iterator[Callable[[], None]]:
     """Defers SIGINT, SIGTERM and SIGHUP while the block runs, except signals that are ignored.
 
@@ -29,18 +43,12 @@ def deferred_signals() -> Iterator[Callable[[], None]]:
       A function that raises `Interrupted` if a signal has arrived.
     """
     received: list[int] = []
-    before = {
-        number: signal.signal(number, lambda number, _: received.append(number))
-        for number in _NUMBERS
-        if signal.getsignal(number) != signal.SIG_IGN  # nohup, or a shell's background job
-    }
 
     def check() -> None:
         if received:
             raise Interrupted(received[0])
 
-    try:
+    # Those that are ignored stay so: nohup, or a shell's background job.
+    numbers = [number for number in _NUMBERS if signal.getsignal(number) != signal.SIG_IGN]
+    with handle_signals(dict.fromkeys(numbers, lambda number, _: received.append(number))):
         yield check
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -79,11 +79,11 @@ def probe(
       ClusterConfigError: if a host cannot be reached, or lacks a file or the interface.
     """
     with ThreadPoolExecutor(max_workers=32) as pool:
-        asked = {
+        answers = {
             host: pool.submit(_probe, host, count, ssh, files, interface)
             for host, count in counts.items()
         }
-        return {host: answer.result() for host, answer in asked.items()}
+        return {host: answer.result() for host, answer in answers.items()}
 
 
 def request(command: Command, size: tuple[int, int]) -> bytes:

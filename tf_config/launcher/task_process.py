@@ -16,7 +16,7 @@ from tf_config.errors import ClusterConfigError, quoted
 from tf_config.launcher import ssh as remote
 from tf_config.launcher.commands import Command
 from tf_config.launcher.console import Line, LineAssembler, TaskLog, is_start_up_note
-from tf_config.launcher.exit_diagnosis import ExitDiagnosis, end_of
+from tf_config.launcher.exit_diagnosis import ExitDiagnosis, describe_exit
 from tf_config.launcher.pty_process import PtyProcess, shell_code
 from tf_config.launcher.sidecar import UNSYNCHRONIZED, Sidecar
 
@@ -53,12 +53,13 @@ class TaskProcess:
         self.last_lines: collections.deque[str] = collections.deque(maxlen=_LAST_LINES)
         self._host = command.host
         self._last_bytes = b""
-        self._telling = threading.Lock()
+        self._stdin_lock = threading.Lock()
         columns, lines = shutil.get_terminal_size()
         size = (max(columns - _PREFIX_WIDTH, 20), lines)
         argv = command.via or command.argv
+        # Both come before the program, whose environment has their addresses. On another host, the
+        # agent has them beside the program, and the process here is that of ssh.
         self._sidecar = None if command.via else Sidecar.beside(command.environ, note)
-        # On another host, the agent has the sidecar and the vitals.
         self._diagnosis = None if command.via else ExitDiagnosis()
         environ = os.environ if command.via else command.environ
         if self._diagnosis is not None:
@@ -86,6 +87,7 @@ class TaskProcess:
     def read(self) -> bytes:
         """Returns the available output; empty once all writers are gone."""
         data = self._session.read()
+        # The report is the very last output, but may come in two parts.
         if self._host is not None:
             self._last_bytes = (self._last_bytes + data)[-len(UNSYNCHRONIZED) :]
         return data.removesuffix(UNSYNCHRONIZED)
@@ -127,7 +129,7 @@ class TaskProcess:
             if code == _LOST:
                 return f"exit code {code}, or the connection to {self._host.name} was lost"
             code = 128 - code if code > 128 else code  # only the shell's form is known
-        return end_of(code)
+        return describe_exit(code)
 
     @property
     def cause(self) -> str:
@@ -136,10 +138,10 @@ class TaskProcess:
             return ""
         return self._diagnosis.cause(self.popen.pid, self.popen.returncode)
 
-    def look(self) -> None:
-        """Measures the memory of the process."""
+    def sample_memory(self) -> None:
+        """Measures the memory of the process, if it runs here."""
         if self._diagnosis is not None:
-            self._diagnosis.look(self.popen.pid)
+            self._diagnosis.sample_memory(self.popen.pid)
 
     def signal(self, number: int) -> None:
         """Sends a signal to the process and all that it started, if any is left."""
@@ -155,6 +157,8 @@ class TaskProcess:
 
     def kill(self) -> None:
         """Kills the process and all that it started."""
+        # Killing ssh would leave the program on the other host to the agent, which notices only
+        # that its input ends, and then gives the program five seconds.
         if self._host is not None and self.popen.poll() is None:
             self.signal(signal.SIGKILL)
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -174,7 +178,7 @@ class TaskProcess:
 
     def _tell(self, data: bytes) -> None:
         if self.popen.stdin is not None:
-            # The heartbeat's thread may find it closed.
-            with self._telling, contextlib.suppress(BrokenPipeError, ValueError):
+            # Two threads write, and the heartbeat's may find it closed.
+            with self._stdin_lock, contextlib.suppress(BrokenPipeError, ValueError):
                 self.popen.stdin.write(data)
                 self.popen.stdin.flush()

@@ -108,11 +108,11 @@ def settings(
         )
     together = neighbours(config)
     environment = ENVIRONMENTS.get(origin)
-    given = None if environment is None else environment.cores(environ)
+    assigned = None if environment is None else environment.cores(environ)
     # A process that is bound to its own cores uses all of them; others share the machine's cores.
     share = max(min(cores(), (os.cpu_count() or 1) // len(together)), 1)
     return resolve_settings(
-        request, environ, LocalTasks(config.task, together, given or share, gpus())
+        request, environ, LocalTasks(config.task, together, assigned or share, gpus())
     )
 
 

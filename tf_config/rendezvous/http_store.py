@@ -13,7 +13,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from tf_config.address import Address
-from tf_config.secret import is_signed, signature
+from tf_config.cluster import Task
+from tf_config.rendezvous.store import name_of
+from tf_config.secret import is_signed, secret_of, signature
 
 _REQUEST_SECONDS = 5.0
 # Larger than any entry: the largest is Gloo's, some hundred bytes per Horovod process.
@@ -48,8 +50,8 @@ class StoreHandler(BaseHTTPRequestHandler):
 
     def _answer(self, body: bytes = b"") -> None:
         server: Any = self.server
-        given = self.headers.get(_SIGNATURE, "")
-        if server.admits(self.command, self.path, body, given):
+        signed = self.headers.get(_SIGNATURE, "")
+        if server.admits(self.command, self.path, body, signed):
             status, content = server.answer(self.command, self.path, body)
         else:
             status, content = HTTPStatus.FORBIDDEN, b""
@@ -64,7 +66,6 @@ class StoreServer(ThreadingHTTPServer):
 
     Args:
       address: the host and port to listen on.
-      handler: the class that handles requests.
       secret: the secret that signs requests; "" admits unsigned requests.
 
     Raises:
@@ -74,15 +75,16 @@ class StoreServer(ThreadingHTTPServer):
     daemon_threads = True
     allow_reuse_port = False  # newer Python versions would let two servers share the port
 
-    def __init__(self, address: tuple[str, int], handler: Any = StoreHandler, secret: str = ""):
+    def __init__(self, address: tuple[str, int], secret: str = ""):
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self.entries: dict[str, bytes] = {}
         self._secret = secret
-        super().__init__(address, handler)
+        self._is_started = False
+        super().__init__(address, StoreHandler)
 
-    def admits(self, method: str, path: str, body: bytes, given: str) -> bool:
+    def admits(self, method: str, path: str, body: bytes, signed: str) -> bool:
         """Returns whether a request with this signature is answered."""
-        return is_signed(self._secret, given, method.encode(), path.encode(), body)
+        return is_signed(self._secret, signed, method.encode(), path.encode(), body)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Logs nothing: the client sees that no answer comes, and may not be a task of this job."""
@@ -99,17 +101,59 @@ class StoreServer(ThreadingHTTPServer):
 
     def start(self) -> None:
         """Starts to answer requests in a separate thread."""
+        self._is_started = True
         threading.Thread(target=self.serve_forever, args=(0.1,), daemon=True).start()
+
+    def close(self) -> None:
+        """Stops answering requests, and frees the address; may be called before `start`."""
+        if self._is_started:
+            self.shutdown()  # which waits for the thread, and without one for ever
+        self.server_close()
+
+
+class HttpStore:
+    """A client of a `StoreServer`, or of Horovod's rendezvous server, as a `Store`.
+
+    Args:
+      address: the address of the server.
+      scope: the scope of the entries.
+      secret: the secret that signs the requests; None for that of this process.
+
+    Attributes:
+      is_refused: whether the last request was refused, because the server has another secret.
+    """
+
+    def __init__(self, address: Address, scope: str, secret: str | None = None):
+        self._address = address
+        self._scope = scope
+        self._secret = secret_of() if secret is None else secret
+        self.is_refused = False
+
+    def put(self, key: Task | str, value: bytes) -> bool:
+        """Writes an entry; see `Store`."""
+        status, _ = self._request("PUT", key, value)
+        return status == HTTPStatus.OK
+
+    def get(self, key: Task | str) -> bytes | None:
+        """Returns an entry; see `Store`."""
+        status, body = self._request("GET", key)
+        return body if status == HTTPStatus.OK else None
+
+    def _request(self, method: str, key: Task | str, body: bytes = b"") -> tuple[int, bytes]:
+        path = f"/{self._scope}/{name_of(key)}"
+        status, content = ask(self._address, method, path, body, self._secret)
+        self.is_refused = status == HTTPStatus.FORBIDDEN
+        return status, content
 
 
 def ask(
     address: Address, method: str, path: str, body: bytes = b"", secret: str = ""
 ) -> tuple[int, bytes]:
     """Sends a request to a store; returns its answer's status, 0 without an answer, and content."""
-    given = signature(secret, method.encode(), path.encode(), body)
+    signed = signature(secret, method.encode(), path.encode(), body)
     connection = http.client.HTTPConnection(address.host, address.port, timeout=_REQUEST_SECONDS)
     try:
-        connection.request(method, path, body, {_SIGNATURE: given} if given else {})
+        connection.request(method, path, body, {_SIGNATURE: signed} if signed else {})
         response = connection.getresponse()
         return response.status, response.read()
     except (OSError, http.client.HTTPException):

@@ -139,6 +139,7 @@ class Roster:
                 f"The rank must be from 0 to {len(tasks) - 1} in a job of {len(tasks)} processes. "
                 f"Received: {quoted(report.rank)} from {quoted(report.host)}. Correct the rank."
             )
+        # The report in a file is added again at each look; only another process has another token.
         other = self.reports.get(report.rank)
         if other is not None and other.token != report.token:
             raise ClusterConfigError(

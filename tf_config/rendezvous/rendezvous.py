@@ -16,8 +16,8 @@ from tf_config.errors import ClusterConfigError, quoted
 from tf_config.network_interface import address_of, own_address
 from tf_config.rendezvous import shared_directory as directory
 from tf_config.rendezvous import tcp
-from tf_config.rendezvous.deadline import Deadline
 from tf_config.rendezvous.participant import JoinRequest, Participant
+from tf_config.rendezvous.waiting import Deadline
 
 
 def rendezvous(

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 from tf_config.cluster import ClusterSpec
 from tf_config.errors import ClusterConfigError, quoted
-from tf_config.rendezvous.deadline import Deadline
 from tf_config.rendezvous.participant import JoinRequest, Participant, Roster, cluster_of
+from tf_config.rendezvous.store import FileStore
+from tf_config.rendezvous.waiting import Deadline
 
-_FIRST, _ANSWER = "first.json", "cluster.json"
+_FIRST, _ANSWER = "first", "cluster"
 _GOODBYE_SECONDS = 10.0
 _GRACE_SECONDS = 5.0
 # The prefix of directories created for one job, by environments that name no other place.
@@ -36,7 +36,8 @@ def rendezvous(
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
-        return (_lead if participant.leads else _follow)(path, participant, report, deadline)
+        meet = _lead if participant.leads else _follow
+        return meet(FileStore(path), participant, report, deadline)
     except OSError as error:
         raise ClusterConfigError(
             "The directory of a rendezvous must be writable by all tasks. Received: "
@@ -45,81 +46,89 @@ def rendezvous(
 
 
 def _lead(
-    path: Path, participant: Participant, report: JoinRequest, deadline: Deadline
+    store: FileStore, participant: Participant, report: JoinRequest, deadline: Deadline
 ) -> ClusterSpec:
-    stale = [name for name in (_FIRST, _ANSWER) if (path / name).exists()]
+    stale = [key for key in (_FIRST, _ANSWER) if store.file(key).exists()]
     if stale:
-        deadline.note(f"{path} holds files of an earlier job; they are replaced")
-    for name in stale:
-        _remove(path / name)
-    _write(path / _FIRST, {"token": report.token})
+        deadline.note(f"{store.directory} holds files of an earlier job; they are replaced")
+    # The old answer goes before the new token appears, or it might be taken for the answer to it.
+    for key in stale:
+        store.delete(key)
+    _write(store, _FIRST, {"token": report.token})
     roster = Roster(participant)
     try:
         roster.add(report)
-        while roster.missing:
-            _check_first(path, report.token)
-            for rank in participant.followers:
-                found = _read(path / f"{rank}.json")
-                if found is not None and found.get("first") == report.token:
-                    roster.add(_report_in(found, path / f"{rank}.json"))
-            if roster.missing and deadline.is_over:
-                raise roster.too_late(deadline.timeout)
-            if roster.missing:
-                deadline.tick(roster.progress)
+        deadline.wait_until(
+            lambda: _has_all_reports(store, roster, report.token),
+            lambda: roster.progress,
+            lambda _: roster.too_late(deadline.timeout),
+        )
         answer = roster.answer()
     except ClusterConfigError as error:
-        _write(path / _ANSWER, {"error": str(error), "first": report.token})
-        _remove(path / _FIRST)  # or processes of a later job would answer it and get the error
+        _write(store, _ANSWER, {"error": str(error), "first": report.token})
+        store.delete(_FIRST)  # or processes of a later job would answer it and get the error
         raise
-    _write(path / _ANSWER, answer)
-    _tidy_up(path, participant, Deadline(_GOODBYE_SECONDS, deadline.note))
+    _write(store, _ANSWER, answer)
+    _tidy_up(store, participant, Deadline(_GOODBYE_SECONDS, deadline.note))
     return cluster_of(answer)
 
 
+def _has_all_reports(store: FileStore, roster: Roster, token: str) -> bool:
+    """Adds the reports to this rendezvous that have arrived; returns whether none is missing."""
+    if not roster.missing:
+        return True
+    _check_first(store, token)
+    for key in map(str, roster.participant.followers):
+        entry = _read(store, key)
+        if entry is not None and entry.get("first") == token:
+            roster.add(_report_in(entry, store.file(key)))
+    return not roster.missing
+
+
 def _follow(
-    path: Path, participant: Participant, report: JoinRequest, deadline: Deadline
+    store: FileStore, participant: Participant, report: JoinRequest, deadline: Deadline
 ) -> ClusterSpec:
-    own = path / f"{participant.rank}.json"
+    own = str(participant.rank)
     answered_to = None
     while True:
-        first = _read(path / _FIRST)
+        first = _read(store, _FIRST)
         if first is not None and first.get("token") != answered_to:
             answered_to = first.get("token")
-            _write(own, {"first": answered_to, "report": report.to_dict()})
+            _write(store, own, {"first": answered_to, "report": report.to_dict()})
         elif first is not None:
-            _check_own(own, participant, report)
-        answer = _read(path / _ANSWER) or {}
+            _check_own(store, participant, report)
+        answer = _read(store, _ANSWER) or {}
         failed = answered_to is not None and answer.get("first") == answered_to
         tokens = answer.get("tokens")
         if (failed and "error" in answer) or (isinstance(tokens, list) and report.token in tokens):
-            _remove(own)
+            store.delete(own)
             return cluster_of(answer)
         # The first process ends the rendezvous in time, and names the missing tasks.
         if deadline.overdue > (0 if first is None else _GRACE_SECONDS):
-            _remove(own)
+            store.delete(own)
             raise ClusterConfigError(
                 f"All tasks must connect to the rendezvous within {deadline.timeout:g} s. "
                 "Received: "
                 + ("the first one did not" if first is None else "not all of them did")
-                + f", in {quoted(str(path))}. Start them too, or raise --start-timeout."
+                + f", in {quoted(str(store.directory))}. Start them too, or raise --start-timeout."
             )
         deadline.tick(f"waiting for {participant.first if first is None else 'the others'}")
 
 
-def _check_first(path: Path, token: str) -> None:
-    first = _read(path / _FIRST)
+def _check_first(store: FileStore, token: str) -> None:
+    first = _read(store, _FIRST)
     if first is not None and first.get("token") != token:
         raise ClusterConfigError(
             "Two jobs cannot share a rendezvous. Received: another process with the rank of the "
-            f"first one, in {quoted(str(path))}. Use a different directory for each job, and a "
-            "different rank for each process."
+            f"first one, in {quoted(str(store.directory))}. Use a different directory for each "
+            "job, and a different rank for each process."
         )
 
 
-def _report_in(found: dict[str, Any], file: Path) -> JoinRequest:
+def _report_in(entry: dict[str, Any], file: Path) -> JoinRequest:
     """Returns the report in a process's file."""
     try:
-        return JoinRequest.from_dict(found.get("report"))
+        return JoinRequest.from_dict(entry.get("report"))
     except ValueError:
         raise ClusterConfigError(
             "The directory of a rendezvous cannot contain other files. Received: "
@@ -128,43 +137,39 @@ def _report_in(found: dict[str, Any], file: Path) -> JoinRequest:
         ) from None
 
 
-def _check_own(own: Path, participant: Participant, report: JoinRequest) -> None:
+def _check_own(store: FileStore, participant: Participant, report: JoinRequest) -> None:
     """Checks that no other process claims to be this task."""
-    found = _read(own)
-    if found is not None and _report_in(found, own).token != report.token:
+    own = str(participant.rank)
+    entry = _read(store, own)
+    if entry is not None and _report_in(entry, store.file(own)).token != report.token:
         raise ClusterConfigError(
             f"Two processes cannot be the same task. Received: two as {participant.task}, in "
-            f"{quoted(str(own.parent))}. Use a different rank for each process, and a different "
-            "directory for each job."
+            f"{quoted(str(store.directory))}. Use a different rank for each process, and a "
+            "different directory for each job."
         )
 
 
-def _tidy_up(path: Path, participant: Participant, deadline: Deadline) -> None:
+def _tidy_up(store: FileStore, participant: Participant, deadline: Deadline) -> None:
     """Removes the files once all processes have read them and removed their own files."""
-    left = [path / f"{rank}.json" for rank in participant.followers]
-    while any(file.exists() for file in left) and not deadline.is_over:
-        deadline.tick("waiting for the others to leave the rendezvous")
-    for name in (_FIRST, _ANSWER):
-        _remove(path / name)
-    if path.name.startswith(MADE_FOR_ONE_JOB):
+    files = [store.file(str(rank)) for rank in participant.followers]
+    deadline.poll(
+        lambda: not any(file.exists() for file in files),
+        "waiting for the others to leave the rendezvous",
+    )
+    for key in (_FIRST, _ANSWER):
+        store.delete(key)
+    if store.directory.name.startswith(MADE_FOR_ONE_JOB):
         with contextlib.suppress(OSError):
-            path.rmdir()
+            store.directory.rmdir()
 
 
-def _write(path: Path, values: dict[str, Any]) -> None:
-    """Writes a file atomically: it is complete as soon as it is visible."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
-    draft.write_text(json.dumps(values))
-    draft.replace(path)
+def _write(store: FileStore, key: str, values: dict[str, Any]) -> None:
+    store.put(key, json.dumps(values).encode())
 
 
-def _read(path: Path) -> dict[str, Any] | None:
+def _read(store: FileStore, key: str) -> dict[str, Any] | None:
     try:
-        values = json.loads(path.read_text())
-    except (FileNotFoundError, ValueError, RecursionError):
+        values = json.loads(store.get(key) or b"")
+    except (ValueError, RecursionError):  # written by nobody of this job
         return None
     return values if isinstance(values, dict) else None
-
-
-def _remove(path: Path) -> None:
-    path.unlink(missing_ok=True)

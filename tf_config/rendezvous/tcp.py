@@ -1,6 +1,10 @@
 """A rendezvous at an address of the first process's host, which listens only for its duration.
 
 A message is a line: its signature by the job's secret, if the job has one, a space, and JSON.
+
+Each process keeps one connection, instead of asking a store again and again: by it, the first
+process learns the addresses of the hosts, and that a process which waited has ended. Answers are
+signed as well as reports, so that no process joins the cluster of a stranger at that address.
 """
 
 from __future__ import annotations
@@ -19,8 +23,8 @@ from tf_config.address import Address
 from tf_config.bind_address import listening_hosts
 from tf_config.cluster import ClusterSpec
 from tf_config.errors import ClusterConfigError, quoted
-from tf_config.rendezvous.deadline import Deadline
 from tf_config.rendezvous.participant import JoinRequest, Participant, Roster, cluster_of
+from tf_config.rendezvous.waiting import Deadline
 from tf_config.secret import SECRET_VARIABLE, is_signed, secret_of, signature
 
 _LONGEST_MESSAGE = 1 << 22
@@ -39,7 +43,7 @@ def rendezvous(
       host: the host by which the others reach this process; None for the local address of the
         connection.
       port: the free port that this process reports.
-      clock: the timeout.
+      deadline: the timeout.
 
     Raises:
       ClusterConfigError: if a task does not arrive in time, the reports contradict each other, or
@@ -51,7 +55,11 @@ def rendezvous(
 
 
 class _Leader:
-    """Listens until all processes have reported, then sends the cluster to all of them."""
+    """Listens until all processes have reported, then sends the cluster to all of them.
+
+    It waits in its selector, and not by `Deadline.wait_until`: with a pause between two looks, the
+    connections of a large job would be accepted one a pause.
+    """
 
     def __init__(
         self,
@@ -119,6 +127,7 @@ class _Leader:
             except ValueError:  # not a process of this job
                 self._drop(connection)
                 return
+            # First a member: if its report contradicts the others, it gets the error like them.
             self._members[connection] = report
             self._roster.add(report)
 
@@ -131,17 +140,22 @@ class _Leader:
         connection.close()
 
     def _unify_hosts(self) -> None:
-        """Gives all processes of this host the same host: the address that other hosts use."""
+        """Gives all processes of this host the same host: the address that other hosts use.
+
+        A process is on this host if both ends of its connection have the same address. That may be
+        a loopback address, which it then reported and which no other host can reach; and tasks
+        share a host, with its cores and GPUs, only if their hosts are equal.
+        """
         if self._own.host:  # the user has chosen the interface
             return
-        ends = {member: _ends(member) for member in self._members}
-        far = [own for own, peer in ends.values() if own != peer]
-        near = [own for own, peer in ends.values() if own == peer]
+        endpoints = {member: _endpoints(member) for member in self._members}
+        far = [own for own, peer in endpoints.values() if own != peer]
+        near = [own for own, peer in endpoints.values() if own == peer]
         host = next((own for own in far + near if not ip_address(own).is_loopback), "127.0.0.1")
         reports = self._roster.reports
         reports[self._own.rank] = replace(self._own, host=host)
         for member, report in self._members.items():
-            own, peer = ends[member]
+            own, peer = endpoints[member]
             if own == peer:
                 reports[report.rank] = replace(report, host=host)
 
@@ -183,7 +197,7 @@ def _ask(
     except OSError as error:
         return None, f"waiting for {first} at {address} ({error.strerror or error})"
     with connection:
-        report = JoinRequest.of(participant, host or _plain(connection.getsockname()[0]), port)
+        report = JoinRequest.of(participant, host or _plain_ip(connection.getsockname()[0]), port)
         data = b""
         try:
             connection.sendall(_encode(report.to_dict(), secret))
@@ -227,8 +241,8 @@ def _decode(line: bytes, secret: str) -> Any:
       ValueError: if the line is not valid JSON.
       _Unsigned: if the line has no signature by this job's secret.
     """
-    given, _, data = line.strip(b"\n").partition(b" ")
-    if not is_signed(secret, given.decode(errors="replace"), data):
+    signed, _, data = line.strip(b"\n").partition(b" ")
+    if not is_signed(secret, signed.decode(errors="replace"), data):
         raise _Unsigned
     try:
         return json.loads(data)
@@ -237,9 +251,12 @@ def _decode(line: bytes, secret: str) -> Any:
 
 
 def _listen(address: Address) -> socket.socket:
+    # Not at all addresses in place of one that is not here: then the first task runs on another
+    # host than the URL says, and the others would wait for it in vain.
+    _, host = listening_hosts(address.host)[0]
     try:
         family, _, _, _, place = socket.getaddrinfo(
-            _own_name(address.host), address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            host or None, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         listener = socket.socket(family, socket.SOCK_STREAM)
         try:
@@ -263,17 +280,11 @@ def _listen(address: Address) -> socket.socket:
     return listener
 
 
-def _own_name(host: str) -> str | None:
-    """Returns the host to listen on; None for all addresses."""
-    _, first = listening_hosts(host)[0]
-    return first or None
-
-
-def _ends(connection: socket.socket) -> tuple[str, str]:
+def _endpoints(connection: socket.socket) -> tuple[str, str]:
     """Returns the local and the remote address of a connection."""
-    return _plain(connection.getsockname()[0]), _plain(connection.getpeername()[0])
+    return _plain_ip(connection.getsockname()[0]), _plain_ip(connection.getpeername()[0])
 
 
-def _plain(host: str) -> str:
+def _plain_ip(host: str) -> str:
     """Returns an IP address without the prefix or zone that IPv6 sockets add to it."""
     return host.removeprefix("::ffff:") if "." in host else host.partition("%")[0]

@@ -7,20 +7,17 @@ The first worker serves a small key-value store over HTTP (Horovod's rendezvous 
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import itertools
-import socket
 import socketserver
 import threading
-import time
 from collections.abc import Callable, Iterator
-from http import HTTPStatus
 
-from strategies.collectives.startup.waiting import pauses_up_to, wait_until
+from strategies.collectives.startup.waiting import wait_until
 from tf_config import Address, ClusterConfigError, ClusterSpec, Task
-from tf_config.bind_address import listening_hosts
-from tf_config.rendezvous.http_store import StoreHandler, StoreServer, ask
+from tf_config.bind_address import bind_first, listening_hosts
+from tf_config.rendezvous.http_store import HttpStore, StoreServer
+from tf_config.rendezvous.waiting import Deadline
 from tf_config.secret import SECRET_VARIABLE, secret_of
 
 # Returns the bytes that every worker passed, by rank; all workers call it together.
@@ -30,7 +27,7 @@ _POLL_SECONDS = 0.1
 _SERVE_POLL_SECONDS = 0.05
 _EXCHANGE_POLL_SECONDS = 0.01
 _LEAVE_SECONDS = 10.0
-_ARRIVALS = "keras_strategies_meeting"
+ARRIVALS = "keras_strategies_meeting"
 _DEPARTURES = "keras_strategies_parting"
 _EXCHANGES = "keras_strategies_exchange"
 
@@ -51,7 +48,7 @@ def meeting(
     """
     is_first = task == cluster.training_tasks[0]
     address = cluster.addresses[task]
-    server = serve(StoreServer, address, task, StoreHandler, secret_of()) if is_first else None
+    server = serve(StoreServer, address, task, secret_of()) if is_first else None
     try:
         wait_for_all(cluster, task, timeout, communication)
         yield _exchange_in_store(cluster, task, timeout)
@@ -70,11 +67,9 @@ def wait_for_end(cluster: ClusterSpec, task: Task) -> None:
       cluster: the workers.
       task: the task of this process, which has left the meeting.
     """
-    store = Store(cluster.addresses[cluster.training_tasks[0]], _DEPARTURES)
-    end = time.monotonic() + 2 * _LEAVE_SECONDS
-    pauses = pauses_up_to(_POLL_SECONDS)
-    while store.get(task) is not None and time.monotonic() < end:
-        time.sleep(next(pauses))
+    store = HttpStore(cluster.addresses[cluster.training_tasks[0]], _DEPARTURES)
+    deadline = Deadline(2 * _LEAVE_SECONDS, poll_seconds=_POLL_SECONDS)
+    deadline.poll(lambda: store.get(task) is None)
 
 
 def _exchange_in_store(cluster: ClusterSpec, task: Task, timeout: float) -> Exchange:
@@ -82,7 +77,7 @@ def _exchange_in_store(cluster: ClusterSpec, task: Task, timeout: float) -> Exch
     numbers = itertools.count()
 
     def exchange(mine: bytes) -> list[bytes]:
-        store = Store(cluster.addresses[tasks[0]], f"{_EXCHANGES}_{next(numbers)}")
+        store = HttpStore(cluster.addresses[tasks[0]], f"{_EXCHANGES}_{next(numbers)}")
         found: dict[Task, bytes] = {}
 
         def has_all() -> bool:
@@ -127,7 +122,7 @@ def wait_for_all(
         communication.
     """
     tasks = cluster.training_tasks
-    store = Store(cluster.addresses[tasks[0]])
+    store = HttpStore(cluster.addresses[tasks[0]], ARRIVALS)
     digest = hashlib.sha256(repr(cluster.to_dict()).encode()).hexdigest()
     mine = f"{digest} {communication}".encode()
     others = [other for other in tasks if other != task]
@@ -173,48 +168,11 @@ def leave(cluster: ClusterSpec, task: Task, wait_for_others: bool = False) -> No
       wait_for_others: whether to wait, for a limited time, until all others have announced it.
     """
     tasks = cluster.training_tasks
-    store = Store(cluster.addresses[tasks[0]], _DEPARTURES)
+    store = HttpStore(cluster.addresses[tasks[0]], _DEPARTURES)
     store.put(task, b"")
-    end = time.monotonic() + _LEAVE_SECONDS
-    pauses = pauses_up_to(_POLL_SECONDS)
-    while wait_for_others and time.monotonic() < end:
-        if all(store.get(other) is not None for other in tasks):
-            return
-        time.sleep(next(pauses))
-
-
-class Store:
-    """A client of the first worker's key-value store.
-
-    Args:
-      address: the address of the first worker.
-      scope: the scope of the entries.
-
-    Attributes:
-      is_refused: whether the last request was refused, because the store has another secret.
-    """
-
-    def __init__(self, address: Address, scope: str = _ARRIVALS):
-        self._address = address
-        self._scope = scope
-        self._secret = secret_of()
-        self.is_refused = False
-
-    def put(self, key: Task | str, value: bytes) -> bool:
-        """Writes an entry under a task or a name; returns whether the store accepted it."""
-        status, _ = self._request("PUT", key, value)
-        return status == HTTPStatus.OK
-
-    def get(self, key: Task | str) -> bytes | None:
-        """Returns an entry; None if it does not exist."""
-        status, body = self._request("GET", key)
-        return body if status == HTTPStatus.OK else None
-
-    def _request(self, method: str, key: Task | str, body: bytes = b"") -> tuple[int, bytes]:
-        path = f"/{self._scope}/{key if isinstance(key, str) else key.label}"
-        status, content = ask(self._address, method, path, body, self._secret)
-        self.is_refused = status == HTTPStatus.FORBIDDEN
-        return status, content
+    if wait_for_others:
+        deadline = Deadline(_LEAVE_SECONDS, poll_seconds=_POLL_SECONDS)
+        deadline.poll(lambda: all(store.get(other) is not None for other in tasks))
 
 
 def serve(
@@ -231,26 +189,23 @@ def serve(
     Raises:
       ClusterConfigError: if the address is taken.
     """
-    places = listening_hosts(address.host)
+    family, _ = listening_hosts(address.host)[0]
     attributes = {
         "daemon_threads": True,
         "allow_reuse_port": False,  # newer Python versions would let two servers share the port
-        "address_family": places[0][0],
+        "address_family": family,
     }
     server_class = type("Server", (server_class,), attributes)
-    for place in places:
-        _, host = place
-        try:
-            server = server_class((host, address.port), *arguments)  # type: ignore[arg-type]
-        except OSError as error:
-            unknown = isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
-            if unknown and place is not places[-1]:
-                continue
-            raise ClusterConfigError(
-                "The first worker must be able to listen on its address in TF_CONFIG. Received: "
-                f"{address} for {task} ({error.strerror}). Use a free port of this machine."
-            ) from None
-        break
+    try:
+        server = bind_first(
+            address.host,
+            lambda host: server_class((host, address.port), *arguments),  # type: ignore[arg-type]
+        )
+    except OSError as error:
+        raise ClusterConfigError(
+            "The first worker must be able to listen on its address in TF_CONFIG. Received: "
+            f"{address} for {task} ({error.strerror}). Use a free port of this machine."
+        ) from None
     # The longest time that stopping the server takes.
     poll = {"poll_interval": _SERVE_POLL_SECONDS}
     thread = threading.Thread(
@@ -260,7 +215,7 @@ def serve(
     return server
 
 
-def _has_arrived(store: Store, task: Task, expected: bytes) -> bool:
+def _has_arrived(store: HttpStore, task: Task, expected: bytes) -> bool:
     entry = store.get(task)
     if entry is not None and entry.split()[:1] == expected.split()[:1] and entry != expected:
         theirs, ours = (each.split()[-1].decode(errors="replace") for each in (entry, expected))

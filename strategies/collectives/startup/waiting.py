@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from absl import logging
 
-_LOG_EVERY_SECONDS = 5.0
+from tf_config.rendezvous.waiting import Deadline
 
 
 def wait_until(
@@ -34,32 +33,11 @@ def wait_until(
     Raises:
       TimeoutError: if the condition does not hold in time.
     """
-    logged = time.monotonic()
-    start = logged if start is None else start
-    pauses = pauses_up_to(poll_seconds)
-    while not is_done():
-        now = time.monotonic()
-        is_over = now - start >= timeout
-        if is_over or now - logged >= _LOG_EVERY_SECONDS:
-            logged = now
-            names = missing()
-            if names and is_over:
-                raise TimeoutError(message(names))
-            if names:
-                logging.warning(
-                    "%s waits for %s: %.0f s of %g s.", waiter, names, now - start, timeout
-                )
-        time.sleep(next(pauses))
 
+    def log(names: str) -> None:
+        logging.warning(
+            "%s waits for %s: %.0f s of %g s.", waiter, names, deadline.elapsed, timeout
+        )
 
-def pauses_up_to(seconds: float) -> Iterator[float]:
-    """Yields the seconds between two checks: increasing, because most waits are short.
-
-    >>> pauses = pauses_up_to(0.1)
-    >>> [round(next(pauses), 3) for _ in range(7)]
-    [0.01, 0.015, 0.022, 0.034, 0.051, 0.076, 0.1]
-    """
-    pause = seconds / 10
-    while True:
-        yield pause
-        pause = min(1.5 * pause, seconds)
+    deadline = Deadline(timeout, log, poll_seconds, start)
+    deadline.wait_until(is_done, missing, lambda names: TimeoutError(message(names)))

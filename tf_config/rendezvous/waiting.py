@@ -1,0 +1,91 @@
+"""Waiting for other processes: a deadline, pauses between checks, and notes of who is missing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+_NOTE_SECONDS = 5.0
+
+
+class Deadline:
+    """A timeout, with growing pauses between checks and a note every 5 seconds.
+
+    Args:
+      timeout: the number of seconds in total.
+      note: receives the notes; None if nobody reads them.
+      poll_seconds: the longest pause between two checks.
+      start: when the wait began, by `time.monotonic`; None is now.
+    """
+
+    def __init__(
+        self,
+        timeout: float,
+        note: Callable[[str], None] | None = None,
+        poll_seconds: float = 0.05,
+        start: float | None = None,
+    ):
+        self.timeout = timeout
+        self.note = note or (lambda text: None)
+        self._longest_pause = poll_seconds
+        self._pause = poll_seconds / 10  # shorter at first, because most waits are short
+        self._start = time.monotonic() if start is None else start
+        self._next_note = time.monotonic() + _NOTE_SECONDS
+
+    @property
+    def elapsed(self) -> float:
+        """The number of seconds since the start."""
+        return time.monotonic() - self._start
+
+    @property
+    def overdue(self) -> float:
+        """The number of seconds since the timeout; negative before it."""
+        return self.elapsed - self.timeout
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the timeout has passed."""
+        return self.overdue >= 0
+
+    def wait_until(
+        self,
+        is_done: Callable[[], bool],
+        missing: Callable[[], str],
+        error: Callable[[str], Exception],
+    ) -> None:
+        """Waits until a condition holds.
+
+        Args:
+          is_done: returns whether the condition holds; called repeatedly.
+          missing: returns what is missing, for the notes and the error; empty if nothing is any
+            more, and then the condition is checked again even after the timeout. Called only if a
+            note or the error is due, because it may ask other hosts.
+          error: returns the error to raise after the timeout, given what is missing.
+        """
+        while not is_done():
+            waiting = missing() if self.is_over or self._is_note_due else ""
+            if waiting and self.is_over:
+                raise error(waiting)
+            self.tick(waiting)
+
+    def poll(self, is_done: Callable[[], bool], waiting: str = "") -> None:
+        """Waits until a condition holds or the time is over."""
+        while not (is_done() or self.is_over):
+            self.tick(waiting)
+
+    def tick(self, waiting: str) -> None:
+        """Pauses before the next check; first sends a note about the wait if one is due."""
+        self.log_if_due(waiting)
+        time.sleep(self._pause)
+        self._pause = min(1.5 * self._pause, self._longest_pause)
+
+    def log_if_due(self, waiting: str) -> None:
+        """Sends a note about the wait if one is due; an empty one is left out."""
+        if self._is_note_due:
+            self._next_note = time.monotonic() + _NOTE_SECONDS
+            if waiting:
+                self.note(waiting)
+
+    @property
+    def _is_note_due(self) -> bool:
+        return time.monotonic() >= self._next_note
