@@ -38,11 +38,7 @@ from strategies.ps.connection import (
 )
 from strategies.ps.extended import ParameterServerExtended
 from strategies.ps.membership import AWAITED, LEFT, PRESENT, SAME_SCRIPT, Membership
-from strategies.ps.modes.async_ import Async
-from strategies.ps.modes.base import UpdateMode
-from strategies.ps.modes.geo import Geo
-from strategies.ps.modes.half_async import HalfAsync
-from strategies.ps.modes.sync import Sync
+from strategies.ps.modes import MODES, Mode
 from strategies.ps.options import ParameterServerOptions
 from strategies.ps.placement import Placement
 from strategies.ps.registry import VariableRegistry
@@ -163,10 +159,10 @@ class ParameterServerStrategy(ReplicatedStrategy, tf.distribute.MultiWorkerMirro
         devices = local_devices(num_replicas, gpus_of(config))
         servers = connect_servers(config.cluster, config.task, timeout)
         update_mode = update_mode_of(options, servers)
-        memberships = _register(servers, timeout, options.mode)
+        memberships = _register(servers, timeout, update_mode.in_step)
         # From here on, the servers are also told of a start that fails.
         atexit.register(_leave, update_mode, servers, memberships, config.cluster.training_tasks)
-        if options.mode == "sync":
+        if update_mode.in_step:
             _wait_for_workers(config.cluster.training_tasks, memberships, timeout)
         workers: Collectives = LocalCollectives()
         where = f"mode '{options.mode}' with variables on TF_CONFIG's ps tasks ({len(servers)})"
@@ -177,18 +173,16 @@ class ParameterServerStrategy(ReplicatedStrategy, tf.distribute.MultiWorkerMirro
         resolver = resolver_of(config) if cluster_resolver is None else cluster_resolver
         extended = ParameterServerExtended(
             self, workers, devices, ReductionOptions(), resolver, servers, registry, update_mode,
-            in_step=options.mode == "sync",
-            geo=Geo(servers.size, options.geo_steps or 100) if options.mode == "geo" else None,
             wire=_WIRES[options.compression],
         )  # fmt: skip
         tf.distribute.Strategy.__init__(self, extended)
         _created_ranks.append(servers.rank)
         share_seed(functools.partial(_shared_through, registry))
-        if options.mode == "sync" and servers.size > 1:
+        if update_mode.in_step and servers.size > 1:
             watchdog, session = watch_by_servers(servers, config.cluster, config.task)
             # Runs before _leave, because the watchdog needs one of the servers.
             atexit.register(_end_watch, watchdog, session, servers.servers[0])
-            # Not in other modes, where workers come and go.
+            # Not where workers are not in step, and come and go.
             names = [str(task) for task in config.cluster.training_tasks]
             with servers.operations.track_eager("start of shared memory"):
                 if on_servers.share_memory(names, may_share):
@@ -259,15 +253,11 @@ def _mode_setting(mode: str | None) -> dict[str, str]:
     return {} if mode is None else {"mode": mode}
 
 
-def update_mode_of(options: ParameterServerOptions, servers: ServerGroup) -> UpdateMode:
+def update_mode_of(options: ParameterServerOptions, servers: ServerGroup) -> Mode:
     """Creates the update mode for the options."""
-    if options.mode == "sync":
-        return Sync(servers)
-    if options.mode == "async":
-        merge = options.max_merge or 1
-        queue_size = options.send_queue_size or (2 * merge if merge > 1 else 1)
-        return Async(servers, merge, queue_size, options.pull_every or 1)
-    return HalfAsync(servers)
+    cls = MODES[options.mode]
+    settings = {name: getattr(options, name) for name in cls.settings}
+    return cls(servers, **{name: each for name, each in settings.items() if each is not None})
 
 
 def _with_servers(config: TFConfig | None) -> TFConfig:
@@ -286,7 +276,7 @@ def _with_servers(config: TFConfig | None) -> TFConfig:
     return config
 
 
-def _register(servers: ServerGroup, timeout: float, mode: str) -> list[Membership]:
+def _register(servers: ServerGroup, timeout: float, in_step: bool) -> list[Membership]:
     """Registers this worker with all servers."""
     memberships = [
         Membership(f"grpc://{server.address}", servers.size) for server in servers.servers
@@ -301,7 +291,7 @@ def _register(servers: ServerGroup, timeout: float, mode: str) -> list[Membershi
                 "TensorFlow's servers listen on all addresses of a host, so two servers on one "
                 "host must have different ports."
             )
-        if mode == "sync" and servers.rank not in membership.workers(AWAITED):
+        if in_step and servers.rank not in membership.workers(AWAITED):
             raise ValueError(
                 "In mode='sync' a worker cannot rejoin the job, because it has missed steps. "
                 f"Received: worker {servers.rank} of {servers.size}, which had joined before. "
@@ -351,7 +341,7 @@ def _end_watch(watchdog: Watchdog, session: Session, server: ServerConnection) -
 
 
 def _leave(
-    update_mode: UpdateMode,
+    update_mode: Mode,
     servers: ServerGroup,
     memberships: list[Membership],
     tasks: Sequence[Task],

@@ -24,11 +24,11 @@ from strategies.collectives.dtypes import (
     all_reduce_by_dtype,
     check_is_numeric,
 )
+from strategies.collectives.ordered_calls import OrderedCalls
 from strategies.collectives.shared_memory import Host, WorkerEndedError, exchange_over, transfers
 from strategies.collectives.shared_memory.channel import Channel
 from strategies.ps.barrier import Barrier
 from strategies.ps.connection import ServerConnection, ServerGroup
-from strategies.ps.ordered_caller import OrderedCaller
 
 
 class ServerCollectives(AllToAllViaAllGather):
@@ -58,8 +58,7 @@ class ServerCollectives(AllToAllViaAllGather):
         self._stream = stream
         self._stream_numbers = itertools.count()
         self._child_streams: list[ServerCollectives] = []
-        # Not measured here: `WatchedCollectives` measures them.
-        self._ordered_caller = OrderedCaller(is_common=True, is_measured=False)
+        self._calls = OrderedCalls()
         self._host = host
         self._channel = None if host is None else host.new_channel()
         self._buffers = transfers.BufferPool()
@@ -105,7 +104,7 @@ class ServerCollectives(AllToAllViaAllGather):
         """Returns the workers' tensors concatenated along axis 0; see `Collectives`."""
         tensor = tf.convert_to_tensor(tensor)
         check_is_numeric(tensor.dtype)
-        (joined,) = self._ordered_caller.call("all_gather", self._gather, [tensor], [tensor.dtype])
+        (joined,) = self._calls.call(self._gather, [tensor], [tensor.dtype])
         return tf.ensure_shape(joined, [None, *tensor.shape[1:]])
 
     def broadcast(self, tensor: tf.Tensor) -> tf.Tensor:
@@ -115,7 +114,7 @@ class ServerCollectives(AllToAllViaAllGather):
         return tf.ensure_shape(first, tensor.shape)
 
     def _all_reduce_vector(self, vector: tf.Tensor) -> tf.Tensor:
-        (total,) = self._ordered_caller.call("all_reduce", self._sum, [vector], [vector.dtype])
+        (total,) = self._calls.call(self._sum, [vector], [vector.dtype])
         return tf.reshape(total, [-1])
 
     def _sum(self, vector: np.ndarray) -> list[np.ndarray]:

@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from strategies.collectives import Collectives, LocalCollectives
+from strategies.collectives.ordered_calls import OrderedCalls
 from strategies.compat.call_stack import innermost
 from strategies.compat.keras import is_iterations, is_optimizer, optimizer_of, path_of
 from strategies.compat.tensorflow import (
@@ -22,15 +23,16 @@ from strategies.core.extended import ReplicatedExtended
 from strategies.data.bounded_prefetch import bound_prefetch
 from strategies.data.distributed_dataset import ReplicaDataset, check_options
 from strategies.data.sharding import equal_steps, shard_dataset
+from strategies.profiling.spans import EXCHANGE, SpanStream
 from strategies.ps.connection import ServerGroup
 from strategies.ps.embedding_rows import RemoteRowVariable, update_call
 from strategies.ps.input import ServerDataset
-from strategies.ps.modes.base import LocalTraining, UpdateMode
-from strategies.ps.ordered_caller import OrderedCaller
+from strategies.ps.modes.base import Mode
 from strategies.ps.registry import RemoteVariable, VariableRegistry
 from strategies.ps.server_program import NewValues, StepProgram
 from strategies.ps.updates import VariableUpdate, are_alive, update_if
 from strategies.ps.variable_kinds import (
+    VariableKind,
     check_aggregation,
     check_is_unconstrained,
     initial_value,
@@ -70,8 +72,6 @@ class ParameterServerExtended(ReplicatedExtended):
       servers: the servers that hold the variables.
       registry: the registry of the variables on the servers.
       update_mode: when updates are sent, and which values the worker's next step uses.
-      in_step: whether all workers take the same steps together.
-      geo: the exchange of progress if each worker has its own optimizer; otherwise None.
       wire: the dtype in which float32 values are sent to the servers.
     """
 
@@ -84,23 +84,19 @@ class ParameterServerExtended(ReplicatedExtended):
         resolver: tf.distribute.cluster_resolver.ClusterResolver | None,
         servers: ServerGroup,
         registry: VariableRegistry,
-        update_mode: UpdateMode,
-        in_step: bool,
-        geo: LocalTraining | None = None,
+        update_mode: Mode,
         wire: tf.DType = tf.float32,
     ):
-        collectives = workers if in_step else LocalCollectives()
+        collectives = workers if update_mode.in_step else LocalCollectives()
         super().__init__(strategy, collectives, devices, options, resolver)
         self._is_chief = workers.rank == 0
         self.workers = workers
         self.servers = servers
         self.registry = registry
         self.update_mode = update_mode
-        self.in_step = in_step
-        self._geo = geo
         self._wire = wire
-        # Requests to the servers are made in program order.
-        self.ordered_caller = OrderedCaller(is_common=in_step)
+        self._calls = OrderedCalls()
+        self._spans = SpanStream(EXCHANGE, self.in_step)
         self._running = 0
         self._updates: list[VariableUpdate] = []
         self._counts: list[tuple[CounterVariable, tf.Tensor]] = []
@@ -113,10 +109,14 @@ class ParameterServerExtended(ReplicatedExtended):
             lambda: np.zeros(servers.size, np.int64), is_counter=True,
         )  # fmt: skip
 
-    def between_workers(self) -> Collectives:
-        """Sends this worker's pending updates; returns the collectives among all workers."""
+    @property
+    def in_step(self) -> bool:
+        """Whether all workers take the same steps together."""
+        return self.update_mode.in_step
+
+    def drain(self) -> None:
+        """Waits until the servers have all updates of this worker."""
         self.update_mode.drain()
-        return self.workers
 
     def _use_merge_call(self) -> bool:
         # Without a merge call, each replica would send the update.
@@ -144,13 +144,13 @@ class ParameterServerExtended(ReplicatedExtended):
         is_of_rows = isinstance(beside, RemoteRowVariable) or table_asked_for(kwargs) is not None
         if is_own or is_of_rows:
             return super()._create_variable(next_creator, **kwargs)
-        if isinstance(beside, SharedVariable) and self._geo is None:
+        if isinstance(beside, SharedVariable) and not self.update_mode.has_local_optimizer:
             with tf.init_scope():
                 return self._create_slot(beside, kwargs)
         if beside is not None and not isinstance(beside, tf.Variable):
             return super()._create_variable(next_creator, **kwargs)
-        kind = variable_kind(kwargs, self._geo is not None, self.in_step)
-        if kind == "local":
+        kind = variable_kind(kwargs, self.update_mode.has_local_optimizer, self.in_step)
+        if kind is VariableKind.LOCAL:
             made = super()._create_variable(next_creator, **kwargs)
             cls = LocalCounterVariable if is_iterations(kwargs) else LocalVariable
             return cls(made.distribute_strategy, made.values, made.aggregation)
@@ -158,22 +158,22 @@ class ParameterServerExtended(ReplicatedExtended):
             return self._create_shared(kind, next_creator, kwargs)
 
     def _create_shared(
-        self, kind: str, next_creator: Callable[..., Any], kwargs: dict[str, Any]
+        self, kind: VariableKind, next_creator: Callable[..., Any], kwargs: dict[str, Any]
     ) -> Any:
         initial = initial_value(kwargs)
         name = kwargs.get("name") or "variable"
         remote = self.registry.add(
             name, initial.shape, tf.as_dtype(initial.dtype), lambda: initial,
-            is_counter=kind == "counter", path=path_of(name),
-            is_logged=kind == "weight" and self._geo is None,
+            is_counter=kind is VariableKind.COUNTER, path=path_of(name),
+            is_logged=kind is VariableKind.WEIGHT and not self.update_mode.has_local_optimizer,
         )  # fmt: skip
         present = initial if remote.is_new else self.registry.read_slices(remote)
         kwargs = {**kwargs, "initial_value": tf.constant(present, remote.dtype)}
         made = super()._create_variable(next_creator, **kwargs)
-        cls = CounterVariable if kind == "counter" else SharedVariable
+        cls = CounterVariable if kind is VariableKind.COUNTER else SharedVariable
         shared = cls(made.distribute_strategy, made.values, made.aggregation)
         shared.remote, shared.kind, shared.base = remote, kind, None
-        if kind == "state" or self._geo is not None:
+        if kind is VariableKind.STATE or self.update_mode.has_local_optimizer:
             with tf.device(_CPU):
                 shared.base = ResourceVariable(present, trainable=False, dtype=remote.dtype)
         # Lets an optimizer find the variable to which a slice on a server belongs.
@@ -222,8 +222,9 @@ class ParameterServerExtended(ReplicatedExtended):
         return result
 
     def _update(self, var: Any, fn: Callable[..., Any], args: Any, kwargs: Any, group: bool) -> Any:
+        check_is_not_slot(var)
         if not self._is_updated_on_servers(var):
-            fn = self.in_own_step(fn) if isinstance(var, SharedVariable) else fn
+            fn = self._change_of_copy(var, fn)
             result = super()._update(var, fn, args, kwargs, group)
             if isinstance(var, SharedVariable) and not self.is_stepping():
                 self._write_through(var)
@@ -247,8 +248,9 @@ class ParameterServerExtended(ReplicatedExtended):
     ) -> Any:
         if self._use_merge_call():
             return super()._replica_ctx_update(var, fn, args, kwargs, group)
+        check_is_not_slot(var)
         if not self._is_updated_on_servers(var):
-            fn = self.in_own_step(fn) if isinstance(var, SharedVariable) else fn
+            fn = self._change_of_copy(var, fn)
             return super()._replica_ctx_update(var, fn, args, kwargs, group)
         self._record(var, fn, (tuple(args), dict(kwargs or {})))
         return var
@@ -261,6 +263,7 @@ class ParameterServerExtended(ReplicatedExtended):
         if not in_replica:
             return var.update_copy(fn, value, **kwargs)
         if not self._is_updated_on_servers(var):
+            self._touched[id(var)] = var
             return var.update_copy(self.where_examples(fn), value, **kwargs)
         if is_assignment(fn) and not self._is_recorded(var) and innermost(is_optimizer) is not None:
             # Weight decay such as Muon's, computed from a copy that may lack others' updates.
@@ -306,16 +309,20 @@ class ParameterServerExtended(ReplicatedExtended):
 
     def _is_updated_on_servers(self, var: Any) -> bool:
         """Returns whether the servers update a variable; if not, the worker does."""
-        check_is_not_slot(var)
-        if isinstance(var, RemoteRowVariable):
-            return True
         if not isinstance(var, SharedVariable):
-            return False
-        if self._geo is None and var.kind != "state":
-            return True
+            return isinstance(var, RemoteRowVariable)
+        return not self.update_mode.has_local_optimizer and var.kind is not VariableKind.STATE
+
+    def _change_of_copy(self, var: Any, fn: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns the update of a variable that the worker itself makes.
+
+        In a step, notes that the step changes the worker's copy, for the exchange at its end.
+        """
+        if not isinstance(var, SharedVariable):
+            return fn
         if self.is_stepping():
             self._touched[id(var)] = var
-        return False
+        return self.in_own_step(fn)
 
     def _record(self, var: Any, fn: Callable[..., Any], args: Any) -> None:
         if not self._may_constrain():
@@ -381,11 +388,11 @@ class ParameterServerExtended(ReplicatedExtended):
             return
         self._enter_graph()
         self._updates, self._counts = [], []
-        if self._geo is not None:
+        if self.update_mode.has_local_optimizer:
             if updates:  # updates of embedding rows, of which workers have no copy
                 self._send(updates, [])
             if touched:
-                self._geo.step(touched, lambda updates: self._send(updates, [])[1])
+                self.update_mode.exchange(touched, lambda updates: self._send(updates, [])[1])
             return
 
         def send() -> tf.Tensor:
@@ -443,18 +450,41 @@ class ParameterServerExtended(ReplicatedExtended):
 
         with tf.device(_CPU):
             tensors = program.pack(updates, [count for _, count in counts])
-            fresh, *vectors = self.ordered_caller.call(
+            fresh, *vectors = self.call_in_order(
                 "updates", deliver, tensors, [tf.bool, *program.dtypes]
             )
         return tf.ensure_shape(fresh, []), NewValues(program, vectors)
 
+    def call_in_order(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        tensors: Sequence[tf.Tensor],
+        dtypes: Sequence[tf.DType],
+    ) -> list[tf.Tensor]:
+        """Returns the results of a request to the servers, made after all before it in the program.
+
+        Workers in step wait for one another in such requests, so all must make them in one order.
+
+        Args:
+          name: the name of the request in the timeline of the step.
+          function: takes the tensors' values as arrays.
+          tensors: the arguments.
+          dtypes: the dtypes of the results.
+        """
+        return self._calls.call(
+            lambda *arrays: self._spans.measure_call(name, lambda: function(*arrays)),
+            tensors,
+            dtypes,
+        )
+
     def refresh(self) -> None:
         """Sets this worker's copies to the servers' values, read from each server at one moment.
 
-        In "geo" the copies are the worker's own and do not change.
+        Copies that a local optimizer trains are the worker's own and do not change.
         """
-        self.update_mode.drain()
-        if self._geo is not None:
+        self.drain()
+        if self.update_mode.has_local_optimizer:
             return
         variables = [v for each in self._shared_variables if (v := each()) is not None]
         self.update_mode.forget_pulled()
@@ -469,7 +499,7 @@ class ParameterServerExtended(ReplicatedExtended):
         """Writes the value of this worker's copy to the servers."""
         if not tf.executing_eagerly():
             return
-        self.update_mode.drain()
+        self.drain()
         self.update_mode.forget_pulled()
         value = local_copy(var)
         self.registry.write(var.remote, value.numpy())

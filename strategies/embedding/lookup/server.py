@@ -67,7 +67,7 @@ class ServerRouter:
 
         dtypes = [tf.int64, tf.float32, tf.int64, tf.int64]
         arguments = [own, shard_of(own[:, 1], len(self._shards))]
-        rows, values, sizes, is_prefetched = self._extended.ordered_caller.call(
+        rows, values, sizes, is_prefetched = self._extended.call_in_order(
             "look rows up", find, arguments, dtypes
         )
         if inserts_alone:

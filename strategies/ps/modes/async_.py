@@ -9,11 +9,12 @@ import numpy as np
 
 from strategies.profiling.spans import BACKGROUND, SpanStream
 from strategies.ps.connection import ServerGroup
+from strategies.ps.modes.base import Mode
 from strategies.ps.push import Push, merge_pushes
 from strategies.ps.server_program import StepProgram
 
 
-class Async:
+class Async(Mode):
     """Sends a worker's updates from a background thread while the worker keeps computing.
 
     Steps wait in a queue. If the servers fall behind, the queue fills up and the worker waits. The
@@ -29,16 +30,27 @@ class Async:
     Args:
       servers: the servers of the job.
       max_merge: the maximum number of steps that are merged into one update.
-      send_queue_size: the maximum number of steps that are queued or being sent.
+      send_queue_size: the maximum number of steps that are queued or being sent; None is 1, or
+        twice `max_merge` if steps are merged.
       pull_every: the number of steps between two pulls.
     """
 
-    def __init__(self, servers: ServerGroup, max_merge: int, send_queue_size: int, pull_every: int):
-        self._servers = servers
+    settings = ("max_merge", "send_queue_size", "pull_every")
+
+    def __init__(
+        self,
+        servers: ServerGroup,
+        max_merge: int = 1,
+        send_queue_size: int | None = None,
+        pull_every: int = 1,
+    ):
+        super().__init__(servers)
         self._max_merge = max_merge
         self._pull_every = pull_every
         self._queue: queue.Queue[tuple[StepProgram, Push]] = queue.Queue()
-        self._free = threading.Semaphore(send_queue_size)
+        # While `max_merge` steps are sent as one update, as many can be queued.
+        size = send_queue_size or (2 * max_merge if max_merge > 1 else 1)
+        self._free = threading.Semaphore(size)
         self._newest: dict[StepProgram, list[np.ndarray] | None] = {}
         self._steps_since_pull: dict[StepProgram, int] = {}
         self._error: BaseException | None = None

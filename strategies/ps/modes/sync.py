@@ -7,11 +7,12 @@ import tensorflow as tf
 
 from strategies.ps.barrier import Barrier
 from strategies.ps.connection import ServerConnection, ServerGroup, leader
+from strategies.ps.modes.base import Mode
 from strategies.ps.push import Push
 from strategies.ps.server_program import StepProgram
 
 
-class Sync:
+class Sync(Mode):
     """Applies one update per step on each server; all workers continue with the new values.
 
     Gradients are already reduced and the same on all workers, so one worker sends them to each
@@ -24,8 +25,10 @@ class Sync:
       servers: the servers of the job.
     """
 
+    in_step = True
+
     def __init__(self, servers: ServerGroup):
-        self._servers = servers
+        super().__init__(servers)
         self._present = {server.number: [True] * servers.size for server in servers.servers}
 
     def step(self, program: StepProgram, push: Push) -> list[np.ndarray]:
@@ -33,12 +36,6 @@ class Sync:
         with self._servers.operations.track_step("update on the parameter servers"):
             changed = self._servers.each(lambda server: self._update(server, program, push))
         return [vector for vectors in changed for vector in vectors]
-
-    def drain(self) -> None:
-        """Does nothing: no updates are pending."""
-
-    def forget_pulled(self) -> None:
-        """Does nothing: each step uses the values that it pulled."""
 
     def _update(
         self, server: ServerConnection, program: StepProgram, push: Push
