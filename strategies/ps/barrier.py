@@ -69,8 +69,8 @@ class Barrier:
         self._missing_value = functools.partial(tf.constant, missing_value, dtype)
         self._combine = combine
         with server.building():
-            # One per graph, because it is shared by name.
-            self._states = server.once("membership", lambda: worker_states(size))
+            # One per graph: TensorFlow would give a second one another name, and so another value.
+            self._states = server.build_once(functools.partial(worker_states, size))
             lock = lock or Lock(f"{name}/lock")
             self._inputs = [
                 tf.queue.FIFOQueue(_CAPACITY, [dtype], shared_name=f"{name}/inputs/{other}")

@@ -146,8 +146,9 @@ class ServerCollectives(AllToAllViaAllGather):
         parts = np.array_split(vector, len(self._servers))
 
         def add(server: ServerConnection) -> tuple[list[np.ndarray], np.ndarray]:
-            connection = self._connections[server.number]
-            return self._sum_barrier(connection, vector.dtype)(parts[server.number])
+            connection, dtype = self._connections[server.number], tf.as_dtype(vector.dtype)
+            barrier = connection.build_once(lambda: self._sum_barrier(connection, dtype))
+            return barrier(parts[server.number])
 
         answers = self._servers.each(add)
         present = answers[0][1]
@@ -159,7 +160,7 @@ class ServerCollectives(AllToAllViaAllGather):
         self._record_present(present)
         return [np.concatenate([sums for (sums, _), _ in answers])]
 
-    def _sum_barrier(self, server: ServerConnection, dtype: np.dtype) -> Barrier:
+    def _sum_barrier(self, server: ServerConnection, dtype: tf.DType) -> Barrier:
         def total(inputs: Sequence[tf.Tensor]) -> list[list[tf.Tensor]]:
             lengths = tf.stack([tf.size(value) for value in inputs])
             # A missing value is a scalar zero, which can be added to a vector of any length.
@@ -172,16 +173,14 @@ class ServerCollectives(AllToAllViaAllGather):
             )
             return [[sums, lengths]] * self.size
 
-        dtype = tf.as_dtype(dtype)
         name = f"{self._stream}/sum/{dtype.name}"
         kinds = [dtype, tf.int32]
-        return server.once(
-            name,
-            lambda: Barrier(server, name, self.rank, self.size, dtype, 0, total, kinds),
-        )
+        return Barrier(server, name, self.rank, self.size, dtype, 0, total, kinds)
 
     def _gather_on_server(self, array: np.ndarray) -> list[np.ndarray]:
-        others, present = self._gather_barrier(self._connections[0])(_encode(array))
+        server = self._connections[0]
+        barrier = server.build_once(lambda: self._gather_barrier(server))
+        others, present = barrier(_encode(array))
         ranks = np.flatnonzero(present).tolist()
         mine = _kind(array)
         kinds = {
@@ -210,10 +209,7 @@ class ServerCollectives(AllToAllViaAllGather):
 
         name = f"{self._stream}/gather"
         kinds = [tf.string] * self.size
-        return server.once(
-            name,
-            lambda: Barrier(server, name, self.rank, self.size, tf.string, "", exchange, kinds),
-        )
+        return Barrier(server, name, self.rank, self.size, tf.string, "", exchange, kinds)
 
     def _record_present(self, present: np.ndarray) -> None:
         """Records which workers took part, and logs those that have ended."""

@@ -11,7 +11,7 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import tensorflow as tf
@@ -21,6 +21,7 @@ from strategies.collectives.startup.waiting import wait_until
 from strategies.compat.tensorflow import FunctionCallOptions, Session, context
 from strategies.diagnostics.operations import OperationTracker
 from strategies.diagnostics.watchdog import LOST_SECONDS, step_timeout_seconds
+from strategies.ps.function_key import function_key
 from strategies.ps.lock import INCOMPLETE_CHANGE, Lock
 from tf_config import Address, ClusterSpec, Task
 from tf_config.reachability import connect
@@ -117,8 +118,18 @@ class ServerConnection:
         ):
             yield
 
-    def once(self, key: Any, build: Callable[[], _T]) -> _T:
-        """Returns what `build` adds to the graph; `build` is called once per key."""
+    def build_once(self, build: Callable[[], _T], state: Iterable[Hashable] = ()) -> _T:
+        """Returns what `build` adds to the graph; called again, returns the same.
+
+        The key is derived from the function; see `function_key`. A key that is written by hand
+        lacks sooner or later one of the values that the graph depends on, and then a call silently
+        runs the graph of another.
+
+        Args:
+          build: adds to the graph.
+          state: what else the graph depends on: the state of captured objects that may change.
+        """
+        key = function_key(build), *state
         with self._lock:
             if key not in self._built:
                 with self.building():

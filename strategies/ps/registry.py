@@ -173,9 +173,8 @@ class VariableRegistry:
             if not numbers:
                 return True
             connection = variable.io[server.number]
-            questions = connection.once(
-                ("question", variable.name),
-                lambda: [_part(variable, n, connection).is_initialized() for n in numbers],
+            questions = connection.build_once(
+                lambda: [_part(variable, n, connection).is_initialized() for n in numbers]
             )
             return all(connection.run(questions, may_repeat=True))
 
@@ -190,9 +189,8 @@ class VariableRegistry:
             numbers = variable.slices_on(server.number)
             if numbers:
                 connection = variable.io[server.number]
-                feeds, assignment = connection.once(
-                    ("assignment", variable.name, is_locked),
-                    lambda: _assignment(variable, connection, is_locked),
+                feeds, assignment = connection.build_once(
+                    lambda: _assignment(variable, connection, is_locked)
                 )
                 parts = [value if variable.is_counter else variable.rows(value, n) for n in numbers]
                 connection.run(assignment, dict(zip(feeds, parts, strict=True)))
@@ -224,16 +222,14 @@ class VariableRegistry:
             ]
             if not keys:
                 return {}
-            key = ("reading", is_locked, *(variables[n].name + f"/{number}" for n, number in keys))
-            connection = self._reader(server, key, [variables[n] for n, _ in keys])
             parts = [(variables[n], number) for n, number in keys]
+            connection = self._reader(server, parts)
 
             def values() -> list[tf.Tensor]:
                 return [_part(*part, connection).read_value() for part in parts]
 
-            results = connection.once(
-                key,
-                lambda: connection.locked(values, changes=False)[1] if is_locked else values(),
+            results = connection.build_once(
+                lambda: connection.locked(values, changes=False)[1] if is_locked else values()
             )
             return dict(zip(keys, connection.run(results, may_repeat=True), strict=True))
 
@@ -243,12 +239,13 @@ class VariableRegistry:
         return [self._assemble(one, n, found) for n, one in enumerate(variables)]
 
     def _reader(
-        self, server: ServerConnection, key: Any, variables: Sequence[RemoteVariable]
+        self, server: ServerConnection, parts: Sequence[tuple[RemoteVariable, int]]
     ) -> ServerConnection:
-        """Returns the connection that reads variables of one server together."""
-        own = variables[0].io[server.number]
-        if all(one.io[server.number] is own for one in variables):
+        """Returns the connection that reads slices of one server together."""
+        own = parts[0][0].io[server.number]
+        if all(one.io[server.number] is own for one, _ in parts):
             return own
+        key = tuple(parts)
         with self._lock:
             if (server.number, key) not in self._readers:
                 self._readers[server.number, key] = server.new_connection()
@@ -295,7 +292,7 @@ def _part(variable: RemoteVariable, number: int, server: ServerConnection) -> Re
             dtype=variable.dtype,
         )
 
-    return server.once(("part", variable.name, number), create)
+    return server.build_once(create)
 
 
 def _logs(variable: RemoteVariable, number: int, server: ServerConnection) -> list[RowLog]:
@@ -303,7 +300,7 @@ def _logs(variable: RemoteVariable, number: int, server: ServerConnection) -> li
     if not variable.has_logs:
         return []
     name, rows = _name_on_server(variable, number), variable.shape_of(number)[0]
-    return [server.once(("log", variable.name, number), lambda: RowLog(name, rows))]
+    return [server.build_once(lambda: RowLog(name, rows))]
 
 
 def _name_on_server(variable: RemoteVariable, number: int) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -11,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from strategies.compat.keras import optimizer_of, state_of, tensorflow_variable
+from strategies.ps.function_key import Identity
 from strategies.ps.variable_kinds import is_assignment
 from strategies.ps.variables import SharedVariable, SlotVariable
 from strategies.variables.elementwise import ELEMENTWISE, is_elementwise, update_without_xla
@@ -21,33 +21,6 @@ _NOT_PER_VARIABLE = "Nadam"
 _SUPPORTED = [name for name in ELEMENTWISE if name != _NOT_PER_VARIABLE]
 # How arguments are sent of which a merged push keeps only the newest.
 _NOT_SUMMED = "whole", "fixed"
-
-
-class Identity:
-    """The identity of an object, as a part of a key; it does not keep the object alive."""
-
-    def __init__(self, value: Any):
-        self._id = id(value)
-        self._kept: Any = None
-        self._reference: weakref.ref[Any] | None = None
-        try:
-            self._reference = weakref.ref(value)
-        except TypeError:  # a number, for example, has no weak references
-            self._kept = value
-
-    def __hash__(self) -> int:
-        return self._id
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Identity):
-            return NotImplemented
-        # Another object may have the address of a deleted one.
-        return self._id == other._id and self.is_alive and other.is_alive
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether the object still exists."""
-        return self._reference is None or self._reference() is not None
 
 
 class UpdateKey(NamedTuple):

@@ -136,16 +136,17 @@ class ServerRouter:
             own = keys[owners == shard.index]
             if inserts and self._are_in_step:
                 return shard.call_together(
-                    (f"find {self._width}", counts_step, *lookup.slots),
+                    f"find {self._width}",
                     lambda keys: ([*lookup(keys, True, counts_step)], [lookup.sizes()]),
                     own,
                     [tf.int64, tf.float32, tf.int64],
+                    state=lookup.slots,
                 )
             # A repeated lookup finds the rows that the first one made, and counts the ids again.
             return shard.call(
-                ("find", self._width, inserts, counts_step, *lookup.slots),
                 lambda keys: [*lookup(keys, inserts, counts_step), lookup.sizes()],
                 own,
+                state=lookup.slots,
                 may_repeat=True,
             )
 

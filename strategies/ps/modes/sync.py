@@ -68,4 +68,4 @@ class Sync(Mode):
                 after_again=program.pull_operation(server),
             )  # fmt: skip
 
-        return server.once(("updated", program, sends), build)
+        return server.build_once(build)
