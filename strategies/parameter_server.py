@@ -262,10 +262,10 @@ def update_mode_of(options: ParameterServerOptions, servers: ServerGroup) -> Mod
 
 def _with_servers(config: TFConfig | None) -> TFConfig:
     if config is None or not config.cluster.tasks("ps"):
-        found = "no TF_CONFIG" if config is None else "a TF_CONFIG without one"
+        received = "no TF_CONFIG" if config is None else "a TF_CONFIG without one"
         raise ClusterConfigError(
-            f"ParameterServerStrategy requires at least one ps task. Received: {found}. Start the "
-            "script with 'tf-config run --workers 2 --ps 1 train.py', or use "
+            f"ParameterServerStrategy requires at least one ps task. Received: {received}. Start "
+            "the script with 'tf-config run --workers 2 --ps 1 train.py', or use "
             "strategies.MultiWorkerMirroredStrategy, which requires none."
         )
     if config.task not in config.cluster.training_tasks:

@@ -122,19 +122,19 @@ class Barrier:
         try:
             results, present, *_ = self._server.run(fetches, feeds, self._release)
         except ResponseLostError:
-            self._server.run(self._deposit, feeds, may_repeat=True)
-            while self._server.run(self._last_taken, may_repeat=True) != number:
+            self._server.run(self._deposit, feeds, idempotent=True)
+            while self._server.run(self._last_taken, idempotent=True) != number:
                 with contextlib.suppress(ResponseLostError):
                     self._take_if_there(feeds)
-            results, present = self._server.run(self._again, feeds, may_repeat=True)
+            results, present = self._server.run(self._again, feeds, idempotent=True)
         return results, present
 
     def _take_if_there(self, feeds: Mapping[tf.Tensor, Any]) -> None:
         """Takes the results from the queue, or waits for a moment."""
-        if self._server.run(self._are_there, may_repeat=True):
+        if self._server.run(self._are_there, idempotent=True):
             self._server.run(self._take, dict(feeds))
         else:
-            self._server.run(self._release, may_repeat=True)
+            self._server.run(self._release, idempotent=True)
             time.sleep(_POLL_SECONDS)
 
     def _release_if_complete(self) -> list[tf.Tensor]:

@@ -153,9 +153,9 @@ class ServerCollectives(AllToAllViaAllGather):
         answers = self._servers.each(add)
         present = answers[0][1]
         lengths = np.sum([lengths for (_, lengths), _ in answers], axis=0)
-        theirs = {rank: int(lengths[rank]) for rank in np.flatnonzero(present).tolist()}
-        if len(set(theirs.values())) > 1:
-            operations = {rank: f"all_reduce of {n} numbers" for rank, n in theirs.items()}
+        by_rank = {rank: int(lengths[rank]) for rank in np.flatnonzero(present).tolist()}
+        if len(set(by_rank.values())) > 1:
+            operations = {rank: f"all_reduce of {n} numbers" for rank, n in by_rank.items()}
             raise OperationsDifferError(operations)
         self._record_present(present)
         return [np.concatenate([sums for (sums, _), _ in answers])]
@@ -182,9 +182,9 @@ class ServerCollectives(AllToAllViaAllGather):
         barrier = server.build_once(lambda: self._gather_barrier(server))
         others, present = barrier(_encode(array))
         ranks = np.flatnonzero(present).tolist()
-        mine = _kind(array)
+        own_kind = _kind(array)
         kinds = {
-            rank: mine if rank == self.rank else bytes(others[rank]).split(b"\n", 1)[0]
+            rank: own_kind if rank == self.rank else bytes(others[rank]).split(b"\n", 1)[0]
             for rank in ranks
         }
         if len(set(kinds.values())) > 1:

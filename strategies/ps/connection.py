@@ -141,7 +141,7 @@ class ServerConnection:
         fetches: Any,
         feeds: dict[Any, Any] | None = None,
         meanwhile: Any = None,
-        may_repeat: bool = False,
+        idempotent: bool = False,
     ) -> Any:
         """Runs operations on the server and returns their results as NumPy arrays.
 
@@ -151,7 +151,7 @@ class ServerConnection:
           fetches: the operations and tensors to run.
           feeds: arrays for the placeholders.
           meanwhile: an operation to run every second while this call waits; it may be repeated.
-          may_repeat: whether to run them again if the answer is lost.
+          idempotent: whether to run them again if the answer is lost.
 
         Raises:
           AnswerLost: if the connection broke before the answer arrived, and the server is there.
@@ -166,7 +166,7 @@ class ServerConnection:
                     if self._session is session:
                         self._session = self._new_session()
             except ResponseLostError:
-                if not may_repeat:
+                if not idempotent:
                     raise
 
     def _run(self, fetches: Any, feeds: dict[Any, Any] | None, meanwhile: Any) -> Any:
@@ -188,7 +188,7 @@ class ServerConnection:
                 )  # fmt: skip
             answered = self._last_answer(start, answered)
             if meanwhile is not None:
-                self.run(meanwhile, may_repeat=True)
+                self.run(meanwhile, idempotent=True)
         if isinstance(error, tf.errors.AbortedError):
             if _EXTENDED_TWICE in error.message:
                 raise _GraphDiffersError from None

@@ -176,7 +176,7 @@ class VariableRegistry:
             questions = connection.build_once(
                 lambda: [_part(variable, n, connection).is_initialized() for n in numbers]
             )
-            return all(connection.run(questions, may_repeat=True))
+            return all(connection.run(questions, idempotent=True))
 
         return all(self._servers.each(ask))
 
@@ -231,12 +231,12 @@ class VariableRegistry:
             results = connection.build_once(
                 lambda: connection.locked(values, changes=False)[1] if is_locked else values()
             )
-            return dict(zip(keys, connection.run(results, may_repeat=True), strict=True))
+            return dict(zip(keys, connection.run(results, idempotent=True), strict=True))
 
-        found: dict[tuple[int, int], np.ndarray] = {}
+        arrays: dict[tuple[int, int], np.ndarray] = {}
         for answers in self._servers.each(ask):
-            found.update(answers)
-        return [self._assemble(one, n, found) for n, one in enumerate(variables)]
+            arrays.update(answers)
+        return [self._assemble(one, n, arrays) for n, one in enumerate(variables)]
 
     def _reader(
         self, server: ServerConnection, parts: Sequence[tuple[RemoteVariable, int]]
@@ -252,23 +252,23 @@ class VariableRegistry:
             return self._readers[server.number, key]
 
     def _assemble(
-        self, variable: RemoteVariable, n: int, found: dict[tuple[int, int], np.ndarray]
+        self, variable: RemoteVariable, n: int, arrays: dict[tuple[int, int], np.ndarray]
     ) -> np.ndarray:
         if variable.is_counter or not variable.shape:
-            return np.asarray(found[n, 0])
-        return np.concatenate([found[n, number] for number in range(len(variable.slices))])
+            return np.asarray(arrays[n, 0])
+        return np.concatenate([arrays[n, number] for number in range(len(variable.slices))])
 
     def describe_contents(self) -> dict[int, list[tuple[str, int]]]:
         """Returns the variables or slices that each server holds, and their sizes in bytes."""
-        found: dict[int, list[tuple[str, int]]] = {
+        contents: dict[int, list[tuple[str, int]]] = {
             server.number: [] for server in self._servers.servers
         }
         for one in self.variables:
             for number, part in enumerate(one.slices if not one.is_counter else ()):
                 size = math.prod(one.shape_of(number)) * one.dtype.size
                 rows = f" rows {part.start}-{part.stop - 1}" if len(one.slices) > 1 else ""
-                found[part.server].append((f"{one.path}{rows}", size))
-        return found
+                contents[part.server].append((f"{one.path}{rows}", size))
+        return contents
 
     def report(self) -> str:
         """Returns a table of the placement and the load of the servers."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -19,8 +20,24 @@ from strategies.variables.row_variable import RowVariable
 # Nadam's update reads and writes state that all variables share.
 _NOT_PER_VARIABLE = "Nadam"
 _SUPPORTED = [name for name in ELEMENTWISE if name != _NOT_PER_VARIABLE]
-# How arguments are sent of which a merged push keeps only the newest.
-_NOT_SUMMED = "whole", "fixed"
+
+
+class Transfer(enum.Enum):
+    """How an argument of an update gets to the servers.
+
+    Attributes:
+      DENSE: each server gets its slices, of all such arguments as one vector per dtype.
+      SPARSE: each server gets those rows that belong to its slices, and their numbers.
+      IN_VIEW: each server gets its own rows of those in view, and their numbers.
+      REPLICATED: all servers get it. Of several steps that are merged, the newest is sent.
+      FIXED: not at all, because the function on the server contains it.
+    """
+
+    DENSE = "dense"
+    SPARSE = "sparse"
+    IN_VIEW = "in view"
+    REPLICATED = "replicated"
+    FIXED = "fixed"
 
 
 class UpdateKey(NamedTuple):
@@ -75,15 +92,17 @@ class VariableUpdate:
         name, defaults = self.variable.remote.name, getattr(self.fn, "__defaults__", None)
         return UpdateKey(name, code, cells, defaults, leaves, settings)
 
-    def transfer(self, leaf: Any) -> str:
-        """Returns how an argument is sent: "rows", "sparse", "whole" or, if not sent, "fixed"."""
+    def transfer(self, leaf: Any) -> Transfer:
+        """Returns how an argument gets to the servers."""
         if isinstance(leaf, tf.IndexedSlices):
-            return "sparse"
+            return Transfer.SPARSE
         if not isinstance(leaf, tf.Tensor):
-            return "fixed"
+            return Transfer.FIXED
+        # Where the variable is a scalar, all arguments have its shape. Only the first is the step's
+        # contribution; the others are settings, which may not be summed.
         shape = self.variable.remote.shape
-        is_of_rows = leaf.shape == shape and (bool(shape) or leaf is self.leaves[0])
-        return "rows" if is_of_rows else "whole"
+        is_dense = leaf.shape == shape and (bool(shape) or leaf is self.leaves[0])
+        return Transfer.DENSE if is_dense else Transfer.REPLICATED
 
     def forget_function(self) -> None:
         """Forgets the function, which would keep its optimizer alive, once servers have it."""
@@ -94,7 +113,8 @@ class VariableUpdate:
         """Whether several steps' updates may be summed; if not, each step is sent separately."""
         if not self.leaves:
             return True
-        return self.transfer(self.leaves[0]) not in _NOT_SUMMED and not is_assignment(self.fn)
+        is_summed = self.transfer(self.leaves[0]) not in (Transfer.REPLICATED, Transfer.FIXED)
+        return is_summed and not is_assignment(self.fn)
 
 
 def are_alive(keys: Iterable[UpdateKey]) -> bool:

@@ -85,7 +85,7 @@ def row_chunks(
         table = shard.tables[name]
         ids = numbers = np.zeros([0], np.int64)
         if shard.is_local_owner or of_all_owners:
-            ids, numbers = shard.call(table.map.all, may_repeat=True)
+            ids, numbers = shard.call(table.map.all, idempotent=True)
         if table.config.is_replicated and not of_all_owners:
             owned = shard.owns(ids)
             ids, numbers = ids[owned], numbers[owned]
@@ -94,7 +94,7 @@ def row_chunks(
             some_ids, some = ids[part], numbers[part]
             if since is not None:
                 last_step = table.store.metadata.last_step
-                gathered = shard.call(last_step.gather, some, may_repeat=True)
+                gathered = shard.call(last_step.gather, some, idempotent=True)
                 newer = gathered > since
                 some_ids, some = some_ids[newer], some[newer]
             yield {**chunk, "ids": some_ids, **_gather_columns(shard, table, some, only)}
@@ -108,7 +108,7 @@ def _gather_columns(
         return {key: columns[key].gather(numbers) for key in only or columns}
 
     slots = table.store.saved_slots().items()
-    return shard.call(gather, numbers, state=slots, may_repeat=True)
+    return shard.call(gather, numbers, state=slots, idempotent=True)
 
 
 def extra_arrays(shards: Sequence[TableShard], name: str) -> Arrays:
@@ -134,9 +134,9 @@ def _extra(shard: TableShard, table: Table) -> Arrays:
         for slot, key in table.store.saved_slots().items()
     }
     if counter is not None:
-        extra |= shard.call(counts, np.bool_(shard.is_local_owner), may_repeat=True)
+        extra |= shard.call(counts, np.bool_(shard.is_local_owner), idempotent=True)
     if overflow is not None:
-        row = shard.call(overflow.row, may_repeat=True)
+        row = shard.call(overflow.row, idempotent=True)
         shared = _gather_columns(shard, table, row)
         extra |= {OVERFLOW + key.replace("/", "_"): each for key, each in shared.items()}
     return extra
@@ -187,7 +187,7 @@ def gather_all(arrays: Mapping[str, np.ndarray], collectives: Collectives) -> Ar
 
 def step_of(shard: TableShard, name: str) -> np.ndarray:
     """Returns the number of training steps of a table, int64."""
-    return shard.call(shard.tables[name].store.step.read_value, may_repeat=True)
+    return shard.call(shard.tables[name].store.step.read_value, idempotent=True)
 
 
 def set_step(shards: Sequence[TableShard], name: str, step: int) -> None:
@@ -433,7 +433,7 @@ def _find_or_insert(table: Table, ids: tf.Tensor) -> tf.Tensor:
 def retain(shard: TableShard, name: str, present: np.ndarray) -> None:
     """Removes the rows of all ids that are not in `present`."""
     table = shard.tables[name]
-    ids, rows = shard.call(table.map.all, may_repeat=True)
+    ids, rows = shard.call(table.map.all, idempotent=True)
     gone = ~np.isin(ids, present)
     shard.call(table.remove, ids[gone], rows[gone], state=table.store.slots())
 

@@ -147,7 +147,7 @@ class ServerRouter:
                 lambda keys: [*lookup(keys, inserts, counts_step), lookup.sizes()],
                 own,
                 state=lookup.slots,
-                may_repeat=True,
+                idempotent=True,
             )
 
         num_shards = len(self._shards)

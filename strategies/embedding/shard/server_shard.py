@@ -96,7 +96,7 @@ class RemoteTableShard(TableShard):
         function: Callable[..., Any],
         *arrays: Any,
         state: Iterable[Hashable] = (),
-        may_repeat: bool = False,
+        idempotent: bool = False,
     ) -> Any:
         """Calls a function of tensors on the server atomically; see `TableShard.call`."""
         arrays = tuple(np.asarray(array) for array in arrays)
@@ -118,7 +118,7 @@ class RemoteTableShard(TableShard):
 
         feeds, done, results, structure = self._server.build_once(build, state)
         values, _ = self._server.run(
-            [results, done], dict(zip(feeds, arrays, strict=True)), may_repeat=may_repeat
+            [results, done], dict(zip(feeds, arrays, strict=True)), idempotent=idempotent
         )
         return None if structure[-1] is None else tf.nest.pack_sequence_as(structure[-1], values)
 

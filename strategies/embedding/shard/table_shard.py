@@ -159,7 +159,7 @@ class TableShard:
         function: Callable[..., Any],
         *arrays: Any,
         state: Iterable[Hashable] = (),
-        may_repeat: bool = False,
+        idempotent: bool = False,
     ) -> Any:
         """Calls a function of tensors on the task that stores the rows; returns NumPy arrays.
 
@@ -169,10 +169,10 @@ class TableShard:
           *arrays: arguments of the function.
           state: state of what the function captures that may change, such as the names of the slot
             variables that it updates.
-          may_repeat: whether to call it again if the answer is lost with the connection, as it
+          idempotent: whether to call it again if the answer is lost with the connection, as it
             should be if it only reads.
         """
-        del state, may_repeat
+        del state, idempotent
         with tf.init_scope():
             result = function(*(tf.constant(array) for array in arrays))
         return None if result is None else tf.nest.map_structure(np.asarray, result)
