@@ -64,14 +64,14 @@ class ParameterServerStrategy(ReplicatedStrategy, tf.distribute.MultiWorkerMirro
 
     * "sync": all workers take each step together, and the servers make one update from it. N
       workers train like one process with the same global batch, and nothing is stale. A worker
-      that ends before the others counts as one without rows; a worker that is killed is waited
-      for.
+      that ends before the others counts as one without examples; a worker that is killed is
+      waited for.
     * "async": no worker waits. Updates are queued and sent in the background. A worker's copy
       lacks at most `send_queue_size` of its own steps that are queued or being sent, and
       `pull_every - 1` steps that were sent since the last pull. The number of other workers' steps
-      that it lacks is not bounded. Adam tolerates little staleness with few rows per step: on the
-      click logs of examples/, queues of 1, 2 and 4 steps gave an AUC of 0.768, 0.765 and 0.755,
-      and one process gave 0.766.
+      that it lacks is not bounded. Adam tolerates little staleness where a step changes few
+      embedding rows: on the click logs of examples/, queues of 1, 2 and 4 steps gave an AUC of
+      0.768, 0.765 and 0.755, and one process gave 0.766.
     * "half_async": a worker waits until its own update has been made, and continues with the new
       values. Its copy lacks none of its own steps; it lacks those that other workers made while it
       computed.
@@ -82,20 +82,20 @@ class ParameterServerStrategy(ReplicatedStrategy, tf.distribute.MultiWorkerMirro
     In "sync", `num_replicas_in_sync`, logs, `reduce` and `gather` cover all workers, as under
     `MultiWorkerMirroredStrategy`. In the other modes each worker is independent: its logs cover
     its own part of the data, and its number of steps is its own. In every mode, each global batch
-    that trains is sharded by rows. Outside of "sync", a step without rows for a worker leaves its
-    variables unchanged, except for what optimizers do in "geo"; the worker sends nothing, and the
-    step is not counted in `iterations` on the servers.
+    that trains is split by examples. Outside of "sync", a step without examples for a worker
+    leaves its variables unchanged, except for what optimizers do in "geo"; the worker sends
+    nothing, and the step is not counted in `iterations` on the servers.
 
-    Keras's `evaluate`, `predict` and validation in `fit` cover all rows, on every worker. In
-    "sync" the workers share the rows. In the other modes each worker processes all of them with
-    the servers' current values (in "geo" with its own), and waits for no other worker. A dataset
-    that belongs to one worker (`distribute_datasets_from_function`, `AutoShardPolicy.OFF`) stays
-    its own, with a warning.
+    Keras's `evaluate`, `predict` and validation in `fit` cover all examples, on every worker. In
+    "sync" the workers share the examples. In the other modes each worker processes all of them
+    with the servers' current values (in "geo" with its own), and waits for no other worker. A
+    dataset that belongs to one worker (`distribute_datasets_from_function`, `AutoShardPolicy.OFF`)
+    stays its own, with a warning.
 
     The workers share:
 
-    * the trainable variables. A variable is split by rows over the servers as far as each slice
-      has at least `min_slice_size` elements;
+    * the trainable variables. A variable is split along its first axis over the servers, as far
+      as each slice has at least `min_slice_size` elements;
     * the optimizer's slot variables, next to their variables; in "geo" each worker has its own;
     * `optimizer.iterations`, of which no count is lost: the number of steps of all workers (in
       "sync", of the steps that they take together; in "geo", of the worker's own);
@@ -298,6 +298,8 @@ def _register(servers: ServerGroup, timeout: float, in_step: bool) -> list[Membe
                 "Restart all tasks, the servers included ('tf-config run --max-restarts' does "
                 "this), or use another mode."
             )
+    # Only when all servers have been checked: the other workers begin when this one is present, and
+    # would wait for it in their first step.
     for membership in memberships:
         membership.set_state(servers.rank, PRESENT)
     return memberships
@@ -346,12 +348,16 @@ def _leave(
     memberships: list[Membership],
     tasks: Sequence[Task],
 ) -> None:
-    """Sends the remaining updates, and tells all servers that this worker has ended."""
+    """Sends the remaining updates, and tells all servers that this worker has ended.
+
+    In this order: a server ends when the last worker has told it so.
+    """
     with contextlib.suppress(ServerUnavailableError, tf.errors.OpError):
         update_mode.drain()
     for membership, server in zip(memberships, servers.servers, strict=True):
         close(server.sessions(), server)
         if server.is_there():
+            # In a thread that can be left: TensorFlow waits for a server that is gone meanwhile.
             arguments = membership, server, servers.rank, tasks
             thread = threading.Thread(target=_announce_end, args=arguments, daemon=True)
             thread.start()
@@ -367,7 +373,7 @@ def _announce_end(
         membership.set_state(rank, LEFT)
         if server.number == 0 and (missing := membership.workers(AWAITED)):
             names = ", ".join(str(tasks[rank]) for rank in missing)
-            logging.warning("%s did not come in all the time. %s", names, SAME_SCRIPT)
+            logging.warning("%s never connected. %s", names, SAME_SCRIPT)
 
 
 def _shared_through(registry: VariableRegistry, number: int) -> int:

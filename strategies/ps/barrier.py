@@ -33,6 +33,10 @@ class Barrier:
 
     Barriers of the same name are one barrier, whatever they do before and after it.
 
+    In each round, each queue of inputs has one value at most, because a worker deposits its next
+    one only when it has the results of this round; and each queue of outputs gets one entry. So
+    the workers need no number of the round.
+
     Args:
       server: the server that holds the barrier.
       name: the barrier's name, the same on all workers.
@@ -92,14 +96,18 @@ class Barrier:
                 arrived.change_once(self._number, enqueue)
                 return self._release_if_complete()
 
+            # Outside of the lock: `before` may take long, and may hold the lock of all updates.
             with tf.control_dependencies(before):
                 self._deposit, _ = server.locked(deposit, lock)
+            # For those that wait when a worker ends, which nobody tells them.
             self._release, _ = server.locked(self._release_if_complete, lock)
+            # Not under the lock, which others need to arrive.
             *results, self._present = tf.nest.flatten(self._outputs[rank].dequeue())
             with tf.control_dependencies([self._present]):
                 self._results = [*results, *after()]
-            # What is needed if the answer is lost: whether the results were taken from the queue,
-            # and these.
+            # If the response is lost, the worker asks whether the results were taken from the
+            # queue, and for what was taken; see [Note: exactly-once updates] in
+            # ps/sequence_number.py.
             keep, kept = _keep([*results, self._present])
             with tf.control_dependencies(keep):
                 self._take = taken.set(self._number)
@@ -122,6 +130,8 @@ class Barrier:
         try:
             results, present, *_ = self._server.run(fetches, feeds, self._release)
         except ResponseLostError:
+            # The connection may have broken before the value was deposited, between that and the
+            # results, or after these were taken. Each step asks for what is there already.
             self._server.run(self._deposit, feeds, idempotent=True)
             while self._server.run(self._last_taken, idempotent=True) != number:
                 with contextlib.suppress(ResponseLostError):
@@ -130,7 +140,7 @@ class Barrier:
         return results, present
 
     def _take_if_there(self, feeds: Mapping[tf.Tensor, Any]) -> None:
-        """Takes the results from the queue, or waits for a moment."""
+        """Takes the results from the queue if they are there; otherwise waits for a moment."""
         if self._server.run(self._are_there, idempotent=True):
             self._server.run(self._take, dict(feeds))
         else:
@@ -138,7 +148,12 @@ class Barrier:
             time.sleep(_POLL_SECONDS)
 
     def _release_if_complete(self) -> list[tf.Tensor]:
-        """Combines the values and releases all workers, unless a value is missing."""
+        """Combines the values and releases all workers, unless a value is missing.
+
+        Called under the lock, in which nothing else looks at the queues of inputs. A worker that
+        has left counts as present only if it deposited a value before it left. Without any value
+        there is no round to complete: all workers may have left.
+        """
         present = tf.stack([queue.size() > 0 for queue in self._inputs])
         ready = tf.reduce_all(present | tf.equal(self._states.read_value(), LEFT)) & tf.reduce_any(
             present

@@ -217,9 +217,9 @@ class ServerCollectives(AllToAllViaAllGather):
             return
         for rank in np.flatnonzero(np.array(self._servers.present) & ~present):
             logging.warning(
-                "Of %d workers, the one of rank %d has ended; the others go on, and it counts as "
-                "one that has no more rows.",
-                self.size, rank,
+                "Worker %d of %d has ended. The others continue, and it counts as a worker "
+                "without examples.",
+                rank, self.size,
             )  # fmt: skip
         self._servers.present = present.tolist()
 

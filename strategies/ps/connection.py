@@ -34,7 +34,7 @@ _CHECK_EVERY_SECONDS = 1.0
 _LOG_EVERY_SECONDS = 10.0
 _V1 = tf.compat.v1
 # What a server says of a call, or of additions to a graph, that TensorFlow sent again after the
-# connection had broken.
+# connection had broken. It has no error codes for them.
 _RECEIVED_TWICE = "request was received twice"
 _EXTENDED_TWICE = "but caller expected"
 _T = TypeVar("_T")
@@ -140,7 +140,7 @@ class ServerConnection:
         self,
         fetches: Any,
         feeds: dict[Any, Any] | None = None,
-        meanwhile: Any = None,
+        poll: Any = None,
         idempotent: bool = False,
     ) -> Any:
         """Runs operations on the server and returns their results as NumPy arrays.
@@ -150,18 +150,22 @@ class ServerConnection:
         Args:
           fetches: the operations and tensors to run.
           feeds: arrays for the placeholders.
-          meanwhile: an operation to run every second while this call waits; it may be repeated.
-          idempotent: whether to run them again if the answer is lost.
+          poll: an operation to run every second while this call waits; it is idempotent.
+          idempotent: whether to run them again if the response is lost.
 
         Raises:
-          AnswerLost: if the connection broke before the answer arrived, and the server is there.
-          ServerLost: if the server is gone.
+          ResponseLostError: if the connection broke before the response arrived, and the server is
+            there. See [Note: exactly-once updates] in ps/sequence_number.py.
+          ServerUnavailableError: if the server is gone, or its values are damaged.
         """
         while True:
             session = self._session
             try:
-                return self._run(fetches, feeds, meanwhile)
-            except _GraphDiffersError:  # nothing was run yet
+                return self._run(fetches, feeds, poll)
+            except _GraphDiffersError:
+                # The server has refused the call before it ran anything, so even a call that is
+                # not idempotent is made again. A new session sends the whole graph. Of several
+                # threads that come here, the first one replaces the session.
                 with self._lock:
                     if self._session is session:
                         self._session = self._new_session()
@@ -169,11 +173,9 @@ class ServerConnection:
                 if not idempotent:
                     raise
 
-    def _run(self, fetches: Any, feeds: dict[Any, Any] | None, meanwhile: Any) -> Any:
-        # TensorFlow waits for a server that is gone, so its call runs in a thread that can be left.
-        answer: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        call = threading.Thread(target=self._call, args=(answer, fetches, feeds), daemon=True)
-        call.start()
+    def _run(self, fetches: Any, feeds: dict[Any, Any] | None, poll: Any) -> Any:
+        """Makes a call once, and waits for its response as long as the server is there."""
+        answer = self._start_call(fetches, feeds)
         start = logged = answered = time.monotonic()
         while True:
             with contextlib.suppress(queue.Empty):
@@ -187,8 +189,10 @@ class ServerConnection:
                     self.number, self.address, now - start,
                 )  # fmt: skip
             answered = self._last_answer(start, answered)
-            if meanwhile is not None:
-                self.run(meanwhile, idempotent=True)
+            if poll is not None:
+                self.run(poll, idempotent=True)
+        # The order matters: a call that was received twice is aborted as well, but by a server that
+        # is there.
         if isinstance(error, tf.errors.AbortedError):
             if _EXTENDED_TWICE in error.message:
                 raise _GraphDiffersError from None
@@ -204,6 +208,7 @@ class ServerConnection:
                 f"on ps {self.number} ({self.address}) that was interrupted by a broken connection "
                 "or an error. Restart the job, including its servers, from its last checkpoint."
             ) from None
+        # Aborted for another reason: a server that was started again does not know the session.
         if isinstance(error, (tf.errors.UnavailableError, tf.errors.AbortedError)):
             raise self._lose(error.message.splitlines()[0]) from None
         if error is not None:
@@ -230,22 +235,30 @@ class ServerConnection:
     def _is_awake(self) -> bool:
         """Returns whether the server runs anything at all."""
         with self._lock:
-            answer: queue.SimpleQueue[Any] = queue.SimpleQueue()
-            arguments = answer, self._nothing, None
-            threading.Thread(target=self._call, args=arguments, daemon=True).start()
+            answer = self._start_call(self._nothing, None)
         try:
             _, error = answer.get(timeout=_ANSWER_SECONDS)
         except queue.Empty:
             return False
         return error is None
 
-    def _call(
-        self, answer: queue.SimpleQueue[Any], fetches: Any, feeds: dict[str, Any] | None
-    ) -> None:
-        try:
-            answer.put((self._session.run(fetches, feeds), None))
-        except Exception as error:
-            answer.put((None, error))
+    def _start_call(self, fetches: Any, feeds: dict[Any, Any] | None) -> queue.SimpleQueue[Any]:
+        """Starts a call; returns the queue to which its result and its error are put.
+
+        TensorFlow waits for a server that is gone, so calls are made in threads that can be left.
+        `close` ends them before Python does, which would abort the process: see [Note: the end of
+        the interpreter] in utils/background_thread.py.
+        """
+        answer: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+        def call() -> None:
+            try:
+                answer.put((self._session.run(fetches, feeds), None))
+            except Exception as error:
+                answer.put((None, error))
+
+        threading.Thread(target=call, daemon=True).start()
+        return answer
 
     def _lose(self, reason: str) -> ServerUnavailableError:
         """Marks the server as lost; returns the error to raise."""
@@ -300,8 +313,8 @@ def close(sessions: Sequence[Session], server: ServerConnection) -> None:
       sessions: the sessions.
       server: their server.
     """
-    # Otherwise TensorFlow closes them when Python exits, and waits for a server that is gone. A
-    # thread that comes back from TensorFlow while Python shuts down aborts the process.
+    # Otherwise TensorFlow closes them when Python exits, and waits for a server that is gone. For
+    # the callers, see [Note: the end of the interpreter] in utils/background_thread.py.
     threads = [threading.Thread(target=session.close, daemon=True) for session in sessions]
     for thread in threads:
         thread.start()

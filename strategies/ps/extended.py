@@ -63,6 +63,19 @@ _CPU = "/device:CPU:0"
 class ParameterServerExtended(ReplicatedExtended):
     """A mirrored strategy over one worker's replicas, whose variables are on the servers.
 
+    [Note: the updates of a step]
+    An optimizer updates variables one by one, but a server makes all updates of a step at once. So
+    an update is only recorded while the step is traced (`_record`), and all are sent together
+    (`_flush`): when the optimizer counts its step, which is the last thing that it does, and at
+    the end of the step for what no optimizer has changed. In between, a worker's copy is older
+    than what the step has made of the variable, so it can be neither read nor assigned
+    (`check_read`, `_record`). What is recorded are tensors of one graph: an optimizer that updates
+    in a branch of `tf.cond` would leave tensors of the branch behind (`_enter_graph`).
+
+    Variables that the worker itself changes, because it has an optimizer of its own or because
+    they are a layer's state, are changed at once, and noted in `_touched`: at the end of the step,
+    the servers get the difference.
+
     Args:
       strategy: the strategy that this object implements.
       workers: the collectives of all workers.
@@ -136,6 +149,11 @@ class ParameterServerExtended(ReplicatedExtended):
     # Variables.
 
     def _create_variable(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
+        """Creates a variable: on the servers, with a copy here, or on this worker alone.
+
+        The order matters, because a variable may fit several cases. Slot variables come with the
+        variable that they belong to. They are on the servers exactly if the optimizer runs there.
+        """
         kwargs = keep_state_per_replica(
             kwargs if self.in_step else normalize_state_arguments(kwargs)
         )
@@ -167,6 +185,7 @@ class ParameterServerExtended(ReplicatedExtended):
             is_counter=kind is VariableKind.COUNTER, path=path_of(name),
             is_logged=kind is VariableKind.WEIGHT and not self.update_mode.has_local_optimizer,
         )  # fmt: skip
+        # A worker that comes late, or again, begins with what the others have trained.
         present = initial if remote.is_new else self.registry.read_slices(remote)
         kwargs = {**kwargs, "initial_value": tf.constant(present, remote.dtype)}
         made = super()._create_variable(next_creator, **kwargs)
@@ -174,6 +193,7 @@ class ParameterServerExtended(ReplicatedExtended):
         shared = cls(made.distribute_strategy, made.values, made.aggregation)
         shared.remote, shared.kind, shared.base = remote, kind, None
         if kind is VariableKind.STATE or self.update_mode.has_local_optimizer:
+            # The value that the copy and the servers last had in common.
             with tf.device(_CPU):
                 shared.base = ResourceVariable(present, trainable=False, dtype=remote.dtype)
         # Lets an optimizer find the variable to which a slice on a server belongs.
@@ -188,6 +208,7 @@ class ParameterServerExtended(ReplicatedExtended):
             kwargs.get("name") or "slot", initial.shape, tf.as_dtype(initial.dtype),
             lambda: initial, beside=beside.remote,
         )  # fmt: skip
+        # TensorFlow's class needs a component. This one is never initialized and takes no memory.
         with tf.device(_CPU):
             stand_in = UninitializedVariable(
                 trainable=False, shape=initial.shape, dtype=remote.dtype, name=kwargs.get("name")
@@ -210,6 +231,7 @@ class ParameterServerExtended(ReplicatedExtended):
         try:
             return super()._call_for_each_replica(fn, args, kwargs)
         except BaseException:
+            # Or the next step would send what is left of this one.
             self._updates, self._counts, self._touched = [], [], {}
             raise
         finally:
@@ -284,8 +306,8 @@ class ParameterServerExtended(ReplicatedExtended):
         self._record(var, add, ((select_replica(0, delta),), {}))
         return var
 
-    def _has_rows(self) -> tf.Tensor | None:
-        """Returns whether this worker's part of a step has rows; None if it certainly has.
+    def _has_examples(self) -> tf.Tensor | None:
+        """Returns whether this worker's part of a step has examples; None if it certainly has.
 
         In "sync" it is certain, because a step is common to all workers.
         """
@@ -295,7 +317,7 @@ class ParameterServerExtended(ReplicatedExtended):
         return tf.add_n(weights) > 0
 
     def in_own_step(self, fn: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns an update of what the worker itself trains, which a step without rows skips.
+        """Returns an update of what the worker itself trains, which a step without examples skips.
 
         Otherwise, momentum and weight decay would change it. Accumulated gradients may be due.
         """
@@ -303,9 +325,9 @@ class ParameterServerExtended(ReplicatedExtended):
         return self.where_examples(fn) if self.is_stepping() and accumulated is None else fn
 
     def where_examples(self, fn: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns a function that updates a copy as `fn` does, but only if the step has rows."""
-        has_rows = self._has_rows()
-        return fn if has_rows is None else update_if(has_rows, fn)
+        """Returns a function that updates a copy as `fn` does, if the step has examples."""
+        has_examples = self._has_examples()
+        return fn if has_examples is None else update_if(has_examples, fn)
 
     def _is_updated_on_servers(self, var: Any) -> bool:
         """Returns whether the servers update a variable; if not, the worker does."""
@@ -363,6 +385,7 @@ class ParameterServerExtended(ReplicatedExtended):
             return context.merge_call(lambda _, value: self.count_up(counter, value), args=(delta,))
         self._enter_graph()
         delta = select_replica(0, delta)
+        # See [Note: the updates of a step].
         self._counts.append((counter, tf.convert_to_tensor(delta, counter.dtype)))
         self._flush()
         return counter
@@ -380,7 +403,7 @@ class ParameterServerExtended(ReplicatedExtended):
         self._recorded_in = graph
 
     def _flush(self) -> None:
-        """Sends the recorded updates."""
+        """Sends the recorded updates; see [Note: the updates of a step]."""
         touched = list(self._touched.values())
         self._touched = {}
         updates, counts = self._updates, self._counts
@@ -399,11 +422,11 @@ class ParameterServerExtended(ReplicatedExtended):
             self._exchange(updates, counts, touched)
             return tf.constant(True)
 
-        has_rows = self._has_rows()
-        if has_rows is None:
+        has_examples = self._has_examples()
+        if has_examples is None:
             send()
         else:
-            tf.cond(has_rows, send, lambda: tf.constant(False))
+            tf.cond(has_examples, send, lambda: tf.constant(False))
 
     def _exchange(
         self,
@@ -431,7 +454,11 @@ class ParameterServerExtended(ReplicatedExtended):
     def _send(
         self, updates: Sequence[VariableUpdate], counts: Sequence[tuple[CounterVariable, tf.Tensor]]
     ) -> tuple[tf.Tensor, NewValues]:
-        """Sends updates; returns whether new values were pulled, and the new values."""
+        """Sends updates; returns whether new values were pulled, and the new values.
+
+        A program costs much more than a step, so a step that is traced again, such as for another
+        shape of the input, uses the program that it has.
+        """
         counters = [counter for counter, _ in counts]
         key = tuple(u.key for u in updates), tuple(counter.remote.name for counter in counters)
         if key not in self._programs:

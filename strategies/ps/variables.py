@@ -101,7 +101,7 @@ class LocalVariable(MirroredVariable):
 
 
 class LocalCounterVariable(LocalVariable):
-    """A worker's own number of steps; a step without rows does not count."""
+    """A worker's own number of steps; a step without examples does not count."""
 
     def _update(self, update_fn: Callable[..., Any], value: Any, **kwargs: Any) -> Any:
         update_fn = self.distribute_strategy.extended.in_own_step(update_fn)

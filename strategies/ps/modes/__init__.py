@@ -1,4 +1,8 @@
-"""Update modes by the name that `ParameterServerOptions` and `tf-config` give them."""
+"""Update modes by the names that `ParameterServerOptions.mode` has.
+
+A new mode is a subclass of `Mode` in a file here, an entry of `MODES`, and a field of
+`ParameterServerOptions` for each of its `settings`.
+"""
 
 from strategies.ps.modes.async_ import Async
 from strategies.ps.modes.base import Mode

@@ -51,6 +51,8 @@ class Async(Mode):
         # While `max_merge` steps are sent as one update, as many can be queued.
         size = send_queue_size or (2 * max_merge if max_merge > 1 else 1)
         self._free = threading.Semaphore(size)
+        # What was pulled with the last push of a program, until a step uses it; None if it has been
+        # superseded and must be pulled again. The lock guards it: one thread puts, another takes.
         self._newest: dict[StepProgram, list[np.ndarray] | None] = {}
         self._steps_since_pull: dict[StepProgram, int] = {}
         self._error: BaseException | None = None
@@ -65,6 +67,7 @@ class Async(Mode):
             self._thread.start()
         self._free.acquire()
         if self._error is not None:
+            # Or the next step would wait for it forever, and would not raise the error.
             self._free.release()
             raise self._error
         self._queue.put((program, push))
@@ -76,7 +79,8 @@ class Async(Mode):
     def drain(self) -> None:
         """Waits until all steps have been sent."""
         self._queue.join()
-        self._raise()
+        if self._error is not None:
+            raise self._error
 
     def forget_pulled(self) -> None:
         """Drops pulled values that no step has used yet, because they are outdated."""
@@ -84,16 +88,16 @@ class Async(Mode):
             self._newest.clear()
 
     def _pull(self, program: StepProgram, push: Push) -> list[np.ndarray]:
-        pulled = self._spans.measure_call(
-            "pull", lambda: self._servers.each(lambda server: program.pull(push, server))
+        return self._spans.measure_call(
+            "pull", lambda: self._collect(lambda server: program.pull(push, server))
         )
-        return [vector for vectors in pulled for vector in vectors]
-
-    def _raise(self) -> None:
-        if self._error is not None:
-            raise self._error
 
     def _send(self) -> None:
+        """Sends what is in the queue, in the thread; it ends with the process.
+
+        When the program ends, `drain` has emptied the queue, so the thread waits in Python.
+        """
+        # A step of another program, which was taken from the queue while steps were merged.
         leftover: tuple[StepProgram, Push] | None = None
         while True:
             program, push = leftover or self._queue.get()
@@ -116,6 +120,7 @@ class Async(Mode):
                 self._free.release()
 
     def _deliver(self, program: StepProgram, pushes: list[Push]) -> None:
+        # After an error, the steps behind it are dropped: training cannot go on without that one.
         if self._error is not None:
             return
         steps = self._steps_since_pull.get(program, 0) + len(pushes)
@@ -126,9 +131,9 @@ class Async(Mode):
             )
             self._steps_since_pull[program] = steps
             return
-        changed = self._spans.measure_call(
+        pulled = self._spans.measure_call(
             "push and pull",
-            lambda: self._servers.each(lambda server: program.push_and_pull(push, server)),
+            lambda: self._collect(lambda server: program.push_and_pull(push, server)),
         )
         self._steps_since_pull[program] = 0
         with self._lock:
@@ -136,4 +141,4 @@ class Async(Mode):
                 if other is not program and other.shares_variables(program):
                     # Older than this program's new values; pulled again when needed.
                     self._newest[other] = None
-            self._newest[program] = [vector for vectors in changed for vector in vectors]
+            self._newest[program] = pulled

@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 import tensorflow as tf
 
-from strategies.ps.connection import ServerGroup
+from strategies.ps.connection import ServerConnection, ServerGroup
 from strategies.ps.push import Push
 from strategies.ps.server_program import StepProgram
 from strategies.ps.updates import VariableUpdate
@@ -46,8 +46,7 @@ class Mode:
 
     def step(self, program: StepProgram, push: Push) -> list[np.ndarray] | None:
         """Takes a step's updates; returns the next step's values, or None to keep the present."""
-        changed = self._servers.each(lambda server: program.push_and_pull(push, server))
-        return [vector for vectors in changed for vector in vectors]
+        return self._collect(lambda server: program.push_and_pull(push, server))
 
     def exchange(self, variables: Sequence[SharedVariable], push_and_pull: PushAndPull) -> None:
         """Counts a step of a local optimizer, and exchanges the progress if that is due.
@@ -66,3 +65,9 @@ class Mode:
 
         By default there are none: the step that pulls values also uses them.
         """
+
+    def _collect(
+        self, call: Callable[[ServerConnection], Sequence[np.ndarray]]
+    ) -> list[np.ndarray]:
+        """Returns the results of a call with each server, one after the other, as one list."""
+        return [vector for vectors in self._servers.each(call) for vector in vectors]

@@ -19,6 +19,14 @@ class Sync(Mode):
     server: of N workers, the k-th sends them to servers k, k + N, ... If that worker has ended,
     the next one sends them.
 
+    [Note: whose turn it is]
+    Exactly one worker must send, and nobody is asked who it is. Each worker computes it from the
+    workers that were present at the last barrier of this server, which the barrier told all of
+    them alike. If the sender has ended since, it is missing at the next barrier; then nobody has
+    sent the update, all workers know it, and all try again with the next sender. A worker that
+    is killed instead is never missing, because only a worker that ends by itself sets its state
+    to LEFT: the others wait for it until the watchdog or the launcher ends them.
+
     Staleness: none.
 
     Args:
@@ -34,19 +42,18 @@ class Sync(Mode):
     def step(self, program: StepProgram, push: Push) -> list[np.ndarray]:
         """Sends the updates of a step and returns the variables' new values."""
         with self._servers.operations.track_step("update on the parameter servers"):
-            changed = self._servers.each(lambda server: self._update(server, program, push))
-        return [vector for vectors in changed for vector in vectors]
+            return self._collect(lambda server: self._update(server, program, push))
 
     def _update(
         self, server: ServerConnection, program: StepProgram, push: Push
     ) -> list[np.ndarray]:
         while True:
+            # See [Note: whose turn it is].
             sender = leader(server.number, self._present[server.number])
             sends = sender == self._servers.rank
             feeds = (program.feeds if sends else program.local_feeds)(push, server.number)
             values, present = self._barrier(server, program, sends)(0, feeds)
             self._present[server.number] = present.tolist()
-            # A sender absent from the barrier had ended before it sent anything.
             if present[sender]:
                 return values
 
