@@ -43,7 +43,10 @@ class Geo(Mode):
         self._steps: dict[frozenset[str], ResourceVariable] = {}
 
     def exchange(self, variables: Sequence[SharedVariable], push_and_pull: PushAndPull) -> None:
-        """Counts a step, and exchanges the variables if an exchange is due; see `Mode`."""
+        """Counts a step, and exchanges the variables if an exchange is due; see `Mode`.
+
+        A variable's `base` is the W' of the rule above.
+        """
 
         def exchange_deltas() -> tf.Tensor:
             deltas = [(local_copy(v) - v.base) / self._servers.size for v in variables]
