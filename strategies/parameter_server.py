@@ -141,7 +141,9 @@ class ParameterServerStrategy(ReplicatedStrategy, tf.distribute.MultiWorkerMirro
         start_timeout: float | None = None,
         **settings: Any,
     ):
-        self.options = options_of(options, {**_mode_setting(mode), **settings})
+        if mode is not None:
+            settings = {"mode": mode, **settings}
+        self.options = options_of(options, settings)
         if _created_ranks:
             raise ValueError(
                 "A program cannot create more than one ParameterServerStrategy, because the "
@@ -247,10 +249,6 @@ def options_of(
             f"{', '.join(settings)} beside {options}. Set it in the options."
         )
     return options
-
-
-def _mode_setting(mode: str | None) -> dict[str, str]:
-    return {} if mode is None else {"mode": mode}
 
 
 def update_mode_of(options: ParameterServerOptions, servers: ServerGroup) -> Mode:

@@ -8,6 +8,7 @@ it does; calls from several threads run concurrently.
 from __future__ import annotations
 
 import contextlib
+import functools
 import queue
 import threading
 import time
@@ -179,7 +180,7 @@ class ServerConnection:
         start = logged = answered = time.monotonic()
         while True:
             with contextlib.suppress(queue.Empty):
-                result, error = answer.get(timeout=_CHECK_EVERY_SECONDS)
+                _, result, error = answer.get(timeout=_CHECK_EVERY_SECONDS)
                 break
             now = time.monotonic()
             if now - logged >= _LOG_EVERY_SECONDS:
@@ -237,28 +238,21 @@ class ServerConnection:
         with self._lock:
             answer = self._start_call(self._nothing, None)
         try:
-            _, error = answer.get(timeout=_ANSWER_SECONDS)
+            *_, error = answer.get(timeout=_ANSWER_SECONDS)
         except queue.Empty:
             return False
         return error is None
 
     def _start_call(self, fetches: Any, feeds: dict[Any, Any] | None) -> queue.SimpleQueue[Any]:
-        """Starts a call; returns the queue to which its result and its error are put.
+        """Starts a call; returns the queue to which its answer is put.
 
         TensorFlow waits for a server that is gone, so calls are made in threads that can be left.
         `close` ends them before Python does, which would abort the process: see [Note: the end of
         the interpreter] in utils/background_thread.py.
         """
-        answer: queue.SimpleQueue[Any] = queue.SimpleQueue()
-
-        def call() -> None:
-            try:
-                answer.put((self._session.run(fetches, feeds), None))
-            except Exception as error:
-                answer.put((None, error))
-
-        threading.Thread(target=call, daemon=True).start()
-        return answer
+        answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        answer_in_thread(answers, None, lambda: self._session.run(fetches, feeds))
+        return answers
 
     def _lose(self, reason: str) -> ServerUnavailableError:
         """Marks the server as lost; returns the error to raise."""
@@ -362,9 +356,7 @@ class ServerGroup:
         answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
         # Not a thread pool: it is shut down when the script ends, before the last updates are sent.
         for server in self.servers:
-            threading.Thread(
-                target=_put_answer, args=(answers, action, server), daemon=True
-            ).start()
+            answer_in_thread(answers, server.number, functools.partial(action, server))
         results: dict[int, _T] = {}
         for _ in self.servers:
             number, result, error = answers.get()
@@ -384,15 +376,16 @@ def leader(number: int, present: Sequence[bool]) -> int:
     return next(rank for rank in ranks if present[rank])
 
 
-def _put_answer(
-    answers: queue.SimpleQueue[Any],
-    action: Callable[[ServerConnection], Any],
-    server: ServerConnection,
-) -> None:
-    try:
-        answers.put((server.number, action(server), None))
-    except BaseException as error:
-        answers.put((server.number, None, error))
+def answer_in_thread(answers: queue.SimpleQueue[Any], key: Any, call: Callable[[], Any]) -> None:
+    """Makes a call in a thread, which puts the key, the result and the error into a queue."""
+
+    def put_answer() -> None:
+        try:
+            answers.put((key, call(), None))
+        except BaseException as error:
+            answers.put((key, None, error))
+
+    threading.Thread(target=put_answer, daemon=True).start()
 
 
 def state_of(address: Address) -> str:

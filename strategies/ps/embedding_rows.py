@@ -180,11 +180,5 @@ class RowUpdate(VariableUpdate):
             self.fn(self.variable, *args, **kwargs)
 
 
-def update_call(variable: Any, fn: Callable[..., Any], args: Any) -> VariableUpdate:
-    """Returns the update that a call of a function makes to a variable."""
-    cls = RowUpdate if isinstance(variable, RemoteRowVariable) else VariableUpdate
-    return cls(variable, fn, args)
-
-
 def _sparse(value: tf.Tensor) -> tf.IndexedSlices:
     return tf.IndexedSlices(value, tf.range(tf.shape(value)[0]), tf.shape(value))

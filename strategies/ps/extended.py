@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -25,11 +26,11 @@ from strategies.data.distributed_dataset import ReplicaDataset, check_options
 from strategies.data.sharding import equal_steps, shard_dataset
 from strategies.profiling.spans import EXCHANGE, SpanStream
 from strategies.ps.connection import ServerGroup
-from strategies.ps.embedding_rows import RemoteRowVariable, update_call
+from strategies.ps.embedding_rows import RemoteRowVariable, RowUpdate
 from strategies.ps.input import ServerDataset
-from strategies.ps.modes.base import Mode
+from strategies.ps.modes.base import Mode, NewValues
 from strategies.ps.registry import RemoteVariable, VariableRegistry
-from strategies.ps.server_program import NewValues, StepProgram
+from strategies.ps.server_program import StepProgram
 from strategies.ps.updates import VariableUpdate, are_alive, update_if
 from strategies.ps.variable_kinds import (
     VariableKind,
@@ -360,7 +361,8 @@ class ParameterServerExtended(ReplicatedExtended):
 
     def _add_update(self, var: Any, fn: Callable[..., Any], args: Any) -> None:
         self._enter_graph()
-        self._updates.append(update_call(var, fn, args))
+        cls = RowUpdate if isinstance(var, RemoteRowVariable) else VariableUpdate
+        self._updates.append(cls(var, fn, args))
 
     def check_read(self, var: SharedVariable) -> None:
         """Checks that a copy that is read has not been changed by the step, on the servers."""
@@ -443,7 +445,7 @@ class ParameterServerExtended(ReplicatedExtended):
         fresh, new_values = self._send([*updates, *changes], counts)
 
         def assign_copies() -> tf.Tensor:
-            for variable, value in new_values:
+            for variable, value in new_values():
                 assign_copy(variable, value)
                 if variable.base is not None:
                     variable.base.assign(value, read_value=False)
@@ -454,7 +456,7 @@ class ParameterServerExtended(ReplicatedExtended):
     def _send(
         self, updates: Sequence[VariableUpdate], counts: Sequence[tuple[CounterVariable, tf.Tensor]]
     ) -> tuple[tf.Tensor, NewValues]:
-        """Sends updates; returns whether new values were pulled, and the new values.
+        """Sends updates; returns whether new values were pulled, and how to get them.
 
         A program costs much more than a step, so a step that is traced again, such as for another
         shape of the input, uses the program that it has.
@@ -480,7 +482,7 @@ class ParameterServerExtended(ReplicatedExtended):
             fresh, *vectors = self.call_in_order(
                 "updates", deliver, tensors, [tf.bool, *program.dtypes]
             )
-        return tf.ensure_shape(fresh, []), NewValues(program, vectors)
+        return tf.ensure_shape(fresh, []), functools.partial(program.unpack, vectors)
 
     def call_in_order(
         self,

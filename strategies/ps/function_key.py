@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -41,7 +41,7 @@ class Identity:
         return self._reference is None or self._reference() is not None
 
 
-def function_key(function: Callable[..., Any]) -> Hashable:
+def function_key(function: Any) -> Hashable:
     """Returns a key that is equal for functions of the same code that have captured the same.
 
     Numbers, text and sequences are the same if they are equal, and other objects if they are
@@ -54,32 +54,26 @@ def function_key(function: Callable[..., Any]) -> Hashable:
     [True, False]
 
     Args:
-      function: a function of Python, a bound method, or a partial application of one of them. It
-        captures no dictionary or array that is created anew for each call.
+      function: a function of Python, a bound method, a partial application of one of them, or
+        something that a function has captured. A dictionary or array that is created anew for each
+        call makes the key another one each time.
     """
+    cls = type(function)
+    if cls in _BY_VALUE:
+        return cls, function  # 1 equals True
+    if isinstance(function, (tuple, list)):
+        return tuple(map(function_key, function))
     if isinstance(function, FunctionType) and not function.__kwdefaults__:
-        captured = [_part(cell.cell_contents) for cell in function.__closure__ or ()]
-        defaults = map(_part, function.__defaults__ or ())
+        captured = [function_key(cell.cell_contents) for cell in function.__closure__ or ()]
+        defaults = map(function_key, function.__defaults__ or ())
         return function.__code__, function.__module__, *captured, *defaults
     if isinstance(function, MethodType):
-        return function_key(function.__func__), _part(function.__self__)
+        return function_key(function.__func__), function_key(function.__self__)
     if isinstance(function, functools.partial):
         arguments = *function.args, *function.keywords.items()
-        return function_key(function.func), *map(_part, arguments)
-    return Identity(function)
-
-
-def _part(value: Any) -> Hashable:
-    """Returns the part of a key that stands for a captured value."""
-    cls = type(value)
-    if cls in _BY_VALUE:
-        return cls, value  # 1 equals True
-    if isinstance(value, (tuple, list)):
-        return tuple(map(_part, value))
-    if isinstance(value, (FunctionType, MethodType, functools.partial)):
-        return function_key(value)
+        return tuple(map(function_key, (function.func, *arguments)))
     if cls.__hash__ is _HASH_OF_IDENTITY and cls.__weakrefoffset__:
         # In place of an `Identity`, because it is compared ten times as fast: keys are computed in
         # every step.
-        return weakref.ref(value)
-    return Identity(value)
+        return weakref.ref(function)
+    return Identity(function)

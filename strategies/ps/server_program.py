@@ -49,7 +49,7 @@ from strategies.ps.variables import (
 
 
 @dataclass
-class _ServerProgram:
+class ServerProgram:
     """A program on one server: its placeholders, operations and results.
 
     Attributes:
@@ -277,14 +277,9 @@ class StepProgram:
         program = self._server_programs[server.number]
         return server.run(program.pull, self.local_feeds(push, server.number), idempotent=True)
 
-    def push_operation(self, server: ServerConnection) -> tuple[tf.Operation, list[tf.Tensor]]:
-        """Returns the operation that applies the updates on a server, and the new values."""
-        program = self._server_programs[server.number]
-        return program.push, program.push_and_pull
-
-    def pull_operation(self, server: ServerConnection) -> list[tf.Tensor]:
-        """Returns the present values on a server."""
-        return self._server_programs[server.number].pull
+    def program_on(self, server: ServerConnection) -> ServerProgram:
+        """Returns the program on a server."""
+        return self._server_programs[server.number]
 
     def add_pull(self, server: ServerConnection) -> list[tf.Tensor]:
         """Adds a pull to a server's graph, where it waits for control dependencies."""
@@ -393,7 +388,7 @@ class StepProgram:
                     remote.path, list(remote.shape), megabytes,
                 )  # fmt: skip
 
-    def _build(self, server: ServerConnection) -> _ServerProgram:
+    def _build(self, server: ServerConnection) -> ServerProgram:
         """Adds the program to a server's graph."""
         with server.building():
             last = SequenceNumber()
@@ -410,7 +405,7 @@ class StepProgram:
         _, program.pull = server.locked(lambda: self._read(server, program), changes=False)
         return program
 
-    def _new_program(self, server: ServerConnection) -> _ServerProgram:
+    def _new_program(self, server: ServerConnection) -> ServerProgram:
         """Returns a program that has placeholders only."""
         placeholder = tf.compat.v1.placeholder
         sparse = [
@@ -421,7 +416,7 @@ class StepProgram:
             for u, leaf, _ in self._segments(self._updates, server, Transfer.SPARSE)
         ]
         in_view = [pair for u in self._row_updates(self._updates) for pair in u.placeholders()]
-        return _ServerProgram(
+        return ServerProgram(
             dense=[placeholder(self._wire_dtype(dtype), [None]) for dtype in self._dtypes],
             sparse=sparse + in_view,
             replicated=[
@@ -432,7 +427,7 @@ class StepProgram:
             number=placeholder(tf.int64, []),
         )
 
-    def _apply(self, server: ServerConnection, program: _ServerProgram) -> None:
+    def _apply(self, server: ServerConnection, program: ServerProgram) -> None:
         """Adds a server's part of all updates to the function that is being traced.
 
         The optimizer's own function runs for each slice that the server holds. While it runs, a
@@ -460,7 +455,7 @@ class StepProgram:
         self._log_changes(changed)
         self._count(server, program)
 
-    def _receive(self, server: ServerConnection, program: _ServerProgram) -> _Received:
+    def _receive(self, server: ServerConnection, program: ServerProgram) -> _Received:
         """Returns what the placeholders of a program receive, cut into pieces."""
         sizes: dict[tf.DType, list[int]] = {dtype: [] for dtype in self._dtypes}
         for u, leaf, number in self._segments(self._updates, server, Transfer.DENSE):
@@ -479,13 +474,13 @@ class StepProgram:
         )
 
     def _view(
-        self, server: ServerConnection, remote: RemoteVariable, number: int, program: _ServerProgram
+        self, server: ServerConnection, remote: RemoteVariable, number: int, program: ServerProgram
     ) -> ServerView:
         return ServerView(
             server, remote, number, lambda v: self._local_placeholder(v, server, program)
         )
 
-    def _count(self, server: ServerConnection, program: _ServerProgram) -> None:
+    def _count(self, server: ServerConnection, program: ServerProgram) -> None:
         """Adds to the counters, and to the number of steps of this worker."""
         for counter, count in zip(self._counters, program.counts, strict=True):
             part = counter.remote.parts[server.number]
@@ -513,7 +508,7 @@ class StepProgram:
                 self._slices_of_rows.add(key)
 
     def _local_placeholder(
-        self, variable: Any, server: ServerConnection, program: _ServerProgram
+        self, variable: Any, server: ServerConnection, program: ServerProgram
     ) -> tf.Tensor:
         """Returns the placeholder of one of the worker's own variables, such as a learning rate.
 
@@ -531,7 +526,7 @@ class StepProgram:
                 )
         return program.local_values[number]
 
-    def _read(self, server: ServerConnection, program: _ServerProgram) -> list[tf.Tensor]:
+    def _read(self, server: ServerConnection, program: ServerProgram) -> list[tf.Tensor]:
         """Returns a server's present values, in the form that `dtypes` describes."""
         vectors = []
         for dtype in self._pulled_dtypes:
@@ -573,14 +568,3 @@ def _replicated_leaves(updates: Sequence[VariableUpdate]) -> list[tf.Tensor]:
         for leaf in update.leaves
         if update.transfer(leaf) is Transfer.REPLICATED
     ]
-
-
-class NewValues:
-    """The new values of variables, as tensors of the graph in which they are iterated over."""
-
-    def __init__(self, program: StepProgram, vectors: Sequence[tf.Tensor]):
-        self._program = program
-        self._vectors = vectors
-
-    def __iter__(self) -> Iterator[tuple[SharedVariable, tf.Tensor | PulledRows]]:
-        return iter(self._program.unpack(self._vectors))

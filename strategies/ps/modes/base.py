@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -12,10 +12,12 @@ from strategies.ps.connection import ServerConnection, ServerGroup
 from strategies.ps.push import Push
 from strategies.ps.server_program import StepProgram
 from strategies.ps.updates import VariableUpdate
-from strategies.ps.variables import SharedVariable
+from strategies.ps.variables import PulledRows, SharedVariable
 
-# Applies updates on the servers and returns the new values of the variables.
-PushAndPull = Callable[[Sequence[VariableUpdate]], Iterable[tuple[SharedVariable, tf.Tensor]]]
+# Returns the new values of variables, as tensors of the graph in which it is called.
+NewValues = Callable[[], Sequence[tuple[SharedVariable, tf.Tensor | PulledRows]]]
+# Applies updates on the servers.
+PushAndPull = Callable[[Sequence[VariableUpdate]], NewValues]
 
 
 class Mode:
@@ -53,7 +55,7 @@ class Mode:
 
         Args:
           variables: the variables that the step has changed.
-          push_and_pull: applies updates on the servers and returns the new values.
+          push_and_pull: applies updates on the servers and returns how to get the new values.
         """
         raise NotImplementedError
 

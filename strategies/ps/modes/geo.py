@@ -56,7 +56,7 @@ class Geo(Mode):
             ]
             for variable, delta in zip(variables, deltas, strict=True):
                 variable.base.assign_add(delta, read_value=False)
-            for variable, value in push_and_pull(updates):
+            for variable, value in push_and_pull(updates)():
                 assign_copy(variable, local_copy(variable) + value - variable.base)
                 variable.base.assign(value, read_value=False)
             return tf.constant(True)

@@ -66,13 +66,13 @@ class Sync(Mode):
         size = self._servers.size
 
         def build() -> Barrier:
-            push, new_values = program.push_operation(server)
+            of_server = program.program_on(server)
             return Barrier(
                 server, "updated", self._servers.rank, size, tf.int32, 0,
                 lambda _: [[]] * size, [],
-                before=[push] if sends else [],
-                after=lambda: new_values if sends else program.add_pull(server),
-                after_again=program.pull_operation(server),
+                before=[of_server.push] if sends else [],
+                after=lambda: of_server.push_and_pull if sends else program.add_pull(server),
+                after_again=of_server.pull,
             )  # fmt: skip
 
         return server.build_once(build)
