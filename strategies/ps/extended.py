@@ -75,7 +75,7 @@ class ParameterServerExtended(ReplicatedExtended):
 
     Variables that the worker itself changes, because it has an optimizer of its own or because
     they are a layer's state, are changed at once, and noted in `_touched`: at the end of the step,
-    the servers get the difference.
+    or when a local optimizer's exchange is due, the servers get the difference.
 
     Args:
       strategy: the strategy that this object implements.
