@@ -38,11 +38,7 @@ from strategies.ps.connection import (
 )
 from strategies.ps.extended import ParameterServerExtended
 from strategies.ps.membership import AWAITED, LEFT, PRESENT, SAME_SCRIPT, Membership
-from strategies.ps.modes.async_ import Async
-from strategies.ps.modes.base import UpdateMode
-from strategies.ps.modes.geo import Geo
-from strategies.ps.modes.half_async import HalfAsync
-from strategies.ps.modes.sync import Sync
+from strategies.ps.modes import MODES, Mode
 from strategies.ps.options import ParameterServerOptions
 from strategies.ps.placement import Placement
 from strategies.ps.registry import VariableRegistry
@@ -68,14 +64,14 @@ class ParameterServerStrategy(ReplicatedStrategy, tf.distribute.MultiWorkerMirro
 
     * "sync": all workers take each step together, and the servers make one update from it. N
       workers train like one process with the same global batch, and nothing is stale. A worker
-      that ends before the others counts as one without rows; a worker that is killed is waited
-      for.
+      that ends before the others counts as one without examples; a worker that is killed is
+      waited for.
     * "async": no worker waits. Updates are queued and sent in the background. A worker's copy
       lacks at most `send_queue_size` of its own steps that are queued or being sent, and
       `pull_every - 1` steps that were sent since the last pull. The number of other workers' steps
-      that it lacks is not bounded. Adam tolerates little staleness with few rows per step: on the
-      click logs of examples/, queues of 1, 2 and 4 steps gave an AUC of 0.768, 0.765 and 0.755,
-      and one process gave 0.766.
+      that it lacks is not bounded. Adam tolerates little staleness where a step changes few
+      embedding rows: on the click logs of examples/, queues of 1, 2 and 4 steps gave an AUC of
+      0.768, 0.765 and 0.755, and one process gave 0.766.
     * "half_async": a worker waits until its own update has been made, and continues with the new
       values. Its copy lacks none of its own steps; it lacks those that other workers made while it
       computed.
@@ -86,20 +82,20 @@ class ParameterServerStrategy(ReplicatedStrategy, tf.distribute.MultiWorkerMirro
     In "sync", `num_replicas_in_sync`, logs, `reduce` and `gather` cover all workers, as under
     `MultiWorkerMirroredStrategy`. In the other modes each worker is independent: its logs cover
     its own part of the data, and its number of steps is its own. In every mode, each global batch
-    that trains is sharded by rows. Outside of "sync", a step without rows for a worker leaves its
-    variables unchanged, except for what optimizers do in "geo"; the worker sends nothing, and the
-    step is not counted in `iterations` on the servers.
+    that trains is split by examples. Outside of "sync", a step without examples for a worker
+    leaves its variables unchanged, except for what optimizers do in "geo"; the worker sends
+    nothing, and the step is not counted in `iterations` on the servers.
 
-    Keras's `evaluate`, `predict` and validation in `fit` cover all rows, on every worker. In
-    "sync" the workers share the rows. In the other modes each worker processes all of them with
-    the servers' current values (in "geo" with its own), and waits for no other worker. A dataset
-    that belongs to one worker (`distribute_datasets_from_function`, `AutoShardPolicy.OFF`) stays
-    its own, with a warning.
+    Keras's `evaluate`, `predict` and validation in `fit` cover all examples, on every worker. In
+    "sync" the workers share the examples. In the other modes each worker processes all of them
+    with the servers' current values (in "geo" with its own), and waits for no other worker. A
+    dataset that belongs to one worker (`distribute_datasets_from_function`, `AutoShardPolicy.OFF`)
+    stays its own, with a warning.
 
     The workers share:
 
-    * the trainable variables. A variable is split by rows over the servers as far as each slice
-      has at least `min_slice_size` elements;
+    * the trainable variables. A variable is split along its first axis over the servers, as far
+      as each slice has at least `min_slice_size` elements;
     * the optimizer's slot variables, next to their variables; in "geo" each worker has its own;
     * `optimizer.iterations`, of which no count is lost: the number of steps of all workers (in
       "sync", of the steps that they take together; in "geo", of the worker's own);
@@ -145,7 +141,9 @@ class ParameterServerStrategy(ReplicatedStrategy, tf.distribute.MultiWorkerMirro
         start_timeout: float | None = None,
         **settings: Any,
     ):
-        self.options = options_of(options, {**_mode_setting(mode), **settings})
+        if mode is not None:
+            settings = {"mode": mode, **settings}
+        self.options = options_of(options, settings)
         if _created_ranks:
             raise ValueError(
                 "A program cannot create more than one ParameterServerStrategy, because the "
@@ -163,10 +161,10 @@ class ParameterServerStrategy(ReplicatedStrategy, tf.distribute.MultiWorkerMirro
         devices = local_devices(num_replicas, gpus_of(config))
         servers = connect_servers(config.cluster, config.task, timeout)
         update_mode = update_mode_of(options, servers)
-        memberships = _register(servers, timeout, options.mode)
+        memberships = _register(servers, timeout, update_mode.in_step)
         # From here on, the servers are also told of a start that fails.
         atexit.register(_leave, update_mode, servers, memberships, config.cluster.training_tasks)
-        if options.mode == "sync":
+        if update_mode.in_step:
             _wait_for_workers(config.cluster.training_tasks, memberships, timeout)
         workers: Collectives = LocalCollectives()
         where = f"mode '{options.mode}' with variables on TF_CONFIG's ps tasks ({len(servers)})"
@@ -177,18 +175,16 @@ class ParameterServerStrategy(ReplicatedStrategy, tf.distribute.MultiWorkerMirro
         resolver = resolver_of(config) if cluster_resolver is None else cluster_resolver
         extended = ParameterServerExtended(
             self, workers, devices, ReductionOptions(), resolver, servers, registry, update_mode,
-            in_step=options.mode == "sync",
-            geo=Geo(servers.size, options.geo_steps or 100) if options.mode == "geo" else None,
             wire=_WIRES[options.compression],
         )  # fmt: skip
         tf.distribute.Strategy.__init__(self, extended)
         _created_ranks.append(servers.rank)
         share_seed(functools.partial(_shared_through, registry))
-        if options.mode == "sync" and servers.size > 1:
+        if update_mode.in_step and servers.size > 1:
             watchdog, session = watch_by_servers(servers, config.cluster, config.task)
             # Runs before _leave, because the watchdog needs one of the servers.
             atexit.register(_end_watch, watchdog, session, servers.servers[0])
-            # Not in other modes, where workers come and go.
+            # Not where workers are not in step, and come and go.
             names = [str(task) for task in config.cluster.training_tasks]
             with servers.operations.track_eager("start of shared memory"):
                 if on_servers.share_memory(names, may_share):
@@ -255,27 +251,19 @@ def options_of(
     return options
 
 
-def _mode_setting(mode: str | None) -> dict[str, str]:
-    return {} if mode is None else {"mode": mode}
-
-
-def update_mode_of(options: ParameterServerOptions, servers: ServerGroup) -> UpdateMode:
+def update_mode_of(options: ParameterServerOptions, servers: ServerGroup) -> Mode:
     """Creates the update mode for the options."""
-    if options.mode == "sync":
-        return Sync(servers)
-    if options.mode == "async":
-        merge = options.max_merge or 1
-        queue_size = options.send_queue_size or (2 * merge if merge > 1 else 1)
-        return Async(servers, merge, queue_size, options.pull_every or 1)
-    return HalfAsync(servers)
+    cls = MODES[options.mode]
+    settings = {name: getattr(options, name) for name in cls.settings}
+    return cls(servers, **{name: each for name, each in settings.items() if each is not None})
 
 
 def _with_servers(config: TFConfig | None) -> TFConfig:
     if config is None or not config.cluster.tasks("ps"):
-        found = "no TF_CONFIG" if config is None else "a TF_CONFIG without one"
+        received = "no TF_CONFIG" if config is None else "a TF_CONFIG without one"
         raise ClusterConfigError(
-            f"ParameterServerStrategy requires at least one ps task. Received: {found}. Start the "
-            "script with 'tf-config run --workers 2 --ps 1 train.py', or use "
+            f"ParameterServerStrategy requires at least one ps task. Received: {received}. Start "
+            "the script with 'tf-config run --workers 2 --ps 1 train.py', or use "
             "strategies.MultiWorkerMirroredStrategy, which requires none."
         )
     if config.task not in config.cluster.training_tasks:
@@ -286,7 +274,7 @@ def _with_servers(config: TFConfig | None) -> TFConfig:
     return config
 
 
-def _register(servers: ServerGroup, timeout: float, mode: str) -> list[Membership]:
+def _register(servers: ServerGroup, timeout: float, in_step: bool) -> list[Membership]:
     """Registers this worker with all servers."""
     memberships = [
         Membership(f"grpc://{server.address}", servers.size) for server in servers.servers
@@ -301,13 +289,15 @@ def _register(servers: ServerGroup, timeout: float, mode: str) -> list[Membershi
                 "TensorFlow's servers listen on all addresses of a host, so two servers on one "
                 "host must have different ports."
             )
-        if mode == "sync" and servers.rank not in membership.workers(AWAITED):
+        if in_step and servers.rank not in membership.workers(AWAITED):
             raise ValueError(
                 "In mode='sync' a worker cannot rejoin the job, because it has missed steps. "
                 f"Received: worker {servers.rank} of {servers.size}, which had joined before. "
                 "Restart all tasks, the servers included ('tf-config run --max-restarts' does "
                 "this), or use another mode."
             )
+    # Only when all servers have been checked: the other workers begin when this one is present, and
+    # would wait for it in their first step.
     for membership in memberships:
         membership.set_state(servers.rank, PRESENT)
     return memberships
@@ -351,17 +341,21 @@ def _end_watch(watchdog: Watchdog, session: Session, server: ServerConnection) -
 
 
 def _leave(
-    update_mode: UpdateMode,
+    update_mode: Mode,
     servers: ServerGroup,
     memberships: list[Membership],
     tasks: Sequence[Task],
 ) -> None:
-    """Sends the remaining updates, and tells all servers that this worker has ended."""
+    """Sends the remaining updates, and tells all servers that this worker has ended.
+
+    In this order: a server ends when the last worker has told it so.
+    """
     with contextlib.suppress(ServerUnavailableError, tf.errors.OpError):
         update_mode.drain()
     for membership, server in zip(memberships, servers.servers, strict=True):
         close(server.sessions(), server)
         if server.is_there():
+            # In a thread that can be left: TensorFlow waits for a server that is gone meanwhile.
             arguments = membership, server, servers.rank, tasks
             thread = threading.Thread(target=_announce_end, args=arguments, daemon=True)
             thread.start()
@@ -377,7 +371,7 @@ def _announce_end(
         membership.set_state(rank, LEFT)
         if server.number == 0 and (missing := membership.workers(AWAITED)):
             names = ", ".join(str(tasks[rank]) for rank in missing)
-            logging.warning("%s did not come in all the time. %s", names, SAME_SCRIPT)
+            logging.warning("%s never connected. %s", names, SAME_SCRIPT)
 
 
 def _shared_through(registry: VariableRegistry, number: int) -> int:

@@ -19,13 +19,13 @@ MAY_IMPORT = {
     "utils": "",
     "compat": "",
     "profiling": "compat files",
-    "collectives": "compat diagnostics",
-    "diagnostics": "compat collectives profiling",
+    "collectives": "compat utils diagnostics",
+    "diagnostics": "compat utils collectives profiling",
     "files": "compat collectives diagnostics",
     "reduction": "compat utils collectives",
     "variables": "compat utils collectives reduction",
     "data": "compat utils profiling collectives diagnostics files",
-    "core": "compat collectives diagnostics reduction variables data",
+    "core": "compat utils collectives diagnostics reduction variables data",
     "ps": "compat utils profiling collectives diagnostics reduction variables data core",
     "embedding": (
         "compat utils profiling collectives diagnostics files reduction variables data core ps"

@@ -14,7 +14,13 @@ import tensorflow as tf
 from absl import logging
 
 from strategies.callbacks.base import Callback, is_of_tf_keras
-from strategies.collectives.workers import barrier, collectives_of, refresh
+from strategies.collectives.workers import (
+    are_in_step,
+    barrier,
+    collectives_of,
+    drain,
+    refresh,
+)
 from strategies.compat.keras import (
     begin_at,
     layers_of,
@@ -101,7 +107,7 @@ class Checkpoint(Callback):
                 "tf_keras. Use tf_keras.callbacks.BackupAndRestore."
             )
         strategy = self.model.distribute_strategy
-        self._in_step = getattr(strategy.extended, "in_step", True)
+        self._in_step = are_in_step(strategy)
         if not self.model.optimizer.built:
             with strategy.scope():
                 self.model.optimizer.build(self.model.trainable_variables)
@@ -112,6 +118,7 @@ class Checkpoint(Callback):
                     f"be restored. Received: {optimizer.name!r}, which has no variables yet. Call "
                     "its build(...) with the variables that it trains, in the strategy's scope."
                 )
+        drain(strategy)  # an update of an earlier fit would change the restored values
         collectives = collectives_of(strategy)
         self._step = self._saved_step = self._to_skip = 0
         found, error = None, None
@@ -174,6 +181,9 @@ class Checkpoint(Callback):
         """
         if self._in_step:
             return is_due, has_ended
+        # When all have met here, none trains on before it has saved, so the checkpoint has all of
+        # their updates.
+        drain(self.model.distribute_strategy)
         collectives = collectives_of(self.model.distribute_strategy)
         due, ended = collectives.all_gather(tf.constant([[is_due, has_ended]])).numpy().T
         return bool(due.any()), bool(ended.all())

@@ -12,7 +12,7 @@ import tensorflow as tf
 from strategies.callbacks.backup import replace_backups_atomically
 from strategies.callbacks.base import is_of_tf_keras
 from strategies.collectives.single_worker import single_worker_scope
-from strategies.collectives.workers import barrier, collectives_of
+from strategies.collectives.workers import are_in_step, barrier, collectives_of
 from strategies.compat.keras import (
     default_hook,
     initial_epoch,
@@ -91,9 +91,10 @@ class _OnFirstWorker:
         self._model: Any = None
         names = _names(callback)
         # Where workers are not in step, tf_keras takes each of them for the only worker.
-        in_step = getattr(strategy.extended, "in_step", True)
         self._runs_on_all_workers = (
-            is_of_tf_keras(callback) and in_step and bool(names & set(_TF_KERAS_ON_ALL))
+            is_of_tf_keras(callback)
+            and are_in_step(strategy)
+            and bool(names & set(_TF_KERAS_ON_ALL))
         )
         self._on_all = {hook for name in names for hook in _ON_ALL.get(name, ())}
 

@@ -12,7 +12,7 @@ import tensorflow as tf
 from absl import logging
 
 from strategies.callbacks.base import Callback
-from strategies.collectives.workers import collectives_of
+from strategies.collectives.workers import are_in_step, collectives_of
 from strategies.compat.keras import tensorflow_variable, watch_gradients
 from strategies.compat.tensorflow import ResourceVariable, is_compiled_by_xla
 
@@ -45,7 +45,7 @@ class TerminateOnNaN(Callback):
     def set_model(self, model: Any) -> None:
         """Starts watching the gradients, before Keras traces the step."""
         super().set_model(model)
-        if getattr(model.distribute_strategy.extended, "in_step", True) is False:
+        if not are_in_step(model.distribute_strategy):
             raise ValueError(
                 "strategies.callbacks.TerminateOnNaN requires workers that train in lockstep. "
                 "Received: a parameter-server mode in which they do not. Use "

@@ -23,6 +23,7 @@ def barrier(strategy: tf.distribute.Strategy) -> None:
       ValueError: if it is another package's strategy with several workers, or another worker makes
         a different call.
     """
+    drain(strategy)
     check_same_call(collectives_of(strategy), "barrier")
     refresh(strategy)
 
@@ -44,6 +45,17 @@ def worker_rank(strategy: tf.distribute.Strategy) -> int:
     return collectives_of(strategy).rank
 
 
+def drain(strategy: tf.distribute.Strategy) -> None:
+    """Waits until the parameter servers, if there are any, have all of this worker's updates.
+
+    Call it before all workers wait for one another and then read or write what they trained: what
+    is still queued on one worker would be missing in the values that the others read, or would be
+    applied to the values that they wrote.
+    """
+    if hasattr(strategy.extended, "drain"):
+        strategy.extended.drain()
+
+
 def refresh(strategy: tf.distribute.Strategy) -> None:
     """Updates this worker's variables from the parameter servers, if the strategy has any."""
     if hasattr(strategy.extended, "refresh"):
@@ -51,14 +63,14 @@ def refresh(strategy: tf.distribute.Strategy) -> None:
 
 
 def collectives_of(strategy: tf.distribute.Strategy) -> Collectives:
-    """Returns the collectives among the workers of a strategy.
+    """Returns the collectives among all workers of a strategy.
 
     Raises:
       ValueError: if it is another package's strategy with several workers.
     """
     extended = strategy.extended
-    if hasattr(extended, "between_workers"):
-        return extended.between_workers()
+    if hasattr(extended, "workers"):
+        return extended.workers
     if has_several_workers(strategy):
         raise ValueError(
             "The strategy must be one of this package. Received: "
@@ -78,3 +90,12 @@ def collectives_in_step(strategy: tf.distribute.Strategy) -> Collectives:
     1
     """
     return getattr(strategy.extended, "collectives", LocalCollectives())
+
+
+def are_in_step(strategy: tf.distribute.Strategy) -> bool:
+    """Returns whether all workers take all steps together.
+
+    >>> are_in_step(tf.distribute.get_strategy())
+    True
+    """
+    return getattr(strategy.extended, "in_step", True)

@@ -98,6 +98,8 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         # are the attributes that the inherited methods read.
         tf.compat.v1.distribute.StrategyExtended.__init__(self, strategy)
         self.collectives = collectives
+        # Differs from `collectives` where workers do not take their steps together.
+        self.workers = collectives
         self._devices = tuple(canonicalize(device) for device in devices)
         self._cross_device_ops = ReplicaCrossDeviceOps(
             collectives, self._devices, options, self._weights_of_replicas, local
@@ -135,9 +137,13 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
             note_creation()
             tell_progress()
 
-    def between_workers(self) -> Collectives:
-        """Returns the collectives among all workers."""
-        return self.collectives
+    @property
+    def in_step(self) -> bool:
+        """Whether all workers take the same steps together."""
+        return True
+
+    def drain(self) -> None:
+        """Does nothing: only updates that are sent to servers can be pending."""
 
     def refresh(self) -> None:
         """Does nothing: only variables on servers have to be updated from there."""

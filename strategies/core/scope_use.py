@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import threading
 
 from absl import logging
@@ -10,6 +11,7 @@ from absl import logging
 from strategies.diagnostics.calls import call_in
 from strategies.diagnostics.stack import stack_of
 from strategies.diagnostics.watchdog import place_in
+from strategies.utils.background_thread import BackgroundThread
 from tf_config.launcher.sidecar import CREATED, ENTERED, is_reported, report
 
 _PAUSE_SECONDS = 0.1
@@ -46,14 +48,13 @@ def warn_of_training_outside(name: str, workers: int) -> None:
     """
     if workers < 2 or _entered.is_set():
         return
-    ended, warned = threading.Event(), threading.Event()
-    arguments = name, workers, ended, warned
-    thread = threading.Thread(target=_watch, args=arguments, name="scope_use", daemon=True)
+    warned = threading.Event()
+    thread = BackgroundThread(functools.partial(_watch, name, workers, warned), "scope_use")
     thread.start()
-    atexit.register(_end, name, thread, ended, warned)
+    atexit.register(_end, name, thread, warned)
 
 
-def _watch(name: str, workers: int, ended: threading.Event, warned: threading.Event) -> None:
+def _watch(name: str, workers: int, warned: threading.Event, ended: threading.Event) -> None:
     main = threading.main_thread().ident or 0
     while not ended.wait(_PAUSE_SECONDS) and not _entered.is_set():
         stack = stack_of(main)
@@ -67,11 +68,8 @@ def _watch(name: str, workers: int, ended: threading.Event, warned: threading.Ev
             return
 
 
-def _end(
-    name: str, thread: threading.Thread, ended: threading.Event, warned: threading.Event
-) -> None:
-    ended.set()
-    thread.join(_SECONDS_TO_END)
+def _end(name: str, thread: BackgroundThread, warned: threading.Event) -> None:
+    thread.stop(_SECONDS_TO_END)
     # Under `tf-config` the launcher says so instead.
     if not (_entered.is_set() or warned.is_set() or is_reported()):
         logging.warning(

@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from strategies.collectives.workers import collectives_of
+from strategies.collectives.workers import are_in_step, collectives_of
 from strategies.compat.keras import is_building_model, restart_threads
 from strategies.compat.tensorflow import (
     DistributedDataset,
@@ -209,7 +209,7 @@ class ReplicaDataset(DistributedDataset):
 
     def __iter__(self) -> DistributedIterator:
         if collectives_of(self._strategy).size > 1:
-            check_sole_writer(getattr(self._strategy.extended, "in_step", True))
+            check_sole_writer(are_in_step(self._strategy))
         self._check_same_steps()
         restart_threads()
         if self._source is not None and tf.executing_eagerly():

@@ -56,7 +56,7 @@ def _delete(delete: Callable[[], None], lock: _thread.LockType) -> None:
 
 
 def _wait_at_exit() -> None:
-    # Python ends a thread that comes back from TensorFlow later than this, and with it the process.
+    # See [Note: the end of the interpreter] in utils/background_thread.py.
     _has_ended.append(True)
     end = time.monotonic() + _SECONDS_TO_END
     for lock in tuple(_running):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import os
 import threading
 
 from strategies.diagnostics.calls import call_in
 from strategies.diagnostics.stack import stack_of
 from strategies.diagnostics.watchdog import place_in
+from strategies.utils.background_thread import BackgroundThread
 from tf_config.launcher.exit_diagnosis import write_progress
 from tf_config.launcher.settings import PROGRESS_VARIABLE
 
@@ -23,10 +25,11 @@ def tell_progress() -> None:
     path = os.environ.get(PROGRESS_VARIABLE, "")
     if path and not _is_told:
         _is_told = True
-        stopped = threading.Event()
-        thread = threading.Thread(target=_tell, args=(path, stopped), name="progress", daemon=True)
+        thread = BackgroundThread(functools.partial(_tell, path), "progress")
         thread.start()
-        atexit.register(_stop, thread, stopped)
+        # The thread may hold the last reference to a model and free it within TensorFlow. See
+        # [Note: the end of the interpreter] in utils/background_thread.py.
+        atexit.register(thread.stop, _SECONDS_TO_END)
 
 
 def where(thread: int) -> str:
@@ -48,10 +51,3 @@ def _tell(path: str, stopped: threading.Event) -> None:
             return
         except Exception:  # a model under construction may have no optimizer or iterations yet
             continue
-
-
-def _stop(thread: threading.Thread, stopped: threading.Event) -> None:
-    # The thread may hold the last reference to a model and free it within TensorFlow. If Python
-    # ended the thread there, it would abort.
-    stopped.set()
-    thread.join(_SECONDS_TO_END)

@@ -29,6 +29,7 @@ from strategies.diagnostics.calls import call_in
 from strategies.diagnostics.operations import OperationTracker, WatchedCollectives
 from strategies.diagnostics.peers import SILENT_SECONDS, Peers, State
 from strategies.diagnostics.stack import Entry, stack_of
+from strategies.utils.background_thread import BackgroundThread
 from tf_config import Address, ClusterSpec, Task
 from tf_config.launcher.settings import STEP_TIMEOUT_VARIABLE
 from tf_config.reachability import connect
@@ -192,10 +193,9 @@ class Watchdog:
         # Less often with more workers: the first worker answers all of them.
         self._publish_seconds = max(_PUBLISH_SECONDS, len(tasks) / 10)
         self._main = threading.main_thread().ident or 0
-        self._stopped = threading.Event()
         self._warned = 0.0
         self._beat = 0
-        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+        self._thread = BackgroundThread(self._watch, "watchdog")
         self._process = os.getpid()
 
     def start(self) -> None:
@@ -210,8 +210,7 @@ class Watchdog:
         """
         if os.getpid() != self._process:
             return
-        self._stopped.set()
-        self._thread.join(_LEAVING_SECONDS)
+        self._thread.stop(_LEAVING_SECONDS)
         is_reached = self._publish(State(ended=True, begun=self.operations.begun()))
         if hasattr(sys, "last_value"):
             self._explain(is_reached)
@@ -304,9 +303,9 @@ class Watchdog:
         at = f" ({self._cluster.addresses[task]})" if state.is_silent and not state.ended else ""
         return f"{task}{at} {state.describe(self._seconds)}"
 
-    def _watch(self) -> None:
+    def _watch(self, stopped: threading.Event) -> None:
         published = 0.0
-        while not self._stopped.wait(_PAUSE_SECONDS):
+        while not stopped.wait(_PAUSE_SECONDS):
             kind, operation, waited = self.operations.waiting()
             if not waited:
                 self._warned = 0.0

@@ -205,9 +205,8 @@ class Tables:
         for shard in self._local_shards:
             table = shard.tables[name]
             size, counts = shard.call(
-                ("counts", name),
                 lambda table=table: (table.map.size(), table.counts.read_value()),
-                may_repeat=True,
+                idempotent=True,
             )
             local.append([size, *counts])
         counted = np.reshape(np.array(local, np.int64), [-1, 1 + len(STATISTICS)])
@@ -237,10 +236,7 @@ class Tables:
         local = []
         for shard in self._local_shards:
             table = shard.tables[name]
-            (size,) = shard.call(
-                ("size", name), lambda table=table: (table.map.size(),), may_repeat=True
-            )
-            local.append([shard.index, size])
+            local.append([shard.index, shard.call(table.map.size, idempotent=True)])
         counted = np.reshape(np.array(local, np.int64), [-1, 2])
         gathered = self.collectives.all_gather(tf.constant(counted)).numpy().tolist()
         owner = self._placements[name].task_type
@@ -254,9 +250,8 @@ class Tables:
         for shard in self._local_shards:
             table = shard.tables[name]
             local += shard.call(
-                ("usage", name),
                 lambda table=table: tf.stack([table.map.size(), table.counter_bytes()]),
-                may_repeat=True,
+                idempotent=True,
             )
         rows, counter_bytes = self.collectives.all_reduce([tf.constant(local)])[0].numpy().tolist()
         table, placement = self.table(name), self._placements[name]

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 import tensorflow as tf
 
 from strategies.collectives import Collectives
-from strategies.collectives.workers import collectives_of, refresh
+from strategies.collectives.workers import collectives_of, drain, refresh
 from strategies.diagnostics.consistency import check_same_call
 
 
@@ -50,13 +50,14 @@ def writing(path: str | os.PathLike[str], strategy: tf.distribute.Strategy) -> I
     """
     target = os.path.abspath(path) if "://" not in os.fspath(path) else os.fspath(path)
     parent, base = os.path.split(target.rstrip("/"))
+    drain(strategy)
     collectives = collectives_of(strategy)
     first = collectives.rank == 0
     above = parent if first else tempfile.gettempdir()
     own = os.path.join(above, f".{base}.{uuid.uuid4().hex}")
     try:
         _run_on_all(collectives, lambda: tf.io.gfile.makedirs(own))
-        # All workers have come here, so their updates have arrived at the parameter servers.
+        # All workers have drained their updates before they came here, so the file lacks none.
         refresh(strategy)
         yield os.path.join(own, base)
         _run_on_all(collectives, lambda: _move(own, parent, path) if first else None)

@@ -33,6 +33,10 @@ class Barrier:
 
     Barriers of the same name are one barrier, whatever they do before and after it.
 
+    In each round, each queue of inputs has one value at most, because a worker deposits its next
+    one only when it has the results of this round; and each queue of outputs gets one entry. So
+    the workers need no number of the round.
+
     Args:
       server: the server that holds the barrier.
       name: the barrier's name, the same on all workers.
@@ -69,8 +73,8 @@ class Barrier:
         self._missing_value = functools.partial(tf.constant, missing_value, dtype)
         self._combine = combine
         with server.building():
-            # One per graph, because it is shared by name.
-            self._states = server.once("membership", lambda: worker_states(size))
+            # One per graph: TensorFlow would give a second one another name, and so another value.
+            self._states = server.build_once(functools.partial(worker_states, size))
             lock = lock or Lock(f"{name}/lock")
             self._inputs = [
                 tf.queue.FIFOQueue(_CAPACITY, [dtype], shared_name=f"{name}/inputs/{other}")
@@ -92,14 +96,18 @@ class Barrier:
                 arrived.change_once(self._number, enqueue)
                 return self._release_if_complete()
 
+            # Outside of the lock: `before` may take long, and may hold the lock of all updates.
             with tf.control_dependencies(before):
                 self._deposit, _ = server.locked(deposit, lock)
+            # For those that wait when a worker ends, which nobody tells them.
             self._release, _ = server.locked(self._release_if_complete, lock)
+            # Not under the lock, which others need to arrive.
             *results, self._present = tf.nest.flatten(self._outputs[rank].dequeue())
             with tf.control_dependencies([self._present]):
                 self._results = [*results, *after()]
-            # What is needed if the answer is lost: whether the results were taken from the queue,
-            # and these.
+            # If the response is lost, the worker asks whether the results were taken from the
+            # queue, and for what was taken; see [Note: exactly-once updates] in
+            # ps/sequence_number.py.
             keep, kept = _keep([*results, self._present])
             with tf.control_dependencies(keep):
                 self._take = taken.set(self._number)
@@ -122,23 +130,30 @@ class Barrier:
         try:
             results, present, *_ = self._server.run(fetches, feeds, self._release)
         except ResponseLostError:
-            self._server.run(self._deposit, feeds, may_repeat=True)
-            while self._server.run(self._last_taken, may_repeat=True) != number:
+            # The connection may have broken before the value was deposited, between that and the
+            # results, or after these were taken. Each step asks for what is there already.
+            self._server.run(self._deposit, feeds, idempotent=True)
+            while self._server.run(self._last_taken, idempotent=True) != number:
                 with contextlib.suppress(ResponseLostError):
                     self._take_if_there(feeds)
-            results, present = self._server.run(self._again, feeds, may_repeat=True)
+            results, present = self._server.run(self._again, feeds, idempotent=True)
         return results, present
 
     def _take_if_there(self, feeds: Mapping[tf.Tensor, Any]) -> None:
-        """Takes the results from the queue, or waits for a moment."""
-        if self._server.run(self._are_there, may_repeat=True):
+        """Takes the results from the queue if they are there; otherwise waits for a moment."""
+        if self._server.run(self._are_there, idempotent=True):
             self._server.run(self._take, dict(feeds))
         else:
-            self._server.run(self._release, may_repeat=True)
+            self._server.run(self._release, idempotent=True)
             time.sleep(_POLL_SECONDS)
 
     def _release_if_complete(self) -> list[tf.Tensor]:
-        """Combines the values and releases all workers, unless a value is missing."""
+        """Combines the values and releases all workers, unless a value is missing.
+
+        Called under the lock, in which nothing else looks at the queues of inputs. A worker that
+        has left counts as present only if it deposited a value before it left. Without any value
+        there is no round to complete: all workers may have left.
+        """
         present = tf.stack([queue.size() > 0 for queue in self._inputs])
         ready = tf.reduce_all(present | tf.equal(self._states.read_value(), LEFT)) & tf.reduce_any(
             present

@@ -24,11 +24,11 @@ from strategies.collectives.dtypes import (
     all_reduce_by_dtype,
     check_is_numeric,
 )
+from strategies.collectives.ordered_calls import OrderedCalls
 from strategies.collectives.shared_memory import Host, WorkerEndedError, exchange_over, transfers
 from strategies.collectives.shared_memory.channel import Channel
 from strategies.ps.barrier import Barrier
 from strategies.ps.connection import ServerConnection, ServerGroup
-from strategies.ps.ordered_caller import OrderedCaller
 
 
 class ServerCollectives(AllToAllViaAllGather):
@@ -58,8 +58,7 @@ class ServerCollectives(AllToAllViaAllGather):
         self._stream = stream
         self._stream_numbers = itertools.count()
         self._child_streams: list[ServerCollectives] = []
-        # Not measured here: `WatchedCollectives` measures them.
-        self._ordered_caller = OrderedCaller(is_common=True, is_measured=False)
+        self._calls = OrderedCalls()
         self._host = host
         self._channel = None if host is None else host.new_channel()
         self._buffers = transfers.BufferPool()
@@ -105,7 +104,7 @@ class ServerCollectives(AllToAllViaAllGather):
         """Returns the workers' tensors concatenated along axis 0; see `Collectives`."""
         tensor = tf.convert_to_tensor(tensor)
         check_is_numeric(tensor.dtype)
-        (joined,) = self._ordered_caller.call("all_gather", self._gather, [tensor], [tensor.dtype])
+        (joined,) = self._calls.call(self._gather, [tensor], [tensor.dtype])
         return tf.ensure_shape(joined, [None, *tensor.shape[1:]])
 
     def broadcast(self, tensor: tf.Tensor) -> tf.Tensor:
@@ -115,7 +114,7 @@ class ServerCollectives(AllToAllViaAllGather):
         return tf.ensure_shape(first, tensor.shape)
 
     def _all_reduce_vector(self, vector: tf.Tensor) -> tf.Tensor:
-        (total,) = self._ordered_caller.call("all_reduce", self._sum, [vector], [vector.dtype])
+        (total,) = self._calls.call(self._sum, [vector], [vector.dtype])
         return tf.reshape(total, [-1])
 
     def _sum(self, vector: np.ndarray) -> list[np.ndarray]:
@@ -147,20 +146,21 @@ class ServerCollectives(AllToAllViaAllGather):
         parts = np.array_split(vector, len(self._servers))
 
         def add(server: ServerConnection) -> tuple[list[np.ndarray], np.ndarray]:
-            connection = self._connections[server.number]
-            return self._sum_barrier(connection, vector.dtype)(parts[server.number])
+            connection, dtype = self._connections[server.number], tf.as_dtype(vector.dtype)
+            barrier = connection.build_once(lambda: self._sum_barrier(connection, dtype))
+            return barrier(parts[server.number])
 
         answers = self._servers.each(add)
         present = answers[0][1]
         lengths = np.sum([lengths for (_, lengths), _ in answers], axis=0)
-        theirs = {rank: int(lengths[rank]) for rank in np.flatnonzero(present).tolist()}
-        if len(set(theirs.values())) > 1:
-            operations = {rank: f"all_reduce of {n} numbers" for rank, n in theirs.items()}
+        by_rank = {rank: int(lengths[rank]) for rank in np.flatnonzero(present).tolist()}
+        if len(set(by_rank.values())) > 1:
+            operations = {rank: f"all_reduce of {n} numbers" for rank, n in by_rank.items()}
             raise OperationsDifferError(operations)
         self._record_present(present)
         return [np.concatenate([sums for (sums, _), _ in answers])]
 
-    def _sum_barrier(self, server: ServerConnection, dtype: np.dtype) -> Barrier:
+    def _sum_barrier(self, server: ServerConnection, dtype: tf.DType) -> Barrier:
         def total(inputs: Sequence[tf.Tensor]) -> list[list[tf.Tensor]]:
             lengths = tf.stack([tf.size(value) for value in inputs])
             # A missing value is a scalar zero, which can be added to a vector of any length.
@@ -173,20 +173,18 @@ class ServerCollectives(AllToAllViaAllGather):
             )
             return [[sums, lengths]] * self.size
 
-        dtype = tf.as_dtype(dtype)
         name = f"{self._stream}/sum/{dtype.name}"
         kinds = [dtype, tf.int32]
-        return server.once(
-            name,
-            lambda: Barrier(server, name, self.rank, self.size, dtype, 0, total, kinds),
-        )
+        return Barrier(server, name, self.rank, self.size, dtype, 0, total, kinds)
 
     def _gather_on_server(self, array: np.ndarray) -> list[np.ndarray]:
-        others, present = self._gather_barrier(self._connections[0])(_encode(array))
+        server = self._connections[0]
+        barrier = server.build_once(lambda: self._gather_barrier(server))
+        others, present = barrier(_encode(array))
         ranks = np.flatnonzero(present).tolist()
-        mine = _kind(array)
+        own_kind = _kind(array)
         kinds = {
-            rank: mine if rank == self.rank else bytes(others[rank]).split(b"\n", 1)[0]
+            rank: own_kind if rank == self.rank else bytes(others[rank]).split(b"\n", 1)[0]
             for rank in ranks
         }
         if len(set(kinds.values())) > 1:
@@ -211,10 +209,7 @@ class ServerCollectives(AllToAllViaAllGather):
 
         name = f"{self._stream}/gather"
         kinds = [tf.string] * self.size
-        return server.once(
-            name,
-            lambda: Barrier(server, name, self.rank, self.size, tf.string, "", exchange, kinds),
-        )
+        return Barrier(server, name, self.rank, self.size, tf.string, "", exchange, kinds)
 
     def _record_present(self, present: np.ndarray) -> None:
         """Records which workers took part, and logs those that have ended."""
@@ -222,9 +217,9 @@ class ServerCollectives(AllToAllViaAllGather):
             return
         for rank in np.flatnonzero(np.array(self._servers.present) & ~present):
             logging.warning(
-                "Of %d workers, the one of rank %d has ended; the others go on, and it counts as "
-                "one that has no more rows.",
-                self.size, rank,
+                "Worker %d of %d has ended. The others continue, and it counts as a worker "
+                "without examples.",
+                rank, self.size,
             )  # fmt: skip
         self._servers.present = present.tolist()
 

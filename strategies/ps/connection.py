@@ -8,10 +8,11 @@ it does; calls from several threads run concurrently.
 from __future__ import annotations
 
 import contextlib
+import functools
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import tensorflow as tf
@@ -21,6 +22,7 @@ from strategies.collectives.startup.waiting import wait_until
 from strategies.compat.tensorflow import FunctionCallOptions, Session, context
 from strategies.diagnostics.operations import OperationTracker
 from strategies.diagnostics.watchdog import LOST_SECONDS, step_timeout_seconds
+from strategies.ps.function_key import function_key
 from strategies.ps.lock import INCOMPLETE_CHANGE, Lock
 from tf_config import Address, ClusterSpec, Task
 from tf_config.reachability import connect
@@ -33,7 +35,7 @@ _CHECK_EVERY_SECONDS = 1.0
 _LOG_EVERY_SECONDS = 10.0
 _V1 = tf.compat.v1
 # What a server says of a call, or of additions to a graph, that TensorFlow sent again after the
-# connection had broken.
+# connection had broken. It has no error codes for them.
 _RECEIVED_TWICE = "request was received twice"
 _EXTENDED_TWICE = "but caller expected"
 _T = TypeVar("_T")
@@ -117,8 +119,18 @@ class ServerConnection:
         ):
             yield
 
-    def once(self, key: Any, build: Callable[[], _T]) -> _T:
-        """Returns what `build` adds to the graph; `build` is called once per key."""
+    def build_once(self, build: Callable[[], _T], state: Iterable[Hashable] = ()) -> _T:
+        """Returns what `build` adds to the graph; called again, returns the same.
+
+        The key is derived from the function; see `function_key`. A key that is written by hand
+        lacks sooner or later one of the values that the graph depends on, and then a call silently
+        runs the graph of another.
+
+        Args:
+          build: adds to the graph.
+          state: what else the graph depends on: the state of captured objects that may change.
+        """
+        key = function_key(build), *state
         with self._lock:
             if key not in self._built:
                 with self.building():
@@ -129,8 +141,8 @@ class ServerConnection:
         self,
         fetches: Any,
         feeds: dict[Any, Any] | None = None,
-        meanwhile: Any = None,
-        may_repeat: bool = False,
+        poll: Any = None,
+        idempotent: bool = False,
     ) -> Any:
         """Runs operations on the server and returns their results as NumPy arrays.
 
@@ -139,34 +151,36 @@ class ServerConnection:
         Args:
           fetches: the operations and tensors to run.
           feeds: arrays for the placeholders.
-          meanwhile: an operation to run every second while this call waits; it may be repeated.
-          may_repeat: whether to run them again if the answer is lost.
+          poll: an operation to run every second while this call waits; it is idempotent.
+          idempotent: whether to run them again if the response is lost.
 
         Raises:
-          AnswerLost: if the connection broke before the answer arrived, and the server is there.
-          ServerLost: if the server is gone.
+          ResponseLostError: if the connection broke before the response arrived, and the server is
+            there. See [Note: exactly-once updates] in ps/sequence_number.py.
+          ServerUnavailableError: if the server is gone, or its values are damaged.
         """
         while True:
             session = self._session
             try:
-                return self._run(fetches, feeds, meanwhile)
-            except _GraphDiffersError:  # nothing was run yet
+                return self._run(fetches, feeds, poll)
+            except _GraphDiffersError:
+                # The server has refused the call before it ran anything, so even a call that is
+                # not idempotent is made again. A new session sends the whole graph. Of several
+                # threads that come here, the first one replaces the session.
                 with self._lock:
                     if self._session is session:
                         self._session = self._new_session()
             except ResponseLostError:
-                if not may_repeat:
+                if not idempotent:
                     raise
 
-    def _run(self, fetches: Any, feeds: dict[Any, Any] | None, meanwhile: Any) -> Any:
-        # TensorFlow waits for a server that is gone, so its call runs in a thread that can be left.
-        answer: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        call = threading.Thread(target=self._call, args=(answer, fetches, feeds), daemon=True)
-        call.start()
+    def _run(self, fetches: Any, feeds: dict[Any, Any] | None, poll: Any) -> Any:
+        """Makes a call once, and waits for its response as long as the server is there."""
+        answer = self._start_call(fetches, feeds)
         start = logged = answered = time.monotonic()
         while True:
             with contextlib.suppress(queue.Empty):
-                result, error = answer.get(timeout=_CHECK_EVERY_SECONDS)
+                _, result, error = answer.get(timeout=_CHECK_EVERY_SECONDS)
                 break
             now = time.monotonic()
             if now - logged >= _LOG_EVERY_SECONDS:
@@ -176,8 +190,10 @@ class ServerConnection:
                     self.number, self.address, now - start,
                 )  # fmt: skip
             answered = self._last_answer(start, answered)
-            if meanwhile is not None:
-                self.run(meanwhile, may_repeat=True)
+            if poll is not None:
+                self.run(poll, idempotent=True)
+        # The order matters: a call that was received twice is aborted as well, but by a server that
+        # is there.
         if isinstance(error, tf.errors.AbortedError):
             if _EXTENDED_TWICE in error.message:
                 raise _GraphDiffersError from None
@@ -193,6 +209,7 @@ class ServerConnection:
                 f"on ps {self.number} ({self.address}) that was interrupted by a broken connection "
                 "or an error. Restart the job, including its servers, from its last checkpoint."
             ) from None
+        # Aborted for another reason: a server that was started again does not know the session.
         if isinstance(error, (tf.errors.UnavailableError, tf.errors.AbortedError)):
             raise self._lose(error.message.splitlines()[0]) from None
         if error is not None:
@@ -219,22 +236,23 @@ class ServerConnection:
     def _is_awake(self) -> bool:
         """Returns whether the server runs anything at all."""
         with self._lock:
-            answer: queue.SimpleQueue[Any] = queue.SimpleQueue()
-            arguments = answer, self._nothing, None
-            threading.Thread(target=self._call, args=arguments, daemon=True).start()
+            answer = self._start_call(self._nothing, None)
         try:
-            _, error = answer.get(timeout=_ANSWER_SECONDS)
+            *_, error = answer.get(timeout=_ANSWER_SECONDS)
         except queue.Empty:
             return False
         return error is None
 
-    def _call(
-        self, answer: queue.SimpleQueue[Any], fetches: Any, feeds: dict[str, Any] | None
-    ) -> None:
-        try:
-            answer.put((self._session.run(fetches, feeds), None))
-        except Exception as error:
-            answer.put((None, error))
+    def _start_call(self, fetches: Any, feeds: dict[Any, Any] | None) -> queue.SimpleQueue[Any]:
+        """Starts a call; returns the queue to which its answer is put.
+
+        TensorFlow waits for a server that is gone, so calls are made in threads that can be left.
+        `close` ends them before Python does, which would abort the process: see [Note: the end of
+        the interpreter] in utils/background_thread.py.
+        """
+        answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        answer_in_thread(answers, None, lambda: self._session.run(fetches, feeds))
+        return answers
 
     def _lose(self, reason: str) -> ServerUnavailableError:
         """Marks the server as lost; returns the error to raise."""
@@ -289,8 +307,8 @@ def close(sessions: Sequence[Session], server: ServerConnection) -> None:
       sessions: the sessions.
       server: their server.
     """
-    # Otherwise TensorFlow closes them when Python exits, and waits for a server that is gone. A
-    # thread that comes back from TensorFlow while Python shuts down aborts the process.
+    # Otherwise TensorFlow closes them when Python exits, and waits for a server that is gone. For
+    # the callers, see [Note: the end of the interpreter] in utils/background_thread.py.
     threads = [threading.Thread(target=session.close, daemon=True) for session in sessions]
     for thread in threads:
         thread.start()
@@ -338,9 +356,7 @@ class ServerGroup:
         answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
         # Not a thread pool: it is shut down when the script ends, before the last updates are sent.
         for server in self.servers:
-            threading.Thread(
-                target=_put_answer, args=(answers, action, server), daemon=True
-            ).start()
+            answer_in_thread(answers, server.number, functools.partial(action, server))
         results: dict[int, _T] = {}
         for _ in self.servers:
             number, result, error = answers.get()
@@ -360,15 +376,16 @@ def leader(number: int, present: Sequence[bool]) -> int:
     return next(rank for rank in ranks if present[rank])
 
 
-def _put_answer(
-    answers: queue.SimpleQueue[Any],
-    action: Callable[[ServerConnection], Any],
-    server: ServerConnection,
-) -> None:
-    try:
-        answers.put((server.number, action(server), None))
-    except BaseException as error:
-        answers.put((server.number, None, error))
+def answer_in_thread(answers: queue.SimpleQueue[Any], key: Any, call: Callable[[], Any]) -> None:
+    """Makes a call in a thread, which puts the key, the result and the error into a queue."""
+
+    def put_answer() -> None:
+        try:
+            answers.put((key, call(), None))
+        except BaseException as error:
+            answers.put((key, None, error))
+
+    threading.Thread(target=put_answer, daemon=True).start()
 
 
 def state_of(address: Address) -> str:

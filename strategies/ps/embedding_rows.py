@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from strategies.ps.registry import RemoteVariable
-from strategies.ps.updates import VariableUpdate
+from strategies.ps.updates import Transfer, VariableUpdate
 from strategies.ps.variables import ServerView, active_view, current_server
 from strategies.reduction.sparse import is_marked_reduced, sum_by_index
 from strategies.variables.growable_array import GrowableArray
@@ -107,9 +107,9 @@ class RowUpdate(VariableUpdate):
     def __post_init__(self) -> None:
         super().__post_init__()
         view = self.variable.view
-        in_view = [leaf for leaf in self.leaves if self.transfer(leaf) == "view"]
-        given = in_view[0] if in_view else None
-        (global_rows,) = view.in_view(view.rows(gradient=given))
+        in_view = [leaf for leaf in self.leaves if self.transfer(leaf) is Transfer.IN_VIEW]
+        gradient = in_view[0] if in_view else None
+        (global_rows,) = view.in_view(view.rows(gradient=gradient))
         if self.variable.trainable:
             view.mark_applied()
         self._owners = global_rows % self.variable.servers
@@ -119,13 +119,13 @@ class RowUpdate(VariableUpdate):
             tf.zeros([tf.size(global_rows), 0])
         ]
 
-    def transfer(self, leaf: Any) -> str:
-        """Returns how an argument is sent: "view" (one row per row in view), "whole" or "fixed"."""
+    def transfer(self, leaf: Any) -> Transfer:
+        """Returns how an argument gets to the servers; one of rank 2 has a row per row in view."""
         if isinstance(leaf, tf.IndexedSlices):
-            return "view"
+            return Transfer.IN_VIEW
         if not isinstance(leaf, tf.Tensor):
-            return "fixed"
-        return "view" if leaf.shape.rank == 2 else "whole"
+            return Transfer.FIXED
+        return Transfer.IN_VIEW if leaf.shape.rank == 2 else Transfer.REPLICATED
 
     def _dense(self, leaf: Any) -> tf.Tensor:
         """Returns an argument as a dense tensor, in the order of the rows in view."""
@@ -140,10 +140,10 @@ class RowUpdate(VariableUpdate):
 
     def pieces(self, server: int) -> Iterator[tf.Tensor]:
         """Yields the tensors for a server: per argument in view, the values and row numbers."""
-        mine = self._owners == server
+        is_owned = self._owners == server
         for value in self._in_view:
-            yield tf.boolean_mask(value, mine)
-            yield tf.boolean_mask(self._rows, mine)
+            yield tf.boolean_mask(value, is_owned)
+            yield tf.boolean_mask(self._rows, is_owned)
 
     def placeholders(self) -> Iterator[tuple[tf.Tensor, tf.Tensor]]:
         """Yields pairs of placeholders for the tensors that `pieces` yields."""
@@ -155,7 +155,7 @@ class RowUpdate(VariableUpdate):
         self,
         view: ServerView,
         pieces: Sequence[tuple[tf.Tensor, tf.Tensor]],
-        wholes: dict[int, Any],
+        replicated: dict[int, Any],
     ) -> None:
         """Applies the update on a server.
 
@@ -163,27 +163,21 @@ class RowUpdate(VariableUpdate):
           view: the view of that server.
           pieces: the pairs that the server received. In a push of several steps, a row may occur
             more than once.
-          wholes: the arguments that are sent whole, by their position.
+          replicated: the arguments that all servers get, by their position.
         """
         rows, _, each = sum_by_index(pieces[0][1], *(values for values, _ in pieces))
         sums = iter(each)
         leaves = []
         for position, leaf in enumerate(self.leaves):
-            if self.transfer(leaf) == "view":
+            if self.transfer(leaf) is Transfer.IN_VIEW:
                 value = next(sums)
                 is_sparse = isinstance(leaf, tf.IndexedSlices)
                 leaf = _sparse(value) if is_sparse else value
-            leaves.append(wholes.get(position, leaf))
+            leaves.append(replicated.get(position, leaf))
         args, kwargs = tf.nest.pack_sequence_as(self.args, leaves)
         with active_view.activate(view):
             self.variable.view.show(rows)
             self.fn(self.variable, *args, **kwargs)
-
-
-def update_call(variable: Any, fn: Callable[..., Any], args: Any) -> VariableUpdate:
-    """Returns the update that a call of a function makes to a variable."""
-    cls = RowUpdate if isinstance(variable, RemoteRowVariable) else VariableUpdate
-    return cls(variable, fn, args)
 
 
 def _sparse(value: tf.Tensor) -> tf.IndexedSlices:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from strategies.collectives import Collectives, LocalCollectives
+from strategies.collectives.ordered_calls import OrderedCalls
 from strategies.compat.call_stack import innermost
 from strategies.compat.keras import is_iterations, is_optimizer, optimizer_of, path_of
 from strategies.compat.tensorflow import (
@@ -22,15 +24,16 @@ from strategies.core.extended import ReplicatedExtended
 from strategies.data.bounded_prefetch import bound_prefetch
 from strategies.data.distributed_dataset import ReplicaDataset, check_options
 from strategies.data.sharding import equal_steps, shard_dataset
+from strategies.profiling.spans import EXCHANGE, SpanStream
 from strategies.ps.connection import ServerGroup
-from strategies.ps.embedding_rows import RemoteRowVariable, update_call
+from strategies.ps.embedding_rows import RemoteRowVariable, RowUpdate
 from strategies.ps.input import ServerDataset
-from strategies.ps.modes.base import LocalTraining, UpdateMode
-from strategies.ps.ordered_caller import OrderedCaller
+from strategies.ps.modes.base import Mode, NewValues
 from strategies.ps.registry import RemoteVariable, VariableRegistry
-from strategies.ps.server_program import NewValues, StepProgram
+from strategies.ps.server_program import StepProgram
 from strategies.ps.updates import VariableUpdate, are_alive, update_if
 from strategies.ps.variable_kinds import (
+    VariableKind,
     check_aggregation,
     check_is_unconstrained,
     initial_value,
@@ -61,6 +64,19 @@ _CPU = "/device:CPU:0"
 class ParameterServerExtended(ReplicatedExtended):
     """A mirrored strategy over one worker's replicas, whose variables are on the servers.
 
+    [Note: the updates of a step]
+    An optimizer updates variables one by one, but a server makes all updates of a step at once. So
+    an update is only recorded while the step is traced (`_record`), and all are sent together
+    (`_flush`): when the optimizer counts its step, which is the last thing that it does, and at
+    the end of the step for what no optimizer has changed. In between, a worker's copy is older
+    than what the step has made of the variable, so it can be neither read nor assigned
+    (`check_read`, `_record`). What is recorded are tensors of one graph: an optimizer that updates
+    in a branch of `tf.cond` would leave tensors of the branch behind (`_enter_graph`).
+
+    Variables that the worker itself changes, because it has an optimizer of its own or because
+    they are a layer's state, are changed at once, and noted in `_touched`: at the end of the step,
+    or when a local optimizer's exchange is due, the servers get the difference.
+
     Args:
       strategy: the strategy that this object implements.
       workers: the collectives of all workers.
@@ -70,8 +86,6 @@ class ParameterServerExtended(ReplicatedExtended):
       servers: the servers that hold the variables.
       registry: the registry of the variables on the servers.
       update_mode: when updates are sent, and which values the worker's next step uses.
-      in_step: whether all workers take the same steps together.
-      geo: the exchange of progress if each worker has its own optimizer; otherwise None.
       wire: the dtype in which float32 values are sent to the servers.
     """
 
@@ -84,23 +98,19 @@ class ParameterServerExtended(ReplicatedExtended):
         resolver: tf.distribute.cluster_resolver.ClusterResolver | None,
         servers: ServerGroup,
         registry: VariableRegistry,
-        update_mode: UpdateMode,
-        in_step: bool,
-        geo: LocalTraining | None = None,
+        update_mode: Mode,
         wire: tf.DType = tf.float32,
     ):
-        collectives = workers if in_step else LocalCollectives()
+        collectives = workers if update_mode.in_step else LocalCollectives()
         super().__init__(strategy, collectives, devices, options, resolver)
         self._is_chief = workers.rank == 0
         self.workers = workers
         self.servers = servers
         self.registry = registry
         self.update_mode = update_mode
-        self.in_step = in_step
-        self._geo = geo
         self._wire = wire
-        # Requests to the servers are made in program order.
-        self.ordered_caller = OrderedCaller(is_common=in_step)
+        self._calls = OrderedCalls()
+        self._spans = SpanStream(EXCHANGE, self.in_step)
         self._running = 0
         self._updates: list[VariableUpdate] = []
         self._counts: list[tuple[CounterVariable, tf.Tensor]] = []
@@ -113,10 +123,14 @@ class ParameterServerExtended(ReplicatedExtended):
             lambda: np.zeros(servers.size, np.int64), is_counter=True,
         )  # fmt: skip
 
-    def between_workers(self) -> Collectives:
-        """Sends this worker's pending updates; returns the collectives among all workers."""
+    @property
+    def in_step(self) -> bool:
+        """Whether all workers take the same steps together."""
+        return self.update_mode.in_step
+
+    def drain(self) -> None:
+        """Waits until the servers have all updates of this worker."""
         self.update_mode.drain()
-        return self.workers
 
     def _use_merge_call(self) -> bool:
         # Without a merge call, each replica would send the update.
@@ -136,6 +150,11 @@ class ParameterServerExtended(ReplicatedExtended):
     # Variables.
 
     def _create_variable(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
+        """Creates a variable: on the servers, with a copy here, or on this worker alone.
+
+        The order matters, because a variable may fit several cases. Slot variables come with the
+        variable that they belong to. They are on the servers exactly if the optimizer runs there.
+        """
         kwargs = keep_state_per_replica(
             kwargs if self.in_step else normalize_state_arguments(kwargs)
         )
@@ -144,13 +163,13 @@ class ParameterServerExtended(ReplicatedExtended):
         is_of_rows = isinstance(beside, RemoteRowVariable) or table_asked_for(kwargs) is not None
         if is_own or is_of_rows:
             return super()._create_variable(next_creator, **kwargs)
-        if isinstance(beside, SharedVariable) and self._geo is None:
+        if isinstance(beside, SharedVariable) and not self.update_mode.has_local_optimizer:
             with tf.init_scope():
                 return self._create_slot(beside, kwargs)
         if beside is not None and not isinstance(beside, tf.Variable):
             return super()._create_variable(next_creator, **kwargs)
-        kind = variable_kind(kwargs, self._geo is not None, self.in_step)
-        if kind == "local":
+        kind = variable_kind(kwargs, self.update_mode.has_local_optimizer, self.in_step)
+        if kind is VariableKind.LOCAL:
             made = super()._create_variable(next_creator, **kwargs)
             cls = LocalCounterVariable if is_iterations(kwargs) else LocalVariable
             return cls(made.distribute_strategy, made.values, made.aggregation)
@@ -158,22 +177,24 @@ class ParameterServerExtended(ReplicatedExtended):
             return self._create_shared(kind, next_creator, kwargs)
 
     def _create_shared(
-        self, kind: str, next_creator: Callable[..., Any], kwargs: dict[str, Any]
+        self, kind: VariableKind, next_creator: Callable[..., Any], kwargs: dict[str, Any]
     ) -> Any:
         initial = initial_value(kwargs)
         name = kwargs.get("name") or "variable"
         remote = self.registry.add(
             name, initial.shape, tf.as_dtype(initial.dtype), lambda: initial,
-            is_counter=kind == "counter", path=path_of(name),
-            is_logged=kind == "weight" and self._geo is None,
+            is_counter=kind is VariableKind.COUNTER, path=path_of(name),
+            is_logged=kind is VariableKind.WEIGHT and not self.update_mode.has_local_optimizer,
         )  # fmt: skip
+        # A worker that comes late, or again, begins with what the others have trained.
         present = initial if remote.is_new else self.registry.read_slices(remote)
         kwargs = {**kwargs, "initial_value": tf.constant(present, remote.dtype)}
         made = super()._create_variable(next_creator, **kwargs)
-        cls = CounterVariable if kind == "counter" else SharedVariable
+        cls = CounterVariable if kind is VariableKind.COUNTER else SharedVariable
         shared = cls(made.distribute_strategy, made.values, made.aggregation)
         shared.remote, shared.kind, shared.base = remote, kind, None
-        if kind == "state" or self._geo is not None:
+        if kind is VariableKind.STATE or self.update_mode.has_local_optimizer:
+            # The value that the copy and the servers last had in common.
             with tf.device(_CPU):
                 shared.base = ResourceVariable(present, trainable=False, dtype=remote.dtype)
         # Lets an optimizer find the variable to which a slice on a server belongs.
@@ -188,6 +209,7 @@ class ParameterServerExtended(ReplicatedExtended):
             kwargs.get("name") or "slot", initial.shape, tf.as_dtype(initial.dtype),
             lambda: initial, beside=beside.remote,
         )  # fmt: skip
+        # TensorFlow's class needs a component. This one is never initialized and takes no memory.
         with tf.device(_CPU):
             stand_in = UninitializedVariable(
                 trainable=False, shape=initial.shape, dtype=remote.dtype, name=kwargs.get("name")
@@ -210,6 +232,7 @@ class ParameterServerExtended(ReplicatedExtended):
         try:
             return super()._call_for_each_replica(fn, args, kwargs)
         except BaseException:
+            # Or the next step would send what is left of this one.
             self._updates, self._counts, self._touched = [], [], {}
             raise
         finally:
@@ -222,8 +245,9 @@ class ParameterServerExtended(ReplicatedExtended):
         return result
 
     def _update(self, var: Any, fn: Callable[..., Any], args: Any, kwargs: Any, group: bool) -> Any:
+        check_is_not_slot(var)
         if not self._is_updated_on_servers(var):
-            fn = self.in_own_step(fn) if isinstance(var, SharedVariable) else fn
+            fn = self._change_of_copy(var, fn)
             result = super()._update(var, fn, args, kwargs, group)
             if isinstance(var, SharedVariable) and not self.is_stepping():
                 self._write_through(var)
@@ -247,8 +271,9 @@ class ParameterServerExtended(ReplicatedExtended):
     ) -> Any:
         if self._use_merge_call():
             return super()._replica_ctx_update(var, fn, args, kwargs, group)
+        check_is_not_slot(var)
         if not self._is_updated_on_servers(var):
-            fn = self.in_own_step(fn) if isinstance(var, SharedVariable) else fn
+            fn = self._change_of_copy(var, fn)
             return super()._replica_ctx_update(var, fn, args, kwargs, group)
         self._record(var, fn, (tuple(args), dict(kwargs or {})))
         return var
@@ -261,6 +286,7 @@ class ParameterServerExtended(ReplicatedExtended):
         if not in_replica:
             return var.update_copy(fn, value, **kwargs)
         if not self._is_updated_on_servers(var):
+            self._touched[id(var)] = var
             return var.update_copy(self.where_examples(fn), value, **kwargs)
         if is_assignment(fn) and not self._is_recorded(var) and innermost(is_optimizer) is not None:
             # Weight decay such as Muon's, computed from a copy that may lack others' updates.
@@ -281,8 +307,8 @@ class ParameterServerExtended(ReplicatedExtended):
         self._record(var, add, ((select_replica(0, delta),), {}))
         return var
 
-    def _has_rows(self) -> tf.Tensor | None:
-        """Returns whether this worker's part of a step has rows; None if it certainly has.
+    def _has_examples(self) -> tf.Tensor | None:
+        """Returns whether this worker's part of a step has examples; None if it certainly has.
 
         In "sync" it is certain, because a step is common to all workers.
         """
@@ -292,7 +318,7 @@ class ParameterServerExtended(ReplicatedExtended):
         return tf.add_n(weights) > 0
 
     def in_own_step(self, fn: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns an update of what the worker itself trains, which a step without rows skips.
+        """Returns an update of what the worker itself trains, which a step without examples skips.
 
         Otherwise, momentum and weight decay would change it. Accumulated gradients may be due.
         """
@@ -300,22 +326,26 @@ class ParameterServerExtended(ReplicatedExtended):
         return self.where_examples(fn) if self.is_stepping() and accumulated is None else fn
 
     def where_examples(self, fn: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns a function that updates a copy as `fn` does, but only if the step has rows."""
-        has_rows = self._has_rows()
-        return fn if has_rows is None else update_if(has_rows, fn)
+        """Returns a function that updates a copy as `fn` does, if the step has examples."""
+        has_examples = self._has_examples()
+        return fn if has_examples is None else update_if(has_examples, fn)
 
     def _is_updated_on_servers(self, var: Any) -> bool:
         """Returns whether the servers update a variable; if not, the worker does."""
-        check_is_not_slot(var)
-        if isinstance(var, RemoteRowVariable):
-            return True
         if not isinstance(var, SharedVariable):
-            return False
-        if self._geo is None and var.kind != "state":
-            return True
+            return isinstance(var, RemoteRowVariable)
+        return not self.update_mode.has_local_optimizer and var.kind is not VariableKind.STATE
+
+    def _change_of_copy(self, var: Any, fn: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns the update of a variable that the worker itself makes.
+
+        In a step, notes that the step changes the worker's copy, for the exchange at its end.
+        """
+        if not isinstance(var, SharedVariable):
+            return fn
         if self.is_stepping():
             self._touched[id(var)] = var
-        return False
+        return self.in_own_step(fn)
 
     def _record(self, var: Any, fn: Callable[..., Any], args: Any) -> None:
         if not self._may_constrain():
@@ -331,7 +361,8 @@ class ParameterServerExtended(ReplicatedExtended):
 
     def _add_update(self, var: Any, fn: Callable[..., Any], args: Any) -> None:
         self._enter_graph()
-        self._updates.append(update_call(var, fn, args))
+        cls = RowUpdate if isinstance(var, RemoteRowVariable) else VariableUpdate
+        self._updates.append(cls(var, fn, args))
 
     def check_read(self, var: SharedVariable) -> None:
         """Checks that a copy that is read has not been changed by the step, on the servers."""
@@ -356,6 +387,7 @@ class ParameterServerExtended(ReplicatedExtended):
             return context.merge_call(lambda _, value: self.count_up(counter, value), args=(delta,))
         self._enter_graph()
         delta = select_replica(0, delta)
+        # See [Note: the updates of a step].
         self._counts.append((counter, tf.convert_to_tensor(delta, counter.dtype)))
         self._flush()
         return counter
@@ -373,7 +405,7 @@ class ParameterServerExtended(ReplicatedExtended):
         self._recorded_in = graph
 
     def _flush(self) -> None:
-        """Sends the recorded updates."""
+        """Sends the recorded updates; see [Note: the updates of a step]."""
         touched = list(self._touched.values())
         self._touched = {}
         updates, counts = self._updates, self._counts
@@ -381,22 +413,22 @@ class ParameterServerExtended(ReplicatedExtended):
             return
         self._enter_graph()
         self._updates, self._counts = [], []
-        if self._geo is not None:
+        if self.update_mode.has_local_optimizer:
             if updates:  # updates of embedding rows, of which workers have no copy
                 self._send(updates, [])
             if touched:
-                self._geo.step(touched, lambda updates: self._send(updates, [])[1])
+                self.update_mode.exchange(touched, lambda updates: self._send(updates, [])[1])
             return
 
         def send() -> tf.Tensor:
             self._exchange(updates, counts, touched)
             return tf.constant(True)
 
-        has_rows = self._has_rows()
-        if has_rows is None:
+        has_examples = self._has_examples()
+        if has_examples is None:
             send()
         else:
-            tf.cond(has_rows, send, lambda: tf.constant(False))
+            tf.cond(has_examples, send, lambda: tf.constant(False))
 
     def _exchange(
         self,
@@ -413,7 +445,7 @@ class ParameterServerExtended(ReplicatedExtended):
         fresh, new_values = self._send([*updates, *changes], counts)
 
         def assign_copies() -> tf.Tensor:
-            for variable, value in new_values:
+            for variable, value in new_values():
                 assign_copy(variable, value)
                 if variable.base is not None:
                     variable.base.assign(value, read_value=False)
@@ -424,7 +456,11 @@ class ParameterServerExtended(ReplicatedExtended):
     def _send(
         self, updates: Sequence[VariableUpdate], counts: Sequence[tuple[CounterVariable, tf.Tensor]]
     ) -> tuple[tf.Tensor, NewValues]:
-        """Sends updates; returns whether new values were pulled, and the new values."""
+        """Sends updates; returns whether new values were pulled, and how to get them.
+
+        A program costs much more than a step, so a step that is traced again, such as for another
+        shape of the input, uses the program that it has.
+        """
         counters = [counter for counter, _ in counts]
         key = tuple(u.key for u in updates), tuple(counter.remote.name for counter in counters)
         if key not in self._programs:
@@ -443,18 +479,41 @@ class ParameterServerExtended(ReplicatedExtended):
 
         with tf.device(_CPU):
             tensors = program.pack(updates, [count for _, count in counts])
-            fresh, *vectors = self.ordered_caller.call(
+            fresh, *vectors = self.call_in_order(
                 "updates", deliver, tensors, [tf.bool, *program.dtypes]
             )
-        return tf.ensure_shape(fresh, []), NewValues(program, vectors)
+        return tf.ensure_shape(fresh, []), functools.partial(program.unpack, vectors)
+
+    def call_in_order(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        tensors: Sequence[tf.Tensor],
+        dtypes: Sequence[tf.DType],
+    ) -> list[tf.Tensor]:
+        """Returns the results of a request to the servers, made after all before it in the program.
+
+        Workers in step wait for one another in such requests, so all must make them in one order.
+
+        Args:
+          name: the name of the request in the timeline of the step.
+          function: takes the tensors' values as arrays.
+          tensors: the arguments.
+          dtypes: the dtypes of the results.
+        """
+        return self._calls.call(
+            lambda *arrays: self._spans.measure_call(name, lambda: function(*arrays)),
+            tensors,
+            dtypes,
+        )
 
     def refresh(self) -> None:
         """Sets this worker's copies to the servers' values, read from each server at one moment.
 
-        In "geo" the copies are the worker's own and do not change.
+        Copies that a local optimizer trains are the worker's own and do not change.
         """
-        self.update_mode.drain()
-        if self._geo is not None:
+        self.drain()
+        if self.update_mode.has_local_optimizer:
             return
         variables = [v for each in self._shared_variables if (v := each()) is not None]
         self.update_mode.forget_pulled()
@@ -469,7 +528,7 @@ class ParameterServerExtended(ReplicatedExtended):
         """Writes the value of this worker's copy to the servers."""
         if not tf.executing_eagerly():
             return
-        self.update_mode.drain()
+        self.drain()
         self.update_mode.forget_pulled()
         value = local_copy(var)
         self.registry.write(var.remote, value.numpy())

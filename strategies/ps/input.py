@@ -1,4 +1,4 @@
-"""Input of parameter-server training: a shard for training, all rows for evaluation."""
+"""Input of parameter-server training: a shard for training, all examples for evaluation."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from strategies.data.sharding import shard_batches, without_sharding
 
 
 class ServerDataset(ReplicaDataset):
-    """A worker's shard of a dataset; in Keras's `evaluate` and `predict`, all rows.
+    """A worker's shard of a dataset; in Keras's `evaluate` and `predict`, all examples.
 
-    Workers that take steps together split the rows among the workers that are present and combine
-    the results. In the other modes workers do not wait for one another, so each worker reads all
-    rows and uses the servers' present values (in "geo", its own values).
+    Workers that take steps together split the examples among the workers that are present and
+    combine the results. In the other modes workers do not wait for one another, so each worker
+    reads all examples and uses the servers' present values (in "geo", its own values).
 
     Args:
       part: this worker's shard.
@@ -65,17 +65,18 @@ class ServerDataset(ReplicaDataset):
             _check_all_present(method, present, workers.size)
         whole = None if self._whole is None else without_sharding(self._whole)
         if whole is None:
-            self._warn_of_own_rows(method)
+            self._warn_of_own_examples(method)
             return None
         replicas = len(self._extended.worker_devices)
         return shard_batches(whole, present.index(workers.rank), len(present), replicas)
 
-    def _warn_of_own_rows(self, method: str) -> None:
+    def _warn_of_own_examples(self, method: str) -> None:
         if not self._is_warned:
             logging.warning(
-                "%s is of worker %d's rows alone, for so is its dataset: AutoShardPolicy.OFF, a "
-                "function for each worker, or what was made of a worker's part. Pass all rows, as "
-                "arrays or a tf.data.Dataset of another policy, to evaluate all of them.",
+                "%s covers all examples only if it gets a dataset of all workers. Received: a "
+                "dataset of worker %d's examples alone (AutoShardPolicy.OFF, a function for each "
+                "worker, or a transformation of a worker's part). Pass arrays, or a "
+                "tf.data.Dataset with another policy, to cover all of them.",
                 method, self._extended.workers.rank,
             )  # fmt: skip
         self._is_warned = True

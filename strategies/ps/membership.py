@@ -37,8 +37,8 @@ class Membership:
             self._states = worker_states(workers)
             with tf.name_scope("membership/"):
                 number = ResourceVariable(tf.zeros([], tf.int32), name="number", trainable=False)
-            self._given = tf.compat.v1.placeholder(tf.int32, [])
-            self._set_number = number.assign(self._given).op
+            self._new_number = tf.compat.v1.placeholder(tf.int32, [])
+            self._set_number = number.assign(self._new_number).op
             self._initialize = self._states.initializer
             self._number = number.read_value()
             self._is_initialized = self._states.is_initialized()
@@ -57,7 +57,7 @@ class Membership:
           number: the server's number.
         """
         # The number comes first: workers read it as soon as the states are initialized.
-        self.session.run(self._set_number, {self._given: number})
+        self.session.run(self._set_number, {self._new_number: number})
         self.session.run(self._initialize)
 
     def number(self) -> int:
@@ -74,5 +74,5 @@ class Membership:
 
     def workers(self, state: int) -> list[int]:
         """Returns the ranks of the workers in a state."""
-        found = self.session.run(self._present).tolist()
-        return [worker for worker, theirs in enumerate(found) if theirs == state]
+        states = self.session.run(self._present).tolist()
+        return [worker for worker, other in enumerate(states) if other == state]

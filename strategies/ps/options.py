@@ -4,17 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from strategies.ps.modes import MODES
 from strategies.ps.placement import MIN_SLICE_SIZE, Chooser, Placement
 from strategies.utils.argument_checks import check_whole_number
 
-_MODES = ("sync", "async", "half_async", "geo")
 _COMPRESSIONS = (None, "fp16")
-_OF_MODE = {
-    "max_merge": "async",
-    "send_queue_size": "async",
-    "pull_every": "async",
-    "geo_steps": "geo",
-}
 
 
 @dataclass(frozen=True)
@@ -58,14 +52,15 @@ class ParameterServerOptions:
     compression: str | None = None
 
     def __post_init__(self) -> None:
-        if self.mode not in _MODES:
+        if self.mode not in tuple(MODES):
             raise ValueError(
-                f"mode must be one of {', '.join(map(repr, _MODES))}. Received: {self.mode!r}."
+                f"mode must be one of {', '.join(map(repr, MODES))}. Received: {self.mode!r}."
             )
         if self.compression not in _COMPRESSIONS:
             raise ValueError(f"compression must be None or 'fp16'. Received: {self.compression!r}.")
         Placement(1, self.placement, self.min_slice_size)
-        for name, mode in _OF_MODE.items():
+        of_mode = {name: mode for mode, cls in MODES.items() for name in cls.settings}
+        for name, mode in of_mode.items():
             value = getattr(self, name)
             if value is None:
                 continue

@@ -13,18 +13,18 @@ class Push:
     """The data that a worker sends for one step, or for the sum of several steps.
 
     Attributes:
-      packs: for each server, one vector per dtype. A vector of float16, in which float32 values
+      dense: for each server, one vector per dtype. A vector of float16, in which float32 values
         travel with compression, has the mean of the steps; any other one has their sum.
       sparse: for each server, the values and row numbers of its part of each sparse argument.
-      wholes: the values that every server gets, such as the learning rate. A sum of several steps
-        has the newest ones.
+      replicated: the values that every server gets, such as the learning rate. A sum of several
+        steps has the newest ones.
       counts: the increment of each counter.
       steps: the number of steps.
     """
 
-    packs: list[list[np.ndarray]]
+    dense: list[list[np.ndarray]]
     sparse: list[list[tuple[np.ndarray, np.ndarray]]]
-    wholes: list[np.ndarray]
+    replicated: list[np.ndarray]
     counts: list[np.ndarray]
     steps: int = 1
 
@@ -33,16 +33,16 @@ def merge_pushes(pushes: Sequence[Push]) -> Push:
     """Returns the sum of several pushes of one program, with the newest learning rate."""
     if len(pushes) == 1:
         return pushes[0]
-    packs = [
+    dense = [
         [_sum_or_mean(vectors) for vectors in zip(*server, strict=True)]
-        for server in zip(*(push.packs for push in pushes), strict=True)
+        for server in zip(*(push.dense for push in pushes), strict=True)
     ]
     sparse = [
         [_concatenate(parts) for parts in zip(*server, strict=True)]
         for server in zip(*(push.sparse for push in pushes), strict=True)
     ]
     counts = [_sum(counts) for counts in zip(*(push.counts for push in pushes), strict=True)]
-    return Push(packs, sparse, pushes[-1].wholes, counts, sum(push.steps for push in pushes))
+    return Push(dense, sparse, pushes[-1].replicated, counts, sum(push.steps for push in pushes))
 
 
 def _sum_or_mean(vectors: Sequence[np.ndarray]) -> np.ndarray:

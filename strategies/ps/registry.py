@@ -173,11 +173,10 @@ class VariableRegistry:
             if not numbers:
                 return True
             connection = variable.io[server.number]
-            questions = connection.once(
-                ("question", variable.name),
-                lambda: [_part(variable, n, connection).is_initialized() for n in numbers],
+            questions = connection.build_once(
+                lambda: [_part(variable, n, connection).is_initialized() for n in numbers]
             )
-            return all(connection.run(questions, may_repeat=True))
+            return all(connection.run(questions, idempotent=True))
 
         return all(self._servers.each(ask))
 
@@ -190,9 +189,8 @@ class VariableRegistry:
             numbers = variable.slices_on(server.number)
             if numbers:
                 connection = variable.io[server.number]
-                feeds, assignment = connection.once(
-                    ("assignment", variable.name, is_locked),
-                    lambda: _assignment(variable, connection, is_locked),
+                feeds, assignment = connection.build_once(
+                    lambda: _assignment(variable, connection, is_locked)
                 )
                 parts = [value if variable.is_counter else variable.rows(value, n) for n in numbers]
                 connection.run(assignment, dict(zip(feeds, parts, strict=True)))
@@ -224,54 +222,53 @@ class VariableRegistry:
             ]
             if not keys:
                 return {}
-            key = ("reading", is_locked, *(variables[n].name + f"/{number}" for n, number in keys))
-            connection = self._reader(server, key, [variables[n] for n, _ in keys])
             parts = [(variables[n], number) for n, number in keys]
+            connection = self._reader(server, parts)
 
             def values() -> list[tf.Tensor]:
                 return [_part(*part, connection).read_value() for part in parts]
 
-            results = connection.once(
-                key,
-                lambda: connection.locked(values, changes=False)[1] if is_locked else values(),
+            results = connection.build_once(
+                lambda: connection.locked(values, changes=False)[1] if is_locked else values()
             )
-            return dict(zip(keys, connection.run(results, may_repeat=True), strict=True))
+            return dict(zip(keys, connection.run(results, idempotent=True), strict=True))
 
-        found: dict[tuple[int, int], np.ndarray] = {}
+        arrays: dict[tuple[int, int], np.ndarray] = {}
         for answers in self._servers.each(ask):
-            found.update(answers)
-        return [self._assemble(one, n, found) for n, one in enumerate(variables)]
+            arrays.update(answers)
+        return [self._assemble(one, n, arrays) for n, one in enumerate(variables)]
 
     def _reader(
-        self, server: ServerConnection, key: Any, variables: Sequence[RemoteVariable]
+        self, server: ServerConnection, parts: Sequence[tuple[RemoteVariable, int]]
     ) -> ServerConnection:
-        """Returns the connection that reads variables of one server together."""
-        own = variables[0].io[server.number]
-        if all(one.io[server.number] is own for one in variables):
+        """Returns the connection that reads slices of one server together."""
+        own = parts[0][0].io[server.number]
+        if all(one.io[server.number] is own for one, _ in parts):
             return own
+        key = tuple(parts)
         with self._lock:
             if (server.number, key) not in self._readers:
                 self._readers[server.number, key] = server.new_connection()
             return self._readers[server.number, key]
 
     def _assemble(
-        self, variable: RemoteVariable, n: int, found: dict[tuple[int, int], np.ndarray]
+        self, variable: RemoteVariable, n: int, arrays: dict[tuple[int, int], np.ndarray]
     ) -> np.ndarray:
         if variable.is_counter or not variable.shape:
-            return np.asarray(found[n, 0])
-        return np.concatenate([found[n, number] for number in range(len(variable.slices))])
+            return np.asarray(arrays[n, 0])
+        return np.concatenate([arrays[n, number] for number in range(len(variable.slices))])
 
     def describe_contents(self) -> dict[int, list[tuple[str, int]]]:
         """Returns the variables or slices that each server holds, and their sizes in bytes."""
-        found: dict[int, list[tuple[str, int]]] = {
+        contents: dict[int, list[tuple[str, int]]] = {
             server.number: [] for server in self._servers.servers
         }
         for one in self.variables:
             for number, part in enumerate(one.slices if not one.is_counter else ()):
                 size = math.prod(one.shape_of(number)) * one.dtype.size
                 rows = f" rows {part.start}-{part.stop - 1}" if len(one.slices) > 1 else ""
-                found[part.server].append((f"{one.path}{rows}", size))
-        return found
+                contents[part.server].append((f"{one.path}{rows}", size))
+        return contents
 
     def report(self) -> str:
         """Returns a table of the placement and the load of the servers."""
@@ -295,7 +292,7 @@ def _part(variable: RemoteVariable, number: int, server: ServerConnection) -> Re
             dtype=variable.dtype,
         )
 
-    return server.once(("part", variable.name, number), create)
+    return server.build_once(create)
 
 
 def _logs(variable: RemoteVariable, number: int, server: ServerConnection) -> list[RowLog]:
@@ -303,7 +300,7 @@ def _logs(variable: RemoteVariable, number: int, server: ServerConnection) -> li
     if not variable.has_logs:
         return []
     name, rows = _name_on_server(variable, number), variable.shape_of(number)[0]
-    return [server.once(("log", variable.name, number), lambda: RowLog(name, rows))]
+    return [server.build_once(lambda: RowLog(name, rows))]
 
 
 def _name_on_server(variable: RemoteVariable, number: int) -> str:

@@ -69,12 +69,17 @@ class RowLog:
           rows: their numbers in the slice, int64 [count]; one may occur several times.
         """
         position, count = self._position.read_value(), tf.size(rows, tf.int64)
+        # If there are more than the buffer holds, it does not matter which of them stay in it:
+        # every copy lacks more entries than it has.
         places = (position + tf.range(count)) % self._capacity
         self._entries.scatter_update(tf.IndexedSlices(rows, places))
         self._position.assign(position + count, read_value=False)
 
     def add_all(self) -> None:
-        """Logs that all rows may have changed."""
+        """Logs that all rows may have changed.
+
+        The position moves further than the buffer is long, so that every copy is pulled as a whole.
+        """
         self._position.assign_add(self._capacity + 1, read_value=False)
 
     def since(self, position: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -98,6 +103,8 @@ def trace_changed_rows(update: Callable[[], Any], variable: ResourceVariable) ->
     """Adds an update to the function that is being traced; returns which rows it changes.
 
     It is read off the operations that the update consists of, and so is known of any optimizer.
+    An operation that is neither known to read nor to write rows is taken to write all of them: a
+    row that is logged in vain is pulled in vain, but one that is missing stays wrong on a worker.
 
     Args:
       update: makes the update.
@@ -110,6 +117,7 @@ def trace_changed_rows(update: Callable[[], Any], variable: ResourceVariable) ->
     graph = tf.compat.v1.get_default_graph()
     before = len(graph.get_operations())
     update()
+    # Inside a function, operations refer to a variable by the function's own input.
     handle = graph.capture(variable.handle)
     users = [
         operation

@@ -1,4 +1,26 @@
-"""The numbers of a worker's calls, by which a server makes each of them once."""
+"""The numbers of a worker's calls, by which a server makes each of them once.
+
+[Note: exactly-once updates]
+If a connection breaks after a server has received a call, TensorFlow sends the call again, and the
+server rejects it, since it has received it twice. So the worker knows that the call arrived, but
+neither whether it was completed nor what it returned: `ResponseLostError`. What follows depends on
+the call.
+
+* A call that only reads is repeated (`idempotent=True`).
+* A push is repeated, too, because it has a number, and the server compares the number with the one
+  that it has stored for this worker and program (`SequenceNumber.change_once`). The repetition of a
+  push that was made changes nothing and returns the present values.
+* At a barrier a worker deposits its value, and takes the results out of its queue. Both have
+  numbers, and the results are kept on the server until the worker takes the next ones; see
+  `Barrier.__call__`.
+* Other calls end the worker with the error.
+
+This requires that
+* the number is set in the critical section of the change. If the connection breaks in the middle of
+  it, TensorFlow cancels what is left, and the lock refuses all calls from then on; see `Lock`.
+* the numbers increase in the order in which calls arrive: no two threads make calls of one program.
+* a worker that is started again has numbers of its own, from 1: the name on the server is random.
+"""
 
 from __future__ import annotations
 

@@ -8,6 +8,15 @@ one vector per dtype.
 The new values are pulled as one vector per dtype, too. Only variables with many rows of which the
 updates change some, such as those of an embedding, are pulled by rows: those rows that have changed
 since the worker's copy was assigned last.
+
+[Note: the order of arguments]
+Nothing that is sent has a name: a worker sends a list of arrays, and what each one is follows from
+its place. `pack` and `push_from`, the placeholders of `_build`, and `_apply` all go through the
+updates in one order. For each server: the dense arguments, as one vector per dtype, by update,
+slice and argument (`_segments`); the sparse ones, in the same way; those of embedding rows. Then,
+for all servers: the replicated arguments; the worker's own variables, in the order in which updates
+read them first; the counts. A change of the order in one of these places mixes up the gradients of
+variables that have the same shape, and nothing fails.
 """
 
 from __future__ import annotations
@@ -15,7 +24,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,7 +38,7 @@ from strategies.ps.push import Push
 from strategies.ps.registry import RemoteVariable
 from strategies.ps.row_log import trace_changed_rows
 from strategies.ps.sequence_number import SequenceNumber
-from strategies.ps.updates import VariableUpdate, check_applicable
+from strategies.ps.updates import Transfer, VariableUpdate, check_applicable
 from strategies.ps.variables import (
     CounterVariable,
     PulledRows,
@@ -40,24 +49,86 @@ from strategies.ps.variables import (
 
 
 @dataclass
-class _ServerProgram:
+class ServerProgram:
     """A program on one server: its placeholders, operations and results.
 
-    Each push has a number, by which the server knows whether it has made a push already that a
-    worker sends again because its connection broke.
+    Attributes:
+      dense: for each dtype, the vector of the dense arguments.
+      sparse: for each sparse argument, and then each argument of rows in view, the values and the
+        row numbers.
+      replicated: the arguments that all servers get.
+      counts: the increments of the counters.
+      steps: the number of steps that a push is the sum of.
+      number: the number of the push; see [Note: exactly-once updates] in ps/sequence_number.py.
+      local_values: the worker's own variables that the updates read, by their number among those
+        of all servers.
+      numbers: the numbers of future pushes.
+      push: applies the updates.
+      push_and_pull: the new values after that, read in the same critical section.
+      pull: the present values, without the updates.
     """
 
-    packs: list[tf.Tensor]
+    dense: list[tf.Tensor]
     sparse: list[tuple[tf.Tensor, tf.Tensor]]
-    wholes: list[tf.Tensor]
+    replicated: list[tf.Tensor]
     counts: list[tf.Tensor]
     steps: tf.Tensor
     number: tf.Tensor
-    push: tf.Operation
-    push_and_pull: list[tf.Tensor]
-    pull: list[tf.Tensor]
     local_values: dict[int, tf.Tensor] = field(default_factory=dict)
     numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+    push: tf.Operation = None
+    push_and_pull: list[tf.Tensor] = field(default_factory=list)
+    pull: list[tf.Tensor] = field(default_factory=list)
+
+
+class _Received:
+    """What a server has received, as it is taken by one update after the other.
+
+    See [Note: the order of arguments].
+
+    Args:
+      dense: for each dtype, the pieces of the vector.
+      sparse: the pairs of the sparse arguments.
+      in_view: the pairs of the arguments of rows in view.
+      replicated: the arguments that all servers get.
+    """
+
+    def __init__(
+        self,
+        dense: Mapping[tf.DType, Sequence[tf.Tensor]],
+        sparse: Sequence[tuple[tf.Tensor, tf.Tensor]],
+        in_view: Sequence[tuple[tf.Tensor, tf.Tensor]],
+        replicated: Sequence[tf.Tensor],
+    ):
+        self._dense = {dtype: iter(pieces) for dtype, pieces in dense.items()}
+        self._sparse, self._in_view = iter(sparse), iter(in_view)
+        self._replicated = iter(replicated)
+
+    def take_replicated(self, update: VariableUpdate) -> dict[int, tf.Tensor]:
+        """Returns an update's arguments that all servers get, by their position."""
+        return {
+            position: next(self._replicated)
+            for position, leaf in enumerate(update.leaves)
+            if update.transfer(leaf) is Transfer.REPLICATED
+        }
+
+    def take_in_view(self, update: RowUpdate) -> list[tuple[tf.Tensor, tf.Tensor]]:
+        """Returns the pairs of an update of rows in view."""
+        return [next(self._in_view) for _ in range(update.arguments)]
+
+    def take_of_slice(
+        self, update: VariableUpdate, number: int, replicated: Mapping[int, tf.Tensor]
+    ) -> list[Any]:
+        """Returns the arguments of an update for one slice of its variable."""
+        shape, leaves = update.variable.remote.shape_of(number), []
+        for position, leaf in enumerate(update.leaves):
+            transfer = update.transfer(leaf)
+            if transfer is Transfer.DENSE:
+                leaf = tf.reshape(next(self._dense[leaf.dtype]), shape)
+            elif transfer is Transfer.SPARSE:
+                leaf = tf.IndexedSlices(*next(self._sparse), tf.constant(shape, tf.int64))
+            leaves.append(replicated.get(position, leaf))
+        return leaves
 
 
 class StepProgram:
@@ -95,7 +166,12 @@ class StepProgram:
             {id(u.variable): u.variable for u in updates if not isinstance(u, RowUpdate)}.values()
         )
         self._dtypes = sorted(
-            {leaf.dtype for u in updates for leaf in u.leaves if u.transfer(leaf) == "rows"},
+            {
+                leaf.dtype
+                for update in updates
+                for leaf in update.leaves
+                if update.transfer(leaf) is Transfer.DENSE
+            },
             key=lambda dtype: dtype.name,
         )
         self._pulled_dtypes = sorted(
@@ -119,50 +195,59 @@ class StepProgram:
 
     def shares_variables(self, other: StepProgram) -> bool:
         """Returns whether another program pulls some of the variables that this one pulls."""
-        mine = {id(variable) for variable in (*self.variables, *self._counters)}
-        return any(id(variable) in mine for variable in (*other.variables, *other._counters))
+        own = {id(variable) for variable in (*self.variables, *self._counters)}
+        return any(id(variable) in own for variable in (*other.variables, *other._counters))
 
     # What a worker sends.
 
     def pack(
         self, updates: Sequence[VariableUpdate], counts: Sequence[tf.Tensor]
     ) -> list[tf.Tensor]:
-        """Returns the tensors of a step; `push_from` takes their values."""
+        """Returns the tensors of a step; `push_from` takes their values.
+
+        See [Note: the order of arguments].
+        """
         tensors: list[tf.Tensor] = []
         for server in self._servers.servers:
             for dtype in self._dtypes:
                 parts = [
                     tf.reshape(u.variable.remote.rows(u.leaves[leaf], number), [-1])
-                    for u, leaf, number in self._segments(updates, server, "rows")
+                    for u, leaf, number in self._segments(updates, server, Transfer.DENSE)
                     if u.leaves[leaf].dtype == dtype
                 ]
-                pack = tf.concat(parts, 0) if parts else tf.zeros([0], dtype)
-                tensors.append(tf.cast(pack, self._wire_dtype(dtype)))
-            for u, leaf, number in self._segments(updates, server, "sparse"):
+                vector = tf.concat(parts, 0) if parts else tf.zeros([0], dtype)
+                tensors.append(tf.cast(vector, self._wire_dtype(dtype)))
+            for u, leaf, number in self._segments(updates, server, Transfer.SPARSE):
                 tensors += _rows_in_slice(u.leaves[leaf], u.variable.remote, number)
             for update in self._row_updates(updates):
                 tensors += update.pieces(server.number)
-        tensors += [leaf for u in updates for leaf in u.leaves if u.transfer(leaf) == "whole"]
+        tensors += _replicated_leaves(updates)
         tensors += [tf.convert_to_tensor(variable) for variable in self._locals]
         return tensors + [tf.cast(count, tf.int64) for count in counts]
 
     def push_from(self, arrays: Sequence[np.ndarray]) -> Push:
         """Returns the push made of the values of the tensors from `pack`."""
         rest = iter(arrays)
-        packs, sparse = [], []
+        dense, sparse = [], []
         for program in self._server_programs:
-            packs.append([next(rest) for _ in program.packs])
+            dense.append([next(rest) for _ in program.dense])
             sparse.append([(next(rest), next(rest)) for _ in program.sparse])
-        wholes = [next(rest) for _ in [*self._server_programs[0].wholes, *self._locals]]
-        return Push(packs, sparse, wholes, list(rest))
+        # A merged push keeps the newest values of the worker's own variables, too.
+        replicated = [next(rest) for _ in [*self._server_programs[0].replicated, *self._locals]]
+        return Push(dense, sparse, replicated, list(rest))
 
     def feeds(self, push: Push, server: int) -> dict[tf.Tensor, np.ndarray]:
-        """Returns the values of a server's placeholders."""
+        """Returns the values of a server's placeholders, and the next number for the push.
+
+        Pushes of one program are sent one after the other: by the thread that makes the step's
+        calls in order, or by that of "async". A push that overtook another one would have the
+        higher number, and the server would take the other one for a repetition.
+        """
         program = self._server_programs[server]
-        feeds = dict(zip(program.packs, push.packs[server], strict=True))
+        feeds = dict(zip(program.dense, push.dense[server], strict=True))
         for placeholders, parts in zip(program.sparse, push.sparse[server], strict=True):
             feeds.update(zip(placeholders, parts, strict=True))
-        feeds.update(zip(program.wholes, push.wholes, strict=False))
+        feeds.update(zip(program.replicated, push.replicated, strict=False))
         feeds.update(self.local_feeds(push, server))
         feeds.update(zip(program.counts, push.counts, strict=True))
         feeds[program.steps] = np.int64(push.steps)
@@ -172,7 +257,7 @@ class StepProgram:
     def local_feeds(self, push: Push, server: int) -> dict[tf.Tensor, np.ndarray]:
         """Returns those values of a server's placeholders that a pull needs."""
         program = self._server_programs[server]
-        local = push.wholes[len(program.wholes) :]
+        local = push.replicated[len(program.replicated) :]
         return {place: local[number] for number, place in program.local_values.items()}
 
     # What the servers do.
@@ -180,26 +265,21 @@ class StepProgram:
     def push(self, push: Push, server: ServerConnection) -> None:
         """Applies the updates on a server."""
         program = self._server_programs[server.number]
-        server.run(program.push, self.feeds(push, server.number), may_repeat=True)
+        server.run(program.push, self.feeds(push, server.number), idempotent=True)
 
     def push_and_pull(self, push: Push, server: ServerConnection) -> list[np.ndarray]:
         """Applies the updates on a server and returns the new values; see `dtypes`."""
         program = self._server_programs[server.number]
-        return server.run(program.push_and_pull, self.feeds(push, server.number), may_repeat=True)
+        return server.run(program.push_and_pull, self.feeds(push, server.number), idempotent=True)
 
     def pull(self, push: Push, server: ServerConnection) -> list[np.ndarray]:
         """Returns the present values on a server, without applying the updates of a push."""
         program = self._server_programs[server.number]
-        return server.run(program.pull, self.local_feeds(push, server.number), may_repeat=True)
+        return server.run(program.pull, self.local_feeds(push, server.number), idempotent=True)
 
-    def push_operation(self, server: ServerConnection) -> tuple[tf.Operation, list[tf.Tensor]]:
-        """Returns the operation that applies the updates on a server, and the new values."""
-        program = self._server_programs[server.number]
-        return program.push, program.push_and_pull
-
-    def pull_operation(self, server: ServerConnection) -> list[tf.Tensor]:
-        """Returns the present values on a server."""
-        return self._server_programs[server.number].pull
+    def program_on(self, server: ServerConnection) -> ServerProgram:
+        """Returns the program on a server."""
+        return self._server_programs[server.number]
 
     def add_pull(self, server: ServerConnection) -> list[tf.Tensor]:
         """Adds a pull to a server's graph, where it waits for control dependencies."""
@@ -228,7 +308,7 @@ class StepProgram:
     ) -> list[tuple[SharedVariable, tf.Tensor | PulledRows]]:
         """Returns the new value of each variable and counter, or the rows that have changed."""
         rest = iter(tensors)
-        found: dict[tuple[str, int], tf.Tensor] = {}
+        slice_values: dict[tuple[str, int], tf.Tensor] = {}
         counts: list[tf.Tensor] = []
         values: list[tuple[SharedVariable, tf.Tensor | PulledRows]] = []
         for server in self._servers.servers:
@@ -239,7 +319,7 @@ class StepProgram:
                 if not sizes:  # this server has none of them
                     continue
                 for (remote, number), part in zip(slices, tf.split(vector, sizes), strict=True):
-                    found[remote.name, number] = tf.reshape(part, remote.shape_of(number))
+                    slice_values[remote.name, number] = tf.reshape(part, remote.shape_of(number))
             counts.append(tf.ensure_shape(next(rest), [len(self._counters)]))
             for variable, number in self._slices_of_rows_on(server):
                 shape = [None, *variable.shape[1:]]
@@ -248,9 +328,9 @@ class StepProgram:
                 since, position = tf.unstack(tf.ensure_shape(next(rest), [2]))
                 values.append((variable, PulledRows(number, changed, since, position)))
         for variable in self.variables:
-            remote = variable.remote
-            numbers = range(len(remote.slices))
-            parts = [found[key] for key in ((remote.name, n) for n in numbers) if key in found]
+            keys = ((variable.remote.name, n) for n in range(len(variable.remote.slices)))
+            # Either all slices of a variable are pulled by rows, and are in `values`, or none.
+            parts = [slice_values[key] for key in keys if key in slice_values]
             if parts:
                 values.append((variable, tf.concat(parts, 0) if len(parts) > 1 else parts[0]))
         for number, counter in enumerate(self._counters):
@@ -263,13 +343,13 @@ class StepProgram:
         return self._wire if dtype == tf.float32 else dtype
 
     def _segments(
-        self, updates: Sequence[VariableUpdate], server: ServerConnection, kind: str
+        self, updates: Sequence[VariableUpdate], server: ServerConnection, transfer: Transfer
     ) -> Iterator[tuple[VariableUpdate, int, int]]:
         """Yields the update, argument and slice of each piece for a server in order."""
         for update in updates:
             for number in update.variable.remote.slices_on(server.number):
                 for leaf, value in enumerate(update.leaves):
-                    if update.transfer(value) == kind:
+                    if update.transfer(value) is transfer:
                         yield update, leaf, number
 
     def _row_updates(self, updates: Sequence[VariableUpdate]) -> Iterator[RowUpdate]:
@@ -298,7 +378,7 @@ class StepProgram:
         for update in self._updates:
             remote = update.variable.remote
             megabytes = math.prod(remote.shape) * remote.dtype.size / 1e6
-            is_sparse = any(update.transfer(leaf) == "sparse" for leaf in update.leaves)
+            is_sparse = any(update.transfer(leaf) is Transfer.SPARSE for leaf in update.leaves)
             if is_sparse and remote.logs and (remote.name, 0) not in self._slices_of_rows:
                 logging.warning(
                     "Workers can pull only the changed rows of a variable if a step changes no "
@@ -308,103 +388,112 @@ class StepProgram:
                     remote.path, list(remote.shape), megabytes,
                 )  # fmt: skip
 
-    def _build(self, server: ServerConnection) -> _ServerProgram:
-        placeholder = tf.compat.v1.placeholder
+    def _build(self, server: ServerConnection) -> ServerProgram:
+        """Adds the program to a server's graph."""
         with server.building():
             last = SequenceNumber()
-            program = _ServerProgram(
-                [placeholder(self._wire_dtype(dtype), [None]) for dtype in self._dtypes],
-                [
-                    (
-                        placeholder(u.leaves[leaf].dtype, [None, *u.variable.remote.shape[1:]]),
-                        placeholder(tf.int64, [None]),
-                    )
-                    for u, leaf, _ in self._segments(self._updates, server, "sparse")
-                ]
-                + [pair for u in self._row_updates(self._updates) for pair in u.placeholders()],
-                [
-                    placeholder(leaf.dtype, leaf.shape)
-                    for u in self._updates
-                    for leaf in u.leaves
-                    if u.transfer(leaf) == "whole"
-                ],
-                [placeholder(tf.int64, []) for _ in self._counters],
-                placeholder(tf.int64, []),
-                placeholder(tf.int64, []),
-                None,
-                [],
-                [],
-            )
+            program = self._new_program(server)
 
         def body() -> list[tf.Tensor]:
+            # The values are read even if the push is a repetition, whose first answer was lost.
             last.change_once(program.number, lambda: self._apply(server, program))
             return self._read(server, program)
 
+        # The order matters: only tracing `_apply` shows which slices are pulled by rows, and which
+        # of the worker's own variables the updates read.
         program.push, program.push_and_pull = server.locked(body)
         _, program.pull = server.locked(lambda: self._read(server, program), changes=False)
         return program
 
-    def _apply(self, server: ServerConnection, program: _ServerProgram) -> None:
-        sizes: dict[tf.DType, list[int]] = {dtype: [] for dtype in self._dtypes}
-        for u, leaf, number in self._segments(self._updates, server, "rows"):
-            sizes[u.leaves[leaf].dtype].append(math.prod(u.variable.remote.shape_of(number)))
-        pieces = {}
-        for dtype, vector in zip(self._dtypes, program.packs, strict=True):
-            is_mean = vector.dtype == tf.float16
-            vector = tf.ensure_shape(tf.cast(vector, dtype), [sum(sizes[dtype])])
-            vector = vector * tf.cast(program.steps, dtype) if is_mean else vector
-            pieces[dtype] = iter(tf.split(vector, sizes[dtype]) if sizes[dtype] else [])
-        sparse = iter(program.sparse)
-        in_view = sum(update.arguments for update in self._row_updates(self._updates))
-        of_rows = iter(program.sparse[len(program.sparse) - in_view :])
-        wholes = iter(program.wholes)
+    def _new_program(self, server: ServerConnection) -> ServerProgram:
+        """Returns a program that has placeholders only."""
+        placeholder = tf.compat.v1.placeholder
+        sparse = [
+            (
+                placeholder(u.leaves[leaf].dtype, [None, *u.variable.remote.shape[1:]]),
+                placeholder(tf.int64, [None]),
+            )
+            for u, leaf, _ in self._segments(self._updates, server, Transfer.SPARSE)
+        ]
+        in_view = [pair for u in self._row_updates(self._updates) for pair in u.placeholders()]
+        return ServerProgram(
+            dense=[placeholder(self._wire_dtype(dtype), [None]) for dtype in self._dtypes],
+            sparse=sparse + in_view,
+            replicated=[
+                placeholder(leaf.dtype, leaf.shape) for leaf in _replicated_leaves(self._updates)
+            ],
+            counts=[placeholder(tf.int64, []) for _ in self._counters],
+            steps=placeholder(tf.int64, []),
+            number=placeholder(tf.int64, []),
+        )
+
+    def _apply(self, server: ServerConnection, program: ServerProgram) -> None:
+        """Adds a server's part of all updates to the function that is being traced.
+
+        The optimizer's own function runs for each slice that the server holds. While it runs, a
+        view is active, in which the worker's variable and its slot variables stand for their parts
+        on the server.
+        """
+        received = self._receive(server, program)
         changed: dict[tuple[str, int], list[tf.Tensor | None]] = {}
         for update in self._updates:
             remote = update.variable.remote
-            whole = {
-                leaf: next(wholes)
-                for leaf, value in enumerate(update.leaves)
-                if update.transfer(value) == "whole"
-            }
-            if isinstance(update, RowUpdate):
-                view = ServerView(
-                    server, remote, 0, lambda v: self._local_placeholder(v, server, program)
-                )
-                update.apply(view, [next(of_rows) for _ in range(update.arguments)], whole)
+            replicated = received.take_replicated(update)
+            if isinstance(update, RowUpdate):  # its variable has no slices
+                view = self._view(server, remote, 0, program)
+                update.apply(view, received.take_in_view(update), replicated)
             for number in remote.slices_on(server.number):
-                leaves = []
-                for leaf, value in enumerate(update.leaves):
-                    kind = update.transfer(value)
-                    if kind == "rows":
-                        value = tf.reshape(next(pieces[value.dtype]), remote.shape_of(number))
-                    elif kind == "sparse":
-                        value = tf.IndexedSlices(
-                            *next(sparse), tf.constant(remote.shape_of(number), tf.int64)
-                        )
-                    elif kind == "whole":
-                        value = whole[leaf]
-                    leaves.append(value)
+                leaves = received.take_of_slice(update, number, replicated)
                 args, kwargs = tf.nest.pack_sequence_as(update.args, leaves)
-                view = ServerView(
-                    server, remote, number, lambda v: self._local_placeholder(v, server, program)
-                )
                 update_part = functools.partial(update.fn, remote.parts[number], *args, **kwargs)
-                with active_view.activate(view):
+                with active_view.activate(self._view(server, remote, number, program)):
                     if remote.logs:
                         rows = trace_changed_rows(update_part, remote.parts[number])
                         changed.setdefault((remote.name, number), []).append(rows)
                     else:
                         update_part()
         self._log_changes(changed)
+        self._count(server, program)
+
+    def _receive(self, server: ServerConnection, program: ServerProgram) -> _Received:
+        """Returns what the placeholders of a program receive, cut into pieces."""
+        sizes: dict[tf.DType, list[int]] = {dtype: [] for dtype in self._dtypes}
+        for u, leaf, number in self._segments(self._updates, server, Transfer.DENSE):
+            sizes[u.leaves[leaf].dtype].append(math.prod(u.variable.remote.shape_of(number)))
+        dense = {}
+        for dtype, vector in zip(self._dtypes, program.dense, strict=True):
+            # A sum of several steps may be too large for float16, so their mean was sent.
+            is_mean = vector.dtype == tf.float16
+            vector = tf.ensure_shape(tf.cast(vector, dtype), [sum(sizes[dtype])])
+            vector = vector * tf.cast(program.steps, dtype) if is_mean else vector
+            dense[dtype] = tf.split(vector, sizes[dtype]) if sizes[dtype] else []
+        in_view = sum(update.arguments for update in self._row_updates(self._updates))
+        of_slices = len(program.sparse) - in_view
+        return _Received(
+            dense, program.sparse[:of_slices], program.sparse[of_slices:], program.replicated
+        )
+
+    def _view(
+        self, server: ServerConnection, remote: RemoteVariable, number: int, program: ServerProgram
+    ) -> ServerView:
+        return ServerView(
+            server, remote, number, lambda v: self._local_placeholder(v, server, program)
+        )
+
+    def _count(self, server: ServerConnection, program: ServerProgram) -> None:
+        """Adds to the counters, and to the number of steps of this worker."""
         for counter, count in zip(self._counters, program.counts, strict=True):
             part = counter.remote.parts[server.number]
             part.assign_add(tf.cast(count, part.dtype), read_value=False)
-        seen = self._pushes.parts[server.number]
         steps = tf.one_hot(self._servers.rank, self._servers.size, program.steps, dtype=tf.int64)
-        seen.assign_add(steps, read_value=False)
+        self._pushes.parts[server.number].assign_add(steps, read_value=False)
 
     def _log_changes(self, changed: dict[tuple[str, int], list[tf.Tensor | None]]) -> None:
-        """Logs which rows of each slice the updates change."""
+        """Logs which rows of each slice the updates change.
+
+        In the critical section of the change: a worker that pulled in between would take the
+        position of the log for one that includes rows whose new values it does not have.
+        """
         logs = {
             (variable.remote.name, number): log
             for variable in self.variables
@@ -419,9 +508,12 @@ class StepProgram:
                 self._slices_of_rows.add(key)
 
     def _local_placeholder(
-        self, variable: Any, server: ServerConnection, program: _ServerProgram
+        self, variable: Any, server: ServerConnection, program: ServerProgram
     ) -> tf.Tensor:
-        """Returns the placeholder of one of the worker's own variables."""
+        """Returns the placeholder of one of the worker's own variables, such as a learning rate.
+
+        All servers number them alike, in the list that `pack` sends to each of them.
+        """
         known = [id(one) for one in self._locals]
         if id(variable) not in known:
             self._locals.append(variable)
@@ -434,7 +526,8 @@ class StepProgram:
                 )
         return program.local_values[number]
 
-    def _read(self, server: ServerConnection, program: _ServerProgram) -> list[tf.Tensor]:
+    def _read(self, server: ServerConnection, program: ServerProgram) -> list[tf.Tensor]:
+        """Returns a server's present values, in the form that `dtypes` describes."""
         vectors = []
         for dtype in self._pulled_dtypes:
             parts = [
@@ -463,16 +556,15 @@ def _rows_in_slice(
     """Returns the values that belong to one slice and their row numbers in it."""
     part = remote.slices[number]
     indices = tf.cast(slices.indices, tf.int64)
-    mine = (indices >= part.start) & (indices < part.stop)
-    return tf.boolean_mask(slices.values, mine), tf.boolean_mask(indices, mine) - part.start
+    is_inside = (indices >= part.start) & (indices < part.stop)
+    numbers = tf.boolean_mask(indices, is_inside) - part.start
+    return tf.boolean_mask(slices.values, is_inside), numbers
 
 
-class NewValues:
-    """The new values of variables, as tensors of the graph in which they are iterated over."""
-
-    def __init__(self, program: StepProgram, vectors: Sequence[tf.Tensor]):
-        self._program = program
-        self._vectors = vectors
-
-    def __iter__(self) -> Iterator[tuple[SharedVariable, tf.Tensor | PulledRows]]:
-        return iter(self._program.unpack(self._vectors))
+def _replicated_leaves(updates: Sequence[VariableUpdate]) -> list[tf.Tensor]:
+    return [
+        leaf
+        for update in updates
+        for leaf in update.leaves
+        if update.transfer(leaf) is Transfer.REPLICATED
+    ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import weakref
+import enum
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from strategies.compat.keras import optimizer_of, state_of, tensorflow_variable
+from strategies.ps.function_key import Identity
 from strategies.ps.variable_kinds import is_assignment
 from strategies.ps.variables import SharedVariable, SlotVariable
 from strategies.variables.elementwise import ELEMENTWISE, is_elementwise, update_without_xla
@@ -19,35 +20,24 @@ from strategies.variables.row_variable import RowVariable
 # Nadam's update reads and writes state that all variables share.
 _NOT_PER_VARIABLE = "Nadam"
 _SUPPORTED = [name for name in ELEMENTWISE if name != _NOT_PER_VARIABLE]
-# How arguments are sent of which a merged push keeps only the newest.
-_NOT_SUMMED = "whole", "fixed"
 
 
-class Identity:
-    """The identity of an object, as a part of a key; it does not keep the object alive."""
+class Transfer(enum.Enum):
+    """How an argument of an update gets to the servers.
 
-    def __init__(self, value: Any):
-        self._id = id(value)
-        self._kept: Any = None
-        self._reference: weakref.ref[Any] | None = None
-        try:
-            self._reference = weakref.ref(value)
-        except TypeError:  # a number, for example, has no weak references
-            self._kept = value
+    Attributes:
+      DENSE: each server gets its slices, of all such arguments as one vector per dtype.
+      SPARSE: each server gets those rows that belong to its slices, and their numbers.
+      IN_VIEW: each server gets its own rows of those in view, and their numbers.
+      REPLICATED: all servers get it. Of several steps that are merged, the newest is sent.
+      FIXED: not at all, because the function on the server contains it.
+    """
 
-    def __hash__(self) -> int:
-        return self._id
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Identity):
-            return NotImplemented
-        # Another object may have the address of a deleted one.
-        return self._id == other._id and self.is_alive and other.is_alive
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether the object still exists."""
-        return self._reference is None or self._reference() is not None
+    DENSE = "dense"
+    SPARSE = "sparse"
+    IN_VIEW = "in view"
+    REPLICATED = "replicated"
+    FIXED = "fixed"
 
 
 class UpdateKey(NamedTuple):
@@ -102,15 +92,17 @@ class VariableUpdate:
         name, defaults = self.variable.remote.name, getattr(self.fn, "__defaults__", None)
         return UpdateKey(name, code, cells, defaults, leaves, settings)
 
-    def transfer(self, leaf: Any) -> str:
-        """Returns how an argument is sent: "rows", "sparse", "whole" or, if not sent, "fixed"."""
+    def transfer(self, leaf: Any) -> Transfer:
+        """Returns how an argument gets to the servers."""
         if isinstance(leaf, tf.IndexedSlices):
-            return "sparse"
+            return Transfer.SPARSE
         if not isinstance(leaf, tf.Tensor):
-            return "fixed"
+            return Transfer.FIXED
+        # Where the variable is a scalar, all arguments have its shape. Only the first is the step's
+        # contribution; the others are settings, which may not be summed.
         shape = self.variable.remote.shape
-        is_of_rows = leaf.shape == shape and (bool(shape) or leaf is self.leaves[0])
-        return "rows" if is_of_rows else "whole"
+        is_dense = leaf.shape == shape and (bool(shape) or leaf is self.leaves[0])
+        return Transfer.DENSE if is_dense else Transfer.REPLICATED
 
     def forget_function(self) -> None:
         """Forgets the function, which would keep its optimizer alive, once servers have it."""
@@ -121,7 +113,8 @@ class VariableUpdate:
         """Whether several steps' updates may be summed; if not, each step is sent separately."""
         if not self.leaves:
             return True
-        return self.transfer(self.leaves[0]) not in _NOT_SUMMED and not is_assignment(self.fn)
+        is_summed = self.transfer(self.leaves[0]) not in (Transfer.REPLICATED, Transfer.FIXED)
+        return is_summed and not is_assignment(self.fn)
 
 
 def are_alive(keys: Iterable[UpdateKey]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable
 from typing import Any
 
@@ -45,27 +46,47 @@ def normalize_state_arguments(kwargs: dict[str, Any]) -> dict[str, Any]:
     return state if is_unsynchronized_state(state) and initial_value(state).shape else kwargs
 
 
-def variable_kind(kwargs: dict[str, Any], is_geo: bool, in_step: bool) -> str:
-    """Returns the kind of a new variable: "weight", "counter", "state" or "local".
+class VariableKind(enum.Enum):
+    """How a variable is shared.
+
+    Attributes:
+      WEIGHT: the servers update it, and each worker has a copy.
+      COUNTER: each server has a copy, to which the increments of all workers are added.
+      STATE: each worker changes its copy, and the servers add up the changes.
+      LOCAL: each worker has its own, and the servers have none.
+    """
+
+    WEIGHT = enum.auto()
+    COUNTER = enum.auto()
+    STATE = enum.auto()
+    LOCAL = enum.auto()
+
+
+def variable_kind(kwargs: dict[str, Any], has_local_optimizer: bool, in_step: bool) -> VariableKind:
+    """Returns the kind of a new variable.
 
     Args:
       kwargs: the variable's creation arguments.
-      is_geo: whether each worker has its own optimizer.
+      has_local_optimizer: whether each worker has its own optimizer; see `Mode`.
       in_step: whether all workers take the same steps together.
     """
     if "colocate_with" in kwargs:
-        return "local"
+        # A slot variable of a worker's own optimizer, or of a variable that is LOCAL itself.
+        return VariableKind.LOCAL
     if is_iterations(kwargs):
-        is_counter = not is_geo and _is_whole_number(initial_value(kwargs))
-        return "counter" if is_counter else "local"
+        # A local optimizer counts the worker's own steps.
+        is_counter = not has_local_optimizer and _is_whole_number(initial_value(kwargs))
+        return VariableKind.COUNTER if is_counter else VariableKind.LOCAL
     if kwargs.get("aggregation") == tf.VariableAggregation.ONLY_FIRST_REPLICA:
-        return "local"
+        return VariableKind.LOCAL
     if kwargs.get("trainable") is not False:
-        return "weight" if initial_value(kwargs).dtype.kind not in "OSU" else "local"
+        is_numeric = initial_value(kwargs).dtype.kind not in "OSU"
+        return VariableKind.WEIGHT if is_numeric else VariableKind.LOCAL
+    # Workers in step merge their states themselves, as they do without servers.
     if in_step or not is_unsynchronized_state(kwargs):
-        return "local"
+        return VariableKind.LOCAL
     # A scalar is a setting, such as tf_keras's learning rate.
-    return "state" if initial_value(kwargs).shape else "local"
+    return VariableKind.STATE if initial_value(kwargs).shape else VariableKind.LOCAL
 
 
 def _is_whole_number(value: np.ndarray) -> bool:

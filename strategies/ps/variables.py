@@ -101,7 +101,7 @@ class LocalVariable(MirroredVariable):
 
 
 class LocalCounterVariable(LocalVariable):
-    """A worker's own number of steps; a step without rows does not count."""
+    """A worker's own number of steps; a step without examples does not count."""
 
     def _update(self, update_fn: Callable[..., Any], value: Any, **kwargs: Any) -> Any:
         update_fn = self.distribute_strategy.extended.in_own_step(update_fn)
@@ -228,6 +228,9 @@ class SlotVariable(_RemoteMirroredVariable):
                 "steps (use_ema, gradient_accumulation_steps), or use mode='geo', in which each "
                 "worker has its own optimizer."
             )
+        # Without this worker's pending steps, a checkpoint would lack them, and an assignment would
+        # be followed by them.
+        self.distribute_strategy.extended.drain()
         return tf.constant(self.registry.read([self.remote])[0], self.remote.dtype)
 
     def _read_outside_on_device(self) -> tf.Tensor:
@@ -241,8 +244,6 @@ class SlotVariable(_RemoteMirroredVariable):
         self, update_fn: Callable[..., Any], value: Any, kwargs: dict[str, Any]
     ) -> Any:
         kwargs.pop("read_value", None)
-        # Pending steps would change the value that is read and written here.
-        self.distribute_strategy.extended.update_mode.drain()
         copy = ResourceVariable(self._read_outside(), trainable=False)
         update_fn(copy, value, **kwargs)
         self.registry.write(self.remote, copy.numpy())

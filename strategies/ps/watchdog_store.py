@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import queue
-import threading
 import time
 import zlib
 from collections.abc import Callable
+from typing import Any
 
 import tensorflow as tf
 
 from strategies.compat.tensorflow import Session
 from strategies.diagnostics.watchdog import Watchdog, step_timeout_seconds, watch_seconds
-from strategies.ps.connection import ServerConnection, ServerGroup, state_of
+from strategies.ps.connection import ServerConnection, ServerGroup, answer_in_thread, state_of
 from tf_config import ClusterSpec, Task
 
 _ANSWER_SECONDS = 5.0
@@ -47,7 +47,7 @@ class ServerEntries:
                 table_handle=table, keys=self._key, default_value=tf.constant("")
             )
         self.session = Session(f"grpc://{server.address}", graph=graph)
-        self._call: threading.Thread | None = None
+        self._unanswered: queue.SimpleQueue[Any] | None = None
 
     def put(self, key: Task | str, value: bytes) -> bool:
         """Writes an entry; returns whether the server answered."""
@@ -58,33 +58,27 @@ class ServerEntries:
         return self._answer([self._find], {self._key: _number(key)}) or None
 
     def _answer(self, fetch: object, feeds: dict[tf.Tensor, object]) -> bytes | None:
-        # TensorFlow waits for a server that is gone, regardless of timeouts.
         if self._server.is_lost:
             return None
-        if self._call is not None:
-            self._call.join(_MOMENT_SECONDS)
-            if self._call.is_alive():
-                return None
-        answer: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._call = threading.Thread(target=self._run, args=(answer, fetch, feeds), daemon=True)
-        self._call.start()
+        try:
+            if self._unanswered is not None:
+                self._unanswered.get(timeout=_MOMENT_SECONDS)
+        except queue.Empty:
+            # A thread for each call to a server that is silent would be too many.
+            return None
+        # TensorFlow waits for a server that is gone, regardless of timeouts.
+        answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._unanswered = answers
+        answer_in_thread(answers, None, lambda: self.session.run(fetch, feeds))
         end = time.monotonic() + _ANSWER_SECONDS
         while time.monotonic() < end:
             with contextlib.suppress(queue.Empty):
-                return answer.get(timeout=_CHECK_EVERY_SECONDS)
+                _, result, error = answers.get(timeout=_CHECK_EVERY_SECONDS)
+                self._unanswered = None
+                return (b"" if result is None else result[0]) if error is None else None
             if state_of(self._server.address) == "closed":
                 break
         return None
-
-    def _run(
-        self, answer: queue.SimpleQueue[bytes | None], fetch: object, feeds: dict[tf.Tensor, object]
-    ) -> None:
-        try:
-            result = self.session.run(fetch, feeds)
-        except (tf.errors.OpError, RuntimeError):  # RuntimeError once the session is closed
-            answer.put(None)
-            return
-        answer.put(b"" if result is None else result[0])
 
 
 def _number(key: Task | str) -> int:

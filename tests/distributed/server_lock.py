@@ -1,5 +1,6 @@
 """Interrupts what a server does under its locks; prints what its workers find then."""
 
+import functools
 import os
 import socket
 import sys
@@ -76,7 +77,7 @@ print("half a change:", interrupted(half))
 print("a read after it:", run(values))
 print("a change after it:", run(change))
 
-run(server.once("membership", lambda: worker_states(2)).initializer)
+run(server.build_once(functools.partial(worker_states, 2)).initializer)
 barriers = []
 for rank, each in enumerate((server, ServerConnection(0, address))):
 

@@ -3,9 +3,11 @@
 servers_changes.py keras|tf_keras MODE [other options of ParameterServerStrategy as JSON]
 """
 
+import contextlib
 import importlib
 import json
 import sys
+import threading
 
 import numpy as np
 import tensorflow as tf
@@ -151,6 +153,56 @@ def check_a_value_that_is_given_stays():
     step()
     np.testing.assert_array_equal(weight.numpy(), [7, 8, 9])
     np.testing.assert_array_equal(on_servers(weight), [7, 8, 9])
+
+
+@contextlib.contextmanager
+def nothing_is_sent():
+    """Keeps steps of "async" in the queue in the block; yields the number of those in it."""
+    sending, may_send = extended.update_mode, threading.Event()
+    deliver = sending._deliver
+
+    def wait_and_deliver(*arguments):
+        assert may_send.wait(300)
+        deliver(*arguments)
+
+    sending._deliver = wait_and_deliver
+    try:
+        yield lambda: sending._queue.unfinished_tasks
+    finally:
+        may_send.set()
+        sending._deliver = deliver
+
+
+def check_a_query_leaves_the_queue_as_it_is_and_what_saves_does_not():
+    if mode != "async":
+        return
+    with strategy.scope():
+        weight = keras.Variable(np.zeros([3], np.float32), name="weight")
+        optimizer = optimizers.SGD(1.0, momentum=0.9)
+        optimizer.build([weight])
+    (momentum,) = [shared(each) for each in slots(optimizer)]
+    step = stepping(lambda: optimizer.apply([tf.ones([3])], [weight]))
+    step()
+    strategies.barrier(strategy)
+    before = momentum.numpy()
+    strategies.barrier(strategy)
+    with nothing_is_sent() as count_queued:
+        step()
+        assert strategies.worker_rank(strategy) == rank
+        strategies.own_path("checkpoint", strategy)
+        assert not extended._is_updated_on_servers(tf.Variable(0.0))
+        assert count_queued() == 1
+    # What reads the servers' values, and what saves, waits for this worker's own steps.
+    assert np.all(momentum.numpy() < before - 0.5), (momentum.numpy(), before)
+    for save in (lambda: strategies.barrier(strategy), write_nothing):
+        step()
+        save()
+        assert extended.update_mode._queue.unfinished_tasks == 0
+
+
+def write_nothing():
+    with strategies.writing("nothing", strategy) as path:
+        open(path, "w").close()
 
 
 def check_what_another_step_brought_stays():

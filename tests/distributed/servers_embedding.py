@@ -84,6 +84,13 @@ def check_no_change_is_lost():
     assert counted["lookups"] == 3 * steps * size, counted
 
 
+def check_rows_are_counted_after_they_were_read():
+    layer = trained()
+    layer.get_weights()
+    (counted,) = layer.rows_by_owner().values()
+    assert sum(counted.values()) == size + 1, counted
+
+
 def check_each_row_is_in_one_workers_part():
     assert all_rows(strategy, trained())[0].tolist() == [COMMON, *MINE]
 

@@ -30,7 +30,7 @@ class StepProgram:
     def push(self, push, server):
         self.began.set()
         assert self.open.wait(30)
-        self.changes.append((push.steps, int(push.packs[0][0][0])))
+        self.changes.append((push.steps, int(push.dense[0][0][0])))
 
     def push_and_pull(self, push, server):
         self.push(push, server)
@@ -101,7 +101,7 @@ def test_steps_are_merged_without_overflow_in_half_precision():
     together = merge_pushes(pushes)
     assert together.steps == 3
     # The server multiplies by the number of steps what has come as float16.
-    ((mean, total),) = together.packs
+    ((mean, total),) = together.dense
     assert mean.dtype == np.float16
     np.testing.assert_array_equal(mean, half)
     np.testing.assert_array_equal(total, [180000])
@@ -191,21 +191,21 @@ def apply(variable, gradient, learning_rate):
 @pytest.mark.parametrize(
     ("shape", "fn", "args", "transfers", "is_mergeable"),
     [
-        ([3], add, [np.ones([3])], ["rows"], True),
-        ([3], apply, [np.ones([3]), np.ones([])], ["rows", "whole"], True),
-        ([], apply, [np.ones([]), np.ones([])], ["rows", "whole"], True),
-        ([], apply, [np.ones([]), 0.1], ["rows", "fixed"], True),
+        ([3], add, [np.ones([3])], ["dense"], True),
+        ([3], apply, [np.ones([3]), np.ones([])], ["dense", "replicated"], True),
+        ([], apply, [np.ones([]), np.ones([])], ["dense", "replicated"], True),
+        ([], apply, [np.ones([]), 0.1], ["dense", "fixed"], True),
         ([], add, [1.0], ["fixed"], False),
-        ([3], apply, [np.ones([]), np.ones([])], ["whole", "whole"], False),
-        ([3], assign, [np.ones([3])], ["rows"], False),
-        ([], assign, [np.ones([])], ["rows"], False),
+        ([3], apply, [np.ones([]), np.ones([])], ["replicated", "replicated"], False),
+        ([3], assign, [np.ones([3])], ["dense"], False),
+        ([], assign, [np.ones([])], ["dense"], False),
         ([3], lambda variable: variable.assign_sub(variable * 0.1), [], [], True),
     ],
 )
 def test_what_steps_bring_is_summed_where_it_can_be(shape, fn, args, transfers, is_mergeable):
     variable = types.SimpleNamespace(remote=types.SimpleNamespace(shape=tuple(shape)))
     update = VariableUpdate(variable, fn, (tuple(args), {}))
-    assert [update.transfer(leaf) for leaf in update.leaves] == transfers
+    assert [update.transfer(leaf).value for leaf in update.leaves] == transfers
     assert update.is_mergeable == is_mergeable
 
 

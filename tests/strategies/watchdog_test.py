@@ -128,8 +128,7 @@ def test_an_operation_that_ends_while_it_is_looked_at_is_no_wait(store, monkeypa
     monkeypatch.setattr(operations, "pending", lambda: looked.set() or [])
     waiting.start()
     assert looked.wait(10)
-    waiting._stopped.set()
-    waiting._thread.join(10)
+    waiting._thread.stop(10)
     assert not ends
 
 

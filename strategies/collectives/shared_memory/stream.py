@@ -137,6 +137,7 @@ class _InThread:
         arguments = (self._order, self._calls, lock)
         thread = threading.Thread(target=_serve, args=arguments, name="collectives", daemon=True)
         thread.start()
+        # Runs at exit, too; see [Note: the end of the interpreter] in utils/background_thread.py.
         weakref.finalize(self, _stop, self._order, thread)
 
     def run(

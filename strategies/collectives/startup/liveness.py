@@ -8,13 +8,14 @@ from collections.abc import Mapping
 import tensorflow as tf
 
 from strategies.compat.tensorflow import context
+from strategies.utils.background_thread import BackgroundThread
 
 _PAUSE_SECONDS = 1.0
 _ANSWER_SECONDS = 10.0
 _TRIES = 3
 
 
-class LivenessWatch:
+class LivenessWatch(BackgroundThread):
     """A thread that checks the liveness of all workers in turn.
 
     If a worker is dead, operations that wait for it end with `tf.errors.UnavailableError`. A
@@ -26,39 +27,30 @@ class LivenessWatch:
     """
 
     def __init__(self, workers: Mapping[str, str]):
+        super().__init__(self._watch, "watch")
         self._workers = workers
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="watch", daemon=True)
 
-    def start(self) -> None:
-        """Starts the thread."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Stops the thread, so that it does not run while Python shuts down."""
-        self._stopped.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        while not self._stopped.wait(_PAUSE_SECONDS):
+    def _watch(self, stopped: threading.Event) -> None:
+        while not stopped.wait(_PAUSE_SECONDS):
             for device, name in self._workers.items():
-                reason = self._missing(device)
+                reason = _missing(device, stopped)
                 if reason:
                     context().abort_collective_ops(
                         tf.errors.UNAVAILABLE, f"{name} does not answer any more: {reason}"
                     )
                     return
 
-    def _missing(self, device: str) -> str:
-        """Returns why a worker is considered dead; "" if it is alive."""
-        for _ in range(_TRIES):
-            try:
-                context().check_collective_ops_peer_health(
-                    device, timeout_in_ms=int(_ANSWER_SECONDS * 1000)
-                )
-                return ""
-            except tf.errors.OpError as error:
-                reason = error.message.splitlines()[0]
-            if self._stopped.wait(_PAUSE_SECONDS):
-                return ""
-        return reason
+
+def _missing(device: str, stopped: threading.Event) -> str:
+    """Returns why a worker is considered dead; "" if it is alive."""
+    for _ in range(_TRIES):
+        try:
+            context().check_collective_ops_peer_health(
+                device, timeout_in_ms=int(_ANSWER_SECONDS * 1000)
+            )
+            return ""
+        except tf.errors.OpError as error:
+            reason = error.message.splitlines()[0]
+        if stopped.wait(_PAUSE_SECONDS):
+            return ""
+    return reason

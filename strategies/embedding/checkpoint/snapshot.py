@@ -85,7 +85,7 @@ def row_chunks(
         table = shard.tables[name]
         ids = numbers = np.zeros([0], np.int64)
         if shard.is_local_owner or of_all_owners:
-            ids, numbers = shard.call(("all", name), table.map.all, may_repeat=True)
+            ids, numbers = shard.call(table.map.all, idempotent=True)
         if table.config.is_replicated and not of_all_owners:
             owned = shard.owns(ids)
             ids, numbers = ids[owned], numbers[owned]
@@ -94,7 +94,7 @@ def row_chunks(
             some_ids, some = ids[part], numbers[part]
             if since is not None:
                 last_step = table.store.metadata.last_step
-                gathered = shard.call(("last step", name), last_step.gather, some, may_repeat=True)
+                gathered = shard.call(last_step.gather, some, idempotent=True)
                 newer = gathered > since
                 some_ids, some = some_ids[newer], some[newer]
             yield {**chunk, "ids": some_ids, **_gather_columns(shard, table, some, only)}
@@ -107,8 +107,8 @@ def _gather_columns(
         columns = _columns_of(table)
         return {key: columns[key].gather(numbers) for key in only or columns}
 
-    called = ("columns", table.config.name, only, *table.store.saved_slots().items())
-    return shard.call(called, gather, numbers, may_repeat=True)
+    slots = table.store.saved_slots().items()
+    return shard.call(gather, numbers, state=slots, idempotent=True)
 
 
 def extra_arrays(shards: Sequence[TableShard], name: str) -> Arrays:
@@ -117,7 +117,7 @@ def extra_arrays(shards: Sequence[TableShard], name: str) -> Arrays:
 
 
 def _extra(shard: TableShard, table: Table) -> Arrays:
-    counter, overflow, name = table.counter, table.overflow, table.config.name
+    counter, overflow = table.counter, table.overflow
 
     def counts(is_local_owner: tf.Tensor) -> dict[str, tf.Tensor]:
         times = tf.cast(is_local_owner, tf.int32)
@@ -134,11 +134,9 @@ def _extra(shard: TableShard, table: Table) -> Arrays:
         for slot, key in table.store.saved_slots().items()
     }
     if counter is not None:
-        extra |= shard.call(
-            ("counts of", name), counts, np.bool_(shard.is_local_owner), may_repeat=True
-        )
+        extra |= shard.call(counts, np.bool_(shard.is_local_owner), idempotent=True)
     if overflow is not None:
-        row = shard.call(("shared", name), overflow.row, may_repeat=True)
+        row = shard.call(overflow.row, idempotent=True)
         shared = _gather_columns(shard, table, row)
         extra |= {OVERFLOW + key.replace("/", "_"): each for key, each in shared.items()}
     return extra
@@ -189,15 +187,13 @@ def gather_all(arrays: Mapping[str, np.ndarray], collectives: Collectives) -> Ar
 
 def step_of(shard: TableShard, name: str) -> np.ndarray:
     """Returns the number of training steps of a table, int64."""
-    table = shard.tables[name]
-    return shard.call(("step", table.store.width), table.store.step.read_value, may_repeat=True)
+    return shard.call(shard.tables[name].store.step.read_value, idempotent=True)
 
 
 def set_step(shards: Sequence[TableShard], name: str, step: int) -> None:
     """Sets the number of training steps of a table."""
     for shard in shards:
-        store = shard.tables[name].store
-        shard.call(("set step", store.width), store.set_step, np.int64(step))
+        shard.call(shard.tables[name].store.set_step, np.int64(step))
 
 
 def find_former_slots(shards: Sequence[TableShard]) -> None:
@@ -281,9 +277,8 @@ def clear(shards: Sequence[TableShard]) -> None:
     local = [shard for shard in shards if shard.is_local_owner]
     for shard in local:
         shard.forget_former_slots()
-        for name, table in shard.tables.items():
-            key = ("clear", name, *table.store.slots())
-            shard.call(key, functools.partial(_clear, table))
+        for table in shard.tables.values():
+            shard.call(functools.partial(_clear, table), state=table.store.slots())
     for shard in shards:
         for table in shard.tables.values():
             table.store.forget_expected_slots()
@@ -385,10 +380,11 @@ def restore_rows(shard: TableShard, name: str, arrays: Mapping[str, np.ndarray])
             columns[key].resize(table.store.view.length.read_value())
             columns[key].update(rows, each)
 
-    called = ("restore", name, *names, *table.store.saved_slots().items())
+    slots = table.store.saved_slots().items()
     for part in _chunks(len(own), table):
         some = own[part]
-        shard.call(called, set_all, arrays["ids"][some], *(arrays[key][some] for key in names))
+        values = (arrays[key][some] for key in names)
+        shard.call(set_all, arrays["ids"][some], *values, state=slots)
 
 
 def restore_extra(shard: TableShard, name: str, arrays: Mapping[str, np.ndarray]) -> None:
@@ -411,18 +407,18 @@ def _restore_shared_row(shard: TableShard, table: Table, arrays: Mapping[str, np
     }
     if not given:
         return
-    overflow = table.overflow
+    overflow, names = table.overflow, tuple(given)
     if overflow is None:
         raise ValueError(missing_overflow(table))
 
     def set_row(*rows: tf.Tensor) -> None:
         columns = _columns_of(table)
-        for name, row in zip(given, rows, strict=True):
+        for name, row in zip(names, rows, strict=True):
             columns[name].resize(table.store.view.length.read_value())
             columns[name].update(overflow.row(), row)
 
     own = [values[shard.index % len(values)][np.newaxis] for values in given.values()]
-    shard.call(("restore shared", table.config.name, *given), set_row, *own)
+    shard.call(set_row, *own, state=table.store.saved_slots().items())
 
 
 def _find_or_insert(table: Table, ids: tf.Tensor) -> tf.Tensor:
@@ -437,13 +433,13 @@ def _find_or_insert(table: Table, ids: tf.Tensor) -> tf.Tensor:
 def retain(shard: TableShard, name: str, present: np.ndarray) -> None:
     """Removes the rows of all ids that are not in `present`."""
     table = shard.tables[name]
-    ids, rows = shard.call(("all", name), table.map.all, may_repeat=True)
+    ids, rows = shard.call(table.map.all, idempotent=True)
     gone = ~np.isin(ids, present)
-    shard.call(("remove", name, *table.store.slots()), table.remove, ids[gone], rows[gone])
+    shard.call(table.remove, ids[gone], rows[gone], state=table.store.slots())
 
 
 def _restore_counts(shard: TableShard, table: Table, arrays: Mapping[str, np.ndarray]) -> None:
-    counter, name = table.counter, table.config.name
+    counter = table.counter
     if counter is not None and "refused_ids" in arrays:
         own = shard.owns(arrays["refused_ids"])
         columns = arrays["refused_ids"][own], arrays["refused_counts"][own]
@@ -452,13 +448,13 @@ def _restore_counts(shard: TableShard, table: Table, arrays: Mapping[str, np.nda
             counter.clear()
             counter.increment(ids, counts)
 
-        shard.call(("restore counts", name), set_all, *columns)
+        shard.call(set_all, *columns)
     if isinstance(counter, SketchCounter) and "sketch" in arrays:
 
         def restore_sketch(total: tf.Tensor) -> None:
             counter.restore(total, is_first=shard.index == 0)
 
-        shard.call(("restore sketch", name), restore_sketch, arrays["sketch"])
+        shard.call(restore_sketch, arrays["sketch"])
 
 
 def _columns_of(table: Table) -> dict[str, Column]:

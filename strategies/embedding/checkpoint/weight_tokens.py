@@ -179,7 +179,7 @@ class Snapshots:
         for shard in self._shards:
             for name in self._names:
                 table = shard.tables[name]
-                rows = int(shard.call(("size", name), table.map.size, may_repeat=True))
+                rows = int(shard.call(table.map.size, idempotent=True))
                 size += rows * (4 * self._width + 16)
         if size > MAX_SNAPSHOT_BYTES:
             raise ValueError(

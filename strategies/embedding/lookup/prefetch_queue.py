@@ -57,7 +57,7 @@ class PrefetchQueue:
             self._requests.append(request)
             if len(self._requests) > self._capacity:
                 self._requests.popleft()
-        # Not a daemon thread: Python's exit fails if one is inside of TensorFlow.
+        # Not a daemon thread; see [Note: the end of the interpreter] in utils/background_thread.py.
         threading.Thread(target=_run, args=(request.result, look_up)).start()
 
     def pop(self, keys: np.ndarray, starts_step: bool) -> list[np.ndarray] | None:

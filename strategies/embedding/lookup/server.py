@@ -67,7 +67,7 @@ class ServerRouter:
 
         dtypes = [tf.int64, tf.float32, tf.int64, tf.int64]
         arguments = [own, shard_of(own[:, 1], len(self._shards))]
-        rows, values, sizes, is_prefetched = self._extended.ordered_caller.call(
+        rows, values, sizes, is_prefetched = self._extended.call_in_order(
             "look rows up", find, arguments, dtypes
         )
         if inserts_alone:
@@ -136,17 +136,18 @@ class ServerRouter:
             own = keys[owners == shard.index]
             if inserts and self._are_in_step:
                 return shard.call_together(
-                    (f"find {self._width}", counts_step, *lookup.slots),
+                    f"find {self._width}",
                     lambda keys: ([*lookup(keys, True, counts_step)], [lookup.sizes()]),
                     own,
                     [tf.int64, tf.float32, tf.int64],
+                    state=lookup.slots,
                 )
             # A repeated lookup finds the rows that the first one made, and counts the ids again.
             return shard.call(
-                ("find", self._width, inserts, counts_step, *lookup.slots),
                 lambda keys: [*lookup(keys, inserts, counts_step), lookup.sizes()],
                 own,
-                may_repeat=True,
+                state=lookup.slots,
+                idempotent=True,
             )
 
         num_shards = len(self._shards)

@@ -32,9 +32,9 @@ def evict(shards: Sequence[TableShard], collectives: Collectives) -> dict[str, i
     for shard in shards:
         if not shard.is_local_owner:
             continue
-        for position, (name, table) in enumerate(shard.tables.items()):
-            key = ("evict", name, *table.store.slots())
-            evicted[position] += shard.call(key, partial(evict_rows, table))
+        for position, table in enumerate(shard.tables.values()):
+            evict_from_table = partial(evict_rows, table)
+            evicted[position] += shard.call(evict_from_table, state=table.store.slots())
     total = collectives.all_reduce([tf.constant(evicted)])[0].numpy().tolist()
     return dict(zip(tables, total, strict=True))
 

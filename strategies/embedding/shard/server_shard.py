@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -92,23 +92,21 @@ class RemoteTableShard(TableShard):
         self._server.run(self._server.locked(initialize)[0])
 
     def call(
-        self, key: Any, function: Callable[..., Any], *arrays: Any, may_repeat: bool = False
+        self,
+        function: Callable[..., Any],
+        *arrays: Any,
+        state: Iterable[Hashable] = (),
+        idempotent: bool = False,
     ) -> Any:
-        """Calls a function of tensors on the server atomically; returns NumPy arrays.
-
-        Args:
-          key: key that identifies the function, including all that it captures.
-          function: function of TensorFlow operations that returns any structure of tensors.
-          *arrays: arguments of the function.
-          may_repeat: whether to call it again if the answer is lost with the connection.
-        """
+        """Calls a function of tensors on the server atomically; see `TableShard.call`."""
         arrays = tuple(np.asarray(array) for array in arrays)
+        # Not the arrays themselves, because the key of `build` has all that it captures.
+        specs = [
+            (tf.as_dtype(array.dtype), (None, *array.shape[1:])[: array.ndim]) for array in arrays
+        ]
 
         def build() -> tuple[list[tf.Tensor], tf.Operation, list[tf.Tensor], list[Any]]:
-            feeds = [
-                tf.compat.v1.placeholder(array.dtype, [None, *array.shape[1:]][: array.ndim])
-                for array in arrays
-            ]
+            feeds = [tf.compat.v1.placeholder(*spec) for spec in specs]
             structure: list[Any] = []
 
             def body() -> list[tf.Tensor]:
@@ -118,33 +116,36 @@ class RemoteTableShard(TableShard):
             done, results = self._server.locked(body)
             return feeds, done, results, structure
 
-        feeds, done, results, structure = self._server.once((self._name, key), build)
+        feeds, done, results, structure = self._server.build_once(build, state)
         values, _ = self._server.run(
-            [results, done], dict(zip(feeds, arrays, strict=True)), may_repeat=may_repeat
+            [results, done], dict(zip(feeds, arrays, strict=True)), idempotent=idempotent
         )
         return None if structure[-1] is None else tf.nest.pack_sequence_as(structure[-1], values)
 
     def call_together(
         self,
-        key: Any,
+        name: str,
         function: Callable[[tf.Tensor], tuple[list[tf.Tensor], list[tf.Tensor]]],
         rows: np.ndarray,
         dtypes: Sequence[tf.DType],
+        state: Iterable[Hashable] = (),
     ) -> list[np.ndarray]:
         """Calls a function once on the server for all workers, all of which must call this method.
 
         Args:
-          key: key that identifies the function, including all that it captures.
+          name: name of what is called, the same on all workers.
           function: function of the rows of all workers, in the order of their ranks. It returns
             tensors that have as many rows, of which each worker gets its own, and tensors that all
             workers get.
           rows: this worker's rows.
           dtypes: the dtypes of the tensors.
+          state: state of what the function captures that may change.
         """
         servers = self._extended.servers
+        dtype, shape = tf.as_dtype(rows.dtype), rows.shape[1:]
 
         def call(inputs: Sequence[tf.Tensor]) -> list[list[tf.Tensor]]:
-            inputs = [tf.ensure_shape(each, [None, *rows.shape[1:]]) for each in inputs]
+            inputs = [tf.ensure_shape(each, [None, *shape]) for each in inputs]
             sizes = tf.stack([tf.shape(each)[0] for each in inputs])
             by_row, common = function(tf.concat(inputs, 0))
             parts = zip(*(tf.split(each, sizes, num=servers.size) for each in by_row), strict=True)
@@ -152,11 +153,11 @@ class RemoteTableShard(TableShard):
 
         def build() -> Barrier:
             return Barrier(
-                self._server, f"{self._name}/{key[0]}", servers.rank, servers.size,
-                tf.as_dtype(rows.dtype), rows[:0], call, dtypes, lock=self._server.lock,
+                self._server, f"{self._name}/{name}", servers.rank, servers.size, dtype,
+                np.zeros([0, *shape], dtype.as_numpy_dtype), call, dtypes, lock=self._server.lock,
             )  # fmt: skip
 
-        results, _ = self._server.once((self._name, "together", key), build)(rows)
+        results, _ = self._server.build_once(build, state)(rows)
         return results
 
     def new_slot(self, group: Group, name: str, row: np.ndarray) -> RowVariable:

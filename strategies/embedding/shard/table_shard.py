@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -140,8 +140,7 @@ class TableShard:
     def _adopter(self, store: RowStore) -> Callable[[str, RowVariable], None]:
         def adopt(name: str, slot: RowVariable) -> None:
             if store.adopt_slot(name, slot):
-                key = ("reset", store.width, name)
-                self.call(key, lambda: store.reset_free_rows(name))
+                self.call(lambda: store.reset_free_rows(name))
 
         return adopt
 
@@ -156,18 +155,24 @@ class TableShard:
         return shard_of(tf.constant(ids, tf.int64), self.num_shards).numpy() == self.index
 
     def call(
-        self, key: Any, function: Callable[..., Any], *arrays: Any, may_repeat: bool = False
+        self,
+        function: Callable[..., Any],
+        *arrays: Any,
+        state: Iterable[Hashable] = (),
+        idempotent: bool = False,
     ) -> Any:
         """Calls a function of tensors on the task that stores the rows; returns NumPy arrays.
 
         Args:
-          key: key that identifies the function, including all that it captures.
-          function: function of TensorFlow operations that returns any structure of tensors.
+          function: function of TensorFlow operations that returns any structure of tensors. It
+            captures no dictionary or array, so that it is built once; see `function_key`.
           *arrays: arguments of the function.
-          may_repeat: whether to call it again if the answer is lost with the connection, as it
+          state: state of what the function captures that may change, such as the names of the slot
+            variables that it updates.
+          idempotent: whether to call it again if the answer is lost with the connection, as it
             should be if it only reads.
         """
-        del key, may_repeat
+        del state, idempotent
         with tf.init_scope():
             result = function(*(tf.constant(array) for array in arrays))
         return None if result is None else tf.nest.map_structure(np.asarray, result)

@@ -9,11 +9,12 @@ import numpy as np
 
 from strategies.profiling.spans import BACKGROUND, SpanStream
 from strategies.ps.connection import ServerGroup
+from strategies.ps.modes.base import Mode
 from strategies.ps.push import Push, merge_pushes
 from strategies.ps.server_program import StepProgram
 
 
-class Async:
+class Async(Mode):
     """Sends a worker's updates from a background thread while the worker keeps computing.
 
     Steps wait in a queue. If the servers fall behind, the queue fills up and the worker waits. The
@@ -29,16 +30,29 @@ class Async:
     Args:
       servers: the servers of the job.
       max_merge: the maximum number of steps that are merged into one update.
-      send_queue_size: the maximum number of steps that are queued or being sent.
+      send_queue_size: the maximum number of steps that are queued or being sent; None is 1, or
+        twice `max_merge` if steps are merged.
       pull_every: the number of steps between two pulls.
     """
 
-    def __init__(self, servers: ServerGroup, max_merge: int, send_queue_size: int, pull_every: int):
-        self._servers = servers
+    settings = ("max_merge", "send_queue_size", "pull_every")
+
+    def __init__(
+        self,
+        servers: ServerGroup,
+        max_merge: int = 1,
+        send_queue_size: int | None = None,
+        pull_every: int = 1,
+    ):
+        super().__init__(servers)
         self._max_merge = max_merge
         self._pull_every = pull_every
         self._queue: queue.Queue[tuple[StepProgram, Push]] = queue.Queue()
-        self._free = threading.Semaphore(send_queue_size)
+        # While `max_merge` steps are sent as one update, as many can be queued.
+        size = send_queue_size or (2 * max_merge if max_merge > 1 else 1)
+        self._free = threading.Semaphore(size)
+        # What was pulled with the last push of a program, until a step uses it; None if it has been
+        # superseded and must be pulled again. The lock guards it: one thread puts, another takes.
         self._newest: dict[StepProgram, list[np.ndarray] | None] = {}
         self._steps_since_pull: dict[StepProgram, int] = {}
         self._error: BaseException | None = None
@@ -53,6 +67,7 @@ class Async:
             self._thread.start()
         self._free.acquire()
         if self._error is not None:
+            # Or the next step would wait for it forever, and would not raise the error.
             self._free.release()
             raise self._error
         self._queue.put((program, push))
@@ -64,7 +79,8 @@ class Async:
     def drain(self) -> None:
         """Waits until all steps have been sent."""
         self._queue.join()
-        self._raise()
+        if self._error is not None:
+            raise self._error
 
     def forget_pulled(self) -> None:
         """Drops pulled values that no step has used yet, because they are outdated."""
@@ -72,16 +88,16 @@ class Async:
             self._newest.clear()
 
     def _pull(self, program: StepProgram, push: Push) -> list[np.ndarray]:
-        pulled = self._spans.measure_call(
-            "pull", lambda: self._servers.each(lambda server: program.pull(push, server))
+        return self._spans.measure_call(
+            "pull", lambda: self._collect(lambda server: program.pull(push, server))
         )
-        return [vector for vectors in pulled for vector in vectors]
-
-    def _raise(self) -> None:
-        if self._error is not None:
-            raise self._error
 
     def _send(self) -> None:
+        """Sends what is in the queue, in the thread; it ends with the process.
+
+        When the program ends, `drain` has emptied the queue, so the thread waits in Python.
+        """
+        # A step of another program, which was taken from the queue while steps were merged.
         leftover: tuple[StepProgram, Push] | None = None
         while True:
             program, push = leftover or self._queue.get()
@@ -104,6 +120,7 @@ class Async:
                 self._free.release()
 
     def _deliver(self, program: StepProgram, pushes: list[Push]) -> None:
+        # After an error, the steps behind it are dropped: training cannot go on without that one.
         if self._error is not None:
             return
         steps = self._steps_since_pull.get(program, 0) + len(pushes)
@@ -114,9 +131,9 @@ class Async:
             )
             self._steps_since_pull[program] = steps
             return
-        changed = self._spans.measure_call(
+        pulled = self._spans.measure_call(
             "push and pull",
-            lambda: self._servers.each(lambda server: program.push_and_pull(push, server)),
+            lambda: self._collect(lambda server: program.push_and_pull(push, server)),
         )
         self._steps_since_pull[program] = 0
         with self._lock:
@@ -124,4 +141,4 @@ class Async:
                 if other is not program and other.shares_variables(program):
                     # Older than this program's new values; pulled again when needed.
                     self._newest[other] = None
-            self._newest[program] = [vector for vectors in changed for vector in vectors]
+            self._newest[program] = pulled

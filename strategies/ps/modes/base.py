@@ -1,38 +1,75 @@
-"""The interfaces of update modes that the strategy uses."""
+"""The base class of update modes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 import numpy as np
 import tensorflow as tf
 
+from strategies.ps.connection import ServerConnection, ServerGroup
 from strategies.ps.push import Push
 from strategies.ps.server_program import StepProgram
 from strategies.ps.updates import VariableUpdate
-from strategies.ps.variables import SharedVariable
+from strategies.ps.variables import PulledRows, SharedVariable
+
+# Returns the new values of variables, as tensors of the graph in which it is called.
+NewValues = Callable[[], Sequence[tuple[SharedVariable, tf.Tensor | PulledRows]]]
+# Applies updates on the servers.
+PushAndPull = Callable[[Sequence[VariableUpdate]], NewValues]
 
 
-class UpdateMode(Protocol):
-    """An update mode: when a worker's updates are sent, and which values its next step uses."""
+class Mode:
+    """When a worker's updates are sent, and which values its next step uses.
+
+    All that differs between the modes is here; the rest of the package asks a mode for its
+    attributes, and never for its name. By default, a step waits until the servers have made its
+    updates, and the next step uses the new values.
+
+    Args:
+      servers: the servers of the job.
+
+    Attributes:
+      in_step: whether all workers take the same steps together. If not, no worker may wait for
+        another one in a step, so the strategy's own collectives are those of a single worker.
+      has_local_optimizer: whether each worker updates its copies of the variables with an
+        optimizer of its own, and the servers only add up the workers' progress.
+      settings: the names of the options that apply to this mode alone, which are also keyword
+        arguments of its class.
+    """
+
+    in_step: ClassVar[bool] = False
+    has_local_optimizer: ClassVar[bool] = False
+    settings: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, servers: ServerGroup):
+        self._servers = servers
 
     def step(self, program: StepProgram, push: Push) -> list[np.ndarray] | None:
         """Takes a step's updates; returns the next step's values, or None to keep the present."""
+        return self._collect(lambda server: program.push_and_pull(push, server))
+
+    def exchange(self, variables: Sequence[SharedVariable], push_and_pull: PushAndPull) -> None:
+        """Counts a step of a local optimizer, and exchanges the progress if that is due.
+
+        Args:
+          variables: the variables that the step has changed.
+          push_and_pull: applies updates on the servers and returns how to get the new values.
+        """
+        raise NotImplementedError
 
     def drain(self) -> None:
-        """Waits until all updates have been sent."""
+        """Waits until all updates have been sent; by default, none is pending after a step."""
 
     def forget_pulled(self) -> None:
-        """Drops pulled values that no step has used yet, because they are outdated."""
+        """Drops pulled values that no step has used yet, because they are outdated.
 
+        By default there are none: the step that pulls values also uses them.
+        """
 
-# Applies updates on the servers and returns the new values of the variables.
-PushAndPull = Callable[[Sequence[VariableUpdate]], Iterable[tuple[SharedVariable, tf.Tensor]]]
-
-
-class LocalTraining(Protocol):
-    """An exchange of progress between workers that each have their own optimizer."""
-
-    def step(self, variables: Sequence[SharedVariable], push_and_pull: PushAndPull) -> None:
-        """Counts a step that has updated variables, and exchanges them if an exchange is due."""
+    def _collect(
+        self, call: Callable[[ServerConnection], Sequence[np.ndarray]]
+    ) -> list[np.ndarray]:
+        """Returns the results of a call with each server, one after the other, as one list."""
+        return [vector for vectors in self._servers.each(call) for vector in vectors]

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from strategies.compat.tensorflow import ResourceVariable
-from strategies.ps.modes.base import PushAndPull
+from strategies.ps.connection import ServerGroup
+from strategies.ps.modes.base import Mode, PushAndPull
 from strategies.ps.updates import VariableUpdate
 from strategies.ps.variables import SharedVariable, add, assign_copy, local_copy
 
 
-class Geo:
+class Geo(Mode):
     """GEO-SGD: each of N workers adds 1/N of its progress to the servers' values.
 
     A worker trains its copy W with its own optimizer and keeps W', the value that it last had in
@@ -25,42 +26,43 @@ class Geo:
     turn update different variables.
 
     Staleness: the values that a worker computes with lack none of its own steps. They lack up to
-    `every` steps that another worker has not sent yet, and the steps that it has sent since this
-    worker's last exchange.
+    `geo_steps` steps that another worker has not sent yet, and the steps that it has sent since
+    this worker's last exchange.
 
     Args:
-      size: the number of workers.
-      every: the number of steps between two exchanges of the same variables.
+      servers: the servers of the job.
+      geo_steps: the number of steps between two exchanges of the same variables.
     """
 
-    def __init__(self, size: int, every: int):
-        self._size = size
-        self._every = every
+    has_local_optimizer = True
+    settings = ("geo_steps",)
+
+    def __init__(self, servers: ServerGroup, geo_steps: int = 100):
+        super().__init__(servers)
+        self._geo_steps = geo_steps
         self._steps: dict[frozenset[str], ResourceVariable] = {}
 
-    def step(self, variables: Sequence[SharedVariable], push_and_pull: PushAndPull) -> None:
-        """Counts a step, and exchanges the variables if an exchange is due.
+    def exchange(self, variables: Sequence[SharedVariable], push_and_pull: PushAndPull) -> None:
+        """Counts a step, and exchanges the variables if an exchange is due; see `Mode`.
 
-        Args:
-          variables: the variables that the step has changed.
-          push_and_pull: applies updates on the servers and returns the new values.
+        A variable's `base` is the W' of the rule above.
         """
 
         def exchange_deltas() -> tf.Tensor:
-            deltas = [(local_copy(v) - v.base) / self._size for v in variables]
+            deltas = [(local_copy(v) - v.base) / self._servers.size for v in variables]
             updates = [
                 VariableUpdate(v, add, ((delta,), {}))
                 for v, delta in zip(variables, deltas, strict=True)
             ]
             for variable, delta in zip(variables, deltas, strict=True):
                 variable.base.assign_add(delta, read_value=False)
-            for variable, value in push_and_pull(updates):
+            for variable, value in push_and_pull(updates)():
                 assign_copy(variable, local_copy(variable) + value - variable.base)
                 variable.base.assign(value, read_value=False)
             return tf.constant(True)
 
         steps = self._steps_of(variables).assign_add(1)
-        tf.cond(steps % self._every == 0, exchange_deltas, lambda: tf.constant(False))
+        tf.cond(steps % self._geo_steps == 0, exchange_deltas, lambda: tf.constant(False))
 
     def _steps_of(self, variables: Sequence[SharedVariable]) -> ResourceVariable:
         """Returns the counter of the steps that have changed exactly these variables."""

@@ -7,16 +7,25 @@ import tensorflow as tf
 
 from strategies.ps.barrier import Barrier
 from strategies.ps.connection import ServerConnection, ServerGroup, leader
+from strategies.ps.modes.base import Mode
 from strategies.ps.push import Push
 from strategies.ps.server_program import StepProgram
 
 
-class Sync:
+class Sync(Mode):
     """Applies one update per step on each server; all workers continue with the new values.
 
     Gradients are already reduced and the same on all workers, so one worker sends them to each
     server: of N workers, the k-th sends them to servers k, k + N, ... If that worker has ended,
     the next one sends them.
+
+    [Note: whose turn it is]
+    Exactly one worker must send, and nobody is asked who it is. Each worker computes it from the
+    workers that were present at the last barrier of this server, which the barrier told all of
+    them alike. If the sender has ended since, it is missing at the next barrier; then nobody has
+    sent the update, all workers know it, and all try again with the next sender. A worker that
+    is killed instead is never missing, because only a worker that ends by itself sets its state
+    to LEFT: the others wait for it until the watchdog or the launcher ends them.
 
     Staleness: none.
 
@@ -24,32 +33,27 @@ class Sync:
       servers: the servers of the job.
     """
 
+    in_step = True
+
     def __init__(self, servers: ServerGroup):
-        self._servers = servers
+        super().__init__(servers)
         self._present = {server.number: [True] * servers.size for server in servers.servers}
 
     def step(self, program: StepProgram, push: Push) -> list[np.ndarray]:
         """Sends the updates of a step and returns the variables' new values."""
         with self._servers.operations.track_step("update on the parameter servers"):
-            changed = self._servers.each(lambda server: self._update(server, program, push))
-        return [vector for vectors in changed for vector in vectors]
-
-    def drain(self) -> None:
-        """Does nothing: no updates are pending."""
-
-    def forget_pulled(self) -> None:
-        """Does nothing: each step uses the values that it pulled."""
+            return self._collect(lambda server: self._update(server, program, push))
 
     def _update(
         self, server: ServerConnection, program: StepProgram, push: Push
     ) -> list[np.ndarray]:
         while True:
+            # See [Note: whose turn it is].
             sender = leader(server.number, self._present[server.number])
             sends = sender == self._servers.rank
             feeds = (program.feeds if sends else program.local_feeds)(push, server.number)
             values, present = self._barrier(server, program, sends)(0, feeds)
             self._present[server.number] = present.tolist()
-            # A sender absent from the barrier had ended before it sent anything.
             if present[sender]:
                 return values
 
@@ -62,13 +66,13 @@ class Sync:
         size = self._servers.size
 
         def build() -> Barrier:
-            push, new_values = program.push_operation(server)
+            of_server = program.program_on(server)
             return Barrier(
                 server, "updated", self._servers.rank, size, tf.int32, 0,
                 lambda _: [[]] * size, [],
-                before=[push] if sends else [],
-                after=lambda: new_values if sends else program.add_pull(server),
-                after_again=program.pull_operation(server),
+                before=[of_server.push] if sends else [],
+                after=lambda: of_server.push_and_pull if sends else program.add_pull(server),
+                after_again=of_server.pull,
             )  # fmt: skip
 
-        return server.once(("updated", program, sends), build)
+        return server.build_once(build)
