@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import tensorflow as tf
+
+_Keeper = TypeVar("_Keeper", bound="StreamKeeper")
 
 
 class OperationsDifferError(RuntimeError):
@@ -90,6 +92,27 @@ class NetworkCollectives(Collectives, Protocol):
         Args:
           ranks: the ranks of the subset's workers, in ascending order.
         """
+
+
+class StreamKeeper:
+    """Implements `new_stream`, and keeps the streams as long as the collectives they are made of.
+
+    The operations of a stream refer to its variables and queues by their handles only, and so does
+    a dataset that contains such operations. TensorFlow deletes these resources together with their
+    Python objects, so a stream that nobody kept would fail while the dataset is being read.
+    """
+
+    def __init__(self) -> None:
+        self._child_streams: list[StreamKeeper] = []
+
+    def new_stream(self: _Keeper) -> _Keeper:
+        """Returns collectives whose operations are ordered independently; see `Collectives`."""
+        stream = self._make_stream()
+        self._child_streams.append(stream)
+        return stream
+
+    def _make_stream(self: _Keeper) -> _Keeper:
+        raise NotImplementedError
 
 
 class AllToAllViaAllGather:

@@ -22,12 +22,19 @@ from typing import Any
 
 import tensorflow as tf
 
+from strategies.collectives.base import StreamKeeper
 from strategies.collectives.dtypes import all_reduce_by_dtype, check_is_numeric
+from strategies.collectives.registry import Backend, register
 from strategies.collectives.startup.rendezvous import serve, wait_for_all
-from strategies.compat.tensorflow import ResourceVariable, place_in_function
+from strategies.compat.tensorflow import (
+    CommunicationOptions,
+    ResourceVariable,
+    place_in_function,
+)
 from tf_config import Address, ClusterConfigError, ClusterSpec, Task
 from tf_config.horovod.environment import place, rendezvous_at
 
+_Implementation = tf.distribute.experimental.CommunicationImplementation
 _FIXED_BUILD_TAG = "gloo.iface"
 # Values that are only moved keep their bits: a dtype that Horovod does not support is sent as a
 # dtype of the same size, or as two values of half the size.
@@ -47,7 +54,7 @@ _process_sets: dict[tuple[int, ...], Any] = {}
 _started: tuple[ClusterSpec, Task, HorovodCollectives] | None = None
 
 
-class HorovodCollectives:
+class HorovodCollectives(StreamKeeper):
     """Collectives among all workers of a cluster over Horovod; created by `start`.
 
     Args:
@@ -57,6 +64,7 @@ class HorovodCollectives:
     """
 
     def __init__(self, horovod: ModuleType, process_set: Any = None, stream: int = 0):
+        super().__init__()
         self._horovod = horovod
         self._stream = stream
         self._process_set = horovod.global_process_set if process_set is None else process_set
@@ -69,7 +77,6 @@ class HorovodCollectives:
             self._finished = ResourceVariable(
                 [0], dtype=tf.int64, trainable=False, shape=tf.TensorShape([None])
             )
-        self._child_streams: list[HorovodCollectives] = []
 
     @classmethod
     def start(cls, cluster: ClusterSpec, task: Task, timeout: float) -> HorovodCollectives:
@@ -105,12 +112,8 @@ class HorovodCollectives:
         _started = (cluster, task, cls(horovod))
         return _started[2]
 
-    def new_stream(self) -> HorovodCollectives:
-        """Returns collectives whose operations are ordered independently; see `Collectives`."""
-        # Kept alive, because tf.data holds only the handle of its variable.
-        stream = HorovodCollectives(self._horovod, self._process_set, next(_stream_numbers))
-        self._child_streams.append(stream)
-        return stream
+    def _make_stream(self) -> HorovodCollectives:
+        return HorovodCollectives(self._horovod, self._process_set, next(_stream_numbers))
 
     def subset(self, ranks: Sequence[int]) -> HorovodCollectives | None:
         """Returns collectives among some of the workers; see `NetworkCollectives`."""
@@ -218,6 +221,53 @@ def has_nccl() -> bool:
       ImportError: if Horovod cannot be used at all.
     """
     return bool(load().nccl_built())
+
+
+def _find_obstacle(device: str, options: CommunicationOptions) -> str:
+    """Returns why Horovod cannot be selected for workers by itself; see `Backend`."""
+    if options.timeout_seconds or options.implementation == _Implementation.RING:
+        return "as communication_options ask for"
+    try:
+        load()
+    except ImportError as error:
+        return str(error.__cause__ or error)
+    if "GPU" in device and not has_nccl():
+        return "the Horovod that is installed has no NCCL"
+    return ""
+
+
+def _connect(
+    cluster: ClusterSpec, task: Task, timeout: float, device: str, options: CommunicationOptions
+) -> HorovodCollectives:
+    del device
+    _check_options(options, has_nccl())
+    return HorovodCollectives.start(cluster, task, timeout)
+
+
+def _check_options(options: CommunicationOptions, has_nccl: bool) -> None:
+    """Checks that Horovod supports the communication options.
+
+    Raises:
+      ValueError: if Horovod does not support them.
+    """
+    if options.timeout_seconds:
+        raise ValueError(
+            "timeout_seconds cannot be used with Horovod. Received: "
+            f"timeout_seconds={options.timeout_seconds}. Use communication='tensorflow', or omit "
+            "the timeout; HOROVOD_STALL_SHUTDOWN_TIME_SECONDS ends a job that hangs."
+        )
+    implementation = options.implementation
+    if implementation == _Implementation.AUTO:
+        return
+    if implementation != _Implementation.NCCL or not has_nccl:
+        raise ValueError(
+            "Horovod cannot choose between Gloo, MPI and NCCL at run time. Received: "
+            f"CommunicationImplementation.{implementation.name}. Use communication='tensorflow', "
+            "or omit the implementation."
+        )
+
+
+register(Backend("horovod", "Horovod", 1, _find_obstacle, _connect))
 
 
 def _serve(address: Address, task: Task) -> socketserver.BaseServer:

@@ -15,7 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from strategies.collectives.base import AllToAllViaAllGather
+from strategies.collectives.base import AllToAllViaAllGather, StreamKeeper
 from strategies.collectives.dtypes import (
     all_reduce_as_vector,
     all_reduce_by_dtype,
@@ -25,6 +25,7 @@ from strategies.collectives.dtypes import (
     to_bytes,
     to_words,
 )
+from strategies.collectives.registry import Backend, register
 from strategies.collectives.startup.grpc_server import join
 from strategies.compat.tensorflow import CommunicationOptions, ResourceVariable
 from tf_config import ClusterSpec, Task
@@ -46,7 +47,7 @@ _stream_numbers = itertools.count()
 _started: dict[tuple[Any, ...], TensorFlowCollectives] = {}
 
 
-class TensorFlowCollectives(AllToAllViaAllGather):
+class TensorFlowCollectives(StreamKeeper, AllToAllViaAllGather):
     """Collectives among all workers of a cluster over TensorFlow; created by `start`.
 
     An operation begins when the previous one has ended on this worker, also in functions: each
@@ -71,6 +72,7 @@ class TensorFlowCollectives(AllToAllViaAllGather):
         first_group: int | None = None,
         at_device: bool = False,
     ):
+        super().__init__()
         self.rank = rank
         self.size = size
         self._device = device
@@ -80,7 +82,6 @@ class TensorFlowCollectives(AllToAllViaAllGather):
             first_group = 1 + next(_stream_numbers) * len(_KINDS)
         self._first_group = first_group
         self._tokens: dict[str, ResourceVariable] = {}
-        self._child_streams: list[TensorFlowCollectives] = []
 
     @classmethod
     def start(
@@ -128,12 +129,8 @@ class TensorFlowCollectives(AllToAllViaAllGather):
             for replica, device in enumerate(devices)
         ]
 
-    def new_stream(self) -> TensorFlowCollectives:
-        """Returns collectives whose operations are ordered independently; see `Collectives`."""
-        # Kept alive, because tf.data holds only the handle of its variable.
-        stream = TensorFlowCollectives(self.rank, self.size, _CPU, self._options)
-        self._child_streams.append(stream)
-        return stream
+    def _make_stream(self) -> TensorFlowCollectives:
+        return TensorFlowCollectives(self.rank, self.size, _CPU, self._options)
 
     def subset(self, ranks: Sequence[int]) -> TensorFlowCollectives | None:
         """Returns collectives among some of the workers; see `NetworkCollectives`."""
@@ -224,6 +221,15 @@ class TensorFlowCollectives(AllToAllViaAllGather):
             with tf.init_scope(), tf.device(device):
                 self._tokens[device] = ResourceVariable(0.0, trainable=False)
         return self._tokens[device]
+
+
+# The last one, because it is part of TensorFlow: there is never an obstacle.
+register(
+    Backend(
+        "tensorflow", "TensorFlow's collectives", 9, lambda device, options: "",
+        TensorFlowCollectives.start,
+    )
+)  # fmt: skip
 
 
 def _padded_if_empty(vector: tf.Tensor) -> tf.Tensor:

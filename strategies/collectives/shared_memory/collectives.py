@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
+from strategies.collectives.base import StreamKeeper
 from strategies.collectives.dtypes import accumulation_dtype, check_is_numeric, reshaped_like
 from strategies.collectives.shared_memory import transfers
 from strategies.collectives.shared_memory.host import Host
@@ -17,7 +18,7 @@ _CPU = "/device:CPU:0"
 _CARRIERS = {tf.bfloat16: tf.uint16}
 
 
-class SharedMemoryCollectives:
+class SharedMemoryCollectives(StreamKeeper):
     """Collectives among the workers of one host.
 
     Args:
@@ -27,19 +28,16 @@ class SharedMemoryCollectives:
     """
 
     def __init__(self, host: Host, has_thread: bool = True):
+        super().__init__()
         self.rank = host.rank
         self.size = host.size
         self._host = host
         self._stream = Stream(has_thread)
         self._channel = host.new_channel()
         self._buffers = transfers.BufferPool()
-        self._child_streams: list[SharedMemoryCollectives] = []
 
-    def new_stream(self) -> SharedMemoryCollectives:
-        """Returns collectives whose operations are ordered independently; see `Collectives`."""
-        # Kept alive, because tf.data holds only the handle of a queue.
-        self._child_streams.append(SharedMemoryCollectives(self._host))
-        return self._child_streams[-1]
+    def _make_stream(self) -> SharedMemoryCollectives:
+        return SharedMemoryCollectives(self._host)
 
     def all_reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Returns the sums over all workers; see `Collectives`."""
