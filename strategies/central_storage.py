@@ -19,8 +19,8 @@ from strategies.core.extended import ReplicatedExtended
 from strategies.mirrored import ReplicatedStrategy, local_devices, validate_devices
 from strategies.reduction import ReductionOptions
 from strategies.utils.gpus import count_gpus
-from strategies.variables.elementwise import update_without_xla
 from strategies.variables.on_read_variable import keep_state_per_replica
+from strategies.variables.optimizer_traits import update_without_xla
 from strategies.variables.row_variable import RowVariable
 from strategies.variables.scalars import MirroredVariable
 from strategies.variables.unsynchronized_state import is_unsynchronized_state

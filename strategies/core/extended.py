@@ -57,9 +57,9 @@ from strategies.diagnostics.consistency import check_same_call
 from strategies.diagnostics.progress import tell_progress
 from strategies.reduction import ReductionOptions, ReplicaCrossDeviceOps
 from strategies.reduction.xla import check_devices
-from strategies.variables.elementwise import update_without_xla
 from strategies.variables.merged import mark_merged
 from strategies.variables.on_read_variable import OnReadVariable, keep_state_per_replica
+from strategies.variables.optimizer_traits import update_without_xla
 from strategies.variables.row_variable import (
     RowVariable,
     check_identifies_rows,

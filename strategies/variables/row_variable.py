@@ -48,8 +48,8 @@ from strategies.compat.keras import (
 from strategies.compat.keras_readers import is_read_by_get_weights, is_read_by_optimizer
 from strategies.compat.tensorflow import ResourceVariable, add_variable_creator
 from strategies.reduction.sparse import as_tensors, sum_by_position
-from strategies.variables.elementwise import ELEMENTWISE, check_trains_rows, update_without_xla
 from strategies.variables.growable_array import HOST, GrowableArray
+from strategies.variables.optimizer_traits import ELEMENTWISE, check_trains_rows, update_without_xla
 from strategies.variables.row_view import RowView
 
 _numbers = itertools.count()

@@ -24,7 +24,7 @@ from strategies.compat.keras import (
     optimizer_of,
 )
 from strategies.compat.tensorflow import UpdateContext, select_replica, unique_id
-from strategies.variables.elementwise import is_elementwise, update_without_xla
+from strategies.variables.optimizer_traits import is_elementwise, update_without_xla
 from strategies.variables.partitioned import Partition, PartitionedVariable, PartitionSpec, PartView
 
 # Creation arguments of a slot variable that do not apply to its parts: Keras 3.16 passes the shape.

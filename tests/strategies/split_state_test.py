@@ -10,7 +10,7 @@ from hypothesis import strategies as some
 
 from strategies import MirroredStrategy, ReductionOptions
 from strategies.compat.keras import optimizer_of
-from strategies.variables.elementwise import is_elementwise
+from strategies.variables.optimizer_traits import is_elementwise
 from strategies.variables.partitioned import Partition, PartitionedVariable, PartitionSpec
 from tests.support.check_jobs import checks_of
 
