@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from strategies.collectives.base import NetworkCollectives, StreamKeeper
-from strategies.collectives.dtypes import all_reduce_by_dtype, reshaped_like
+from strategies.collectives.dtypes import all_reduce_by_dtype, reshape_like
 from strategies.collectives.shared_memory import Host, SharedMemoryCollectives
 
 
@@ -59,10 +59,12 @@ class HierarchicalCollectives(StreamKeeper):
 
     def _all_reduce_group(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
         vectors = [tf.reshape(tensor, [-1]) for tensor in tensors]
+        # A host with one worker takes part in the second step only. Only leaders have collectives
+        # among leaders; the sums of the others are replaced in the third step.
         if self._host.size > 1:
             vectors = self._sums.reduce_vectors(vectors)
         if self._leaders is not None:
             vectors = self._leaders.all_reduce(vectors)
         if self._host.size > 1:
             vectors = self._copies.broadcast_vectors(vectors)
-        return [reshaped_like(*pair) for pair in zip(tensors, vectors, strict=True)]
+        return [reshape_like(*pair) for pair in zip(tensors, vectors, strict=True)]

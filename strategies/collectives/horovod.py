@@ -70,10 +70,11 @@ class HorovodCollectives(StreamKeeper):
         self._process_set = horovod.global_process_set if process_set is None else process_set
         self.rank: int = self._process_set.rank()
         self.size: int = self._process_set.size()
-        # If a subset shared the names of all workers, its members would count further than others.
+        # A graph numbers equal names. If a subset shared the names of all workers, its members
+        # would count further than the others, and wait under names that these never use.
         self._name = f"keras_strategies.set_{self._process_set.process_set_id}.stream_{stream}"
         with tf.init_scope(), tf.device("/device:CPU:0"):
-            # The first value of the last result, if it has values.
+            # The first value of the last result, if it has values; see `_run_named`.
             self._finished = ResourceVariable(
                 [0], dtype=tf.int64, trainable=False, shape=tf.TensorShape([None])
             )
@@ -313,17 +314,17 @@ def _check_hostname(cluster: ClusterSpec, task: Task, version: str) -> None:
     hosts = {cluster.addresses[other].host for other in cluster.training_tasks}
     name = socket.gethostname()
     try:
-        found = {str(info[4][0]) for info in socket.getaddrinfo(name, None)}
+        resolved = {str(info[4][0]) for info in socket.getaddrinfo(name, None)}
     except OSError:
-        found = set()
+        resolved = set()
     elsewhere = hosts - {cluster.addresses[task].host}
-    reachable = {address for address in found if not ip_address(address).is_loopback}
-    if _FIXED_BUILD_TAG in version or (reachable if elsewhere else found):
+    reachable = {address for address in resolved if not ip_address(address).is_loopback}
+    if _FIXED_BUILD_TAG in version or (reachable if elsewhere else resolved):
         return
     raise ClusterConfigError(
         f"The Gloo of this build of Horovod {version} requires a host name that resolves to the "
         f"address of the network interface. Received: {name!r}, which resolves to "
-        f"{', '.join(sorted(found)) or 'no address'}. Build Horovod with 'tf-config "
+        f"{', '.join(sorted(resolved)) or 'no address'}. Build Horovod with 'tf-config "
         "install-horovod', which fixes this (see BUILD.md), or map the name to an address that the "
         "other hosts can reach, in /etc/hosts."
     )

@@ -32,7 +32,6 @@ from tf_config import ClusterConfigError, ClusterSpec, Task, TFConfig
 VARIABLE = "KERAS_STRATEGIES_COMMUNICATION"
 # With these, the back end over the network, if one is needed, is the best that is possible.
 _SHARING = ("auto", "shared_memory")
-_CHOICES = (*_SHARING, *(backend.name for backend in backends()))
 _ALONE = "nothing, for one worker"
 _Implementation = tf.distribute.experimental.CommunicationImplementation
 
@@ -228,9 +227,10 @@ def resolve_communication(
       ValueError: if the value is unknown.
     """
     value = environ.get(VARIABLE, "auto") if communication is None else communication
-    if value not in _CHOICES:
+    choices = (*_SHARING, *(backend.name for backend in backends()))
+    if value not in choices:
         raise ValueError(
-            f"communication must be one of {', '.join(map(repr, _CHOICES))}. Received: {value!r}. "
+            f"communication must be one of {', '.join(map(repr, choices))}. Received: {value!r}. "
             f"Correct the argument communication or the variable {VARIABLE}."
         )
     return value
@@ -254,23 +254,23 @@ def with_implementation(
     Raises:
       ValueError: if two implementations are given.
     """
-    given = cluster_resolver
-    if isinstance(given, _Implementation):
+    implementation = cluster_resolver
+    if isinstance(implementation, _Implementation):
         cluster_resolver = None
         if isinstance(options, tf.distribute.cluster_resolver.ClusterResolver):
             cluster_resolver, options = options, None
     elif isinstance(communication, _Implementation):
-        given, communication = communication, None
+        implementation, communication = communication, None
     else:
         return cluster_resolver, options, communication
     options = validate_options(options)
-    if options.implementation not in (_Implementation.AUTO, given):
+    if options.implementation not in (_Implementation.AUTO, implementation):
         raise ValueError(
             "The implementation must be given once. Received: "
-            f"CollectiveCommunication.{given.name}, and communication_options with "
+            f"CollectiveCommunication.{implementation.name}, and communication_options with "
             f"implementation={options.implementation.name}. Leave out one."
         )
-    settings = options.bytes_per_pack, options.timeout_seconds, given
+    settings = options.bytes_per_pack, options.timeout_seconds, implementation
     return cluster_resolver, CommunicationOptions(*settings), communication
 
 

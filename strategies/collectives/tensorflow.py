@@ -21,7 +21,7 @@ from strategies.collectives.dtypes import (
     all_reduce_by_dtype,
     bytes_of,
     from_bytes,
-    reshaped_like,
+    reshape_like,
     to_bytes,
     to_words,
 )
@@ -89,8 +89,8 @@ class TensorFlowCollectives(StreamKeeper, AllToAllViaAllGather):
         cluster: ClusterSpec,
         task: Task,
         timeout: float,
-        device: str = _CPU,
-        options: CommunicationOptions | None = None,
+        device: str,
+        options: CommunicationOptions,
     ) -> TensorFlowCollectives:
         """Waits for all workers and joins them; called again, returns the same collectives.
 
@@ -106,7 +106,6 @@ class TensorFlowCollectives(StreamKeeper, AllToAllViaAllGather):
           ClusterConfigError: if this worker's port is taken, or the workers' clusters differ.
           RuntimeError: if TensorFlow has already created tensors or joined another job.
         """
-        options = CommunicationOptions() if options is None else options
         join(cluster, task, timeout)
         key = (device, options.implementation, options.timeout_seconds)
         if key not in _started:
@@ -142,20 +141,17 @@ class TensorFlowCollectives(StreamKeeper, AllToAllViaAllGather):
 
     def all_reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Returns the sums over all workers; see `Collectives`."""
-
-        def all_reduce(group: list[tf.Tensor], dtype: tf.DType) -> list[tf.Tensor]:
-            del dtype
-            return all_reduce_as_vector(group, self._all_reduce_vector)
-
-        return all_reduce_by_dtype(tensors, all_reduce)
+        return all_reduce_by_dtype(
+            tensors, lambda group, _: all_reduce_as_vector(group, self._all_reduce_vector)
+        )
 
     def all_gather(self, tensor: tf.Tensor) -> tf.Tensor:
         """Returns the workers' tensors concatenated along axis 0; see `Collectives`."""
-        mine = tf.stack([tf.shape(tensor, tf.int64)[0], bytes_of(tensor)])
-        rows, lengths = tf.unstack(
-            tf.reshape(self._all_gather_vector(mine), [self.size, 2]), axis=1
-        )
+        own = tf.stack([tf.shape(tensor, tf.int64)[0], bytes_of(tensor)])
+        rows, lengths = tf.unstack(tf.reshape(self._all_gather_vector(own), [self.size, 2]), axis=1)
         words = to_words(tensor)
+        # TensorFlow gathers vectors of one length only, and an instance key stands for a length. So
+        # all workers pad to the longest, whose key is the same on all.
         longest = (tf.reduce_max(lengths) + 3) // 4
         words = tf.pad(words, [[0, longest - tf.size(words, tf.int64)]])
         contents = to_bytes(tf.reshape(self._all_gather_vector(words), [self.size, -1]))
@@ -167,11 +163,11 @@ class TensorFlowCollectives(StreamKeeper, AllToAllViaAllGather):
     def broadcast(self, tensor: tf.Tensor) -> tf.Tensor:
         """Returns the first worker's tensor; see `Collectives`."""
         words = to_words(tensor)
-        # Adding zeros changes no bit.
+        # Adding zeros changes no bit, so that a broadcast needs no kind of operation of its own.
         content = to_bytes(
             self._all_reduce_vector(words if self.rank == 0 else tf.zeros_like(words))
         )
-        return reshaped_like(tensor, from_bytes(content[: bytes_of(tensor)], tensor.dtype))
+        return reshape_like(tensor, from_bytes(content[: bytes_of(tensor)], tensor.dtype))
 
     def _all_reduce_vector(self, vector: tf.Tensor) -> tf.Tensor:
         return self._run_collective("sum", vector, merge_op="Add", final_op="Id")
@@ -191,7 +187,7 @@ class TensorFlowCollectives(StreamKeeper, AllToAllViaAllGather):
             "gather": tf.raw_ops.CollectiveGatherV2,
         }[kind]
         device, hint = self._placement(kind, vector.dtype)
-        sent = vector if vector.shape[0] else _padded_if_empty(vector)
+        sent = vector if vector.shape[0] else _pad_if_empty(vector)
         with tf.device(_CPU):
             instance = tf.size(sent)
         with tf.device(device):
@@ -200,7 +196,7 @@ class TensorFlowCollectives(StreamKeeper, AllToAllViaAllGather):
                 group_size=self.size,
                 group_key=self._first_group + _KINDS.index((kind, vector.dtype)),
                 instance_key=instance,
-                ordering_token=[self._token(device).handle],
+                ordering_token=[self._token(device).handle],  # [Note: whose turn it is] in base.py
                 communication_hint=hint,
                 timeout_seconds=self._options.timeout_seconds or 0.0,
                 **attributes,
@@ -232,6 +228,6 @@ register(
 )  # fmt: skip
 
 
-def _padded_if_empty(vector: tf.Tensor) -> tf.Tensor:
+def _pad_if_empty(vector: tf.Tensor) -> tf.Tensor:
     """Pads an empty vector with one zero: TensorFlow's ring algorithm crashes on empty tensors."""
     return tf.pad(vector, [[0, tf.cast(tf.equal(tf.size(vector), 0), tf.int32)]])

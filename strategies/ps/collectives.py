@@ -66,7 +66,6 @@ class ServerCollectives(StreamKeeper, AllToAllViaAllGather):
         self._ordered_caller = OrderedCaller(is_common=True, is_measured=False)
         self._host = host
         self._channel = None if host is None else host.new_channel()
-        self._buffers = transfers.BufferPool()
 
     def share_memory(self, names: Sequence[str], is_wanted: bool = True) -> bool:
         """Exchanges values in shared memory from now on, if all workers want it and can.
@@ -119,13 +118,13 @@ class ServerCollectives(StreamKeeper, AllToAllViaAllGather):
 
     def _sum(self, vector: np.ndarray) -> list[np.ndarray]:
         def in_memory(channel: Channel) -> list[np.ndarray]:
-            return transfers.sum_vectors(channel, [vector], self._buffers)
+            return transfers.sum_vectors(channel, [vector])
 
         return self._in_memory(in_memory) or self._sum_on_servers(vector)
 
     def _gather(self, array: np.ndarray) -> list[np.ndarray]:
         def in_memory(channel: Channel) -> list[np.ndarray]:
-            return [transfers.gather(channel, array, self._buffers)]
+            return transfers.gather(channel, [array])
 
         return self._in_memory(in_memory) or self._gather_on_server(array)
 

@@ -7,9 +7,9 @@ import tensorflow as tf
 
 import strategies
 from strategies import ReductionOptions
-from strategies.collectives import selection
+from strategies.collectives import registry, selection
 from strategies.collectives.horovod import _check_options
-from strategies.collectives.registry import backends
+from strategies.collectives.registry import Backend, backends
 from strategies.collectives.selection import resolve_communication, with_implementation
 from strategies.compat.tensorflow import CommunicationOptions
 from strategies.reduction.options import with_bucket_bytes
@@ -59,6 +59,21 @@ def test_options_of_tensorflows_collectives_choose_them(asked):
 
 def test_the_back_ends_by_preference():
     assert [backend.name for backend in backends()] == ["horovod", "tensorflow"]
+
+
+@pytest.mark.parametrize(
+    ("obstacle", "expected"),
+    [("", ("pigeons", "it is installed")), ("rain", ("tensorflow", "as communication_options"))],
+)
+def test_a_back_end_that_registers_is_selected_where_nothing_is_in_its_way(
+    monkeypatch, obstacle, expected
+):
+    monkeypatch.setattr(registry, "_backends", dict(registry._backends))
+    registry.register(Backend("pigeons", "Pigeons", 0, lambda *_: obstacle, lambda *_: None))
+    assert resolve_communication("pigeons", {}) == "pigeons"
+    ring = CommunicationOptions(implementation=Implementation.RING)  # which Horovod has not
+    backend, reason = selection._resolve_network("auto", "CPU:0", ring)
+    assert backend.name == expected[0] and reason.startswith(expected[1])
 
 
 RESOLVER = tf.distribute.cluster_resolver.SimpleClusterResolver(tf.train.ClusterSpec({}))
