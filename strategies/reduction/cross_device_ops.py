@@ -93,19 +93,34 @@ class ReplicaCrossDeviceOps(tf.distribute.CrossDeviceOps):
         """
         check_communication(self._collectives)
         replicas = [[_as_tensors(value) for value in values] for values in replicas]
+        # See [Note: marked gradients] in sparse.py. The tf.cond in `_finite_where_counted` returns
+        # other tensors, without the marks, so marked gradients are taken out before it.
+        are_marked = [sparse.is_marked_reduced(value) for value in replicas[0]]
+        unmarked = [
+            [value for value, is_marked in zip(values, are_marked, strict=True) if not is_marked]
+            for values in replicas
+        ]
+        others = iter(self._all_reduce_unmarked(reduce_op, unmarked, weights))
+        return [
+            sparse.sum_replicas(column) if is_marked else next(others)
+            for column, is_marked in zip(zip(*replicas, strict=True), are_marked, strict=True)
+        ]
+
+    def _all_reduce_unmarked(
+        self,
+        reduce_op: tf.distribute.ReduceOp,
+        replicas: Sequence[Sequence[tf.Tensor | tf.IndexedSlices]],
+        weights: Sequence[tf.Tensor] | None,
+    ) -> list[tf.Tensor | tf.IndexedSlices]:
         mean = reduce_op == tf.distribute.ReduceOp.MEAN
         size = self._collectives.size * len(replicas)
         replica_weights = [None] * len(replicas) if weights is None else list(weights)
-        # See [Note: marked gradients] in sparse.py. The tf.cond in `_finite_where_counted` returns
-        # other tensors, without the marks, so marked gradients are taken out before it.
-        is_reduced = [sparse.is_marked_reduced(value) for value in replicas[0]]
         finite = []
         for values, weight, scope in zip(
             replicas, replica_weights, self._scopes(len(replicas)), strict=True
         ):
-            unmarked = [v for v, marked in zip(values, is_reduced, strict=True) if not marked]
             with scope:
-                finite.append(_finite_where_counted(unmarked, weight))
+                finite.append(_finite_where_counted(values, weight))
         if not mean:
             replica_weights = [None] * len(replicas)
         # From here on, each column has one value of all replicas of this worker.
@@ -126,20 +141,13 @@ class ReplicaCrossDeviceOps(tf.distribute.CrossDeviceOps):
         results: list[Any] = []
         for column, local, summed in zip(columns, local_sums, sums, strict=True):
             if local is None:
-                results.append(
-                    self._gather_rows(
-                        sparse.concatenate(column), summed, total if mean else None, size
-                    )
-                )
+                rows, divisor = sparse.concatenate(column), total if mean else None
+                results.append(self._gather_rows(rows, summed, divisor, size))
             elif mean:
                 results.append(_divide(summed[0], total, size))
             else:  # a local sum that is on all devices already is not copied again
                 results.append(local if self._collectives.size == 1 else summed[0])
-        others = iter(results)
-        return [
-            sparse.sum_replicas(column) if is_local else next(others)
-            for column, is_local in zip(zip(*replicas, strict=True), is_reduced, strict=True)
-        ]
+        return results
 
     def _local_sums(
         self, columns: Sequence[Sequence[Any]], weights: Sequence[tf.Tensor | None]
