@@ -16,11 +16,10 @@ from strategies.compat.tensorflow import (
     update_regroup,
 )
 from strategies.core.extended import ReplicatedExtended
-from strategies.mirrored import ReplicatedStrategy, local_devices, validate_devices
+from strategies.mirrored import ReplicatedStrategy, resolve_devices, validate_devices
 from strategies.reduction import ReductionOptions
-from strategies.utils.gpus import count_gpus
-from strategies.variables.elementwise import update_without_xla
 from strategies.variables.on_read_variable import keep_state_per_replica
+from strategies.variables.optimizer_traits import update_without_xla
 from strategies.variables.row_variable import RowVariable
 from strategies.variables.scalars import MirroredVariable
 from strategies.variables.unsynchronized_state import is_unsynchronized_state
@@ -68,16 +67,7 @@ class CentralStorageStrategy(ReplicatedStrategy, tf.distribute.MirroredStrategy)
         *,
         num_replicas: int | None = None,
     ):
-        if compute_devices is not None and num_replicas is not None:
-            raise ValueError(
-                "compute_devices and num_replicas cannot be combined. Received: both. Leave out "
-                "one of them."
-            )
-        if compute_devices is None:
-            gpus = count_gpus()
-            compute_devices = local_devices(num_replicas, range(gpus))
-        else:
-            compute_devices = validate_devices(compute_devices)
+        compute_devices = resolve_devices(compute_devices, num_replicas, "compute_devices")
         holder = _HOST if parameter_device is None else validate_devices([parameter_device])[0]
         # A subclass of stock's mirrored strategy, which tf_keras checks for where it scales
         # gradients.
@@ -116,11 +106,16 @@ class CentralStorageExtended(ReplicatedExtended):
         return len(self._devices) > 1
 
     def _create_variable(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
+        """Creates one variable for all replicas, where a mirrored strategy has a copy on each.
+
+        See [Note: kinds of variables] in core/extended.py for what else there is.
+        """
         kwargs = keep_state_per_replica(kwargs)
         if not _is_one_for_all(kwargs):
             return super()._create_variable(next_creator, **kwargs)
         made: list[Any] = []
 
+        # Called for each device; what it returns is taken for the copy on that device.
         def create_once(**kwargs: Any) -> Any:
             if not made:
                 with tf.device(self._holder):
@@ -163,7 +158,11 @@ class CentralStorageExtended(ReplicatedExtended):
 
 
 def _is_one_for_all(kwargs: dict[str, Any]) -> bool:
-    """Returns whether all replicas share a variable; if not, each has its own copy."""
+    """Returns whether all replicas share a variable; if not, each has its own copy.
+
+    Each has what it writes by itself, and what nothing sums or averages: integers such as the state
+    of a seed. A float without an aggregation is a layer's state, which is averaged when written.
+    """
     if kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ:
         return False
     is_written_apart = (

@@ -1,7 +1,7 @@
 """Loss scaling for mixed_float16, under the name that scripts and saved models use.
 
 Under a strategy of this package, Keras 3's own LossScaleOptimizer, which `compile` creates, skips a
-step on all replicas or on none: see `strategies.compat.keras_loss_scaling.overflow_agreed`.
+step on all replicas or on none: see `strategies.compat.keras_loss_scaling.agree_on_overflow`.
 """
 
 from keras.optimizers import LossScaleOptimizer

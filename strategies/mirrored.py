@@ -79,8 +79,8 @@ class ReplicatedStrategy(tf.distribute.Strategy):
         if shapes == {()} or not tf.executing_eagerly():
             return len(shapes) == 1
         # The workers' parts of a batch may differ, and a worker that reduces alone waits forever.
-        mine = zlib.crc32(repr(sorted(map(repr, shapes))).encode())
-        all_shapes = self.extended.collectives.all_gather(tf.constant([mine], tf.int64))
+        own = zlib.crc32(repr(sorted(map(repr, shapes))).encode())
+        all_shapes = self.extended.collectives.all_gather(tf.constant([own], tf.int64))
         return len(shapes) == 1 and len(set(all_shapes.numpy().tolist())) == 1
 
     def print(self, *values: Any) -> None:
@@ -122,21 +122,35 @@ class MirroredStrategy(ReplicatedStrategy, tf.distribute.MirroredStrategy):
         num_replicas: int | None = None,
         options: ReductionOptions | None = None,
     ):
-        if devices is not None and num_replicas is not None:
-            raise ValueError(
-                "devices and num_replicas cannot be combined. Received: both. Leave out one of "
-                "them."
-            )
-        if devices is None:
-            gpus = count_gpus()
-            devices = local_devices(num_replicas, range(gpus))
-        else:
-            devices = validate_devices(devices)
+        devices = resolve_devices(devices, num_replicas, "devices")
         options = ReductionOptions() if options is None else options
         extended = ReplicatedExtended(
             self, LocalCollectives(), devices, options, local=cross_device_ops
         )
         tf.distribute.Strategy.__init__(self, extended)
+
+
+def resolve_devices(
+    devices: Sequence[str] | None, num_replicas: int | None, argument: str
+) -> list[str]:
+    """Returns the devices of replicas, given by their names or by their number.
+
+    Args:
+      devices: names of devices.
+      num_replicas: number of devices.
+      argument: the argument that the names are from, for messages.
+
+    Raises:
+      ValueError: if both are given, or there are no such devices.
+    """
+    if devices is None:
+        return local_devices(num_replicas, range(count_gpus()))
+    if num_replicas is not None:
+        raise ValueError(
+            f"{argument} and num_replicas cannot be combined. Received: both. Leave out one of "
+            "them."
+        )
+    return validate_devices(devices)
 
 
 def local_devices(count: int | None, gpus: range) -> list[str]:

@@ -123,6 +123,7 @@ class MultiWorkerMirroredStrategy(ReplicatedStrategy, tf.distribute.MultiWorkerM
             start_timeout_seconds(start_timeout),
             devices[0],
         )
+        # Before anything depends on it: with different numbers, workers would sum other gradients.
         _check_replicas(collectives, len(devices))
         # Stock's constructor is not called: it starts a TensorFlow server on the same port. Keras
         # still needs stock's class as a base: it checks for that to gather logs and predictions.
@@ -144,16 +145,16 @@ def start_timeout_seconds(seconds: float | None, environ: Mapping[str, str] = os
     Raises:
       ValueError: if it is not a number of seconds above 0.
     """
-    given = (
+    setting = (
         environ.get(START_TIMEOUT_VARIABLE, START_TIMEOUT_SECONDS) if seconds is None else seconds
     )
     try:
-        value = float(given)
+        value = float(setting)
     except (TypeError, ValueError):
         value = 0.0
     if not 0 < value < float("inf"):
         raise ValueError(
-            f"start_timeout must be a number of seconds above 0. Received: {given!r}. Correct the "
+            f"start_timeout must be a number of seconds above 0. Received: {setting!r}. Correct "
             f"argument start_timeout or the variable {START_TIMEOUT_VARIABLE}."
         )
     return value

@@ -3,6 +3,7 @@
 import ast
 import functools
 import importlib.metadata
+import re
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -113,7 +114,6 @@ def test_there_is_one_door(prefix, door):
             {
                 "strategies/compat/keras.py",
                 "strategies/compat/keras_losses.py",
-                "strategies/compat/keras_readers.py",
                 "strategies/compat/call_stack.py",
                 "strategies/variables/row_variable.py",
             },
@@ -179,3 +179,13 @@ def test_the_public_names():
 @pytest.mark.parametrize("path", FILES, ids=module_of)
 def test_there_is_no_assert(path):
     assert not any(isinstance(node, ast.Assert) for node in nodes(path))
+
+
+def test_a_note_that_is_cited_is_written_once():
+    """A note begins with a line that has its name alone; whatever else names it cites it."""
+    texts = [path.read_text() for path in FILES]
+    written = [name for text in texts for name in re.findall(r"^ *\[Note: ([^]]+)\]$", text, re.M)]
+    cited = {
+        " ".join(name.split()) for text in texts for name in re.findall(r"\[Note: ([^]]+)\]", text)
+    }
+    assert sorted(written) == sorted(cited)

@@ -22,8 +22,13 @@ class Callback:
     """Base class of callbacks for Keras 3 and tf_keras; its hooks do nothing.
 
     Neither library accepts the other's `Callback` class as its own.
+
+    Attributes:
+      runs_on_all_workers: whether all workers have to run its hooks, so that `on_first_worker`
+        refuses it.
     """
 
+    runs_on_all_workers = False
     params: Mapping[str, Any] | None = None
     model: Any = None
 

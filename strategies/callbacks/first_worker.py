@@ -23,16 +23,14 @@ from strategies.compat.keras import (
 from strategies.equality import verify_equal
 from strategies.variables.partitioned import PartitionedVariable
 
-# These run on all workers. Most change training based on the logs, which are the same everywhere.
+# Keras's callbacks that change training based on the logs, which are the same everywhere. Those of
+# this package say so by their attribute `runs_on_all_workers`.
 _IN_STEP_BY_THEMSELVES = (
     "EarlyStopping",
     "LearningRateScheduler",
-    "LearningRateWarmup",
     "ReduceLROnPlateau",
-    "StepTimeline",
     "SwapEMAWeights",
     "TerminateOnNaN",
-    "Throughput",
 )
 # tf_keras's own ask the strategy which worker writes, and read variables that are split over the
 # workers, so they run on all workers.
@@ -71,8 +69,8 @@ def on_first_worker(callback: Any, strategy: tf.distribute.Strategy) -> Any:
         or sets the learning rate on the first worker alone, or if the workers do not see the same
         backup.
     """
-    for name in _names(callback):
-        if name in _IN_STEP_BY_THEMSELVES:
+    for name, cls in _classes(callback).items():
+        if name in _IN_STEP_BY_THEMSELVES or vars(cls).get("runs_on_all_workers"):
             raise ValueError(
                 "A callback that runs on the first worker only cannot change the training. "
                 f"Received: {name}. Pass it to fit without on_first_worker: the logs are the same "
@@ -89,7 +87,7 @@ class _OnFirstWorker:
         self._strategy = strategy
         self._collectives = collectives_of(strategy)
         self._model: Any = None
-        names = _names(callback)
+        names = set(_classes(callback))
         # Where workers are not in step, tf_keras takes each of them for the only worker.
         self._runs_on_all_workers = (
             is_of_tf_keras(callback)
@@ -143,7 +141,7 @@ class _OnFirstWorker:
         def run_on_first_worker(*args: Any, **kwargs: Any) -> None:
             with contextlib.ExitStack() as stack:
                 for variable in self._state() if name == "on_epoch_end" else ():
-                    stack.enter_context(variable.cached_whole())
+                    stack.enter_context(variable.cache_whole())
                 if self._collectives.rank > 0:
                     return
                 stack.enter_context(single_worker_scope())
@@ -186,9 +184,11 @@ def _nothing(*args: Any, **kwargs: Any) -> None:
     """Replaces a hook on the other workers."""
 
 
-def _names(callback: Any) -> set[str]:
-    """Returns the names of a callback's classes that Keras or this package defines."""
+def _classes(callback: Any) -> dict[str, type]:
+    """Returns a callback's classes that Keras or this package defines, by name."""
     makers = ("keras", "tf_keras", "strategies")
     return {
-        cls.__name__ for cls in type(callback).__mro__ if cls.__module__.split(".")[0] in makers
+        cls.__name__: cls
+        for cls in type(callback).__mro__
+        if cls.__module__.split(".")[0] in makers
     }

@@ -38,6 +38,8 @@ class TerminateOnNaN(Callback):
       ValueError: when training begins, with parameter servers whose workers are not in step.
     """
 
+    runs_on_all_workers = True
+
     def __init__(self) -> None:
         self._watch = contextlib.ExitStack()
         self._counts: dict[tuple[int, ...], _Counts] = {}

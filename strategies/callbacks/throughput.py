@@ -49,6 +49,8 @@ class Throughput(Callback):
     # Keras need not wait for this callback after each step: it only reads the clock.
     async_safe = True
 
+    runs_on_all_workers = True
+
     def __init__(self, samples: int, clock: Callable[[], float] = time.perf_counter):
         self._samples = samples
         self._clock = clock

@@ -80,6 +80,8 @@ class StepTimeline(Callback):
         workers.
     """
 
+    runs_on_all_workers = True
+
     def __init__(self, path: str | os.PathLike[str], *, max_steps: int = 1000):
         check_whole_number("max_steps", max_steps, 1)
         self._path = os.fspath(path)

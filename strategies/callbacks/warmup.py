@@ -41,6 +41,8 @@ class LearningRateWarmup(Callback):
         0.
     """
 
+    runs_on_all_workers = True
+
     def __init__(
         self,
         steps: int | None = None,

@@ -1,11 +1,27 @@
-"""The interface of collectives, and its implementation for a single worker."""
+"""The interface of collectives, and its implementation for a single worker.
+
+[Note: whose turn it is]
+Operations of different workers belong together by their order: the n-th operation of a stream on
+one worker is the n-th on all others. If workers issued theirs in different orders, each would wait
+for ever in an operation that the others have not come to, or they would sum unrelated tensors of
+one shape. In eager code the program is the order. In a function, TensorFlow starts an operation as
+soon as its inputs are there, in another order on each worker. So each implementation chains the
+operations of a stream to one resource, because TensorFlow keeps operations on the same resource in
+order, also in branches, in loops and from one step to the next: TensorFlow's collectives take a
+variable's handle as their `ordering_token`, those of Horovod write to a variable (`_run_named`),
+and calls of Python functions pass a ticket on through one (`ordered_calls.py`), or tickets through
+queues (`shared_memory/stream.py`). What runs beside the steps at a time of its own on each worker,
+such as a dataset, needs a stream of its own.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import tensorflow as tf
+
+_Keeper = TypeVar("_Keeper", bound="StreamKeeper")
 
 
 class OperationsDifferError(RuntimeError):
@@ -16,9 +32,9 @@ class OperationsDifferError(RuntimeError):
     """
 
     def __init__(self, operations: Mapping[int, str]):
-        found = ", ".join(f"{name!r} on worker {rank}" for rank, name in operations.items())
+        received = ", ".join(f"{name!r} on worker {rank}" for rank, name in operations.items())
         super().__init__(
-            f"All workers must exchange the same values in the same order. Received: {found}. "
+            f"All workers must exchange the same values in the same order. Received: {received}. "
             "Either one of them makes other calls, or a step failed on all of them at different "
             "moments. They cannot continue after that: restart the job from its last checkpoint."
         )
@@ -28,7 +44,7 @@ class Collectives(Protocol):
     """Collective operations, which all workers call in the same order.
 
     They work eagerly and inside `tf.function`. A worker that calls an operation waits until all
-    other workers call it.
+    other workers call it; see [Note: whose turn it is].
 
     Attributes:
       rank: this worker's rank, from 0.
@@ -92,6 +108,27 @@ class NetworkCollectives(Collectives, Protocol):
         """
 
 
+class StreamKeeper:
+    """Implements `new_stream`, and keeps the streams as long as the collectives they are made of.
+
+    The operations of a stream refer to its variables and queues by their handles only, and so does
+    a dataset that contains such operations. TensorFlow deletes these resources together with their
+    Python objects, so a stream that nobody kept would fail while the dataset is being read.
+    """
+
+    def __init__(self) -> None:
+        self._child_streams: list[StreamKeeper] = []
+
+    def new_stream(self: _Keeper) -> _Keeper:
+        """Returns collectives whose operations are ordered independently; see `Collectives`."""
+        stream = self._make_stream()
+        self._child_streams.append(stream)
+        return stream
+
+    def _make_stream(self: _Keeper) -> _Keeper:
+        raise NotImplementedError
+
+
 class AllToAllViaAllGather:
     """Implements `all_to_all` with `all_gather`, for collectives that have no such operation.
 
@@ -105,6 +142,8 @@ class AllToAllViaAllGather:
     def all_to_all(self, tensor: tf.Tensor, counts: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the rows that the workers sent to this one; see `Collectives`."""
         sent = tf.reshape(self.all_gather(counts), [self.size, self.size])
+        # Rows are gathered by sender, and those of a sender are ordered by receiver: the sums over
+        # the flattened matrix are where the rows from each sender to each receiver begin.
         starts = tf.reshape(tf.cumsum(tf.reshape(sent, [-1]), exclusive=True), tf.shape(sent))
         everything = self.all_gather(tensor)
         parts = [

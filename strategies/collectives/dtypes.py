@@ -136,12 +136,12 @@ def all_reduce_as_vector(
     """
     vectors = [tf.reshape(tensor, [-1]) for tensor in tensors]
     if len(vectors) == 1:
-        return [reshaped_like(tensors[0], all_reduce(vectors[0]))]
+        return [reshape_like(tensors[0], all_reduce(vectors[0]))]
     total = all_reduce(tf.concat(vectors, 0))
     parts = tf.split(total, tf.stack([tf.size(vector) for vector in vectors]))
-    return [reshaped_like(tensor, part) for tensor, part in zip(tensors, parts, strict=True)]
+    return [reshape_like(tensor, part) for tensor, part in zip(tensors, parts, strict=True)]
 
 
-def reshaped_like(tensor: tf.Tensor, vector: tf.Tensor) -> tf.Tensor:
+def reshape_like(tensor: tf.Tensor, vector: tf.Tensor) -> tf.Tensor:
     """Returns the values of a vector in the shape of a tensor."""
     return tf.ensure_shape(tf.reshape(vector, tf.shape(tensor)), tensor.shape)

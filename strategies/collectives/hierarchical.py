@@ -13,12 +13,12 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from strategies.collectives.base import NetworkCollectives
-from strategies.collectives.dtypes import all_reduce_by_dtype, reshaped_like
+from strategies.collectives.base import NetworkCollectives, StreamKeeper
+from strategies.collectives.dtypes import all_reduce_by_dtype, reshape_like
 from strategies.collectives.shared_memory import Host, SharedMemoryCollectives
 
 
-class HierarchicalCollectives:
+class HierarchicalCollectives(StreamKeeper):
     """Collectives over the network, with sums that begin and end in each host's shared memory.
 
     All workers of the network create them together.
@@ -29,6 +29,7 @@ class HierarchicalCollectives:
     """
 
     def __init__(self, network: NetworkCollectives, host: Host):
+        super().__init__()
         self.rank = network.rank
         self.size = network.size
         self._network = network
@@ -36,13 +37,9 @@ class HierarchicalCollectives:
         # Two streams, so that a sum need not wait until the result of the last one is back.
         self._sums, self._copies = (SharedMemoryCollectives(host) for _ in range(2))
         self._leaders = network.subset(host.leaders)
-        self._child_streams: list[HierarchicalCollectives] = []
 
-    def new_stream(self) -> HierarchicalCollectives:
-        """Returns collectives whose operations are ordered independently; see `Collectives`."""
-        # Kept alive, because tf.data holds only the handle of its variable.
-        self._child_streams.append(HierarchicalCollectives(self._network.new_stream(), self._host))
-        return self._child_streams[-1]
+    def _make_stream(self) -> HierarchicalCollectives:
+        return HierarchicalCollectives(self._network.new_stream(), self._host)
 
     def all_reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Returns the sums over all workers; see `Collectives`."""
@@ -62,10 +59,12 @@ class HierarchicalCollectives:
 
     def _all_reduce_group(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
         vectors = [tf.reshape(tensor, [-1]) for tensor in tensors]
+        # A host with one worker takes part in the second step only. Only leaders have collectives
+        # among leaders; the sums of the others are replaced in the third step.
         if self._host.size > 1:
             vectors = self._sums.reduce_vectors(vectors)
         if self._leaders is not None:
             vectors = self._leaders.all_reduce(vectors)
         if self._host.size > 1:
             vectors = self._copies.broadcast_vectors(vectors)
-        return [reshaped_like(*pair) for pair in zip(tensors, vectors, strict=True)]
+        return [reshape_like(*pair) for pair in zip(tensors, vectors, strict=True)]

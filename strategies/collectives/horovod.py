@@ -22,12 +22,19 @@ from typing import Any
 
 import tensorflow as tf
 
+from strategies.collectives.base import StreamKeeper
 from strategies.collectives.dtypes import all_reduce_by_dtype, check_is_numeric
+from strategies.collectives.registry import Backend, register
 from strategies.collectives.startup.rendezvous import serve, wait_for_all
-from strategies.compat.tensorflow import ResourceVariable, place_in_function
+from strategies.compat.tensorflow import (
+    CommunicationOptions,
+    ResourceVariable,
+    place_in_function,
+)
 from tf_config import Address, ClusterConfigError, ClusterSpec, Task
 from tf_config.horovod.environment import place, rendezvous_at
 
+_Implementation = tf.distribute.experimental.CommunicationImplementation
 _FIXED_BUILD_TAG = "gloo.iface"
 # Values that are only moved keep their bits: a dtype that Horovod does not support is sent as a
 # dtype of the same size, or as two values of half the size.
@@ -47,7 +54,7 @@ _process_sets: dict[tuple[int, ...], Any] = {}
 _started: tuple[ClusterSpec, Task, HorovodCollectives] | None = None
 
 
-class HorovodCollectives:
+class HorovodCollectives(StreamKeeper):
     """Collectives among all workers of a cluster over Horovod; created by `start`.
 
     Args:
@@ -57,19 +64,20 @@ class HorovodCollectives:
     """
 
     def __init__(self, horovod: ModuleType, process_set: Any = None, stream: int = 0):
+        super().__init__()
         self._horovod = horovod
         self._stream = stream
         self._process_set = horovod.global_process_set if process_set is None else process_set
         self.rank: int = self._process_set.rank()
         self.size: int = self._process_set.size()
-        # If a subset shared the names of all workers, its members would count further than others.
+        # A graph numbers equal names. If a subset shared the names of all workers, its members
+        # would count further than the others, and wait under names that these never use.
         self._name = f"keras_strategies.set_{self._process_set.process_set_id}.stream_{stream}"
         with tf.init_scope(), tf.device("/device:CPU:0"):
-            # The first value of the last result, if it has values.
+            # The first value of the last result, if it has values; see `_run_named`.
             self._finished = ResourceVariable(
                 [0], dtype=tf.int64, trainable=False, shape=tf.TensorShape([None])
             )
-        self._child_streams: list[HorovodCollectives] = []
 
     @classmethod
     def start(cls, cluster: ClusterSpec, task: Task, timeout: float) -> HorovodCollectives:
@@ -105,12 +113,8 @@ class HorovodCollectives:
         _started = (cluster, task, cls(horovod))
         return _started[2]
 
-    def new_stream(self) -> HorovodCollectives:
-        """Returns collectives whose operations are ordered independently; see `Collectives`."""
-        # Kept alive, because tf.data holds only the handle of its variable.
-        stream = HorovodCollectives(self._horovod, self._process_set, next(_stream_numbers))
-        self._child_streams.append(stream)
-        return stream
+    def _make_stream(self) -> HorovodCollectives:
+        return HorovodCollectives(self._horovod, self._process_set, next(_stream_numbers))
 
     def subset(self, ranks: Sequence[int]) -> HorovodCollectives | None:
         """Returns collectives among some of the workers; see `NetworkCollectives`."""
@@ -220,6 +224,53 @@ def has_nccl() -> bool:
     return bool(load().nccl_built())
 
 
+def _find_obstacle(device: str, options: CommunicationOptions) -> str:
+    """Returns why Horovod cannot be selected for workers by itself; see `Backend`."""
+    if options.timeout_seconds or options.implementation == _Implementation.RING:
+        return "as communication_options ask for"
+    try:
+        load()
+    except ImportError as error:
+        return str(error.__cause__ or error)
+    if "GPU" in device and not has_nccl():
+        return "the Horovod that is installed has no NCCL"
+    return ""
+
+
+def _connect(
+    cluster: ClusterSpec, task: Task, timeout: float, device: str, options: CommunicationOptions
+) -> HorovodCollectives:
+    del device
+    _check_options(options, has_nccl())
+    return HorovodCollectives.start(cluster, task, timeout)
+
+
+def _check_options(options: CommunicationOptions, has_nccl: bool) -> None:
+    """Checks that Horovod supports the communication options.
+
+    Raises:
+      ValueError: if Horovod does not support them.
+    """
+    if options.timeout_seconds:
+        raise ValueError(
+            "timeout_seconds cannot be used with Horovod. Received: "
+            f"timeout_seconds={options.timeout_seconds}. Use communication='tensorflow', or omit "
+            "the timeout; HOROVOD_STALL_SHUTDOWN_TIME_SECONDS ends a job that hangs."
+        )
+    implementation = options.implementation
+    if implementation == _Implementation.AUTO:
+        return
+    if implementation != _Implementation.NCCL or not has_nccl:
+        raise ValueError(
+            "Horovod cannot choose between Gloo, MPI and NCCL at run time. Received: "
+            f"CommunicationImplementation.{implementation.name}. Use communication='tensorflow', "
+            "or omit the implementation."
+        )
+
+
+register(Backend("horovod", "Horovod", 1, _find_obstacle, _connect))
+
+
 def _serve(address: Address, task: Task) -> socketserver.BaseServer:
     """Serves Horovod's rendezvous at `address` until this process ends."""
     from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
@@ -263,17 +314,17 @@ def _check_hostname(cluster: ClusterSpec, task: Task, version: str) -> None:
     hosts = {cluster.addresses[other].host for other in cluster.training_tasks}
     name = socket.gethostname()
     try:
-        found = {str(info[4][0]) for info in socket.getaddrinfo(name, None)}
+        resolved = {str(info[4][0]) for info in socket.getaddrinfo(name, None)}
     except OSError:
-        found = set()
+        resolved = set()
     elsewhere = hosts - {cluster.addresses[task].host}
-    reachable = {address for address in found if not ip_address(address).is_loopback}
-    if _FIXED_BUILD_TAG in version or (reachable if elsewhere else found):
+    reachable = {address for address in resolved if not ip_address(address).is_loopback}
+    if _FIXED_BUILD_TAG in version or (reachable if elsewhere else resolved):
         return
     raise ClusterConfigError(
         f"The Gloo of this build of Horovod {version} requires a host name that resolves to the "
         f"address of the network interface. Received: {name!r}, which resolves to "
-        f"{', '.join(sorted(found)) or 'no address'}. Build Horovod with 'tf-config "
+        f"{', '.join(sorted(resolved)) or 'no address'}. Build Horovod with 'tf-config "
         "install-horovod', which fixes this (see BUILD.md), or map the name to an address that the "
         "other hosts can reach, in /etc/hosts."
     )

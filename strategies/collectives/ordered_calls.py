@@ -21,7 +21,7 @@ class OrderedCalls:
 
     def __init__(self) -> None:
         with tf.init_scope(), tf.device(_CPU):
-            # TensorFlow keeps reads and writes of the same variable in order.
+            # See [Note: whose turn it is] in base.py.
             self._ticket = ResourceVariable(0, trainable=False, dtype=tf.int64)
 
     def call(
@@ -42,6 +42,8 @@ class OrderedCalls:
             return [*function(*arrays), ticket + 1]
 
         with tf.device(_CPU):
+            # The call takes the ticket, and the next call's read waits for this one's write. The
+            # value itself means nothing: it only makes each operation depend on the one before.
             ticket = self._ticket.read_value()
             *results, ticket = tf.numpy_function(in_order, [ticket, *tensors], [*dtypes, tf.int64])
             self._ticket.assign(tf.ensure_shape(ticket, []), read_value=False)

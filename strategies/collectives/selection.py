@@ -1,4 +1,8 @@
-"""Selection of the collectives of a job: shared memory, Horovod, or TensorFlow's own."""
+"""Selection of the collectives of a job: shared memory, or a back end over the network.
+
+Workers select before they can communicate, each by itself, from what it knows: TF_CONFIG, the
+arguments, and what is installed. They compare their choices at the rendezvous.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +13,16 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
-from strategies.collectives import Collectives, LocalCollectives
+# Imported so that their back ends register; neither imports Horovod itself.
+from strategies.collectives import (  # noqa: F401
+    Collectives,
+    LocalCollectives,
+    horovod,
+    tensorflow,
+)
 from strategies.collectives.base import NetworkCollectives
 from strategies.collectives.hierarchical import HierarchicalCollectives
+from strategies.collectives.registry import Backend, backend_of, backends, select_backend
 from strategies.collectives.shared_memory import Host, SharedMemoryCollectives, exchange_over
 from strategies.collectives.startup.rendezvous import meeting, wait_for_end
 from strategies.compat.tensorflow import CommunicationOptions
@@ -19,15 +30,17 @@ from strategies.diagnostics.watchdog import watch, watch_seconds
 from tf_config import ClusterConfigError, ClusterSpec, Task, TFConfig
 
 VARIABLE = "KERAS_STRATEGIES_COMMUNICATION"
-_CHOICES = ("auto", "shared_memory", "horovod", "tensorflow")
-_NAMES = {"horovod": "Horovod", "tensorflow": "TensorFlow's collectives"}
+# With these, the back end over the network, if one is needed, is the best that is possible.
+_SHARING = ("auto", "shared_memory")
 _ALONE = "nothing, for one worker"
 _Implementation = tf.distribute.experimental.CommunicationImplementation
 
 # The job that this process has joined: there is one, but it may have many strategies.
 _job: tuple[ClusterSpec, Task] | None = None
+# The collectives that were connected last, by which workers can meet in a later strategy.
 _network: NetworkCollectives | None = None
 # Collectives over shared memory where possible; None if workers share none or have not tried yet.
+# They try once: all of them have to, together, and strategies are created in the same order.
 _shared: Collectives | None = None
 _has_tried = False
 
@@ -58,6 +71,37 @@ def start(
         )
     if config.task.type == "evaluator" or len(config.cluster.training_tasks) == 1:
         return LocalCollectives(), _ALONE
+    _check_workers(config, options, device)
+    _join(config)
+    seconds = watch_seconds()  # before workers wait for each other, because it may raise
+
+    def connect() -> NetworkCollectives:
+        global _network
+        backend, reason = _resolve_network(communication, device, options)
+        if config.task == config.cluster.training_tasks[0]:
+            workers = len(config.cluster.training_tasks)
+            logging.info("%d workers communicate by %s: %s.", workers, backend.name, reason)
+        _network = backend.connect(config.cluster, config.task, timeout, device, options)
+        return _network
+
+    is_wanted = "GPU" not in device and _leaves_open(options)
+    shared = None
+    if communication in _SHARING:
+        shared = _share_memory(config, timeout, is_wanted, connect)
+    if communication == "shared_memory" and not isinstance(shared, SharedMemoryCollectives):
+        raise ClusterConfigError(
+            "communication='shared_memory' requires CPU workers on one Linux host (x86-64), of the "
+            "same user and in the same container, without communication_options for TensorFlow's "
+            f"collectives. Received: {', '.join(map(str, config.cluster.training_tasks))} on "
+            f"{device}, which cannot share memory. Omit the argument to select what is possible."
+        )
+    collectives = connect() if shared is None else shared
+    way = _describe(collectives, communication, device, options)
+    return watch(collectives, config.cluster, config.task, seconds), way
+
+
+def _check_workers(config: TFConfig, options: CommunicationOptions, device: str) -> None:
+    """Checks that the cluster lists all workers, and that they have the devices for the options."""
     tasks = config.cluster.training_tasks
     if [task.index for task in tasks if task.type == "worker"] != list(
         range(len(config.cluster.tasks("worker")))
@@ -71,28 +115,6 @@ def start(
             "NCCL cannot communicate between CPUs. Received: CommunicationImplementation.NCCL, and "
             f"replicas on {device}. Use AUTO or RING, or workers with GPUs."
         )
-    _join(config)
-    seconds = watch_seconds()
-    may_share = communication in ("auto", "shared_memory")
-    is_wanted = "GPU" not in device and _leaves_open(options)
-
-    def connect() -> NetworkCollectives:
-        global _network
-        name, reason = _resolve_network(communication, device, options)
-        _network = _connect_network(config, name, reason, options, timeout, device)
-        return _network
-
-    shared = _share_memory(config, timeout, is_wanted, connect) if may_share else None
-    if communication == "shared_memory" and not isinstance(shared, SharedMemoryCollectives):
-        raise ClusterConfigError(
-            "communication='shared_memory' requires CPU workers on one Linux host (x86-64), of the "
-            "same user and in the same container, without communication_options for TensorFlow's "
-            f"collectives. Received: {', '.join(map(str, tasks))} on {device}, which cannot share "
-            "memory. Omit the argument to select what is possible."
-        )
-    collectives = connect() if shared is None else shared
-    way = _describe(collectives, communication, device, options)
-    return watch(collectives, config.cluster, config.task, seconds), way
 
 
 def _join(config: TFConfig) -> None:
@@ -116,8 +138,8 @@ def _describe(
     """Returns a description of how workers communicate, and why."""
     if isinstance(used, SharedMemoryCollectives):
         return "shared memory (all workers are on this host)"
-    network, reason = _resolve_network(communication, device, options)
-    between = f"{_NAMES[network]} ({reason})"
+    backend, reason = _resolve_network(communication, device, options)
+    between = f"{backend.title} ({reason})"
     if isinstance(used, HierarchicalCollectives):
         return f"shared memory on each host, and between hosts {between}"
     return between
@@ -125,36 +147,11 @@ def _describe(
 
 def _resolve_network(
     communication: str, device: str, options: CommunicationOptions
-) -> tuple[str, str]:
-    """Returns the communication used over the network, and the reason for it."""
-    return (
-        _available(device, options)
-        if communication in ("auto", "shared_memory")
-        else (communication, "as asked for")
-    )
-
-
-def _connect_network(
-    config: TFConfig,
-    communication: str,
-    reason: str,
-    options: CommunicationOptions,
-    timeout: float,
-    device: str,
-) -> NetworkCollectives:
-    """Returns collectives over the network."""
-    workers = config.cluster.training_tasks
-    if config.task == workers[0]:
-        logging.info("%d workers communicate by %s: %s.", len(workers), communication, reason)
-    # Imported only when chosen, because the other one may not be usable here.
-    if communication == "tensorflow":
-        from strategies.collectives.tensorflow import TensorFlowCollectives
-
-        return TensorFlowCollectives.start(config.cluster, config.task, timeout, device, options)
-    from strategies.collectives import horovod
-
-    _check_for_horovod(options, horovod.has_nccl())
-    return horovod.HorovodCollectives.start(config.cluster, config.task, timeout)
+) -> tuple[Backend, str]:
+    """Returns the back end that is used over the network, and the reason for it."""
+    if communication in _SHARING:
+        return select_backend(device, options)
+    return backend_of(communication), "as asked for"
 
 
 def _share_memory(
@@ -176,7 +173,13 @@ def _share_memory(
 def _discover_host(
     config: TFConfig, timeout: float, is_wanted: bool, connect: Callable[[], NetworkCollectives]
 ) -> Host | None:
-    """Returns this worker's host; workers at one address meet without Horovod or TensorFlow."""
+    """Returns this worker's host; None on all workers if one of them may not share memory.
+
+    Workers at one address meet through a store of the first worker, which ends with the meeting:
+    then they need neither Horovod nor TensorFlow's server. All others,
+    and workers that do not all share memory in spite of their address, as in containers, meet by
+    the collectives over the network that they need anyway.
+    """
     tasks = config.cluster.training_tasks
     rank, names = tasks.index(config.task), [str(task) for task in tasks]
     if _network is None and len({config.cluster.addresses[task].host for task in tasks}) == 1:
@@ -184,7 +187,7 @@ def _discover_host(
             host = Host.meet(rank, names, exchange, is_wanted)
         if host is not None and len(host.leaders) == 1:
             return host
-        # The next meeting is at the same address.
+        # What is connected next meets at the same address, and must not find entries of this store.
         wait_for_end(config.cluster, config.task)
         if host is None:
             return None
@@ -224,9 +227,10 @@ def resolve_communication(
       ValueError: if the value is unknown.
     """
     value = environ.get(VARIABLE, "auto") if communication is None else communication
-    if value not in _CHOICES:
+    choices = (*_SHARING, *(backend.name for backend in backends()))
+    if value not in choices:
         raise ValueError(
-            f"communication must be one of {', '.join(map(repr, _CHOICES))}. Received: {value!r}. "
+            f"communication must be one of {', '.join(map(repr, choices))}. Received: {value!r}. "
             f"Correct the argument communication or the variable {VARIABLE}."
         )
     return value
@@ -250,23 +254,23 @@ def with_implementation(
     Raises:
       ValueError: if two implementations are given.
     """
-    given = cluster_resolver
-    if isinstance(given, _Implementation):
+    implementation = cluster_resolver
+    if isinstance(implementation, _Implementation):
         cluster_resolver = None
         if isinstance(options, tf.distribute.cluster_resolver.ClusterResolver):
             cluster_resolver, options = options, None
     elif isinstance(communication, _Implementation):
-        given, communication = communication, None
+        implementation, communication = communication, None
     else:
         return cluster_resolver, options, communication
     options = validate_options(options)
-    if options.implementation not in (_Implementation.AUTO, given):
+    if options.implementation not in (_Implementation.AUTO, implementation):
         raise ValueError(
             "The implementation must be given once. Received: "
-            f"CollectiveCommunication.{given.name}, and communication_options with "
+            f"CollectiveCommunication.{implementation.name}, and communication_options with "
             f"implementation={options.implementation.name}. Leave out one."
         )
-    settings = options.bytes_per_pack, options.timeout_seconds, given
+    settings = options.bytes_per_pack, options.timeout_seconds, implementation
     return cluster_resolver, CommunicationOptions(*settings), communication
 
 
@@ -285,41 +289,3 @@ def validate_options(options: Any) -> CommunicationOptions:
             "options=strategies.ReductionOptions(...)."
         )
     return options
-
-
-def _available(device: str, options: CommunicationOptions) -> tuple[str, str]:
-    """Returns the communication that is available here, and the reason for it."""
-    if options.timeout_seconds or options.implementation == _Implementation.RING:
-        return "tensorflow", "as communication_options ask for"
-    from strategies.collectives import horovod
-
-    try:
-        horovod.load()
-    except ImportError as error:
-        return "tensorflow", str(error.__cause__ or error)
-    if "GPU" in device and not horovod.has_nccl():
-        return "tensorflow", "the Horovod that is installed has no NCCL"
-    return "horovod", "it is installed"
-
-
-def _check_for_horovod(options: CommunicationOptions, has_nccl: bool) -> None:
-    """Checks that Horovod supports the communication options.
-
-    Raises:
-      ValueError: if Horovod does not support them.
-    """
-    if options.timeout_seconds:
-        raise ValueError(
-            "timeout_seconds cannot be used with Horovod. Received: "
-            f"timeout_seconds={options.timeout_seconds}. Use communication='tensorflow', or omit "
-            "the timeout; HOROVOD_STALL_SHUTDOWN_TIME_SECONDS ends a job that hangs."
-        )
-    implementation = options.implementation
-    if implementation == _Implementation.AUTO:
-        return
-    if implementation != _Implementation.NCCL or not has_nccl:
-        raise ValueError(
-            "Horovod cannot choose between Gloo, MPI and NCCL at run time. Received: "
-            f"CommunicationImplementation.{implementation.name}. Use communication='tensorflow', "
-            "or omit the implementation."
-        )

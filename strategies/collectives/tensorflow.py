@@ -15,16 +15,17 @@ from typing import Any
 
 import tensorflow as tf
 
-from strategies.collectives.base import AllToAllViaAllGather
+from strategies.collectives.base import AllToAllViaAllGather, StreamKeeper
 from strategies.collectives.dtypes import (
     all_reduce_as_vector,
     all_reduce_by_dtype,
     bytes_of,
     from_bytes,
-    reshaped_like,
+    reshape_like,
     to_bytes,
     to_words,
 )
+from strategies.collectives.registry import Backend, register
 from strategies.collectives.startup.grpc_server import join
 from strategies.compat.tensorflow import CommunicationOptions, ResourceVariable
 from tf_config import ClusterSpec, Task
@@ -46,7 +47,7 @@ _stream_numbers = itertools.count()
 _started: dict[tuple[Any, ...], TensorFlowCollectives] = {}
 
 
-class TensorFlowCollectives(AllToAllViaAllGather):
+class TensorFlowCollectives(StreamKeeper, AllToAllViaAllGather):
     """Collectives among all workers of a cluster over TensorFlow; created by `start`.
 
     An operation begins when the previous one has ended on this worker, also in functions: each
@@ -71,6 +72,7 @@ class TensorFlowCollectives(AllToAllViaAllGather):
         first_group: int | None = None,
         at_device: bool = False,
     ):
+        super().__init__()
         self.rank = rank
         self.size = size
         self._device = device
@@ -80,7 +82,6 @@ class TensorFlowCollectives(AllToAllViaAllGather):
             first_group = 1 + next(_stream_numbers) * len(_KINDS)
         self._first_group = first_group
         self._tokens: dict[str, ResourceVariable] = {}
-        self._child_streams: list[TensorFlowCollectives] = []
 
     @classmethod
     def start(
@@ -88,8 +89,8 @@ class TensorFlowCollectives(AllToAllViaAllGather):
         cluster: ClusterSpec,
         task: Task,
         timeout: float,
-        device: str = _CPU,
-        options: CommunicationOptions | None = None,
+        device: str,
+        options: CommunicationOptions,
     ) -> TensorFlowCollectives:
         """Waits for all workers and joins them; called again, returns the same collectives.
 
@@ -105,7 +106,6 @@ class TensorFlowCollectives(AllToAllViaAllGather):
           ClusterConfigError: if this worker's port is taken, or the workers' clusters differ.
           RuntimeError: if TensorFlow has already created tensors or joined another job.
         """
-        options = CommunicationOptions() if options is None else options
         join(cluster, task, timeout)
         key = (device, options.implementation, options.timeout_seconds)
         if key not in _started:
@@ -128,12 +128,8 @@ class TensorFlowCollectives(AllToAllViaAllGather):
             for replica, device in enumerate(devices)
         ]
 
-    def new_stream(self) -> TensorFlowCollectives:
-        """Returns collectives whose operations are ordered independently; see `Collectives`."""
-        # Kept alive, because tf.data holds only the handle of its variable.
-        stream = TensorFlowCollectives(self.rank, self.size, _CPU, self._options)
-        self._child_streams.append(stream)
-        return stream
+    def _make_stream(self) -> TensorFlowCollectives:
+        return TensorFlowCollectives(self.rank, self.size, _CPU, self._options)
 
     def subset(self, ranks: Sequence[int]) -> TensorFlowCollectives | None:
         """Returns collectives among some of the workers; see `NetworkCollectives`."""
@@ -145,20 +141,17 @@ class TensorFlowCollectives(AllToAllViaAllGather):
 
     def all_reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Returns the sums over all workers; see `Collectives`."""
-
-        def all_reduce(group: list[tf.Tensor], dtype: tf.DType) -> list[tf.Tensor]:
-            del dtype
-            return all_reduce_as_vector(group, self._all_reduce_vector)
-
-        return all_reduce_by_dtype(tensors, all_reduce)
+        return all_reduce_by_dtype(
+            tensors, lambda group, _: all_reduce_as_vector(group, self._all_reduce_vector)
+        )
 
     def all_gather(self, tensor: tf.Tensor) -> tf.Tensor:
         """Returns the workers' tensors concatenated along axis 0; see `Collectives`."""
-        mine = tf.stack([tf.shape(tensor, tf.int64)[0], bytes_of(tensor)])
-        rows, lengths = tf.unstack(
-            tf.reshape(self._all_gather_vector(mine), [self.size, 2]), axis=1
-        )
+        own = tf.stack([tf.shape(tensor, tf.int64)[0], bytes_of(tensor)])
+        rows, lengths = tf.unstack(tf.reshape(self._all_gather_vector(own), [self.size, 2]), axis=1)
         words = to_words(tensor)
+        # TensorFlow gathers vectors of one length only, and an instance key stands for a length. So
+        # all workers pad to the longest, whose key is the same on all.
         longest = (tf.reduce_max(lengths) + 3) // 4
         words = tf.pad(words, [[0, longest - tf.size(words, tf.int64)]])
         contents = to_bytes(tf.reshape(self._all_gather_vector(words), [self.size, -1]))
@@ -170,11 +163,11 @@ class TensorFlowCollectives(AllToAllViaAllGather):
     def broadcast(self, tensor: tf.Tensor) -> tf.Tensor:
         """Returns the first worker's tensor; see `Collectives`."""
         words = to_words(tensor)
-        # Adding zeros changes no bit.
+        # Adding zeros changes no bit, so that a broadcast needs no kind of operation of its own.
         content = to_bytes(
             self._all_reduce_vector(words if self.rank == 0 else tf.zeros_like(words))
         )
-        return reshaped_like(tensor, from_bytes(content[: bytes_of(tensor)], tensor.dtype))
+        return reshape_like(tensor, from_bytes(content[: bytes_of(tensor)], tensor.dtype))
 
     def _all_reduce_vector(self, vector: tf.Tensor) -> tf.Tensor:
         return self._run_collective("sum", vector, merge_op="Add", final_op="Id")
@@ -194,7 +187,7 @@ class TensorFlowCollectives(AllToAllViaAllGather):
             "gather": tf.raw_ops.CollectiveGatherV2,
         }[kind]
         device, hint = self._placement(kind, vector.dtype)
-        sent = vector if vector.shape[0] else _padded_if_empty(vector)
+        sent = vector if vector.shape[0] else _pad_if_empty(vector)
         with tf.device(_CPU):
             instance = tf.size(sent)
         with tf.device(device):
@@ -203,7 +196,7 @@ class TensorFlowCollectives(AllToAllViaAllGather):
                 group_size=self.size,
                 group_key=self._first_group + _KINDS.index((kind, vector.dtype)),
                 instance_key=instance,
-                ordering_token=[self._token(device).handle],
+                ordering_token=[self._token(device).handle],  # [Note: whose turn it is] in base.py
                 communication_hint=hint,
                 timeout_seconds=self._options.timeout_seconds or 0.0,
                 **attributes,
@@ -226,6 +219,15 @@ class TensorFlowCollectives(AllToAllViaAllGather):
         return self._tokens[device]
 
 
-def _padded_if_empty(vector: tf.Tensor) -> tf.Tensor:
+# The last one, because it is part of TensorFlow: there is never an obstacle.
+register(
+    Backend(
+        "tensorflow", "TensorFlow's collectives", 9, lambda device, options: "",
+        TensorFlowCollectives.start,
+    )
+)  # fmt: skip
+
+
+def _pad_if_empty(vector: tf.Tensor) -> tf.Tensor:
     """Pads an empty vector with one zero: TensorFlow's ring algorithm crashes on empty tensors."""
     return tf.pad(vector, [[0, tf.cast(tf.equal(tf.size(vector), 0), tf.int32)]])

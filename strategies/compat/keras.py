@@ -35,6 +35,8 @@ _ITERATIONS = "iteration"
 _WRITTEN_OUTSIDE = ("_gradient_accumulator", "_average")
 _WRITTEN_OUTSIDE_PREFIX = "average/"
 
+# The methods of tf_keras's optimizers that call a loss function of the user's.
+_CALL_LOSS = ("compute_gradients", "minimize")
 TRAIN_STEP, TEST_STEP = "train_step", "test_step"
 # The attributes of Keras 3's BackupAndRestore with the paths of its files, in the order of writing.
 BACKUP_PATHS = ("_weights_path", "_training_metadata_path")
@@ -53,8 +55,8 @@ def running_method() -> str | None:
     >>> running_method() is None
     True
     """
-    found = _innermost_method()
-    return found and found[0]
+    innermost_method = _innermost_method()
+    return innermost_method and innermost_method[0]
 
 
 def running_call() -> tuple[str, Any, str]:
@@ -65,16 +67,16 @@ def running_call() -> tuple[str, Any, str]:
     >>> running_call()
     ('', None, '')
     """
-    found = _innermost_method()
-    if found is None:
+    innermost_method = _innermost_method()
+    if innermost_method is None:
         return "", None, ""
-    method, values = found[0], found[1].f_locals
+    method, values = innermost_method[0], innermost_method[1].f_locals
     numbers = {name: values.get(name) for name in _NUMBERS}
     first = next(iter(tf.nest.flatten(values.get("x"))), None)
     shape = getattr(first, "shape", None)
     numbers["rows"] = shape[0] if shape else None
-    given = (f"{name}={value}" for name, value in numbers.items() if value is not None)
-    return method, values.get("self"), f"{method}({', '.join(given)})"
+    texts = (f"{name}={value}" for name, value in numbers.items() if value is not None)
+    return method, values.get("self"), f"{method}({', '.join(texts)})"
 
 
 def methods() -> dict[CodeType, str]:
@@ -120,6 +122,34 @@ def gradient_in_update() -> Any:
     return None
 
 
+def is_read_by_optimizer() -> bool:
+    """Returns whether an optimizer reads or writes its variables, in an update or around one.
+
+    Weight decay, for example, is outside of `update_step`.
+
+    >>> is_read_by_optimizer()
+    False
+    """
+    for frame in frames():
+        # A function in a method has the optimizer in its closure.
+        if is_optimizer(frame.f_locals.get("self")):
+            return frame.f_code.co_name not in _CALL_LOSS
+    return False
+
+
+def is_read_by_get_weights() -> bool:
+    """Returns whether `get_weights` of a layer of Keras 3 or tf_keras reads a variable.
+
+    >>> is_read_by_get_weights()
+    False
+    """
+    for frame in frames():
+        owner = frame.f_locals.get("self")
+        if frame.f_code.co_name == "get_weights" and hasattr(type(owner), "get_weights"):
+            return any(is_of_keras(cls) for cls in type(owner).__mro__)
+    return False
+
+
 def is_writing_h5() -> bool:
     """Returns whether Keras 3 or tf_keras is writing a file of the legacy HDF5 format.
 
@@ -163,8 +193,8 @@ def variables_of(model: Any, kind: str) -> list[Any]:
 
 def metrics_of(model: Any) -> list[Any]:
     """Returns the metrics of a model; for tf_keras, also those of `compile` before it is built."""
-    given = getattr(getattr(model, "compiled_metrics", None), "_user_metrics", None)
-    objects = [metric for metric in tf.nest.flatten(given) if hasattr(metric, "variables")]
+    user_metrics = getattr(getattr(model, "compiled_metrics", None), "_user_metrics", None)
+    objects = [metric for metric in tf.nest.flatten(user_metrics) if hasattr(metric, "variables")]
     return [*model.metrics, *objects]
 
 
@@ -227,8 +257,8 @@ def optimizer_of(update: Callable[..., Any]) -> Any | None:
     function = inspect.unwrap(unwrap_decorators(update)[1])
     if not inspect.isfunction(function):
         return None
-    found = inspect.getclosurevars(function).nonlocals.get("self")
-    return found if hasattr(found, "update_step") else None
+    owner = inspect.getclosurevars(function).nonlocals.get("self")
+    return owner if hasattr(owner, "update_step") else None
 
 
 def inner_optimizer(optimizer: Any) -> Any:
@@ -251,8 +281,8 @@ def constraint_of(optimizer: Any, variable: Any) -> Any:
     """Returns the constraint that an optimizer applies to a TensorFlow variable, or None."""
     own = getattr(variable, "constraint", None)
     trained = getattr(optimizer, "_trainable_variables", ())  # of Keras 3
-    found = (v.constraint for v in trained if tensorflow_variable(v) is variable)
-    return next(found, None) or own
+    constraints = (v.constraint for v in trained if tensorflow_variable(v) is variable)
+    return next(constraints, None) or own
 
 
 def optimizers_of(model: Any) -> list[Any]:
@@ -260,20 +290,20 @@ def optimizers_of(model: Any) -> list[Any]:
 
     An attribute may also be a list or dictionary of optimizers. A GAN has two, for instance.
     """
-    found = [getattr(model, "optimizer", None)]
+    candidates = [getattr(model, "optimizer", None)]
     for owner in layers_of(model):
         # Nothing trains a submodel with the optimizer that it was compiled with.
         for value in (each for name, each in vars(owner).items() if name != "optimizer"):
             several = value.values() if isinstance(value, dict) else value
-            found += several if isinstance(value, list | tuple | dict) else [value]
-    return list({id(each): each for each in found if is_optimizer(each)}.values())
+            candidates += several if isinstance(value, list | tuple | dict) else [value]
+    return list({id(each): each for each in candidates if is_optimizer(each)}.values())
 
 
 def callbacks_of_running_fit() -> list[Any]:
     """Returns the callbacks of the innermost running method of a model, if that is `fit`."""
-    found = _innermost_method()
-    given = found[1].f_locals.get("callbacks") if found and found[0] == "fit" else None
-    return tf.nest.flatten(getattr(given, "callbacks", given) or [])
+    method, frame = _innermost_method() or ("", None)
+    values = frame.f_locals.get("callbacks") if frame and method == "fit" else None
+    return tf.nest.flatten(getattr(values, "callbacks", values) or [])
 
 
 def running_fit() -> tuple[Any, int]:
@@ -310,8 +340,8 @@ def replace_generator(wrap: Callable[[Iterator[Any]], Iterator[Any]]) -> bool:
 
 
 def _running_adapter() -> Any:
-    found = innermost(lambda one: type(one).__name__ == "TFEpochIterator")
-    return getattr(found, "data_adapter", None)
+    iterator = innermost(lambda one: type(one).__name__ == "TFEpochIterator")
+    return getattr(iterator, "data_adapter", None)
 
 
 def begin_at(model: Any, epoch: int) -> None:

@@ -1,4 +1,4 @@
-"""How Keras 3's loss scaling is made to decide for all replicas; a part of `_keras`."""
+"""How Keras 3's loss scaling is made to decide for all replicas."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _lock = threading.Lock()
 
 
 @contextlib.contextmanager
-def overflow_agreed(strategy: tf.distribute.Strategy) -> Iterator[None]:
+def agree_on_overflow(strategy: tf.distribute.Strategy) -> Iterator[None]:
     """Makes all replicas of a strategy skip a step together, under Keras 3's `mixed_float16`.
 
     `compile` wraps the optimizer in `keras.optimizers.LossScaleOptimizer`, which skips a step
@@ -50,7 +50,7 @@ def overflow_agreed(strategy: tf.distribute.Strategy) -> Iterator[None]:
 
 
 def check_overflow_can_be_agreed() -> None:
-    """Checks that Keras 3's LossScaleOptimizer has the method that `overflow_agreed` overrides.
+    """Checks that Keras 3's LossScaleOptimizer has the method that `agree_on_overflow` overrides.
 
     Raises:
       ValueError: if it does not.

@@ -1,4 +1,4 @@
-"""How Keras 3 and tf_keras compute and log losses; see `_keras` for all else about them.
+"""How Keras 3 and tf_keras compute and log losses; see `keras.py` for all else about them.
 
 Checked with Keras 3.15.1 and tf_keras 2.21.0.
 """
@@ -42,8 +42,8 @@ def own_loss_method(fn: Callable[..., Any]) -> tuple[Any, str]:
     if not is_of_keras(type(model).compute_loss):
         return model, _LOSS if is_new or step == TRAIN_STEP else ""
     # Keras 3 divides what it reduces itself: no scalars of functions, and no losses of rows.
-    given = [loss for loss in tf.nest.flatten(getattr(model, "loss", None)) if loss is not None]
-    is_own = any(getattr(loss, "reduction", None) != "sum" for loss in given)
+    losses = [each for each in tf.nest.flatten(getattr(model, "loss", None)) if each is not None]
+    is_own = any(getattr(loss, "reduction", None) != "sum" for loss in losses)
     return model, _COMPILED if is_new and is_own else ""
 
 
@@ -54,8 +54,8 @@ def is_unreduced(model: Any, method: str) -> bool:
       model: the model.
       method: what `own_loss_method` returns.
     """
-    given = tf.nest.flatten(getattr(model, "loss", None))
-    reductions = [loss.reduction for loss in given if hasattr(loss, "reduction")]
+    compiled = tf.nest.flatten(getattr(model, "loss", None))
+    reductions = [loss.reduction for loss in compiled if hasattr(loss, "reduction")]
     return method == _COMPILED and any(each in (None, "none") for each in reductions)
 
 

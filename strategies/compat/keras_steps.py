@@ -1,6 +1,6 @@
 """The assumptions about Keras's internals that concern one step: its seeds, logs and building.
 
-As in `_keras.py`, which has those about models, optimizers and the stack.
+`keras.py` has those about models, optimizers and the stack.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -20,7 +20,7 @@ from strategies.compat.keras import (
     running_call,
     running_method,
 )
-from strategies.compat.keras_loss_scaling import check_overflow_can_be_agreed, overflow_agreed
+from strategies.compat.keras_loss_scaling import agree_on_overflow, check_overflow_can_be_agreed
 from strategies.compat.keras_steps import build_with_ragged, ragged_to_build, with_callers_seeds
 from strategies.compat.tensorflow import (
     CheckpointInitialValue,
@@ -57,9 +57,9 @@ from strategies.diagnostics.consistency import check_same_call
 from strategies.diagnostics.progress import tell_progress
 from strategies.reduction import ReductionOptions, ReplicaCrossDeviceOps
 from strategies.reduction.xla import check_devices
-from strategies.variables.elementwise import update_without_xla
 from strategies.variables.merged import mark_merged
 from strategies.variables.on_read_variable import OnReadVariable, keep_state_per_replica
+from strategies.variables.optimizer_traits import update_without_xla
 from strategies.variables.row_variable import (
     RowVariable,
     check_identifies_rows,
@@ -75,6 +75,16 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
 
     Each worker is one process with one or more replicas, each on a device of its own. Values are
     summed within the process first, and then over the workers.
+
+    [Note: merged replicas]
+    The replicas of a process run the same function in threads of their own, one at a time. Where
+    they exchange values, they meet in `merge_call`: each stops there, and one function gets the
+    values of all, as for the sum of a gradient. It can, because outside of branches all replicas
+    add to one graph. Inside a `tf.cond` each replica has a branch of its own, a graph whose tensors
+    the others cannot use. There each replica calls collectives by itself (`ReplicaCollectives`),
+    and what must happen once a worker is done by its first replica. So there are two ways wherever
+    replicas exchange values, and `_use_merge_call` decides. A single replica has nobody to meet,
+    and always goes the second way.
 
     Args:
       strategy: the strategy that this object implements.
@@ -167,8 +177,7 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         )
 
     def _use_merge_call(self) -> bool:
-        # A single replica has no other to merge with. Several are merged, except inside a branch,
-        # which each replica enters by itself.
+        # See [Note: merged replicas].
         return len(self._devices) > 1 and not self.is_inside_branch()
 
     def is_inside_branch(self) -> bool:
@@ -201,22 +210,26 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
 
     def _call_for_each_replica(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         if isinstance(fn, tf.types.experimental.PolymorphicFunction):
-            return self._lifted_to_all_replicas(fn)(*args, **kwargs)
+            return self._lift_to_all_replicas(fn)(*args, **kwargs)
         seeded = with_callers_seeds(fn)
         with worker_seed_scope(self._id_in_cluster):
-            if self._input_weights:  # a nested call in a step, such as Keras's update of weights
+            # A nested call in a step, such as Keras's update of weights, has other arguments, but
+            # the examples are those of the step.
+            if self._input_weights:
                 results = self._call_in_step(seeded, args, kwargs)
             else:
                 inputs = StepInputs(args, kwargs, self._devices)
                 after_inputs, called = inputs.run_after(seeded)
                 logs = self.loss_logs.step(fn, inputs, self.collectives)
+                # What the strategy itself adds to the step, such as the exchange in `logs`, has to
+                # wait for the inputs as well; see `StepInputs.run_after`.
                 with after_inputs, self._input_weights_scope(inputs), logs:
                     results = self._call_in_step(called, args, kwargs)
         if len(self._devices) > 1 and not tf.executing_eagerly():
             check_devices()
         return results
 
-    def _lifted_to_all_replicas(self, fn: Any) -> Any:
+    def _lift_to_all_replicas(self, fn: Any) -> Any:
         """Returns a `tf.function` in which all replicas call the Python function of `fn`."""
         if fn not in self._lifted:
             function = fn.python_function
@@ -268,11 +281,11 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         del options
         if self._use_merge_call():
 
-            def reduced_together(_: Any, values: list[Any]) -> list[Any]:
+            def reduce_together(_: Any, values: list[Any]) -> list[Any]:
                 return self.batch_reduce_to(reduce_op, [(each, each) for each in values])
 
             context = tf.distribute.get_replica_context()
-            reduced = context.merge_call(reduced_together, args=(tf.nest.flatten(value),))
+            reduced = context.merge_call(reduce_together, args=(tf.nest.flatten(value),))
             return mark_merged(tf.nest.pack_sequence_as(value, reduced))
         replica = self.local_replica()
         values = tf.nest.flatten(value)
@@ -301,7 +314,7 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         """
         strategy = self._container_strategy()
         check_step(fn, strategy, is_summed=self._num_workers > 1)
-        agreed = overflow_agreed if self._num_replicas_in_sync > 1 else contextlib.nullcontext
+        agreed = agree_on_overflow if self._num_replicas_in_sync > 1 else contextlib.nullcontext
         watched = self.loss_scale.watch(fn, self._num_replicas_in_sync)
         with explain_mixed_strategies(fn, strategy), agreed(strategy), watched:
             call = super().call_for_each_replica
@@ -341,6 +354,7 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         update_without_xla(optimizer_of(fn))
         if args and self._num_replicas_in_sync > 1 and optimizer_of(fn) is not None:
             check_identifies_rows(self._first_local(args[0]), var)
+        # A gradient is the sum over all replicas by now, so the first one's is that of all.
         args, kwargs = tf.nest.map_structure(self._first_local, (tuple(args), dict(kwargs or {})))
         if self.precedes_rows(fn, args):
             var.defer(lambda: fn(var, *args, **kwargs))
@@ -357,15 +371,31 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         return self._local_results(value)[0]
 
     def _create_variable(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
+        """Creates a variable of the kind that its creation arguments ask for.
+
+        [Note: kinds of variables]
+        Keras names no kinds. It asks for a variable by a name, a neighbour (`colocate_with`), an
+        aggregation and whether it is trainable, and the kind follows from these, in this order:
+
+        1. A table's variable exists before Keras 3 asks for a weight of its name.
+        2. The state of a stateful RNN is that of the replica's own examples.
+        3. A slot variable of a table has rows, not the table's shape; its creator is never called.
+        4. Seeds have a copy on each replica that draws other numbers.
+        5. The loss scale would be averaged by the next rule. It need not be: all replicas decide
+           together whether gradients have overflowed, and so change it alike.
+        6. What nothing else keeps equal, such as a moving mean of the examples, is averaged over
+           the replicas whenever it is written.
+        7. A step counter takes the first replica's value.
+        8. With mode "reduce", the slot variables of large variables are divided among replicas.
+        9. All others are TensorFlow's: mirrored, or summed when read, such as metrics.
+        """
         table = table_asked_for(kwargs)
         if table is not None:
             return table
         kwargs = keep_state_per_replica(kwargs)
-        is_on_read = kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ
         beside = kwargs.get("colocate_with")
         if isinstance(beside, RowVariable):
             return beside.make_slot(kwargs["name"], kwargs["initial_value"], kwargs.get("dtype"))
-        first = tf.VariableAggregation.ONLY_FIRST_REPLICA
         if kwargs.get("name") == SEED_STATE:
             next_creator = seed_state_creator(self._id_in_cluster * len(self._devices))
         elif kwargs.get("name") == LOSS_SCALE:
@@ -373,8 +403,8 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
                 check_overflow_can_be_agreed()
         elif is_unsynchronized_state(kwargs):
             kwargs["aggregation"] = tf.VariableAggregation.MEAN
-        elif kwargs.get("aggregation") == first and len(self._devices) == 1 and not is_on_read:
-            # The only replica is the first. Without an aggregation it can write in tf.cond, too.
+        elif self._is_of_only_replica(kwargs):
+            # Without an aggregation it can be written in a tf.cond, too.
             kwargs["aggregation"] = tf.VariableAggregation.NONE
         if self._sharded_state is not None:
             variable = self._sharded_state.new_state(
@@ -389,9 +419,16 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
             return MirroredVariable(made.distribute_strategy, made.values, made.aggregation)
         return made
 
+    def _is_of_only_replica(self, kwargs: Mapping[str, Any]) -> bool:
+        """Returns whether a variable takes the value of a first replica that is the only one."""
+        first = tf.VariableAggregation.ONLY_FIRST_REPLICA
+        is_on_read = kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ
+        return kwargs.get("aggregation") == first and len(self._devices) == 1 and not is_on_read
+
     def _get_variable_creator_initial_value(
         self, replica_id: int, device: str, primary_var: Any, **kwargs: Any
     ) -> Callable[[], tf.Tensor]:
+        # The other replicas copy the first one's value.
         if replica_id > 0:
             return super()._get_variable_creator_initial_value(
                 replica_id, device, primary_var, **kwargs
@@ -409,6 +446,7 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         if isinstance(value, CheckpointInitialValue):
             value = value.wrapped_value
         value = tf.convert_to_tensor(value, dtype=dtype)
+        # Keras creates variables when it saves a model, which the first worker does alone.
         if in_single_worker_scope():
             return value
         check_same_call(
@@ -428,7 +466,7 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         self, var: Any, fn: Callable[..., Any], args: Any, kwargs: Any, group: bool
     ) -> Any:
         if isinstance(var, RowVariable) and not self._use_merge_call():
-            # Inside a branch each replica comes here, but the rows that they share change once.
+            # Each replica comes here, but the rows that they share change once.
             is_first = self.local_replica() == 0
             return self._update_rows(var, fn, args, kwargs) if is_first else None
         by_parts = self._sharded_state is not None and self._sharded_state.can_update(var)
@@ -444,9 +482,12 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         check_options(options, per_replica=False)
         check_same_outside(running_call()[1], self.collectives)
         dataset = bound_prefetch(dataset)
+        # The first batches can be compared only if each worker has the batches of all, which it
+        # takes its part of: not with its own data, nor if only its part of the data is known.
         source = dataset if without_sharding(dataset) is dataset else None
         dataset = in_common_order(dataset, self.collectives)
-        # Keras's methods take each batch on all workers together.
+        # Later batches are compared in Keras's methods, which take each on all workers together; a
+        # loop of the user's may take them at any time.
         is_compared = self.collectives.size > 1 and running_method() is not None
         is_compared = is_compared and source is not None and is_divided(dataset)
         if is_compared and self.batch_comparison is None:

@@ -62,11 +62,11 @@ def _is_number(tensor: tf.Tensor) -> bool:
 
 def _sources(op: tf.Operation) -> Iterator[tf.Operation]:
     """Yields an operation and those that it is computed from."""
-    waiting, found = [op], {op}
+    waiting, seen = [op], {op}
     while waiting:
         yield (op := waiting.pop())
-        new = {tensor.op for tensor in op.inputs} - found
-        found |= new
+        new = {tensor.op for tensor in op.inputs} - seen
+        seen |= new
         waiting += new
 
 
@@ -91,10 +91,10 @@ def _has_factor(op: tf.Operation, factor: float) -> bool:
 
 def _is_divided(op: tf.Operation, divisor: int, known: set[tf.Operation]) -> bool:
     """Returns whether a number, or one that is computed from it, is divided by a constant."""
-    waiting, found = [op], {op}
+    waiting, seen = [op], {op}
     while waiting:
         users = {user for tensor in waiting.pop().outputs for user in tensor.consumers()}
-        for user in (users & known) - found:
+        for user in (users & known) - seen:
             constants = [tf.get_static_value(tensor) for tensor in _numbers(user)]
             if user.type in _DIVISIONS and constants[-1:] == [divisor]:
                 return True
@@ -102,7 +102,7 @@ def _is_divided(op: tf.Operation, divisor: int, known: set[tf.Operation]) -> boo
                 value is not None and abs(value * divisor - 1) < 1e-6 for value in constants
             ):
                 return True
-            found.add(user)
+            seen.add(user)
             if any(map(_is_number, user.outputs)):
                 waiting.append(user)
     return False

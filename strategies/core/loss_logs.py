@@ -18,6 +18,7 @@ from strategies.core.step_inputs import StepInputs
 class LossLogs:
     """Makes the losses in logs equal to those of one process, whatever the replicas' examples.
 
+    [Note: logged losses]
     One process logs a mean over examples: a batch of n examples and loss L adds L * n, and n to the
     count. Of N replicas, one with n_r examples and loss L_r adds N * L_r * n_r. If the loss is a
     mean M_r, Keras has divided it by N, so the replicas add M_r * n_r each, which is L * n in all.

@@ -44,9 +44,10 @@ class MergedLogs:
         self._found = []
         if not tf.executing_eagerly():
             return tf.nest.map_structure(self._once_in_graph, call(fn))
+        # By thread, of which each replica has one.
         lock, merged = threading.Lock(), {}
 
-        def recorded(*args: Any, **kwargs: Any) -> Any:
+        def call_recorded(*args: Any, **kwargs: Any) -> Any:
             eager = EagerMerged()
             with eager.recording():
                 results = fn(*args, **kwargs)
@@ -55,7 +56,8 @@ class MergedLogs:
                 merged[threading.get_ident()] = follows
             return results
 
-        results = call(recorded)
+        results = call(call_recorded)
+        # A value counts as merged if it is on all replicas.
         flags = map(all, zip(*merged.values(), strict=True))
         leaves = tf.nest.flatten(results)
         once = map(self._once_in_eager, leaves, flags)

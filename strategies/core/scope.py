@@ -151,9 +151,9 @@ def _format_names(variables: Sequence[Any]) -> str:
 def _created_outside_error(
     variables: Sequence[Any], strategy: tf.distribute.Strategy
 ) -> ValueError:
-    found = _format_names(variables) if variables else "an optimizer"
+    names = _format_names(variables) if variables else "an optimizer"
     return ValueError(
         "The model, optimizer and metrics must be created inside strategy.scope(). Received: "
-        f"{found} created outside of the scope of {type(strategy).__name__}. Create and compile "
+        f"{names} created outside of the scope of {type(strategy).__name__}. Create and compile "
         "the model inside `with strategy.scope():`."
     )

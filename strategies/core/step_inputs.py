@@ -31,7 +31,10 @@ class StepInputs:
         self._leaves = [_tensors(inputs) for inputs in every]
 
     def weights(self) -> dict[int, tf.Tensor]:
-        """Returns the weight of each replica's inputs: 1 if they have examples, 0 if not."""
+        """Returns the weight of each replica's inputs: 1 if they have examples, 0 if not.
+
+        See [Note: replicas without examples] in reduction/cross_device_ops.py.
+        """
         weights = {}
         for replica, device in enumerate(self._devices):
             with tf.device(device):
@@ -95,5 +98,6 @@ def _weight(leaves: Sequence[Any]) -> tf.Tensor:
         if leaf.shape.rank:
             if leaf.shape[0] is None:
                 return tf.cast(count_examples(leaf) > 0, tf.float32)
+            # A constant, with which `_finite_where_counted` adds nothing to the step.
             return tf.constant(1.0 if leaf.shape[0] else 0.0)
     return tf.constant(1.0)

@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from strategies.collectives.base import Collectives
+from strategies.collectives.base import Collectives, StreamKeeper
 from strategies.compat.tensorflow import ResourceVariable
 from strategies.profiling.spans import EXCHANGE, SpanStream
 
@@ -95,7 +95,7 @@ class OperationTracker:
         return ("function", running[0], now - self._since) if running else ("", "", 0.0)
 
 
-class WatchedCollectives:
+class WatchedCollectives(StreamKeeper):
     """Collectives whose operations are recorded by an `OperationTracker`; see `Collectives`.
 
     Args:
@@ -107,23 +107,18 @@ class WatchedCollectives:
     def __init__(
         self, collectives: Collectives, operations: OperationTracker, is_measured: bool = True
     ):
+        super().__init__()
         self.rank = collectives.rank
         self.size = collectives.size
         self._collectives = collectives
         self._operations = operations
         self._counters: dict[str, tuple[ResourceVariable, ResourceVariable]] = {}
         self._spans = SpanStream(EXCHANGE, is_common=True, is_measured=is_measured)
-        self._child_streams: list[WatchedCollectives] = []
 
-    def new_stream(self) -> WatchedCollectives:
-        """Returns collectives whose operations are ordered independently; see `Collectives`."""
-        # Kept alive, because tf.data holds only the handles of variables. Not measured, because a
-        # step waits for it as a part of its input.
-        stream = WatchedCollectives(
-            self._collectives.new_stream(), self._operations, is_measured=False
-        )
-        self._child_streams.append(stream)
-        return stream
+    def _make_stream(self) -> WatchedCollectives:
+        # Not measured, because a step waits for it as a part of its input.
+        stream = self._collectives.new_stream()
+        return WatchedCollectives(stream, self._operations, is_measured=False)
 
     def all_reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Returns the sums over all workers; see `Collectives`."""

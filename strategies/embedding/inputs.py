@@ -74,6 +74,8 @@ class Bags:
     """
 
     def __init__(self, inputs: Any, weights: Any, combiner: str | None, mask_zero: bool):
+        # Of each kind of tensor remain a vector of ids, the bag of each id, and the number of bags,
+        # some of which may have no ids. `combine` gives the rows the form of the inputs again.
         self._combiner = combiner
         self._inputs = inputs
         if weights is not None and combiner is None:

@@ -11,11 +11,11 @@ import tensorflow as tf
 
 from strategies.collectives.workers import collectives_of
 from strategies.compat.keras import tensorflow_variable
+from strategies.embedding.backends.backend import backend_of
 from strategies.embedding.checkpoint import keras_saving as saving
 from strategies.embedding.checkpoint.keras_saving import RowsInCheckpoint, serialize_config
 from strategies.embedding.config import Admission, Eviction, FeatureConfig, TableConfig
 from strategies.embedding.inputs import Bags
-from strategies.embedding.placement import check_on_servers, place_on_servers, place_on_workers
 from strategies.embedding.shard.initializers import initial_rows
 from strategies.embedding.shard.table_shard import TableSpecs
 from strategies.embedding.tables import Tables
@@ -34,12 +34,17 @@ from strategies.embedding.validation import (
     strategy_of_tables,
     tables_of,
 )
-from strategies.ps.extended import ParameterServerExtended
 from strategies.variables.row_variable import RowVariable, recognize_slots
 
 
 class EmbeddingLayer:
     """Base class of `strategies.DistributedEmbedding`.
+
+    A layer is created, built and used at three moments that may be under different circumstances:
+    it is created in a strategy's scope, built when it is first called, perhaps while a function is
+    being traced and outside of the scope, and its rows may be restored before or after that. What
+    depends on the strategy is checked when the layer is created; tables are created by `build`; and
+    a restore that comes earlier waits for it (`_restored`).
 
     Attributes:
       made_under: strategy that the layer was created under.
@@ -82,6 +87,7 @@ class EmbeddingLayer:
         check_dtype(self)
         check_which(output_dim, features)
         check_settings(combiner, unseen, seed)
+        # The arguments of a single table make a table named like the layer, with the feature "".
         if features is None and output_dim is not None:
             # In a saved configuration, admission and eviction are plain values.
             table = TableConfig.from_dict(
@@ -97,7 +103,7 @@ class EmbeddingLayer:
                     "placement": placement,
                 }
             )
-            given = {"": FeatureConfig(table, combiner)}
+            by_name = {"": FeatureConfig(table, combiner)}
         else:
             of_tables = {
                 "input_dim": input_dim,
@@ -109,18 +115,17 @@ class EmbeddingLayer:
                 "placement": None if placement == "sharded" else placement,
             }
             check_not_of_tables(of_tables, embeddings_initializer)
-            given = {name: feature_from(value) for name, value in (features or {}).items()}
+            by_name = {name: feature_from(value) for name, value in (features or {}).items()}
         self._is_single = features is None
-        tables = tables_of(given)
+        tables = tables_of(by_name)
         self.mask_zero = self.supports_masking = mask_zero
         self.unseen = unseen
         self.seed = seed
         self.made_under = strategy_of_tables()
         self._collectives = collectives_of(self.made_under)
         initial = {name: self._initializer(table) for name, table in tables.items()}
-        self.specs = TableSpecs(given, initial, unseen)
-        if isinstance(self.made_under.extended, ParameterServerExtended):
-            check_on_servers(self.specs)
+        self.specs = TableSpecs(by_name, initial, unseen)
+        backend_of(self.made_under).check(self.specs)
         # Optimizers of the tables that the model's optimizer does not train, by table.
         self.table_optimizers = {
             name: self._optimizer(table)
@@ -150,19 +155,17 @@ class EmbeddingLayer:
     def _optimizer(self, config: TableConfig) -> Any:
         """Returns a copy of a table's optimizer, which may be shared with another table."""
         check_optimizer(config, self.compute_dtype)
-        given = self.optimizers.get(config.optimizer)
-        return type(given).from_config(given.get_config())
+        optimizer = self.optimizers.get(config.optimizer)
+        return type(optimizer).from_config(optimizer.get_config())
 
     def build(self, input_shape: Any = None) -> None:
         """Creates the tables."""
         del input_shape
         self._recognize_slots()
         strategy = strategy_of_tables() if tf.distribute.has_strategy() else self.made_under
-        if isinstance(strategy.extended, ParameterServerExtended):
-            tables = place_on_servers(self.specs, strategy)
-        else:
-            given = strategy if tf.distribute.has_strategy() else None
-            tables = place_on_workers(self.specs, self._collectives, given, self.table_optimizers)
+        tables = backend_of(strategy).create_tables(
+            self.specs, self._collectives, self.table_optimizers
+        )
         for variable, fused_optimizer in tables.weights:
             weight = self._weight_of(variable, trainable=fused_optimizer is None)
             if fused_optimizer is not None:
@@ -256,12 +259,12 @@ class EmbeddingLayer:
             return None
         return self._of_each(partial(mask_of, not_equal=self.not_equal), inputs)
 
-    def _of_each(self, function: Callable[..., Any], given: Any) -> Any:
+    def _of_each(self, function: Callable[..., Any], value: Any) -> Any:
         """Calls a function with each feature's part of a value, and with the feature."""
         features = self.specs.features
         if self._is_single:
-            return function(given, features[""])
-        return {name: function(given[name], feature) for name, feature in features.items()}
+            return function(value, features[""])
+        return {name: function(value[name], feature) for name, feature in features.items()}
 
     def evict(self) -> dict[str, int]:
         """Removes the rows that the tables' `eviction` rules select.

@@ -13,7 +13,7 @@ from tf_config.text_table import text_table
 class Placement:
     """Placement of a table's rows and the reason for it.
 
-    >>> sharded_over_workers(4).where
+    >>> placement_on_workers(4).where
     'sharded over 4 workers'
 
     Attributes:
@@ -29,7 +29,7 @@ class Placement:
     task_type: str = "worker"
 
 
-def sharded_over_workers(workers: int) -> Placement:
+def placement_on_workers(workers: int) -> Placement:
     """Returns the placement of tables whose rows are sharded over workers."""
     if workers == 1:
         return Placement(
@@ -42,10 +42,10 @@ def sharded_over_workers(workers: int) -> Placement:
     )
 
 
-def replicated_on_workers(workers: int) -> Placement:
+def placement_of_copies(workers: int) -> Placement:
     """Returns the placement of tables whose rows are replicated on workers."""
     if workers == 1:
-        return sharded_over_workers(1)
+        return placement_on_workers(1)
     return Placement(
         f"a copy in each of {workers} workers",
         "placement='replicated': a lookup does not wait for rows; ids and gradients travel to all "
@@ -54,7 +54,7 @@ def replicated_on_workers(workers: int) -> Placement:
     )
 
 
-def sharded_over_servers(servers: int) -> Placement:
+def placement_on_servers(servers: int) -> Placement:
     """Returns the placement of tables whose rows are sharded over parameter servers."""
     return Placement(
         f"sharded over {servers} server{'s' if servers > 1 else ''}",

@@ -10,12 +10,12 @@ import tensorflow as tf
 
 from strategies.compat.tensorflow import PerReplica
 from strategies.data.sharding import Epochs, mark_sharded, shard_dataset
+from strategies.embedding.backends.backend import backend_of
 from strategies.embedding.layer import EmbeddingLayer
 from strategies.embedding.lookup.group_lookup import keys_of
 from strategies.embedding.lookup.prefetch_queue import PrefetchQueue
 from strategies.embedding.lookup.router import join
 from strategies.embedding.shard.table_shard import Group
-from strategies.ps.extended import ParameterServerExtended
 from strategies.utils.argument_checks import check_whole_number
 
 
@@ -68,9 +68,9 @@ def prefetch_rows(
         Keras shuffles. Training raises it if the output of `ids` differs from the layer's inputs.
     """
     _check(dataset, layer, steps)
-    extended = layer.made_under.extended
-    if not isinstance(extended, ParameterServerExtended) or extended.in_step:
+    if not backend_of(layer.made_under).may_prefetch:
         return dataset
+    extended = layer.made_under.extended
     replicas = len(extended.worker_devices)
     own = shard_dataset(dataset, extended.workers, replicas, in_step=False)
     if isinstance(own, Epochs):

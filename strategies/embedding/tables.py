@@ -36,6 +36,11 @@ from strategies.variables.row_variable import RowVariable
 class Tables:
     """The tables of a layer; the tables of a group are looked up together.
 
+    What reads or changes the rows of all workers is called by all of them, because each has a part.
+    None may train meanwhile (`_pause_training`): workers in step do not, and those with parameter
+    servers wait for one another before and after. A change of rows other than by training also
+    makes useless what was prepared from the rows before: prefetched rows, and the bases of deltas.
+
     Args:
       specs: specification of the tables.
       collectives: collectives among the workers.
@@ -209,6 +214,7 @@ class Tables:
                 idempotent=True,
             )
             local.append([size, *counts])
+        # A worker that owns no shard, as where there are fewer servers, gathers no rows.
         counted = np.reshape(np.array(local, np.int64), [-1, 1 + len(STATISTICS)])
         by_shard = self.collectives.all_gather(tf.constant(counted)).numpy()
         # Each copy of a replicated table counts everything, so one copy is enough.

@@ -18,7 +18,11 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from strategies.collectives.base import AllToAllViaAllGather, OperationsDifferError
+from strategies.collectives.base import (
+    AllToAllViaAllGather,
+    OperationsDifferError,
+    StreamKeeper,
+)
 from strategies.collectives.dtypes import (
     all_reduce_as_vector,
     all_reduce_by_dtype,
@@ -31,7 +35,7 @@ from strategies.ps.barrier import Barrier
 from strategies.ps.connection import ServerConnection, ServerGroup
 
 
-class ServerCollectives(AllToAllViaAllGather):
+class ServerCollectives(StreamKeeper, AllToAllViaAllGather):
     """Collectives among all workers of a job with parameter servers; see `Collectives`.
 
     Args:
@@ -49,6 +53,7 @@ class ServerCollectives(AllToAllViaAllGather):
         connections: Sequence[ServerConnection] | None = None,
         host: Host | None = None,
     ):
+        super().__init__()
         self.rank = servers.rank
         self.size = servers.size
         self._servers = servers
@@ -57,11 +62,9 @@ class ServerCollectives(AllToAllViaAllGather):
         self._connections = tuple(connections)
         self._stream = stream
         self._stream_numbers = itertools.count()
-        self._child_streams: list[ServerCollectives] = []
         self._calls = OrderedCalls()
         self._host = host
         self._channel = None if host is None else host.new_channel()
-        self._buffers = transfers.BufferPool()
 
     def share_memory(self, names: Sequence[str], is_wanted: bool = True) -> bool:
         """Exchanges values in shared memory from now on, if all workers want it and can.
@@ -81,15 +84,10 @@ class ServerCollectives(AllToAllViaAllGather):
         self._host, self._channel = host, host.new_channel()
         return True
 
-    def new_stream(self) -> ServerCollectives:
-        """Returns collectives whose operations are ordered independently; see `Collectives`."""
+    def _make_stream(self) -> ServerCollectives:
         stream = f"{self._stream}.{next(self._stream_numbers)}"
         host = None if self._channel is None else self._host
-        # Kept alive, because tf.data holds only the handle of their variable.
-        self._child_streams.append(
-            ServerCollectives(self._servers, stream, self._connections, host)
-        )
-        return self._child_streams[-1]
+        return ServerCollectives(self._servers, stream, self._connections, host)
 
     def all_reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Returns the sums over all workers; see `Collectives`."""
@@ -119,13 +117,13 @@ class ServerCollectives(AllToAllViaAllGather):
 
     def _sum(self, vector: np.ndarray) -> list[np.ndarray]:
         def in_memory(channel: Channel) -> list[np.ndarray]:
-            return transfers.sum_vectors(channel, [vector], self._buffers)
+            return transfers.sum_vectors(channel, [vector])
 
         return self._in_memory(in_memory) or self._sum_on_servers(vector)
 
     def _gather(self, array: np.ndarray) -> list[np.ndarray]:
         def in_memory(channel: Channel) -> list[np.ndarray]:
-            return [transfers.gather(channel, array, self._buffers)]
+            return transfers.gather(channel, [array])
 
         return self._in_memory(in_memory) or self._gather_on_server(array)
 

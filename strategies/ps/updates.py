@@ -14,12 +14,13 @@ from strategies.compat.keras import optimizer_of, state_of, tensorflow_variable
 from strategies.ps.function_key import Identity
 from strategies.ps.variable_kinds import is_assignment
 from strategies.ps.variables import SharedVariable, SlotVariable
-from strategies.variables.elementwise import ELEMENTWISE, is_elementwise, update_without_xla
+from strategies.variables.optimizer_traits import (
+    ON_SLICES,
+    is_elementwise,
+    is_per_variable,
+    update_without_xla,
+)
 from strategies.variables.row_variable import RowVariable
-
-# Nadam's update reads and writes state that all variables share.
-_NOT_PER_VARIABLE = "Nadam"
-_SUPPORTED = [name for name in ELEMENTWISE if name != _NOT_PER_VARIABLE]
 
 
 class Transfer(enum.Enum):
@@ -182,7 +183,7 @@ def check_applicable(updates: Sequence[VariableUpdate]) -> None:
             continue
         update_without_xla(optimizer)
         name = type(optimizer).__name__
-        if any(cls.__name__ == _NOT_PER_VARIABLE for cls in type(optimizer).__mro__):
+        if not is_per_variable(optimizer):
             raise ValueError(
                 "Parameter servers update each variable for itself. Received: "
                 f"{name}, which keeps a product for all of them. Take Adam, or mode='geo', "
@@ -192,7 +193,7 @@ def check_applicable(updates: Sequence[VariableUpdate]) -> None:
         if len(update.variable.remote.slices) > 1 and not is_elementwise(optimizer):
             raise ValueError(
                 "A variable that is sliced over several servers requires an element-wise "
-                f"optimizer, one of {', '.join(_SUPPORTED)}. Received: {name} for "
+                f"optimizer, one of {', '.join(ON_SLICES)}. Received: {name} for "
                 f"{update.variable.remote.path!r}. Keep variables whole with min_slice_size=None, "
                 "or set `elementwise = True` in the optimizer's class if it is element-wise."
             )

@@ -32,6 +32,14 @@ class ReplicaCrossDeviceOps(tf.distribute.CrossDeviceOps):
     optimizers) and in the cross-replica context (tf_keras, `strategy.reduce`). Values are summed
     over the replicas of the process first, then over the workers.
 
+    [Note: replicas without examples]
+    All replicas take every step, because each waits for the others in it. So at the end of the
+    data, a replica may have a batch of no examples. What it computes from these is NaN where it is
+    a mean, and would make the sum over all replicas NaN. Its weight is 0 in that step
+    (`core/step_inputs.py`): values that are not finite become 0, and a MEAN leaves it out. A SUM is
+    not multiplied by the weight, because what does not depend on examples, such as the gradient of
+    a regularizer, counts on every replica.
+
     Args:
       collectives: collectives among the workers.
       devices: devices of this worker's replicas.
@@ -80,26 +88,42 @@ class ReplicaCrossDeviceOps(tf.distribute.CrossDeviceOps):
           reduce_op: SUM or MEAN.
           replicas: values of each replica of this worker: tensors of the same shapes on every
             replica, or `IndexedSlices`.
-          weights: weights of the replicas in a MEAN, float32 scalars. A replica without examples
-            has weight 0, and its NaN and infinite values (means of nothing) become 0, in a SUM as
-            well. None weights all replicas equally.
+          weights: weights of the replicas in a MEAN, float32 scalars: 0 or 1; see
+            [Note: replicas without examples]. None weights all replicas equally.
         """
         check_communication(self._collectives)
         replicas = [[_as_tensors(value) for value in values] for values in replicas]
+        # See [Note: marked gradients] in sparse.py. The tf.cond in `_finite_where_counted` returns
+        # other tensors, without the marks, so marked gradients are taken out before it.
+        are_marked = [sparse.is_marked_reduced(value) for value in replicas[0]]
+        unmarked = [
+            [value for value, is_marked in zip(values, are_marked, strict=True) if not is_marked]
+            for values in replicas
+        ]
+        others = iter(self._all_reduce_unmarked(reduce_op, unmarked, weights))
+        return [
+            sparse.sum_replicas(column) if is_marked else next(others)
+            for column, is_marked in zip(zip(*replicas, strict=True), are_marked, strict=True)
+        ]
+
+    def _all_reduce_unmarked(
+        self,
+        reduce_op: tf.distribute.ReduceOp,
+        replicas: Sequence[Sequence[tf.Tensor | tf.IndexedSlices]],
+        weights: Sequence[tf.Tensor] | None,
+    ) -> list[tf.Tensor | tf.IndexedSlices]:
         mean = reduce_op == tf.distribute.ReduceOp.MEAN
         size = self._collectives.size * len(replicas)
         replica_weights = [None] * len(replicas) if weights is None else list(weights)
-        # tf.cond loses the marks, so marked gradients are found before it.
-        is_reduced = [sparse.is_marked_reduced(value) for value in replicas[0]]
         finite = []
         for values, weight, scope in zip(
             replicas, replica_weights, self._scopes(len(replicas)), strict=True
         ):
-            chosen = [v for v, k in zip(values, is_reduced, strict=True) if not k]
             with scope:
-                finite.append(_finite_where_counted(chosen, weight))
+                finite.append(_finite_where_counted(values, weight))
         if not mean:
             replica_weights = [None] * len(replicas)
+        # From here on, each column has one value of all replicas of this worker.
         columns = list(zip(*finite, strict=True))
         local_sums = self._local_sums(columns, replica_weights)
         sent = [
@@ -109,6 +133,7 @@ class ReplicaCrossDeviceOps(tf.distribute.CrossDeviceOps):
         is_weighted = mean and weights is not None
         to_reduce = [tensor for tensors in sent for tensor in tensors]
         to_reduce += [tf.add_n(replica_weights)] if is_weighted else []
+        # Gradients are sums. A MEAN, such as that of a moving average, keeps its precision.
         half = self._options.compression == "fp16" and not mean and self._collectives.size > 1
         reduced = iter(self._all_reduce_buckets(to_reduce, size if half else 0))
         sums = [[next(reduced) for _ in tensors] for tensors in sent]
@@ -116,20 +141,13 @@ class ReplicaCrossDeviceOps(tf.distribute.CrossDeviceOps):
         results: list[Any] = []
         for column, local, summed in zip(columns, local_sums, sums, strict=True):
             if local is None:
-                results.append(
-                    self._gather_rows(
-                        sparse.concatenate(column), summed, total if mean else None, size
-                    )
-                )
+                rows, divisor = sparse.concatenate(column), total if mean else None
+                results.append(self._gather_rows(rows, summed, divisor, size))
             elif mean:
                 results.append(_divide(summed[0], total, size))
             else:  # a local sum that is on all devices already is not copied again
                 results.append(local if self._collectives.size == 1 else summed[0])
-        others = iter(results)
-        return [
-            sparse.sum_replicas(column) if is_local else next(others)
-            for column, is_local in zip(zip(*replicas, strict=True), is_reduced, strict=True)
-        ]
+        return results
 
     def _local_sums(
         self, columns: Sequence[Sequence[Any]], weights: Sequence[tf.Tensor | None]
@@ -157,18 +175,21 @@ class ReplicaCrossDeviceOps(tf.distribute.CrossDeviceOps):
     def _reduce_locally(
         self, columns: Sequence[Sequence[tf.Tensor]], local: tf.distribute.CrossDeviceOps
     ) -> list[Any]:
-        """Returns the sums over this worker's replicas, of one dtype at a time."""
+        """Returns the sums over this worker's replicas, of one dtype at a time.
+
+        TensorFlow's operations concatenate the tensors that they are given.
+        """
         sums: list[Any] = [None] * len(columns)
         is_nccl = isinstance(local, tf.distribute.NcclAllReduce)
         for dtype in dict.fromkeys(column[0].dtype for column in columns):
-            chosen = [n for n, column in enumerate(columns) if column[0].dtype == dtype]
+            positions = [n for n, column in enumerate(columns) if column[0].dtype == dtype]
             if is_nccl and dtype not in _NCCL_DTYPES:
-                found: list[Any] = [tf.add_n(columns[n]) for n in chosen]
+                totals: list[Any] = [tf.add_n(columns[n]) for n in positions]
             else:
-                values = [PerReplica(self._on_own_devices(columns[n])) for n in chosen]
+                values = [PerReplica(self._on_own_devices(columns[n])) for n in positions]
                 op = tf.distribute.ReduceOp.SUM
-                found = local.batch_reduce(op, [(value, value) for value in values])
-            for n, total in zip(chosen, found, strict=True):
+                totals = local.batch_reduce(op, [(value, value) for value in values])
+            for n, total in zip(positions, totals, strict=True):
                 sums[n] = total
         return sums
 
@@ -194,7 +215,7 @@ class ReplicaCrossDeviceOps(tf.distribute.CrossDeviceOps):
 
     def _gather_rows(
         self,
-        mine: tf.IndexedSlices,
+        own: tf.IndexedSlices,
         summed: Sequence[tf.Tensor],
         total: int | tf.Tensor | None,
         size: int,
@@ -202,10 +223,10 @@ class ReplicaCrossDeviceOps(tf.distribute.CrossDeviceOps):
         """Returns the rows of all workers, from an all-reduced dense gradient or gathered."""
         if summed:
             table, counts = summed
-            result = sparse.touched_rows(table, counts, like=mine)
+            result = sparse.touched_rows(table, counts, like=own)
         else:
-            mine = sparse.unique(mine) if self._options.sum_rows else mine
-            result = sparse.all_gather(mine, self._collectives)
+            own = sparse.unique(own) if self._options.sum_rows else own
+            result = sparse.all_gather(own, self._collectives)
             result = sparse.unique_of_workers(result) if self._options.sum_rows else result
         if total is None:
             return result
@@ -366,6 +387,7 @@ def _finite_where_counted(
             return value
         return tf.where(tf.math.is_finite(value), value, tf.zeros_like(value))
 
+    # A condition, since all elements of all gradients would be compared in each step otherwise.
     values = [v if isinstance(v, tf.IndexedSlices) else tf.convert_to_tensor(v) for v in values]
     return tf.cond(weight > 0, lambda: values, lambda: [replace_value(value) for value in values])
 

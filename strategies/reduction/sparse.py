@@ -1,8 +1,17 @@
 """Sums of sparse gradients (`tf.IndexedSlices`) across replicas and workers.
 
 Repeated rows are summed over the replicas of a worker and over the workers. Gradients of small
-tables are converted to dense tensors before they are sent. Gradients that are already summed over
-all workers are marked.
+tables are converted to dense tensors before they are sent.
+
+[Note: marked gradients]
+The gradient of an embedding's rows is summed over the workers within the backward pass, since its
+owners need it (`embedding/lookup/group_lookup.py`). Keras then asks the strategy for the sum of all
+gradients, this one included. So it is marked, and only summed over the replicas of this worker.
+Between the two, Keras or the user may scale or clip it, which makes new `IndexedSlices` of the same
+`indices`; so the tensor of the indices is what carries the mark. Whatever makes new indices, or a
+dense gradient, loses it; `check_identifies_rows` refuses that where it would be wrong. The sum over
+replicas has other rows than each of them, which have to come into view
+(see [Note: the rows in view] in variables/row_variable.py): hence the function behind a mark.
 """
 
 from __future__ import annotations
@@ -166,7 +175,7 @@ def mark_reduced(
     rows: tf.Tensor,
     show: Callable[[tf.Tensor, tf.Tensor], tf.IndexedSlices],
 ) -> None:
-    """Marks a gradient as already summed over all workers, so that no worker sends it again.
+    """Marks a gradient as already summed over all workers; see [Note: marked gradients].
 
     Args:
       indices: indices of the gradient.
@@ -174,6 +183,7 @@ def mark_reduced(
       show: function from values and rows to a marked gradient, for the sum over this worker's
         replicas.
     """
+    # An entry must not outlive its tensor, whose identity another one may get.
     key = id(indices)
     _reduced_indices[key] = indices
     _rebuilders[key] = rows, show

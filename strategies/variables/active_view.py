@@ -1,4 +1,19 @@
-"""The shard of a variable that is being updated."""
+"""The part of a variable that is being updated.
+
+[Note: an active view]
+Stock optimizers are written for whole variables: `update_step` reads a variable's value and shape,
+computes, and assigns. They update a part as well, unchanged, if a variable and its slot variables
+act as that part meanwhile. Two kinds of variables do:
+
+* `PartitionedVariable` and `PartView` (partitioned.py): one of several even parts, of the state
+  that each replica or server has a part of. It is in view in a `with` block around the update, in
+  this thread only, because replicas update their parts in threads of their own.
+* `RowVariable` (row_variable.py): the rows of an embedding that a step has touched. They come into
+  view in the backward pass and stay there, because no code of this package runs around the update.
+
+Whatever reads a variable while a part is in view gets the part. So a block must not be left open
+across a call that may read the variable for another purpose, such as saving.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +26,7 @@ _Shard = TypeVar("_Shard")
 
 
 class ActiveView(Generic[_Shard]):
-    """Active shard of each thread, which is set by the innermost `activate` block.
+    """Active shard of each thread, set by the innermost `activate` block; [Note: an active view].
 
     >>> active = ActiveView()
     >>> with active.activate("rows 0-9"):

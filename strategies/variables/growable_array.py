@@ -124,6 +124,7 @@ class GrowableArray:
         return tf.tile(row[tf.newaxis], [count, *[1] * len(self.shape)])
 
     def _extend(self, length: tf.Tensor, fill: tf.Tensor | None) -> bool:
+        # The length counts the rows in use, and the capacity the rows of the variable.
         there = self._length.read_value()
         capacity = tf.raw_ops.VariableShape(input=self._array.handle, out_type=tf.int64)[0]
         tf.cond(length > capacity, lambda: self._reallocate(there, length, capacity), lambda: False)

@@ -15,8 +15,10 @@ from strategies.variables.scalars import NumberMixin
 class OnReadVariable(NumberMixin, SyncOnReadVariable):
     """Sync-on-read variable that a replica without examples in a step leaves unchanged.
 
-    The mean of no examples is NaN and would stay in a metric until the end of the epoch. Zeros are
-    always assigned, since they reset metrics.
+    The mean of no examples is NaN and would stay in a metric until the end of the epoch; see
+    [Note: replicas without examples] in reduction/cross_device_ops.py. Zeros are always assigned,
+    since they reset metrics. What Keras adds to the metric of a loss is corrected on the way; see
+    [Note: logged losses] in core/loss_logs.py.
     """
 
     def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:

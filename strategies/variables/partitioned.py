@@ -1,9 +1,10 @@
 """Partitioned variables, which act as a whole to readers and as one part during an update.
 
 Optimizer state that is sharded over workers, and variables that are sharded over servers, must look
-whole to Keras, which builds, saves and restores them by the shape of the model's variable. Stock
-element-wise optimizers run on a part as well as on the whole. So a variable acts as one of its
-parts while that part is in view, and as the whole otherwise.
+whole to Keras, which builds, saves and restores them by the shape of the model's variable. So a
+variable acts as one of its parts while that part is in view, and as the whole otherwise; see
+[Note: an active view] in active_view.py. Only element-wise optimizers can update a part without the
+rest (`optimizer_traits.py`).
 """
 
 from __future__ import annotations
@@ -69,6 +70,7 @@ class PartitionSpec:
         """Returns one part of a tensor or of a sparse gradient (`tf.IndexedSlices`)."""
         begin, size = self.offset_of(number), self.sizes[number]
         if isinstance(value, tf.IndexedSlices) and self.by_rows:
+            # The part's own rows, counted from its first one.
             indices = value.indices - tf.cast(begin, value.indices.dtype)
             sliced = (indices >= 0) & (indices < tf.cast(size, indices.dtype))
             return tf.IndexedSlices(
@@ -234,7 +236,7 @@ class PartitionedVariable(_Readable):
         )
 
     @contextlib.contextmanager
-    def cached_whole(self) -> Iterator[None]:
+    def cache_whole(self) -> Iterator[None]:
         """Caches the whole, so that this process can read it alone in the block."""
         self._cached = self.value()
         try:

@@ -1,5 +1,6 @@
 """Variables that show an optimizer only the rows of the current step.
 
+[Note: the rows in view]
 An embedding table has a row for every id seen so far, but a step touches only a few thousand of
 them, and stock optimizers are written for whole variables. So a table's variable and the
 optimizer's slot variables act as if they consisted only of the touched rows: reading them gathers
@@ -8,7 +9,7 @@ tf_keras runs on them unchanged, and its cost depends only on the touched rows. 
 changed.
 
 The rows in view are set when the gradient is computed. The gradient leaves the backward pass as
-`tf.IndexedSlices` with each row once, indexed by positions in the view (`active_rows`), and can be
+`tf.IndexedSlices` with each row once, indexed by positions in the view (`row_view.py`), and can be
 clipped, scaled, scattered or made dense like any other gradient. The numbers of the rows in view
 are stored in a variable, since the update may be in another function than the backward pass. There
 are no hooks in the update, so it also works without a strategy.
@@ -43,13 +44,14 @@ from strategies.compat.keras import (
     gradient_in_update,
     is_legacy,
     is_optimizer,
+    is_read_by_get_weights,
+    is_read_by_optimizer,
     is_writing_h5,
 )
-from strategies.compat.keras_readers import is_read_by_get_weights, is_read_by_optimizer
 from strategies.compat.tensorflow import ResourceVariable, add_variable_creator
 from strategies.reduction.sparse import as_tensors, sum_by_position
-from strategies.variables.elementwise import ELEMENTWISE, check_trains_rows, update_without_xla
 from strategies.variables.growable_array import HOST, GrowableArray
+from strategies.variables.optimizer_traits import ELEMENTWISE, check_trains_rows, update_without_xla
 from strategies.variables.row_view import RowView
 
 _numbers = itertools.count()
@@ -114,7 +116,8 @@ class RowVariable(ResourceVariable):
         # Returns the matrix of all rows, with a gradient; set for a table's variable.
         self.read_whole: Callable[[], tf.Tensor] = self.refuse_read
         self.on_slots_removed: Callable[[], None] = lambda: None
-        # Updates that wait for the rows of their step, and the graphs that they were made in.
+        # Updates that wait for the rows of their step, and the graphs that they were made in; see
+        # `defer`.
         self._deferred: list[tuple[Any, Callable[[], Any]]] = []
         if trainable:
             _named[name] = self
@@ -229,6 +232,7 @@ class RowVariable(ResourceVariable):
 
     def _ensure_rows(self) -> None:
         """Grows the array to the number of rows that the store has allocated."""
+        # In a graph, once for each view: an update reads and writes every variable several times.
         version = (self.view.version, tf.compat.v1.get_default_graph())
         if tf.executing_eagerly() or self._resized_for != version:
             self.table.resize(self.view.length.read_value())
@@ -244,8 +248,8 @@ class RowVariable(ResourceVariable):
           gradient: positions of the gradient, which no running `update_step` was given.
         """
         self._ensure_rows()
-        given = gradient_in_update()
-        return self.view.rows(positions, gradient if given is None else given)
+        applied = gradient_in_update()
+        return self.view.rows(positions, gradient if applied is None else applied)
 
     def _write(
         self, write: Callable[..., None], values: Any, positions: tf.Tensor | None = None
@@ -302,8 +306,9 @@ class RowVariable(ResourceVariable):
 
     @property
     def _handle(self) -> Any:
-        # Eager operations written in C++ would read the single row through this attribute. Without
-        # a handle they convert the variable, that is, call `value`.
+        # The handle is that of the single row that stands for the table, from which `token` takes
+        # its gradient. Eager operations written in C++ would read that row through this attribute.
+        # Without a handle they convert the variable, that is, call `value`.
         if tf.executing_eagerly() and _is_operation(inspect.currentframe().f_back):  # type: ignore[union-attr]
             return None
         return self._own_handle
@@ -326,6 +331,8 @@ class RowVariable(ResourceVariable):
 
     def numpy(self) -> np.ndarray:
         """Returns the whole table; in `get_weights`, the token of a new snapshot.
+
+        See [Note: tokens] in embedding/checkpoint/weight_tokens.py.
 
         That of a slot variable is the single row that stands for it.
 
@@ -355,11 +362,8 @@ class RowVariable(ResourceVariable):
             "take the layer's rows() or save_rows()."
         )
 
-    def assign(
-        self, value: Any, use_locking: Any = None, name: Any = None, read_value: bool = True
-    ) -> Any:
+    def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
         """Sets the rows in view; outside of an update, restores the snapshot of a token."""
-        del use_locking, name, read_value
         if (
             tf.executing_eagerly()
             and gradient_in_update() is None
@@ -404,26 +408,18 @@ class RowVariable(ResourceVariable):
             )
         return True
 
-    def assign_add(
-        self, delta: Any, use_locking: Any = None, name: Any = None, read_value: bool = True
-    ) -> Any:
+    def assign_add(self, delta: Any, *args: Any, **kwargs: Any) -> Any:
         """Adds to the rows in view."""
-        del use_locking, name, read_value
         self._check_updating()
         self._write(self.table.add, delta)
         return self
 
-    def assign_sub(
-        self, delta: Any, use_locking: Any = None, name: Any = None, read_value: bool = True
-    ) -> Any:
+    def assign_sub(self, delta: Any, *args: Any, **kwargs: Any) -> Any:
         """Subtracts from the rows in view."""
         return self.assign_add(-tf.convert_to_tensor(delta))
 
-    def scatter_add(
-        self, sparse_delta: tf.IndexedSlices, use_locking: bool = False, name: Any = None
-    ) -> Any:
+    def scatter_add(self, sparse_delta: tf.IndexedSlices, *args: Any, **kwargs: Any) -> Any:
         """Adds to rows, indexed by their positions in the view."""
-        del use_locking, name
         delta = as_tensors(sparse_delta)
         rows = self._active(gradient=delta.indices)
         # A position may be repeated, and an array adds to distinct rows. On a GPU, the order in
@@ -433,18 +429,13 @@ class RowVariable(ResourceVariable):
         self._write_rows(self.table.add, *self.view.in_view(rows, values))
         return self
 
-    def scatter_sub(
-        self, sparse_delta: tf.IndexedSlices, use_locking: bool = False, name: Any = None
-    ) -> Any:
+    def scatter_sub(self, sparse_delta: tf.IndexedSlices, *args: Any, **kwargs: Any) -> Any:
         """Subtracts from rows, indexed by their positions in the view."""
         values = -tf.convert_to_tensor(sparse_delta.values)
         return self.scatter_add(tf.IndexedSlices(values, sparse_delta.indices))
 
-    def scatter_update(
-        self, sparse_delta: tf.IndexedSlices, use_locking: bool = False, name: Any = None
-    ) -> Any:
+    def scatter_update(self, sparse_delta: tf.IndexedSlices, *args: Any, **kwargs: Any) -> Any:
         """Sets rows, indexed by their positions in the view."""
-        del use_locking, name
         new = as_tensors(sparse_delta)
         self._write(self.table.update, new.values, new.indices)
         return self

@@ -1,11 +1,13 @@
 """The rows that an optimizer sees (the view), and the gradient that they belong to.
 
-A gradient indexes its rows by their positions in the view, so it is only valid for its own view. If
-another gradient is computed before it is applied, its view is lost, and applying it must raise an
-error. So a stale gradient must be recognizable even after it was clipped, deduplicated or made
-dense, all of which preserve the positions and the number of rows. Therefore, the positions of a
-gradient start behind those at which unapplied gradients started, and end where none of these ended.
-If each gradient is applied before the next one is computed, positions start at 0.
+[Note: positions in the view]
+See [Note: the rows in view] in row_variable.py for what a view is. A gradient indexes its rows by
+their positions in the view, so it is only valid for its own view. If another gradient is computed
+before it is applied, its view is lost, and applying it must raise an error. So a stale gradient
+must be recognizable even after it was clipped, deduplicated or made dense, all of which preserve
+the positions and the number of rows. Therefore, the positions of a gradient start behind those at
+which unapplied gradients started, and end where none of these ended. If each gradient is applied
+before the next one is computed, positions start at 0.
 """
 
 from __future__ import annotations
@@ -56,7 +58,10 @@ class RowView:
         self._set(rows, tf.stack([tf.constant(0, tf.int64), tf.size(rows, tf.int64)]))
 
     def show_gradient(self, rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Puts the rows of a gradient in view; returns their positions, and the end of these."""
+        """Puts the rows of a gradient in view; returns their positions, and the end of these.
+
+        The order of the reads and writes below matters: `_start_of_next` looks at the view before.
+        """
         with tf.device(HOST):
             size = tf.size(rows, tf.int64)
             is_first = self._is_applied.read_value() & tf.equal(
@@ -72,12 +77,17 @@ class RowView:
 
     def _start_of_next(self, size: tf.Tensor) -> tf.Tensor:
         """Returns the first position of a gradient of `size` rows, given the unapplied ones."""
+        # The view before is of a gradient that is dropped, unless it was applied or has no rows.
         before = self._range.read_value()
         is_dropped = ~self._is_applied.read_value() & (before[1] > before[0])
         dropped = self._dropped.read_value()
+        # Beyond the limit, all are forgotten: a program that only looks at its gradients, and never
+        # applies them, must not grow.
         dropped = dropped[: tf.where(tf.shape(dropped)[0] < _MAX_DROPPED, _MAX_DROPPED, 0)]
         dropped = tf.concat([dropped, before[tf.newaxis][: tf.cast(is_dropped, tf.int32)]], 0)
         self._dropped.assign(dropped)
+        # Behind all starts, so that an old gradient has a position in front of the view; and the
+        # first of n + 1 candidates whose end is none of the n ends, so that its length differs.
         starts, ends = dropped[:, 0], dropped[:, 1]
         least = tf.reduce_max(tf.concat([starts + 1, [0]], 0))
         starts = tf.range(least, least + tf.size(ends, tf.int64) + 1)
@@ -123,25 +133,31 @@ class RowView:
 
     def _checks(self, positions: tf.Tensor | None, gradient: Any) -> list[tf.Operation]:
         """Returns operations that end the step if the rows in view are not a gradient's."""
-        given = positions if gradient is None else gradient
-        if given is None:
+        applied = positions if gradient is None else gradient
+        if applied is None:
             return []
         graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
         # Cached, since an update reads and writes several variables for one gradient.
         checked, where, checks = self._checked
-        if checked() is not given or where != (graph, self.version):
-            checks = self._new_checks(given)
-            self._checked = weakref.ref(given), (graph, self.version), checks
+        if checked() is not applied or where != (graph, self.version):
+            checks = self._new_checks(applied)
+            self._checked = weakref.ref(applied), (graph, self.version), checks
         return checks
 
-    def _new_checks(self, given: Any) -> list[tf.Operation]:
+    def _new_checks(self, gradient: Any) -> list[tf.Operation]:
+        """Returns operations that compare a gradient with the view.
+
+        Args:
+          gradient: `tf.IndexedSlices`, a dense gradient, or only the positions of one.
+        """
         start, end = tf.unstack(self._range.read_value())
-        count, positions = end, given
-        if isinstance(given, tf.IndexedSlices):
-            positions = given.indices
-            count = end if given.dense_shape is None else given.dense_shape[0]
-        elif given.dtype.is_floating:
-            count, positions = tf.shape(given)[0], end
+        # See [Note: positions in the view]: what is not known of the gradient passes.
+        count, positions = end, gradient
+        if isinstance(gradient, tf.IndexedSlices):
+            positions = gradient.indices
+            count = end if gradient.dense_shape is None else gradient.dense_shape[0]
+        elif gradient.dtype.is_floating:
+            count, positions = tf.shape(gradient)[0], end
         are_behind = tf.reduce_all(tf.cast(positions, tf.int64) >= start)
         # In the graph of a server, `==` would compare the identity of tensors.
         is_right = tf.equal(tf.cast(count, tf.int64), end) & are_behind

@@ -3,7 +3,8 @@
 Fluid calls this ReduceStrategy.Reduce, DeepSpeed ZeRO stage 1 (arXiv 1910.02054). Each replica
 updates one part of each variable and holds only that part's optimizer state; the parts of the
 variable are gathered afterwards. Each replica needs only the gradient sums of its own part, but
-gradients are all-reduced, since Keras requests the sums before it names their variables.
+gradients are all-reduced, since Keras requests the sums before it names their variables. An update
+runs on a part as described in [Note: an active view] in active_view.py.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from strategies.compat.keras import (
     optimizer_of,
 )
 from strategies.compat.tensorflow import UpdateContext, select_replica, unique_id
-from strategies.variables.elementwise import is_elementwise, update_without_xla
+from strategies.variables.optimizer_traits import is_elementwise, update_without_xla
 from strategies.variables.partitioned import Partition, PartitionedVariable, PartitionSpec, PartView
 
 # Creation arguments of a slot variable that do not apply to its parts: Keras 3.16 passes the shape.
@@ -71,6 +72,7 @@ class ShardedOptimizerState:
             return None
         with tf.init_scope():
             value = first_value(kwargs["initial_value"], kwargs.get("dtype"))
+        # State of another shape, such as Adafactor's means of rows, has no parts like a variable.
         if value.shape != kwargs["colocate_with"].shape:
             return None
         _prepare(innermost(is_optimizer))
@@ -112,11 +114,13 @@ class ShardedOptimizerState:
             for replica in range(len(self._devices)):
                 with UpdateContext(replica):
                     written.append(self._part(variable, replica, update, args, kwargs))
-            concatenate_parts = partition.spec.concatenate_parts(partition.join(written))
+            whole = partition.spec.concatenate_parts(partition.join(written))
             for component in variable.values:
                 with tf.device(component.device):
-                    component.assign(concatenate_parts)
+                    component.assign(whole)
             return
+        # Anything else, such as the step of an optimizer that uses whole variables, is computed
+        # once and copied: each read of sharded state as a whole is an exchange with all workers.
         components = [variable] if isinstance(variable, PartitionedVariable) else variable.values
         first, args, kwargs = select_replica(0, (components[0], tuple(args), dict(kwargs)))
         with tf.device(first.device), UpdateContext(0):
@@ -237,7 +241,7 @@ def _prepare(optimizer: Any) -> None:
 
 
 def _part_of(value: Any, spec: PartitionSpec, number: int) -> Any:
-    """Returns a copy of a part; a slice would keep the whole in memory."""
+    """Returns a copy of a part; a slice shares the memory of the whole, and would keep it."""
     part = spec.part(value, number)
     return part if isinstance(part, tf.IndexedSlices) else tf.raw_ops.DeepCopy(x=part)
 

@@ -7,12 +7,10 @@ import tensorflow as tf
 
 import strategies
 from strategies import ReductionOptions
-from strategies.collectives import selection
-from strategies.collectives.selection import (
-    _check_for_horovod,
-    resolve_communication,
-    with_implementation,
-)
+from strategies.collectives import registry, selection
+from strategies.collectives.horovod import _check_options
+from strategies.collectives.registry import Backend, backends
+from strategies.collectives.selection import resolve_communication, with_implementation
 from strategies.compat.tensorflow import CommunicationOptions
 from strategies.reduction.options import with_bucket_bytes
 from tf_config import TFConfig
@@ -54,9 +52,28 @@ def test_one_worker_takes_stocks_options():
 def test_options_of_tensorflows_collectives_choose_them(asked):
     options = CommunicationOptions(**asked)
     for communication in ("auto", "shared_memory"):
-        name, reason = selection._resolve_network(communication, "CPU:0", options)
-        assert (name, reason) == ("tensorflow", "as communication_options ask for")
-    assert selection._resolve_network("horovod", "CPU:0", options)[0] == "horovod"
+        backend, reason = selection._resolve_network(communication, "CPU:0", options)
+        assert (backend.name, reason) == ("tensorflow", "as communication_options ask for")
+    assert selection._resolve_network("horovod", "CPU:0", options)[0].name == "horovod"
+
+
+def test_the_back_ends_by_preference():
+    assert [backend.name for backend in backends()] == ["horovod", "tensorflow"]
+
+
+@pytest.mark.parametrize(
+    ("obstacle", "expected"),
+    [("", ("pigeons", "it is installed")), ("rain", ("tensorflow", "as communication_options"))],
+)
+def test_a_back_end_that_registers_is_selected_where_nothing_is_in_its_way(
+    monkeypatch, obstacle, expected
+):
+    monkeypatch.setattr(registry, "_backends", dict(registry._backends))
+    registry.register(Backend("pigeons", "Pigeons", 0, lambda *_: obstacle, lambda *_: None))
+    assert resolve_communication("pigeons", {}) == "pigeons"
+    ring = CommunicationOptions(implementation=Implementation.RING)  # which Horovod has not
+    backend, reason = selection._resolve_network("auto", "CPU:0", ring)
+    assert backend.name == expected[0] and reason.startswith(expected[1])
 
 
 RESOLVER = tf.distribute.cluster_resolver.SimpleClusterResolver(tf.train.ClusterSpec({}))
@@ -127,7 +144,7 @@ def test_packs_are_buckets():
 def test_horovod_refuses_what_it_cannot_do(options, has_nccl, message):
     options = CommunicationOptions(**options)
     if message is None:
-        _check_for_horovod(options, has_nccl)
+        _check_options(options, has_nccl)
     else:
         with pytest.raises(ValueError, match=f"{message}. Use communication='tensorflow'"):
-            _check_for_horovod(options, has_nccl)
+            _check_options(options, has_nccl)

@@ -98,4 +98,5 @@ def test_more_workers_than_gpus_are_taken_to_see_their_own(four_gpus):
 def test_gpus_are_not_left_to_a_horovod_without_nccl(monkeypatch, device, has_nccl, expected):
     monkeypatch.setattr(horovod, "load", lambda: None)
     monkeypatch.setattr(horovod, "has_nccl", lambda: has_nccl)
-    assert selection._available(device, CommunicationOptions())[0] == expected
+    backend, _ = selection.select_backend(device, CommunicationOptions())
+    assert backend.name == expected

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from strategies.collectives.base import OperationsDifferError
 from strategies.collectives.shared_memory import transfers
+from strategies.collectives.shared_memory.buffers import ALIGNMENT, BufferPool
 from strategies.collectives.shared_memory.channel import CHUNK_BYTES
 from strategies.collectives.shared_memory.host import Host, WorkerEndedError
 from strategies.collectives.shared_memory.memory import OwnMemory, PeerMemory, is_supported
@@ -61,10 +62,9 @@ def test_sums_are_added_up_in_the_order_of_the_workers(direct_bytes, size, lengt
     ]
 
     def work(channel, rank):
-        buffers = transfers.BufferPool()
-        sums = transfers.sum_vectors(channel, arrays[rank], buffers)
-        of_first = transfers.sum_vectors(channel, arrays[rank], buffers, only_first=True)
-        copies = transfers.broadcast_vectors(channel, of_first or arrays[rank], buffers)
+        sums = transfers.sum_vectors(channel, arrays[rank])
+        of_first = transfers.sum_vectors(channel, arrays[rank], only_first=True)
+        copies = transfers.broadcast_vectors(channel, of_first or arrays[rank])
         return sums, copies or of_first
 
     with unittest.mock.patch.object(transfers, "_DIRECT_BYTES", direct_bytes):
@@ -93,10 +93,9 @@ def test_every_worker_gets_all_rows_or_its_own(size, data):
     ]
 
     def work(channel, rank):
-        buffers = transfers.BufferPool()
-        gathered = transfers.gather(channel, rows[rank], buffers)
-        mine = transfers.all_to_all(channel, rows[rank], np.array(counts[rank]), buffers)
-        first = transfers.broadcast(channel, rows[0] + rank, buffers)
+        (gathered,) = transfers.gather(channel, [rows[rank]])
+        mine = transfers.all_to_all(channel, [rows[rank], np.array(counts[rank])])
+        (first,) = transfers.broadcast(channel, [rows[0] + rank])
         return gathered, *mine, first
 
     for rank, (gathered, mine, received, first) in enumerate(on_threads(size, work, runs=2)):
@@ -109,12 +108,11 @@ def test_every_worker_gets_all_rows_or_its_own(size, data):
 
 def test_workers_in_different_operations_raise_and_name_them():
     def work(channel, rank):
-        buffers = transfers.BufferPool()
-        transfers.sum_vectors(channel, [np.ones(3)], buffers)
+        transfers.sum_vectors(channel, [np.ones(3)])
         messages = []
         for values in (np.ones(3 + rank), np.ones(3)):  # and so they do from then on
             with pytest.raises(OperationsDifferError) as raised:
-                transfers.sum_vectors(channel, [values], buffers, moment="in step 7: ")
+                transfers.sum_vectors(channel, [values], moment="in step 7: ")
             messages.append(str(raised.value))
         return messages
 
@@ -126,14 +124,14 @@ def test_workers_in_different_operations_raise_and_name_them():
 
 
 def test_results_that_are_held_are_not_overwritten():
-    buffers = transfers.BufferPool()
+    buffers = BufferPool()
     held = buffers.take(1000)[8:16].view(np.int64)
     held[:] = 7
     others = [buffers.take(1000) for _ in range(20)]
     for other in others:
         other[:] = 0
     assert held.tolist() == [7]
-    assert all(other.ctypes.data % transfers.ALIGNMENT == 0 for other in others)
+    assert all(other.ctypes.data % ALIGNMENT == 0 for other in others)
     del other, others
     before = buffers.take(1000).ctypes.data
     assert buffers.take(1000).ctypes.data == before, "what nobody holds is used again"
@@ -153,7 +151,7 @@ def test_a_worker_that_has_ended_is_named():
     names = ["worker 0", "worker 1"]
     channel = Host(0, names, [0], OwnMemory(), {1: peer}, True).new_channel()
     with pytest.raises(WorkerEndedError, match="worker 1 has ended while worker 0 waits for it"):
-        transfers.sum_vectors(channel, [np.ones(3)], transfers.BufferPool())
+        transfers.sum_vectors(channel, [np.ones(3)])
 
 
 def test_where_one_may_have_no_memory_none_shares_any(monkeypatch):

@@ -10,7 +10,7 @@ from hypothesis import strategies as some
 
 from strategies import MirroredStrategy, ReductionOptions
 from strategies.compat.keras import optimizer_of
-from strategies.variables.elementwise import is_elementwise
+from strategies.variables.optimizer_traits import is_elementwise
 from strategies.variables.partitioned import Partition, PartitionedVariable, PartitionSpec
 from tests.support.check_jobs import checks_of
 
@@ -136,7 +136,7 @@ def test_what_is_in_view_is_read_and_written():
 
 def test_what_is_kept_does_not_ask_the_others():
     partition, variable = split_variable()
-    with variable.cached_whole():
+    with variable.cache_whole():
         partition.join = None
         np.testing.assert_array_equal(variable.numpy(), [[0, 0], [0, 0], [1, 1]])
 

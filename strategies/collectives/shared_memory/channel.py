@@ -1,8 +1,22 @@
 """Messages between the workers of one host: each writes to its own memory, and the others read it.
 
-A worker's part of a channel is a ring of chunks and some counters: the number of chunks that it has
-written, and the number that it has read of each other worker. A chunk is overwritten when all
-others have read it. Each chunk has a label that names the operation it belongs to.
+[Note: the shared-memory protocol]
+A worker's part of a channel is a ring of two chunks and some counters: the number of chunks that it
+has written, and the number that it has read of each other worker. Only the owner writes to a part,
+so nothing needs a lock, and a worker that is killed leaves none held:
+
+* A chunk's content and label are written before the counter of written chunks (`end_write`), and
+  are read after it (`begin_read`). There is no memory fence in between, so this holds only where
+  other cores see stores in program order (`_ORDERED_STORES` in memory.py). A counter is an aligned
+  word of eight bytes, so that nobody reads half of one.
+* A chunk is overwritten once all others have counted it as read (`begin_write`), so every worker
+  reads every chunk of all others, also one in which it has no use for anything. An operation that
+  left one out would stop the writer two chunks later.
+* Workers wait for one another without a cycle as long as each reads chunk n of all others before it
+  writes chunk n + 2. `transfers.py` writes one chunk ahead: while a worker works on chunk n, the
+  others can already write and read n + 1.
+* Each chunk has a label that names the operation it belongs to. Workers in different operations
+  find out at the first chunk, instead of summing unrelated bytes.
 """
 
 from __future__ import annotations
@@ -15,6 +29,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from strategies.collectives.base import OperationsDifferError
+from strategies.collectives.shared_memory.buffers import BufferPool
 
 CHUNK_BYTES = 1 << 20
 _CHUNKS = 2
@@ -46,11 +61,15 @@ class Channel:
       rank: this worker's rank.
       parts: the workers' parts, by rank: `bytes_of_channel` bytes each.
       check: called with a worker's rank during long waits; raises if that worker has ended.
+
+    Attributes:
+      buffers: memory for what operations of the channel return.
     """
 
     def __init__(self, rank: int, parts: Sequence[mmap.mmap], check: Callable[[int], None]):
         self.rank = rank
         self.size = len(parts)
+        self.buffers = BufferPool()
         self.peers = [peer for peer in range(self.size) if peer != rank]
         self._check = check
         self._counters = [memoryview(part).cast("q") for part in parts]
@@ -66,6 +85,8 @@ class Channel:
         # With more workers than cores, spinning would take time from the other workers.
         self._spins = _SPINS if self.size <= len(os.sched_getaffinity(0)) else 1
 
+    # See [Note: the shared-memory protocol] for the order in the four methods below.
+
     def begin_operation(self, label: str) -> None:
         """Sets the label of the next chunks.
 
@@ -75,6 +96,8 @@ class Channel:
         Raises:
           OperationsDifferError: if the workers were in different operations before.
         """
+        # An error leaves chunks behind that belong to no later operation. From then on the counters
+        # of the workers differ, so that no operation of this channel can succeed any more.
         if self._different:
             raise OperationsDifferError(self._different)
         content = label.encode("ascii", "replace")[:_LABEL_BYTES].ljust(_LABEL_BYTES)
@@ -118,12 +141,14 @@ class Channel:
             if counters[counter] >= at_least:
                 return
             os.sched_yield()
+        # Ever longer pauses: a long wait must not take a core from a worker that is computing.
         pause, checked = _FIRST_SLEEP_SECONDS, time.monotonic()
         while counters[counter] < at_least:
             time.sleep(pause)
             pause = min(pause * 1.2, _LONGEST_SLEEP_SECONDS)
             if time.monotonic() - checked > _CHECK_SECONDS:
                 checked = time.monotonic()
+                # Read again: a worker may have ended after it wrote what is waited for.
                 if counters[counter] < at_least:
                     self._check(peer)
 

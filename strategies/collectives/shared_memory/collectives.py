@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import tensorflow as tf
 
-from strategies.collectives.dtypes import accumulation_dtype, check_is_numeric, reshaped_like
+from strategies.collectives.base import StreamKeeper
+from strategies.collectives.dtypes import accumulation_dtype, check_is_numeric, reshape_like
 from strategies.collectives.shared_memory import transfers
+from strategies.collectives.shared_memory.channel import Channel
 from strategies.collectives.shared_memory.host import Host
-from strategies.collectives.shared_memory.stream import Operation, Stream
+from strategies.collectives.shared_memory.stream import Stream
+
+_Transfer = Callable[[Channel, list[np.ndarray], str], list[np.ndarray]]
 
 _CPU = "/device:CPU:0"
 # Dtypes that NumPy lacks, and the dtypes in which their values are moved.
 _CARRIERS = {tf.bfloat16: tf.uint16}
 
 
-class SharedMemoryCollectives:
+class SharedMemoryCollectives(StreamKeeper):
     """Collectives among the workers of one host.
 
     Args:
@@ -27,19 +32,15 @@ class SharedMemoryCollectives:
     """
 
     def __init__(self, host: Host, has_thread: bool = True):
+        super().__init__()
         self.rank = host.rank
         self.size = host.size
         self._host = host
         self._stream = Stream(has_thread)
         self._channel = host.new_channel()
-        self._buffers = transfers.BufferPool()
-        self._child_streams: list[SharedMemoryCollectives] = []
 
-    def new_stream(self) -> SharedMemoryCollectives:
-        """Returns collectives whose operations are ordered independently; see `Collectives`."""
-        # Kept alive, because tf.data holds only the handle of a queue.
-        self._child_streams.append(SharedMemoryCollectives(self._host))
-        return self._child_streams[-1]
+    def _make_stream(self) -> SharedMemoryCollectives:
+        return SharedMemoryCollectives(self._host)
 
     def all_reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Returns the sums over all workers; see `Collectives`."""
@@ -48,20 +49,20 @@ class SharedMemoryCollectives:
                 tf.reshape(tf.cast(tensor, accumulation_dtype(tensor.dtype)), [-1])
                 for tensor in tensors
             ]
-            sums = self._stream.run(self._sum, vectors, [vector.dtype for vector in vectors])
+            sums = self._run(transfers.sum_vectors, vectors, [vector.dtype for vector in vectors])
             return [
-                tf.cast(reshaped_like(tensor, total), tensor.dtype)
+                tf.cast(reshape_like(tensor, total), tensor.dtype)
                 for tensor, total in zip(tensors, sums, strict=True)
             ]
 
     def all_gather(self, tensor: tf.Tensor) -> tf.Tensor:
         """Returns the workers' tensors concatenated along axis 0; see `Collectives`."""
-        (joined,) = self._move(self._gather, tensor)
+        (joined,) = self._move(transfers.gather, tensor)
         return tf.ensure_shape(joined, [None, *tensor.shape[1:]])
 
     def broadcast(self, tensor: tf.Tensor) -> tf.Tensor:
         """Returns the first worker's tensor; see `Collectives`."""
-        (copy,) = self._move(self._broadcast, tensor)
+        (copy,) = self._move(transfers.broadcast, tensor)
         return tf.ensure_shape(copy, tensor.shape)
 
     def reduce_vectors(self, vectors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
@@ -70,7 +71,8 @@ class SharedMemoryCollectives:
         Args:
           vectors: vectors of dtypes that NumPy has, as long and of the same dtypes on every worker.
         """
-        return self._run_on_vectors(self._reduce, vectors, self.rank == 0)
+        reduce = partial(transfers.sum_vectors, only_first=True)
+        return self._run_on_vectors(reduce, vectors, self.rank == 0)
 
     def broadcast_vectors(self, vectors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Returns the first worker's vectors.
@@ -78,51 +80,35 @@ class SharedMemoryCollectives:
         Args:
           vectors: vectors of dtypes that NumPy has, as long and of the same dtypes on every worker.
         """
-        return self._run_on_vectors(self._broadcast_vectors, vectors, self.rank > 0)
+        return self._run_on_vectors(transfers.broadcast_vectors, vectors, self.rank > 0)
 
     def all_to_all(self, tensor: tf.Tensor, counts: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the rows that the workers sent to this one; see `Collectives`."""
-        rows, received = self._move(self._all_to_all, tensor, tf.cast(counts, tf.int64))
+        rows, received = self._move(transfers.all_to_all, tensor, tf.cast(counts, tf.int64))
         received = tf.cast(tf.ensure_shape(received, [self.size]), counts.dtype)
         return tf.ensure_shape(rows, [None, *tensor.shape[1:]]), received
 
+    def _run(
+        self, operation: _Transfer, tensors: Sequence[tf.Tensor], dtypes: Sequence[tf.DType]
+    ) -> list[tf.Tensor]:
+        return self._stream.run(partial(operation, self._channel), tensors, dtypes)
+
     def _run_on_vectors(
-        self, operation: Operation, vectors: Sequence[tf.Tensor], has_results: bool
+        self, operation: _Transfer, vectors: Sequence[tf.Tensor], has_results: bool
     ) -> list[tf.Tensor]:
         """Runs an operation; returns its results or, if this worker gets none, the vectors."""
         dtypes = [vector.dtype for vector in vectors] if has_results else []
         with tf.device(_CPU):
-            results = self._stream.run(operation, vectors, dtypes) or list(vectors)
+            results = self._run(operation, vectors, dtypes) or list(vectors)
         pairs = zip(results, vectors, strict=True)
         return [tf.ensure_shape(result, vector.shape) for result, vector in pairs]
 
-    def _move(self, operation: Operation, tensor: tf.Tensor, *others: tf.Tensor) -> list[tf.Tensor]:
+    def _move(self, operation: _Transfer, tensor: tf.Tensor, *others: tf.Tensor) -> list[tf.Tensor]:
         """Runs an operation that only moves a tensor's values, whose bits do not change."""
         check_is_numeric(tensor.dtype)
         carrier = _CARRIERS.get(tensor.dtype)
         with tf.device(_CPU):
             sent = tensor if carrier is None else tf.bitcast(tensor, carrier), *others
-            moved, *results = self._stream.run(operation, sent, [value.dtype for value in sent])
+            moved, *results = self._run(operation, sent, [value.dtype for value in sent])
             moved = moved if carrier is None else tf.bitcast(moved, tensor.dtype)
             return [moved, *results]
-
-    def _sum(self, vectors: list[np.ndarray], moment: str) -> list[np.ndarray]:
-        return transfers.sum_vectors(self._channel, vectors, self._buffers, moment)
-
-    def _reduce(self, vectors: list[np.ndarray], moment: str) -> list[np.ndarray]:
-        return transfers.sum_vectors(self._channel, vectors, self._buffers, moment, True)
-
-    def _gather(self, arrays: list[np.ndarray], moment: str) -> list[np.ndarray]:
-        (array,) = arrays
-        return [transfers.gather(self._channel, array, self._buffers, moment)]
-
-    def _broadcast(self, arrays: list[np.ndarray], moment: str) -> list[np.ndarray]:
-        (array,) = arrays
-        return [transfers.broadcast(self._channel, array, self._buffers, moment)]
-
-    def _broadcast_vectors(self, arrays: list[np.ndarray], moment: str) -> list[np.ndarray]:
-        return transfers.broadcast_vectors(self._channel, arrays, self._buffers, moment)
-
-    def _all_to_all(self, arrays: list[np.ndarray], moment: str) -> list[np.ndarray]:
-        array, counts = arrays
-        return list(transfers.all_to_all(self._channel, array, counts, self._buffers, moment))

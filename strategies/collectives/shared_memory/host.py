@@ -75,12 +75,14 @@ class Host:
           exchange: exchanges bytes among all workers, which call this method together.
           is_wanted: whether this worker may share memory.
         """
+        # Each of the three exchanges needs all workers, so all leave after the same one.
         own = OwnMemory.create() if is_wanted and is_supported() else None
         hosts = exchange(b"" if own is None else host_identity())
         if own is None or b"" in hosts:
             return None
         places = exchange(f"{os.getpid()} {own.number}".encode())
         here = [other for other, host in enumerate(hosts) if host == hosts[rank]]
+        # One that cannot be opened, as by a security policy, is known only to whoever has tried.
         peers: dict[int, PeerMemory] = {}
         outcome = _DONE
         for number, other in enumerate(here):
@@ -119,8 +121,8 @@ class Host:
 def exchange_over(collectives: Collectives) -> Exchange:
     """Returns a function that exchanges a few bytes over a network."""
 
-    def exchange(mine: bytes) -> list[bytes]:
-        row = np.frombuffer(mine[:_IDENTITY_BYTES].ljust(_IDENTITY_BYTES), np.uint8)
+    def exchange(own: bytes) -> list[bytes]:
+        row = np.frombuffer(own[:_IDENTITY_BYTES].ljust(_IDENTITY_BYTES), np.uint8)
         rows = collectives.all_gather(tf.constant(row[np.newaxis].astype(np.int32))).numpy()
         return [bytes(each.astype(np.uint8)).rstrip() for each in rows]
 

@@ -18,7 +18,7 @@ from absl import logging
 
 _VIRTUAL_BYTES = 1 << 46
 # On these machines, stores become visible to other cores in program order. Other machines need
-# memory fences, which Python does not have.
+# memory fences, which Python does not have; see [Note: the shared-memory protocol] in channel.py.
 _ORDERED_STORES = ("x86_64", "AMD64")
 
 

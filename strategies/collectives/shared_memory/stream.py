@@ -22,7 +22,7 @@ import numpy as np
 import tensorflow as tf
 
 from strategies.collectives.ordered_calls import OrderedCalls
-from strategies.collectives.shared_memory.transfers import ALIGNMENT
+from strategies.collectives.shared_memory.buffers import ALIGNMENT
 from strategies.compat.tensorflow import ResourceVariable, eager_mode
 
 Operation = Callable[[list[np.ndarray], str], list[np.ndarray]]
@@ -58,6 +58,7 @@ class Stream:
           dtypes: the dtypes of the results.
         """
         if tf.executing_eagerly():
+            # Held by a function's operations, too, of which one may still be running.
             with self._lock:
                 return _tensors(operation(_arrays(tensors), ""))
         if self._functions is None:
@@ -148,6 +149,9 @@ class _InThread:
         number = len(self._calls)
         self._calls.append(call)
         execution = self._executions.number()
+        # The ticket orders the runs of all places, see [Note: whose turn it is] in ../base.py. The
+        # request is enqueued before it is announced, so that the thread never waits for a function
+        # that failed in between; such a request is skipped in `serve`.
         ticket = self._tickets.assign_add(1)
         with tf.control_dependencies([call.request(ticket, execution, tensors)]):
             announced = self._order.enqueue([number, ticket])

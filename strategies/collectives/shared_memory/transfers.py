@@ -1,22 +1,24 @@
-"""Sums and exchanges of arrays over a channel, chunk by chunk."""
+"""Sums and exchanges of arrays over a channel, chunk by chunk.
+
+An operation takes a channel, a list of this worker's arrays, and a text that distinguishes it from
+others like it (its moment), which is the same on all workers. It returns a list of arrays in the
+channel's buffers.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import math
-import sys
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from strategies.collectives.shared_memory.buffers import ALIGNMENT
 from strategies.collectives.shared_memory.channel import CHUNK_BYTES, Channel
 
-_BUFFERS = 8
 # Up to so many bytes of the other workers, a second round of messages costs more than it saves.
 _DIRECT_BYTES = 4 << 20
-_UNUSED = 3  # references to an unused buffer
-ALIGNMENT = 64  # of an array that TensorFlow can use without a copy
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,11 +32,7 @@ class _Piece:
 
 
 def sum_vectors(
-    channel: Channel,
-    arrays: Sequence[np.ndarray],
-    buffers: BufferPool,
-    moment: str = "",
-    only_first: bool = False,
+    channel: Channel, arrays: Sequence[np.ndarray], moment: str = "", only_first: bool = False
 ) -> list[np.ndarray]:
     """Returns the sums of arrays over all workers, added in the order of ranks.
 
@@ -46,15 +44,13 @@ def sum_vectors(
     Args:
       channel: the channel among the workers.
       arrays: vectors, of the same lengths and dtypes on every worker.
-      buffers: the memory for the results.
-      moment: a text that distinguishes this operation from others like it; the same on every
-        worker.
+      moment: see above.
       only_first: whether only the first worker gets the sums; the others get nothing.
     """
     described = tuple((array.size, array.dtype.str) for array in arrays)
     channel.begin_operation(f"{moment}sum of {described}")
     layout, chunks = _pieces(described)
-    sums = _vectors(arrays, buffers.take(layout[-1]), layout)
+    sums = _vectors(arrays, channel.buffers.take(layout[-1]), layout)
     if layout[-1] * len(channel.peers) > _DIRECT_BYTES:
         _sum_by_parts(channel, arrays, sums, _parts(described, channel.size), only_first)
     else:
@@ -71,6 +67,7 @@ def _sum_directly(
 ) -> None:
     """Adds up all pieces of all chunks."""
     gets_sums = channel.rank == 0 or not only_first
+    # One chunk ahead; see [Note: the shared-memory protocol] in channel.py.
     if chunks:
         _write(channel, arrays, chunks[0])
     for number, pieces in enumerate(chunks):
@@ -93,6 +90,7 @@ def _sum_by_parts(
     _write(channel, arrays, sent[0])
     for number, parts in enumerate(chunks):
         _sum_pieces(channel, arrays, sums, parts[channel.rank])
+        # Also where nobody needs the sums: readers count chunks.
         _write(channel, sums, parts[channel.rank] if gives_sums else [])
         if number + 1 < len(chunks):  # while the others add up
             _write(channel, arrays, sent[number + 1])
@@ -110,10 +108,12 @@ def _sum_pieces(
     received = {peer: channel.begin_read(peer) for peer in channel.peers}
     for piece in pieces:
         part = slice(piece.start, piece.stop)
-        total, mine = sums[piece.array][part], arrays[piece.array][part]
+        total, own = sums[piece.array][part], arrays[piece.array][part]
         end = piece.offset + total.nbytes
+        # In the order of ranks: floating-point addition is not associative, and all workers need
+        # the same bits.
         terms = [
-            mine if rank == channel.rank else received[rank][piece.offset : end].view(total.dtype)
+            own if rank == channel.rank else received[rank][piece.offset : end].view(total.dtype)
             for rank in range(channel.size)
         ]
         np.add(terms[0], terms[1], out=total)
@@ -197,63 +197,58 @@ def _split_evenly(
     return parts
 
 
-def gather(
-    channel: Channel, array: np.ndarray, buffers: BufferPool, moment: str = ""
-) -> np.ndarray:
+def gather(channel: Channel, arrays: Sequence[np.ndarray], moment: str = "") -> list[np.ndarray]:
     """Returns the workers' arrays concatenated along axis 0, by rank.
 
     Args:
       channel: the channel among the workers.
-      array: an array of which only the first dimension may differ between workers.
-      buffers: the memory for the result.
-      moment: as for `sum_vectors`.
+      arrays: one array, of which only the first dimension may differ between workers.
+      moment: see above.
     """
+    (array,) = arrays
     channel.begin_operation(f"{moment}all_gather of {array.dtype.str} {array.shape[1:]}")
     joined = array
 
     def select_pieces(headers: np.ndarray) -> list[tuple[int, np.ndarray]]:
         nonlocal joined
         rows, lengths = headers.T
-        content = buffers.take(int(lengths.sum()))
+        content = channel.buffers.take(int(lengths.sum()))
         joined = content.view(array.dtype).reshape(int(rows.sum()), *array.shape[1:])
         return list(zip([0] * channel.size, _split(content, lengths), strict=True))
 
     _exchange(channel, np.array([len(array), array.nbytes]), _content(array), select_pieces)
-    return joined
+    return [joined]
 
 
-def broadcast(
-    channel: Channel, array: np.ndarray, buffers: BufferPool, moment: str = ""
-) -> np.ndarray:
+def broadcast(channel: Channel, arrays: Sequence[np.ndarray], moment: str = "") -> list[np.ndarray]:
     """Returns the first worker's array.
 
     Args:
       channel: the channel among the workers.
-      array: an array of the same shape and dtype on every worker.
-      buffers: the memory for the result.
-      moment: as for `sum_vectors`.
+      arrays: one array, of the same shape and dtype on every worker.
+      moment: see above.
     """
+    (array,) = arrays
     channel.begin_operation(f"{moment}broadcast of {array.dtype.str} {array.shape}")
-    content = buffers.take(array.nbytes)
+    content = channel.buffers.take(array.nbytes)
     sent = _content(array) if channel.rank == 0 else content[:0]
 
     def select_pieces(headers: np.ndarray) -> list[tuple[int, np.ndarray]]:
         return [(0, content), *[(0, content[:0])] * (len(headers) - 1)]
 
     _exchange(channel, np.array([len(sent)]), sent, select_pieces)
-    return content.view(array.dtype).reshape(array.shape)
+    return [content.view(array.dtype).reshape(array.shape)]
 
 
 def broadcast_vectors(
-    channel: Channel, arrays: Sequence[np.ndarray], buffers: BufferPool, moment: str = ""
+    channel: Channel, arrays: Sequence[np.ndarray], moment: str = ""
 ) -> list[np.ndarray]:
     """Returns the first worker's arrays; the first worker gets nothing, for it has them.
 
     Args:
       channel: the channel among the workers.
       arrays: vectors, of the same lengths and dtypes on every worker.
-      buffers: the memory for the results.
-      moment: as for `sum_vectors`.
+      moment: see above.
     """
     described = tuple((array.size, array.dtype.str) for array in arrays)
     channel.begin_operation(f"{moment}broadcast of {described}")
@@ -262,28 +257,24 @@ def broadcast_vectors(
         for pieces in chunks:
             _write(channel, arrays, pieces)
         return []
-    copies = _vectors(arrays, buffers.take(layout[-1]), layout)
+    copies = _vectors(arrays, channel.buffers.take(layout[-1]), layout)
     for pieces in chunks:
         _read_pieces(channel, 0, copies, pieces)
     return copies
 
 
 def all_to_all(
-    channel: Channel,
-    array: np.ndarray,
-    counts: np.ndarray,
-    buffers: BufferPool,
-    moment: str = "",
-) -> tuple[np.ndarray, np.ndarray]:
+    channel: Channel, arrays: Sequence[np.ndarray], moment: str = ""
+) -> list[np.ndarray]:
     """Returns the rows that all workers sent to this one, by rank, and their number per worker.
 
     Args:
       channel: the channel among the workers.
-      array: the rows to send, ordered by the receiver's rank.
-      counts: [workers] int64, the number of rows for each worker.
-      buffers: the memory for the rows.
-      moment: as for `sum_vectors`.
+      arrays: the rows to send, ordered by the receiver's rank, and the number of rows for each
+        worker, [workers] int64.
+      moment: see above.
     """
+    array, counts = arrays
     channel.begin_operation(f"{moment}all_to_all of {array.dtype.str} {array.shape[1:]}")
     row = array.itemsize * math.prod(array.shape[1:])
     rows, received = array, counts
@@ -292,12 +283,12 @@ def all_to_all(
         nonlocal rows, received
         before = headers[:, : channel.rank].sum(axis=1)
         received = headers[:, channel.rank].copy()
-        content = buffers.take(int(received.sum()) * row)
+        content = channel.buffers.take(int(received.sum()) * row)
         rows = content.view(array.dtype).reshape(int(received.sum()), *array.shape[1:])
         return list(zip((before * row).tolist(), _split(content, received * row), strict=True))
 
     _exchange(channel, np.array([*counts, array.nbytes]), _content(array), select_pieces)
-    return rows, received
+    return [rows, received]
 
 
 def _exchange(
@@ -308,13 +299,17 @@ def _exchange(
 ) -> None:
     """Offers bytes to all workers, and copies the bytes that this worker wants of theirs.
 
+    The first chunk of each worker has its header and the beginning of its payload, so most
+    operations take one chunk. It is read in two parts: what this worker wants of the payloads
+    depends on all headers. Its end is therefore marked only in the first round below.
+
     Args:
       channel: the channel among the workers.
       header: [n] int64, of the same length on every worker; the last number is the length of the
         payload.
       payload: the bytes that this worker offers.
-      wanted: takes all headers, [workers, n]; returns for each worker the first byte that this
-        worker wants of its payload, and the bytes to copy to.
+      select_pieces: takes all headers, [workers, n]; returns for each worker the first byte that
+        this worker wants of its payload, and the bytes to copy to.
     """
     space = CHUNK_BYTES - header.nbytes
     chunk = channel.begin_write()
@@ -330,6 +325,7 @@ def _exchange(
     start, target = wishes[channel.rank]
     target[:] = payload[start : start + len(target)]
     lengths = headers[:, -1]
+    # As many rounds on all workers, so that each reads all chunks of the others.
     rounds = 1 + -(-max(int(lengths.max()) - space, 0) // CHUNK_BYTES)
     for number in range(rounds):
         low = 0 if number == 0 else space + (number - 1) * CHUNK_BYTES
@@ -347,30 +343,6 @@ def _exchange(
             if begin < end:
                 target[begin - start : end - start] = chunk[begin - low : end - low]
             channel.end_read(peer)
-
-
-class BufferPool:
-    """Memory for results, reused when nothing refers to the earlier results in it.
-
-    Allocating many megabytes costs more than filling them: the kernel creates pages one by one.
-    """
-
-    def __init__(self) -> None:
-        self._owners: list[np.ndarray] = []
-
-    def take(self, length: int) -> np.ndarray:
-        """Returns `length` uninitialized bytes that begin at a multiple of `ALIGNMENT`."""
-        for owner in self._owners:
-            # Unused: only the list, the loop and the call refer to it, and no array within it.
-            if len(owner) == length + ALIGNMENT and sys.getrefcount(owner) == _UNUSED:
-                return _align(owner, length)
-        self._owners = [*self._owners[1 - _BUFFERS :], np.empty(length + ALIGNMENT, np.uint8)]
-        return _align(self._owners[-1], length)
-
-
-def _align(owner: np.ndarray, length: int) -> np.ndarray:
-    start = -owner.ctypes.data % ALIGNMENT
-    return owner[start : start + length]
 
 
 def _content(array: np.ndarray) -> np.ndarray:

@@ -96,16 +96,16 @@ def specs(table: Table, names: Iterable[str]) -> dict[str, tuple[type, tuple[int
         raise ValueError(_wrong(table, f"no {', '.join(sorted(missing))}"))
     if any(name.startswith(OVERFLOW) for name in names) and table.overflow is None:
         raise ValueError(missing_overflow(table))
-    found = {}
+    result = {}
     for name in names - {"step", "sketch"}:
         plain = name.removeprefix(OVERFLOW).removeprefix(INITIAL).replace("slot_", SLOT, 1)
         if plain.startswith(SLOT):
-            found[name] = expected["rows"]
+            result[name] = expected["rows"]
         elif plain not in expected:
             raise ValueError(_wrong(table, f"an array {name!r}"))
         else:
-            found[name] = expected[plain]
-    return found
+            result[name] = expected[plain]
+    return result
 
 
 def _wrong(table: Table, received: str) -> str:

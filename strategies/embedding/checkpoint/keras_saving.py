@@ -95,12 +95,12 @@ def serialize_config(api: Any, value: Any) -> dict[str, Any]:
 
 
 def _checksum_of(arrays: Mapping[str, np.ndarray]) -> int:
-    found = 0
+    crc = 0
     for name in sorted(arrays):
         array = np.ascontiguousarray(arrays[name])
-        found = zlib.crc32(f"{name} {array.dtype} {np.shape(arrays[name])}".encode(), found)
-        found = zlib.crc32(array.tobytes(), found)
-    return found
+        crc = zlib.crc32(f"{name} {array.dtype} {np.shape(arrays[name])}".encode(), crc)
+        crc = zlib.crc32(array.tobytes(), crc)
+    return crc
 
 
 def _damaged_error(received: object) -> str:

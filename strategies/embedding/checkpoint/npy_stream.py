@@ -124,11 +124,11 @@ def read_chunks(files: Mapping[str, Path]) -> Iterator[dict[str, np.ndarray]]:
 
 def checksum(path: Path) -> int:
     """Returns the CRC-32 of a file's bytes."""
-    found = 0
+    crc = 0
     with path.open("rb") as file:
         while data := file.read(_CHUNK_BYTES):
-            found = zlib.crc32(data, found)
-    return found
+            crc = zlib.crc32(data, crc)
+    return crc
 
 
 def check(path: Path, dtype: np.dtype | type, shape: tuple[int | None, ...]) -> int:

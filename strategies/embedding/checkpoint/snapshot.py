@@ -120,6 +120,8 @@ def _extra(shard: TableShard, table: Table) -> Arrays:
     counter, overflow = table.counter, table.overflow
 
     def counts(is_local_owner: tf.Tensor) -> dict[str, tf.Tensor]:
+        # The arrays of all workers are summed or concatenated, and each reaches all servers: a
+        # shard's counts come from its owner only.
         times = tf.cast(is_local_owner, tf.int32)
         if isinstance(counter, SketchCounter):
             return {"sketch": counter.local_counts() * times}

@@ -1,9 +1,11 @@
 """Tokens that stand for rows in `model.get_weights`, and in-memory snapshots of these rows.
 
+[Note: tokens]
 Keras's `EarlyStopping(restore_best_weights=True)`, `get_weights` and `set_weights` move a weight as
 one array of its shape, but the rows of a table have no fixed shape. So the array of a table's
 weight is a token: one row of numbers close to zero, unique to a snapshot. The rows stay in this
-process as long as the array does, and are restored when the array is assigned to a table.
+process as long as the array does, and are restored when the array is assigned to a table. The
+number of a snapshot is the seed of its token's numbers.
 
 Each worker keeps its own part of the rows without communication. With parameter servers, a worker
 keeps the rows of all servers, since any worker may set the variables there.

@@ -13,8 +13,10 @@ class FusedOptimizer:
     """Runs a table's own optimizer on its rows within the backward pass.
 
     The model's optimizer does not see these rows, so it can be any optimizer. The table's optimizer
-    runs as soon as the backward pass has computed the rows' gradient. In place of the rows, Keras
-    differentiates with respect to a scalar weight, the lead.
+    runs as soon as the backward pass has computed the rows' gradient, in the gate of
+    [Note: the gradient of a lookup] in group_lookup.py. In place of the rows, Keras differentiates
+    with respect to a scalar weight, the lead: without one, no tape would record the lookup, and the
+    backward pass would not come here.
 
     Args:
       optimizer: optimizer of Keras 3 or tf_keras for this table only.

@@ -1,4 +1,24 @@
-"""Lookup in a group of tables with one exchange of ids, one of rows and one of gradients."""
+"""Lookup in a group of tables with one exchange of ids, one of rows and one of gradients.
+
+[Note: the gradient of a lookup]
+The rows of a lookup are gathered from a table that no tape watches, so their gradient is written by
+hand. In the forward pass, each lookup takes a token, the single row that stands for the table
+(`RowVariable.token`), and all lookups of a pass take the same one:
+
+    variable -- gate --> token --+-- lookup of one feature --> values
+                                 +-- lookup of another one --> values
+
+In the backward pass, the custom gradient of each lookup sends the gradient of its values to the
+owners of the rows, and returns it as `tf.IndexedSlices` with respect to the token, with the numbers
+of rows as indices. TensorFlow concatenates those of all lookups, because they share the token. So
+the gate, behind which is the variable, gets all gradients of a step together. It sums those of the
+same row over lookups, and over workers where that is left to do, puts the rows in view
+(see [Note: the rows in view] in variables/row_variable.py), and returns the gradient that the
+optimizer gets.
+
+Where workers exchange rows, each of these steps is an exchange with all others, in the same order
+on all: that of the forward pass, and its reverse.
+"""
 
 from __future__ import annotations
 
@@ -101,6 +121,7 @@ class Lookup:
         """Returns the values of keys, float32 [n, width]."""
         if training is False:
             return self.router.look_up([keys], False, False)[0].values
+        # See [Note: the gradient of a lookup].
         token, is_first = self._token()
         is_inferred = training is None
         recorded = is_recorded([token])
@@ -115,6 +136,7 @@ class Lookup:
         extended = _extended()
         if extended is None or len(extended.worker_devices) == 1:
             return self.router.look_up([keys], True, is_first)[0]
+        # See [Note: merged replicas] in core/extended.py, [Note: admission per step] in router.py.
         if extended.is_inside_branch():
             if self._counts_ids:
                 raise ValueError(_APART)
@@ -149,8 +171,11 @@ class Lookup:
                 if is_left(graph):
                     raise ValueError(_IN_BRANCH)
                 scattered = result.scatter_gradient(_dense(upstream, self._width))
+                # Ids without a row, which admission has refused, train nothing.
                 there = tf.where(result.rows >= 0)[:, 0]
                 rows = tf.gather(result.rows, there)
+                # Told to `_unique` by the identity of the tensor: after a concatenation with those
+                # of other lookups, it is another one.
                 if result.are_distinct:
                     self._recorded.distinct = weakref.ref(rows)
                 # A shape too large for memory, so that nothing makes the gradient dense.
@@ -170,6 +195,8 @@ class Lookup:
 
         The backward pass collects the gradients of all lookups through the token.
         """
+        # The last pass's token is no longer recorded by a tape. One of another graph, such as that
+        # in which Keras traces a model to build it, cannot be used here.
         token = getattr(self._recorded, "token", None)
         if token is not None and is_recorded([token]) and _is_accessible(token):
             return token, False
@@ -184,9 +211,12 @@ class Lookup:
         @tf.custom_gradient
         def gate(token: tf.Tensor) -> tuple[Any, ...]:
             def gradient(upstream: tf.IndexedSlices) -> Any:
+                # The gradient of a branch or loop is a dense tensor, in which the rows are lost.
                 if not isinstance(upstream, tf.IndexedSlices):
                     raise ValueError(_IN_BRANCH)
                 summed = self.router.reduce(self._unique(upstream))
+                # With several replicas, the rows of all of them come into view together, when the
+                # strategy sums their gradients; see [Note: marked gradients] in sparse.py.
                 put = show if _is_only_replica() else _mark
                 rows = put(self._variable.view, summed.values, summed.indices)
                 return rows if fused is None else fused.train_rows(rows)

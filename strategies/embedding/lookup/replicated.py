@@ -37,6 +37,8 @@ class ReplicatedRouter:
         """Looks up the rows of keys; in training, all workers must call it together."""
         if not training:
             return [self._find(each, None) for each in keys]
+        # Each worker inserts the keys of all, see [Note: admission per step] in router.py, and then
+        # finds its own.
         own = join(keys)
         inserted, _ = self._shard_lookup(self._collectives.all_gather(own), True, starts_step)
         check_sizes(self._shard_lookup.bounds, self._shard_lookup.sizes())

@@ -35,9 +35,13 @@ class LookupResult:
 class LookupRouter(Protocol):
     """Routes keys to the shards that have their rows, and gradients back.
 
+    [Note: admission per step]
     Whether an id gets a row is decided once a step, from all of its occurrences. So the replicas of
     a worker look up together, as the workers do: otherwise, an id that the second replica's
-    occurrences admit would have lost the gradient of the first one's.
+    occurrences admit would have lost the gradient of the first one's. Each owner counts an id with
+    the sum of all occurrences (`ShardLookup._find_or_insert`), inserts what is admitted by then,
+    and only then returns rows. Without admission, an id gets its row at the first occurrence
+    anyway.
 
     Attributes:
       traffic: counter of the keys, rows and gradients that leave this worker.

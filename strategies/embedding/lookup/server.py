@@ -134,6 +134,7 @@ class ServerRouter:
             shard = self._shards[server.number]
             lookup = shard.lookups[self._group]
             own = keys[owners == shard.index]
+            # See [Note: admission per step] in router.py.
             if inserts and self._are_in_step:
                 return shard.call_together(
                     f"find {self._width}",
@@ -156,6 +157,8 @@ class ServerRouter:
         sizes = np.zeros([len(self._bounds)], np.int64)
         with self._track_wait(inserts):
             results = self._extended.servers.each(find_at)
+        # A row's number on its server becomes one that is unique over all servers, from which
+        # `ps/embedding_rows.py` takes server and number again when it sends the gradient.
         for index, result in enumerate(results):
             own = owners == index
             rows[own] = np.where(result[0] < 0, -1, result[0] * num_shards + index)

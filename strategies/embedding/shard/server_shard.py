@@ -149,7 +149,7 @@ class RemoteTableShard(TableShard):
             sizes = tf.stack([tf.shape(each)[0] for each in inputs])
             by_row, common = function(tf.concat(inputs, 0))
             parts = zip(*(tf.split(each, sizes, num=servers.size) for each in by_row), strict=True)
-            return [[*mine, *common] for mine in parts]
+            return [[*own, *common] for own in parts]
 
         def build() -> Barrier:
             return Barrier(

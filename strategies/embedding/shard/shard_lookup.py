@@ -55,15 +55,20 @@ class ShardLookup:
         return tf.gather(tf.concat(rows, 0), order), tf.gather(values, order)
 
     def _find_or_insert(self, parts: Sequence[tf.Tensor], are_distinct: bool) -> list[tf.Tensor]:
-        """Returns the rows of each table's keys, after inserting admitted ids."""
+        """Returns the rows of each table's keys, after inserting admitted ids.
+
+        See [Note: admission per step] in lookup/router.py.
+        """
         states, positions = [], []
         for table, part in zip(self._tables, parts, strict=True):
+            # Several workers or replicas may have sent an id. It is counted and inserted once.
             ids, counts, indices = part[:, 1], part[:, 2], None
             if not are_distinct:
                 ids, indices, (counts,) = sum_by_index(ids, counts)
             states.append(table.look_up(ids, counts))
             positions.append(indices)
-        # One insertion for all tables: each one adds a graph that grows the arrays.
+        # Most steps have no new ids, and skip the insertion. One for all tables: each adds a graph
+        # that grows the arrays.
         rows = tf.cond(
             tf.add_n([tf.size(state.missing) for state in states]) > 0,
             lambda: self._insert_admitted(states),
@@ -94,7 +99,7 @@ class ShardLookup:
         ]
 
     def _touch(self, states: Sequence[LookupState], rows: Sequence[tf.Tensor]) -> None:
-        """Records that a step trains on rows."""
+        """Records that a step trains on rows, each once, because arrays update distinct rows."""
         numbers = tf.concat(rows, 0)
         counts = tf.concat([state.counts for state in states], 0)
         there = tf.where(numbers >= 0)[:, 0]

@@ -92,6 +92,8 @@ class Table:
 
     def admit(self, state: LookupState) -> tf.Tensor:
         """Counts the missing ids; returns the positions of those to insert now, int64."""
+        # Counts first, then the capacity: an id that has occurred often enough when none is left
+        # keeps its count, and gets a row as soon as there is some again.
         positions = state.missing
         if self.counter is not None:
             ids = tf.gather(state.ids, positions)

@@ -1,24 +1,44 @@
-"""Element-wise optimizers, which can update a part of a variable independently of the rest."""
+"""Traits of optimizers: which can update a part of a variable, or variables in different places."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from strategies.compat.keras import is_legacy, is_of_keras
 
-# The other optimizers use a variable's norm, rows or columns.
-ELEMENTWISE = (
-    "Adadelta",
-    "Adagrad",
-    "Adam",
-    "AdamW",
-    "Adamax",
-    "Ftrl",
-    "Lion",
-    "Nadam",
-    "RMSprop",
-    "SGD",
-)
+
+class Traits(NamedTuple):
+    """What an optimizer's update depends on.
+
+    Attributes:
+      is_elementwise: whether an element's update depends on nothing else of its variable than this
+        element, so that a part of a variable can be updated without the rest.
+      is_per_variable: whether a variable's update depends on no state that another one's changes,
+        so that different tasks can update different variables.
+    """
+
+    is_elementwise: bool = True
+    is_per_variable: bool = True
+
+
+# Keras's optimizers by the names of their classes, which Keras 3 and tf_keras share.
+_TRAITS = {
+    "Adadelta": Traits(),
+    "Adafactor": Traits(is_elementwise=False),  # keeps means of a variable's rows and columns
+    "Adagrad": Traits(),
+    "Adam": Traits(),
+    "AdamW": Traits(),
+    "Adamax": Traits(),
+    "Ftrl": Traits(),
+    "Lamb": Traits(is_elementwise=False),  # scales by the norm of a variable
+    "Lion": Traits(),
+    "Muon": Traits(is_elementwise=False),  # makes the update of a matrix orthogonal
+    "Nadam": Traits(is_per_variable=False),  # one product of decays is that of all variables
+    "RMSprop": Traits(),
+    "SGD": Traits(),
+}
+ELEMENTWISE = [name for name, traits in _TRAITS.items() if traits.is_elementwise]
+ON_SLICES = [name for name in ELEMENTWISE if _TRAITS[name].is_per_variable]
 # Options with which an optimizer stores and updates whole variables in every step.
 _WHOLE_STATE_OPTIONS = ("use_ema", "gradient_accumulation_steps")
 
@@ -34,10 +54,24 @@ def is_elementwise(optimizer: Any) -> bool:
     (True, False)
     """
     cls = type(optimizer)
-    said = getattr(cls, "elementwise", None)
-    if said is not None:
-        return bool(said)
+    declared = getattr(cls, "elementwise", None)
+    if declared is not None:
+        return bool(declared)
+    # A subclass of one of them may override its update.
     return is_of_keras(cls) and cls.__name__ in ELEMENTWISE
+
+
+def is_per_variable(optimizer: Any) -> bool:
+    """Returns whether an optimizer updates each variable independently of the others.
+
+    That of an unknown class is taken to do so; a subclass shares the state of its base class.
+
+    >>> import keras
+    >>> is_per_variable(keras.optimizers.Adam()), is_per_variable(keras.optimizers.Nadam())
+    (True, False)
+    """
+    names = [cls.__name__ for cls in type(optimizer).__mro__]
+    return all(_TRAITS[name].is_per_variable for name in names if name in _TRAITS)
 
 
 def update_without_xla(optimizer: Any) -> None:

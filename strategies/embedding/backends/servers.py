@@ -1,0 +1,85 @@
+"""Tables whose rows are on the parameter servers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from strategies.collectives import Collectives
+from strategies.embedding.lookup.server import ServerRouter
+from strategies.embedding.placement_report import placement_on_servers
+from strategies.embedding.shard.server_shard import RemoteTableShard
+from strategies.embedding.shard.table_shard import Group, TableSpecs
+from strategies.embedding.tables import Tables
+from strategies.ps.embedding_rows import RemoteRowVariable
+from strategies.variables.row_variable import RowVariable, new_name
+
+
+class ServerBackend:
+    """Shards tables over the parameter servers, which look up ids and apply gradients.
+
+    Args:
+      strategy: strategy that the tables are created under.
+    """
+
+    def __init__(self, strategy: tf.distribute.Strategy):
+        self._strategy = strategy
+
+    @property
+    def may_prefetch(self) -> bool:
+        """Whether workers are not in step, so that rows lack others' latest updates in any case."""
+        return not self._strategy.extended.in_step
+
+    def check(self, specs: TableSpecs) -> None:
+        """Raises ValueError if parameter servers do not support one of the tables."""
+        for configs in specs.groups.values():
+            for config in configs:
+                plain = config.optimizer is None and config.overflow == "error"
+                if not plain or config.is_replicated:
+                    raise ValueError(
+                        "Tables on parameter servers cannot have an optimizer of their own, "
+                        "overflow='share' or placement='replicated'. Received: "
+                        f"optimizer={config.optimizer!r}, overflow={config.overflow!r} and "
+                        f"placement={config.placement!r} for the table {config.name!r}. Omit "
+                        "them, or start the job without --ps."
+                    )
+
+    def create_tables(
+        self, specs: TableSpecs, collectives: Collectives, optimizers: Mapping[str, Any]
+    ) -> Tables:
+        """Creates the tables; see `TableBackend`.
+
+        Raises:
+          ValueError: if parameter servers do not support one of the tables.
+        """
+        del collectives, optimizers
+        self.check(specs)
+        extended = self._strategy.extended
+        name = extended.registry.new_name("embedding")
+        shards = [
+            RemoteTableShard(extended, server, specs, name) for server in extended.servers.servers
+        ]
+        variables: Mapping[Group, RowVariable] = {
+            group: RemoteRowVariable(
+                [shard.variables[group] for shard in shards],
+                np.zeros(group.width, np.float32),
+                True,
+                new_name(),
+                self._strategy,
+                _slot_maker(shards, group),
+            )
+            for group in specs.groups
+        }
+        for group, variable in variables.items():
+            for shard in shards:
+                shard.share_optimizers(group, variable)
+        routers = {group: ServerRouter(extended, shards, group) for group in specs.groups}
+        placements = dict.fromkeys(specs.groups, placement_on_servers(len(shards)))
+        return Tables(specs, extended.workers, shards, placements, variables, routers, {})
+
+
+def _slot_maker(shards: Sequence[RemoteTableShard], group: Group) -> Callable[..., Any]:
+    return lambda name, row: [shard.new_slot(group, name, row) for shard in shards]
