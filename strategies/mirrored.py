@@ -179,9 +179,9 @@ def validate_devices(devices: Sequence[str]) -> list[str]:
     # device would all run the first one's trace.
     if not found or len(set(found)) < len(found) or not set(found) <= set(known):
         raise ValueError(
-            "Replicas are on devices that TensorFlow has, one on each. Received: "
-            f"{list(devices)}; there are {', '.join(known)}. Name each once, such as "
-            f'"{known[0]}"; with num_replicas=2 there are two logical CPUs where there are no GPUs.'
+            "Each replica must have its own device, and TensorFlow must know it. Received: "
+            f"{list(devices)}; the devices are {', '.join(known)}. Name each once, such as "
+            f'"{known[0]}"; num_replicas=2 creates two logical CPUs if there are no GPUs.'
         )
     return found
 

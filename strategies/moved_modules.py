@@ -3,10 +3,6 @@
 Names inside the modules are those of today. Delete this module, and its users, after that release.
 """
 
-import sys
-
-from tf_config.moved_modules import MovedModules
-
 MOVED = {
     "strategies.assertions": "strategies.utils.assertions",
     "strategies.callbacks.measured": "strategies.profiling.step_timing",
@@ -53,8 +49,3 @@ MOVED = {
     "strategies.variables.state": "strategies.variables.unsynchronized_state",
     "strategies.variables.zero": "strategies.variables.sharded_optimizer_state",
 }
-
-
-def keep_old_names() -> None:
-    """Lets the modules of `strategies` be imported by their old names too."""
-    sys.meta_path.append(MovedModules(MOVED))

@@ -233,12 +233,12 @@ def options_of(
             advice = (
                 "Use min_slice_size=N, in elements."
                 if name == "variable_partitioner"
-                else "Leave it out."
+                else "Omit it."
             )
             raise TypeError(
-                "ParameterServerStrategy takes cluster_resolver, num_replicas, start_timeout, "
-                f"{', '.join(known)}, or options=ParameterServerOptions(...). Received: {name!r}. "
-                f"{advice}"
+                "The arguments of ParameterServerStrategy must be cluster_resolver, num_replicas, "
+                f"start_timeout, {', '.join(known)}, or options=ParameterServerOptions(...). "
+                f"Received: {name!r}. {advice}"
             )
     if options is None:
         return ParameterServerOptions(**settings)
@@ -377,7 +377,7 @@ def _announce_end(
         membership.set_state(rank, LEFT)
         if server.number == 0 and (missing := membership.workers(AWAITED)):
             names = ", ".join(str(tasks[rank]) for rank in missing)
-            logging.warning("%s did not come in all the time. %s", names, SAME_SCRIPT)
+            logging.warning("%s never connected. %s", names, SAME_SCRIPT)
 
 
 def _shared_through(registry: VariableRegistry, number: int) -> int:

@@ -60,14 +60,18 @@ def main() -> int:
             # Workers that are present report which workers they wait for.
             if missing and not membership.workers(PRESENT):
                 is_over = bool(membership.workers(LEFT))
-                what = f"serves on, for {missing} never came" if is_over else f"waits for {missing}"
+                what = (
+                    f"keeps serving, because {missing} never connected"
+                    if is_over
+                    else f"waits for {missing}"
+                )
                 print(f"{task} {what}.", SAME_SCRIPT, flush=True)
             there = ", ".join(str(workers[rank]) for rank in membership.workers(PRESENT))
             if there and membership.workers(LEFT) and there != said:
                 said = there
                 print(
-                    f"{task} serves on for {there}, where others have ended. If that was killed, "
-                    "start it again, or end this server.",
+                    f"{task} keeps serving {there}, while other workers have ended. If {there} was "
+                    "killed, restart it, or end this server.",
                     flush=True,
                 )
     time.sleep(_LEAVE_SECONDS)

@@ -45,12 +45,8 @@ MOVED = {
 }
 
 
-class MovedModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Import hook that gives a module of today for the name that it had.
-
-    Args:
-      moved: today's names by the old ones. "" stands for a package that has no modules of its own.
-    """
+class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Import hook that gives a module of today for the name that it had."""
 
     def __init__(self, moved: Mapping[str, str]):
         self._moved = moved
@@ -69,6 +65,10 @@ class MovedModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             sys.modules[module.__name__] = importlib.import_module(self._moved[module.__name__])
 
 
-def keep_old_names() -> None:
-    """Lets the modules of `tf_config` be imported by their old names too."""
-    sys.meta_path.append(MovedModules(MOVED))
+def keep_old_names(moved: Mapping[str, str] = MOVED) -> None:
+    """Lets modules be imported by their old names too.
+
+    Args:
+      moved: today's names by the old ones. "" stands for a package that has no modules of its own.
+    """
+    sys.meta_path.append(_Finder(moved))

@@ -238,7 +238,7 @@ class Checkpoint(Callback):
         _assign(self._variables(), arrays)
         self._step = self._saved_step = latest["step"]
         self._to_skip = latest["batch"]
-        logging.info("Training goes on behind step %d.", self._step)
+        logging.info("Training continues after step %d.", self._step)
         epochs, first_epoch = running_fit()
         begin_at(self.model, latest["epoch"])
         for _ in range(first_epoch, latest["epoch"]):

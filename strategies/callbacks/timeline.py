@@ -24,16 +24,14 @@ from strategies.profiling.step_timing import measure_steps
 from strategies.utils.argument_checks import check_whole_number
 
 _NOTES = (
-    "Times are of each host's wall clock. Waiting is the time from a worker's coming to an "
-    "exchange until the last one came, and is right between hosts as far as their clocks agree.",
-    "Communication is from the moment when the values are there until the result is: queues, "
-    "waiting and transfer. Computation may go on meanwhile.",
-    "Compute is the rest of a step: sums over the replicas of one worker are a part of it.",
+    "Times are from each host's wall clock. Waiting is the time from a worker's arrival at an "
+    "exchange until the last worker's; between hosts it is as accurate as their clocks.",
+    "Communication is the time from when the values are ready until the result is: queueing, "
+    "waiting and transfer. Computation may continue meanwhile.",
+    "Compute is the rest of a step, including sums over the replicas of one worker.",
 )
-_NO_INPUT = "Input was not observed on {}, and is a part of compute."
-_ON_GPU = (
-    "On GPUs an operation's end is seen when it is handed to the GPU; use TensorFlow's profiler."
-)
+_NO_INPUT = "Input was not observed on {}, and is included in compute."
+_ON_GPU = "On GPUs an operation ends here when it is handed to the GPU; use TensorFlow's profiler."
 
 
 class StepTimeline(Callback):

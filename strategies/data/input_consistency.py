@@ -67,15 +67,16 @@ def different_rows_message(rank: int, where: str = "") -> str:
       where: where the rows were found, to be added to what was received.
     """
     return (
-        "All workers must pass the same rows in the same order, for each batch is divided among "
-        f"them. Received: rows of worker {rank} that are not those of worker 0{where}: some rows "
-        "would be trained on twice, and others never. If NumPy, Python, TensorFlow or "
-        "scikit-learn shuffles or splits them, seed that alike on all workers, and not by rank: "
-        "keras.utils.set_random_seed(1), shuffle(n, seed=1) or random_state=1. Read with "
-        "deterministic=True, and not from a job that workers of a tf.data service share. Leave "
-        "out what divides them, such as Dataset.shard. If each worker is to have rows of its own, "
-        "set AutoShardPolicy.OFF or call strategy.distribute_datasets_from_function; if they only "
-        "seem to differ, AutoShardPolicy.DATA."
+        "All workers must pass the same examples in the same order, because each batch is divided "
+        f"among them. Received: examples of worker {rank} that differ from those of worker "
+        f"0{where}, so some examples would be trained on twice, and others never. If NumPy, "
+        "Python, TensorFlow or scikit-learn shuffles or splits them, use the same seed on all "
+        "workers, independent of the rank: keras.utils.set_random_seed(1), shuffle(n, seed=1) or "
+        "random_state=1. Read with deterministic=True, and not from a job that workers of a "
+        "tf.data service share. Remove what shards them, such as Dataset.shard. If each worker "
+        "should have its own examples, set AutoShardPolicy.OFF or call "
+        "strategy.distribute_datasets_from_function; if they only seem to differ, set "
+        "AutoShardPolicy.DATA."
     )
 
 

@@ -207,9 +207,9 @@ def _check_sizes(spec: Any, steps: int) -> None:
     """Checks that the shapes of empty batches are known if no row tells them."""
     if steps and has_unknown_sizes(spec):
         raise ValueError(
-            "The reader must give rows of known shape to a worker that has none. Received: no rows "
-            f"for this worker, and batches of {spec}. Return a tensor of fixed shape, as "
-            "tf.ensure_shape(row, [3]) does; or choose shard='rows'."
+            "The reader must return tensors of known shape to a worker without examples. "
+            f"Received: no examples for this worker, and batches of {spec}. Return tensors of "
+            "fixed shape, for example tf.ensure_shape(example, [3]), or pass shard='rows'."
         )
 
 
@@ -219,8 +219,9 @@ def _steps(rows: tf.data.Dataset, size: int, uneven: str, collectives: Collectiv
     counts = collectives.all_gather(-(-count[tf.newaxis] // size)).numpy().tolist()
     if uneven == "cut" and not min(counts):
         raise ValueError(
-            "Training is cut to what the worker with the fewest rows has. Received: no rows for "
-            f"worker {counts.index(0)}. Choose uneven='empty', or shard='rows'."
+            "With uneven='cut' every worker must have examples, because training ends with the "
+            f"worker that has the fewest. Received: no examples for worker {counts.index(0)}. "
+            "Pass uneven='empty', or shard='rows'."
         )
     return min(counts) if uneven == "cut" else max(counts)
 
@@ -232,13 +233,14 @@ def shard_unit(names: Sequence[str], shard: str, collectives: Collectives) -> st
     listed = ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
     if shard == "files":
         raise ValueError(
-            f"Each worker has a file of its own, or more. Received: {len(names)} for "
-            f"{collectives.size} workers: {listed}. Cut them into more with 'tf-config split', or "
-            "choose shard='rows'."
+            f"With shard='files' each worker must have at least one file. Received: {len(names)} "
+            f"for {collectives.size} workers: {listed}. Split them into more files with "
+            "'tf-config split', or pass shard='rows'."
         )
     logging.warning(
-        "Every worker reads all of %s and keeps each %d-th row, for there are fewer files than "
-        "workers. 'tf-config split' makes more of them; shard='rows' says that it is meant so.",
+        "There are fewer files than workers, so every worker reads all of %s and keeps one "
+        "example in %d. Split the files with 'tf-config split', or pass shard='rows' if this is "
+        "intended.",
         listed,
         collectives.size,
     )
@@ -271,7 +273,7 @@ def _check(
             )
     if uneven == "cut" and steps is not None:
         raise ValueError(
-            "uneven='cut' counts the rows, to stop where the first worker has no more. Received: "
-            f"steps={steps} with it. Leave out steps; or uneven, if every worker has rows for so "
-            "many."
+            "uneven='cut' and steps cannot be combined, because 'cut' determines the number of "
+            f"steps from the worker with the fewest examples. Received: steps={steps}. Omit steps; "
+            "or omit uneven, if every worker has examples for that many steps."
         )

@@ -41,11 +41,11 @@ def check_same_call(collectives: Collectives, operation: str, detail: str = "") 
     if len(set(calls)) > 1:
         by_worker = "; ".join(f"worker {rank}: {text}" for rank, text in enumerate(calls))
         raise ValueError(
-            "All workers make the same calls in the same order, with as many rows and steps. "
-            f"Received: {by_worker}. Make the same model on all workers. Give them the same data, "
-            "or shard it by "
-            "strategies.read_files or AutoShardPolicy.OFF, which fill up what is uneven; call "
-            "fit, evaluate, predict, reduce, gather and save on all of them."
+            "All workers must make the same calls in the same order, with the same numbers of "
+            f"examples and steps. Received: {by_worker}. Create the same model on all workers. "
+            "Pass them the same data, or shard it with strategies.read_files or "
+            "AutoShardPolicy.OFF, which pad uneven shards; call fit, evaluate, predict, reduce, "
+            "gather and save on all of them."
         )
 
 

@@ -75,10 +75,10 @@ class State:
         if self.ended:
             return "has ended"
         if self.is_silent:
-            return f"has said nothing for {self.silent:.0f} s"
+            return f"has not reported for {self.silent:.0f} s"
         if self.waited >= seconds:
             return f"waits in {self.place}" if self.place else "waits"
-        return f"is in {self.place}" if self.place else "has not said where it is"
+        return f"is in {self.place}" if self.place else "has not reported where it is"
 
     def to_bytes(self) -> bytes:
         """Returns the entry, which `from_bytes` can read."""

@@ -35,7 +35,7 @@ def where(thread: int) -> str:
     _, model = call_in(stack)
     place = place_in(stack)
     iterations = getattr(getattr(model, "optimizer", None), "iterations", None)
-    words = [] if iterations is None else [f"behind step {int(iterations.numpy())}"]
+    words = [] if iterations is None else [f"after step {int(iterations.numpy())}"]
     return ", ".join([*words, *([f"in {place}"] if place else [])])
 
 

@@ -284,7 +284,7 @@ class Watchdog:
         rest = f" and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
         return (
             f"{self._describe_wait(mine)}, for the other workers: {', '.join(named)}{rest}{more}. "
-            "All workers call it, with as many steps."
+            "All workers must call it, with the same number of steps."
         )
 
     def _report_unreached(self, mine: State) -> str:

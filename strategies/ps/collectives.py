@@ -222,9 +222,8 @@ class ServerCollectives(AllToAllViaAllGather):
             return
         for rank in np.flatnonzero(np.array(self._servers.present) & ~present):
             logging.warning(
-                "Of %d workers, the one of rank %d has ended; the others go on, and it counts as "
-                "one that has no more rows.",
-                self.size, rank,
+                "Worker %d of %d has ended; the others continue as if it had no more examples.",
+                rank, self.size,
             )  # fmt: skip
         self._servers.present = present.tolist()
 

@@ -73,9 +73,10 @@ class ServerDataset(ReplicaDataset):
     def _warn_of_own_rows(self, method: str) -> None:
         if not self._is_warned:
             logging.warning(
-                "%s is of worker %d's rows alone, for so is its dataset: AutoShardPolicy.OFF, a "
-                "function for each worker, or what was made of a worker's part. Pass all rows, as "
-                "arrays or a tf.data.Dataset of another policy, to evaluate all of them.",
+                "%s covers only the examples of worker %d, because its dataset does: it has "
+                "AutoShardPolicy.OFF, or is created by a function for each worker or from a "
+                "worker's part. Pass all examples, as arrays or as a tf.data.Dataset with another "
+                "policy, to evaluate all of them.",
                 method, self._extended.workers.rank,
             )  # fmt: skip
         self._is_warned = True

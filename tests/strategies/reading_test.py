@@ -127,7 +127,7 @@ def test_resampling_fills_all_batches_up(tmp_path, monkeypatch, rank):
 
 def test_a_worker_without_rows(tmp_path, monkeypatch):
     assert epoch(tmp_path, monkeypatch, "resample", 2, [3, 1, 0], [2, 1, 0]) == [[], []]
-    with pytest.raises(ValueError, match="no rows for worker 2. Choose uneven='empty'"):
+    with pytest.raises(ValueError, match="no examples for worker 2. Pass uneven='empty'"):
         epoch(tmp_path, monkeypatch, "cut", 0, [3, 1, 0], [2, 1, 0])
 
 
@@ -145,7 +145,7 @@ def test_a_worker_without_rows_learns_their_shape(tmp_path, monkeypatch):
     worker = FakeWorker(1, 2, lambda _, mine: others.get((len(mine.shape), mine.shape[-1]), mine))
     monkeypatch.setattr(reading, "_check_same_names", lambda names, collectives: None)
     assert [batch.shape for batch in read(worker)] == [[0, 2]] * 3
-    with pytest.raises(ValueError, match="must give rows of known shape"):
+    with pytest.raises(ValueError, match="must return tensors of known shape"):
         read(FakeWorker(1, 2, lambda _, mine: mine), steps=2)
 
 
@@ -222,11 +222,11 @@ def test_fewer_files_than_workers_is_said_with_their_names(tmp_path, monkeypatch
     )
     assert shard_unit(names, "auto", with_steps(1, 2)) == "rows"
     assert text(rows_of(names, with_steps(1, 2), shard="rows")) == ["0:1", "0:3"]
-    assert len(said) == 1 and f"reads all of {names[0]} and keeps each 2-th row" in said[0]
+    assert len(said) == 1 and f"reads all of {names[0]} and keeps one example in 2" in said[0]
     assert shard_unit(names, "rows", with_steps(1, 2)) == "rows"
     assert shard_unit(names, "auto", with_steps(0, 1)) == "files"
     assert len(said) == 1
-    with pytest.raises(ValueError, match="1 for 2 workers: .*part-000.txt. Cut them into more"):
+    with pytest.raises(ValueError, match="1 for 2 workers: .*part-000.txt. Split them into more"):
         shard_unit(names, "files", with_steps(1, 2))
 
 
@@ -249,7 +249,10 @@ def test_names_and_patterns(tmp_path):
         ({"steps": 0}, "steps must be a whole number from 1. Received: 0"),
         ({"shard": "file"}, "shard must be one of 'auto', 'files', 'rows'. Received: 'file'"),
         ({"uneven": "drop"}, "uneven must be one of 'empty', 'resample', 'cut'. Received: 'drop'"),
-        ({"uneven": "cut", "steps": 2}, "uneven='cut' counts the rows, .* Received: steps=2"),
+        (
+            {"uneven": "cut", "steps": 2},
+            "and steps cannot be combined, .* Received: steps=2",
+        ),
     ],
 )
 def test_wrong_arguments(tmp_path, arguments, message):

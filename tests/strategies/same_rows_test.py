@@ -29,7 +29,7 @@ def are_same(*datasets):
     try:
         check_same_rows(two, FakeWorker(1, 2, lambda rank, mine: recorder.brought))
     except ValueError as error:
-        assert "rows of worker 1 that are not those of worker 0" in str(error)
+        assert "examples of worker 1 that differ from those of worker 0" in str(error)
         return False
     return True
 
@@ -169,7 +169,7 @@ def test_a_worker_that_differs_is_named():
 
     assert checked([first, first]) == [1]
     errors = (ValueError, tf.errors.InvalidArgumentError)  # eager, and inside of a function
-    with pytest.raises(errors, match="rows of worker 2 that are not"):
+    with pytest.raises(errors, match="examples of worker 2 that differ"):
         checked([first, other])
 
 

@@ -403,7 +403,7 @@ def test_tasks_share_the_cores_unless_told_otherwise(job):
 def test_a_program_that_does_not_exist_is_one_line_and_leaves_nothing(job):
     for program, rule, message in [
         ("none.py", "The script must exist.", "which is not a file here"),
-        ("none", "The program must be one that can be run.", "No such file"),
+        ("none", "The program must exist and be executable.", "No such file"),
     ]:
         code, output = job.run("--workers", 2, program)
         assert code == 2

@@ -16,7 +16,7 @@ from tf_config.launcher.settings import LaunchOptions
 
 
 def add_settings(
-    parser: argparse.ArgumentParser, threads: str = "the cores shared out", gpus: bool = True
+    parser: argparse.ArgumentParser, threads: str = "an equal share", gpus: bool = True
 ) -> None:
     """Adds the arguments for the settings of the tasks' processes.
 
@@ -29,29 +29,31 @@ def add_settings(
         "--start-timeout",
         type=seconds,
         metavar="SECONDS",
-        help="wait so long for the others at the start (300)",
+        help="time limit for all tasks to start (300)",
     )
     parser.add_argument(
         "--step-timeout",
         type=seconds,
         metavar="SECONDS",
-        help="end a job whose workers wait so long for one inside of a step (never)",
+        help="time limit for a wait within a step (none)",
     )
     parser.add_argument(
         "--threads-per-worker",
         type=positive,
         metavar="N",
-        help=f"of TensorFlow and OpenMP ({threads})",
+        help=f"threads of TensorFlow and OpenMP ({threads})",
     )
     if gpus:
         parser.add_argument(
             "--gpus-per-worker",
             type=count,
             metavar="N",
-            help="each sees so many GPUs of its own, by CUDA_VISIBLE_DEVICES",
+            help="GPUs that each worker sees, by CUDA_VISIBLE_DEVICES",
         )
     parser.add_argument(
-        "--interface", metavar="NAME", help="the network that Horovod, NCCL and MPI use, as eth2"
+        "--interface",
+        metavar="NAME",
+        help="interface for Horovod, NCCL and MPI, such as eth2",
     )
 
 
@@ -67,7 +69,7 @@ class _ProgramAction(argparse.Action):
     ) -> None:
         """Stores the program."""
         if namespace.program == MODULE:
-            parser.error(f"argument {MODULE}: the module must be a word of its own")
+            parser.error(f"argument {MODULE}: the module must be a separate argument")
         namespace.program = values
 
 
@@ -103,7 +105,7 @@ def add_program(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME[=VALUE]",
-        help="a variable; without a value, this environment's",
+        help="variable; without a value, with its value here",
     )
     program = parser.add_argument(
         "program", action=_ProgramAction, help="a Python script, or a program on the PATH"
@@ -114,9 +116,11 @@ def add_program(parser: argparse.ArgumentParser) -> None:
         dest="program",
         program=program,
         metavar="MODULE [ARGUMENT ...]",
-        help="in place of the program: a module, as python -m",
+        help="run a module instead, as python -m does",
     )
-    rest = parser.add_argument("arguments", nargs=argparse.REMAINDER, help="passed on as they are")
+    rest = parser.add_argument(
+        "arguments", nargs=argparse.REMAINDER, help="passed to the program unchanged"
+    )
     rest.required = False  # or argparse would report it, too, when the program is missing
     parser.set_defaults(parser=parser)
     offer_paths(program, "file")
@@ -161,8 +165,8 @@ def warn_of_options_behind(arguments: argparse.Namespace) -> None:
     ]
     if ours:
         say(
-            f"warning: {', '.join(ours)} stands behind {script or arguments.program}, so it is "
-            f"passed on to it. Options of {arguments.parser.prog} stand before the program."
+            f"warning: {', '.join(ours)} follows {script or arguments.program}, so it is passed to "
+            f"it. Options of {arguments.parser.prog} must precede the program."
         )
 
 

@@ -17,7 +17,7 @@ def add_output(parser: argparse.ArgumentParser) -> None:
         type=Path,
         default=Path("-"),
         metavar="FILE",
-        help="a new file; - for standard output (-)",
+        help="file to create; - for standard output (-)",
     )
     offer_paths(output, "file")
 

@@ -18,7 +18,7 @@ from tf_config.text_table import rich_table
 
 NAME = "show"
 USAGE = "[OPTION ...]"
-SUMMARY = "show the cluster that this process is part of, what it is told, and who says so"
+SUMMARY = "show this process's cluster and settings, and where they come from"
 EXAMPLE = "srun tf-config show"
 
 
@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_source(parser)
     add_settings(parser)
     graph = parser.add_argument(
-        "--graph", type=Path, metavar="FILE", help="draw hosts and tasks into this file, as SVG"
+        "--graph", type=Path, metavar="FILE", help="draw hosts and tasks to this SVG file"
     )
     offer_paths(graph, "file")
 

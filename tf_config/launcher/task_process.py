@@ -73,7 +73,7 @@ class TaskProcess:
                 if beside is not None:
                     beside.close()
             raise ClusterConfigError(
-                f"The program must be one that can be run. Received: {quoted(argv[0])} "
+                f"The program must exist and be executable. Received: {quoted(argv[0])} "
                 f"({error.strerror}). Pass a Python script or a program on the PATH."
             ) from None
         self.popen = self._session.popen
