@@ -56,7 +56,7 @@ def from_tf_config(
     All options are checked wherever the script runs, and a warning names those that are not used.
 
     Args:
-      cluster_resolver: the cluster and the task of this process, in place of TF_CONFIG.
+      cluster_resolver: the cluster and the task of this process, instead of TF_CONFIG.
       options: `ReductionOptions` for workers without servers, `ParameterServerOptions` for
         workers with servers, or both in a list.
       num_replicas: the number of replicas of each worker.

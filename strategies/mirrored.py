@@ -104,7 +104,7 @@ class MirroredStrategy(ReplicatedStrategy, tf.distribute.MirroredStrategy):
         the CPU.
       cross_device_ops: the operations that sum gradients over the replicas. None means NCCL
         between GPUs, and on the CPU a sum on the first replica's device.
-      num_replicas: the number of replicas, in place of `devices`. Each replica uses a GPU, or a
+      num_replicas: the number of replicas, instead of `devices`. Each replica uses a GPU, or a
         logical CPU if there are no GPUs. Logical CPUs can only be created before TensorFlow is
         initialized, so create the strategy first.
       options: how gradients are reduced.

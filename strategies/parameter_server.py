@@ -68,14 +68,14 @@ class ParameterServerStrategy(ReplicatedStrategy, tf.distribute.MultiWorkerMirro
 
     * "sync": all workers take each step together, and the servers make one update from it. N
       workers train like one process with the same global batch, and nothing is stale. A worker
-      that ends before the others counts as one without rows; a worker that is killed is waited
+      that ends before the others counts as one without examples; a worker that is killed is waited
       for.
-    * "async": no worker waits. Updates are queued and sent in the background. A worker's copy
-      lacks at most `send_queue_size` of its own steps that are queued or being sent, and
-      `pull_every - 1` steps that were sent since the last pull. The number of other workers' steps
-      that it lacks is not bounded. Adam tolerates little staleness with few rows per step: on the
-      click logs of examples/, queues of 1, 2 and 4 steps gave an AUC of 0.768, 0.765 and 0.755,
-      and one process gave 0.766.
+    * "async": no worker waits. Updates are queued and sent in the background. A worker's copy lacks
+      at most `send_queue_size` of its own steps that are queued or being sent, and `pull_every - 1`
+      steps that were sent since the last pull. The number of other workers' steps that it lacks is
+      not bounded. Adam tolerates little staleness with few examples per step: on the click logs of
+      examples/, queues of 1, 2 and 4 steps gave an AUC of 0.768, 0.765 and 0.755, and one process
+      gave 0.766.
     * "half_async": a worker waits until its own update has been made, and continues with the new
       values. Its copy lacks none of its own steps; it lacks those that other workers made while it
       computed.
@@ -84,14 +84,14 @@ class ParameterServerStrategy(ReplicatedStrategy, tf.distribute.MultiWorkerMirro
       other workers.
 
     In "sync", `num_replicas_in_sync`, logs, `reduce` and `gather` cover all workers, as under
-    `MultiWorkerMirroredStrategy`. In the other modes each worker is independent: its logs cover
-    its own part of the data, and its number of steps is its own. In every mode, each global batch
-    that trains is sharded by rows. Outside of "sync", a step without rows for a worker leaves its
-    variables unchanged, except for what optimizers do in "geo"; the worker sends nothing, and the
-    step is not counted in `iterations` on the servers.
+    `MultiWorkerMirroredStrategy`. In the other modes each worker is independent: its logs cover its
+    own part of the data, and its number of steps is its own. In every mode, each global batch that
+    trains is sharded by examples. Outside of "sync", a step without examples for a worker leaves
+    its variables unchanged, except for what optimizers do in "geo"; the worker sends nothing, and
+    the step is not counted in `iterations` on the servers.
 
-    Keras's `evaluate`, `predict` and validation in `fit` cover all rows, on every worker. In
-    "sync" the workers share the rows. In the other modes each worker processes all of them with
+    Keras's `evaluate`, `predict` and validation in `fit` cover all examples, on every worker. In
+    "sync" the workers share the examples. In the other modes each worker processes all of them with
     the servers' current values (in "geo" with its own), and waits for no other worker. A dataset
     that belongs to one worker (`distribute_datasets_from_function`, `AutoShardPolicy.OFF`) stays
     its own, with a warning.
@@ -111,7 +111,7 @@ class ParameterServerStrategy(ReplicatedStrategy, tf.distribute.MultiWorkerMirro
     rate of the worker that sends it.
 
     Args:
-      cluster_resolver: the cluster and the task of this process, in place of TF_CONFIG.
+      cluster_resolver: the cluster and the task of this process, instead of TF_CONFIG.
       mode: "sync", "async", "half_async" or "geo"; "async" by default.
       options: `ParameterServerOptions`: the mode, the placement of variables, and what is waited
         for.

@@ -23,7 +23,7 @@ from strategies.compat.keras import (
 from strategies.equality import verify_equal
 from strategies.variables.partitioned import PartitionedVariable
 
-# These run on all workers. Most change training based on the logs, which are the same everywhere.
+# These must run on all workers. Most change training by the logs, which are the same everywhere.
 _IN_STEP_BY_THEMSELVES = (
     "EarlyStopping",
     "LearningRateScheduler",
@@ -54,13 +54,13 @@ def on_first_worker(callback: Any, strategy: tf.distribute.Strategy) -> Any:
     On the other workers the hooks do nothing, except what keeps the workers in step:
     `BackupAndRestore` restores on all workers, which must see the same `backup_dir`, and no worker
     begins or leaves `fit` before the first one has read or written its files. A worker that is
-    killed while it saves leaves the last backup, for a new one replaces it as a whole. tf_keras's
-    `ModelCheckpoint`, `BackupAndRestore` and `TensorBoard` handle workers that are in step
-    themselves; they run on all workers, which wait for each other in the same way.
+    killed while it saves leaves the last backup intact: a new one replaces it as a whole.
+    tf_keras's `ModelCheckpoint`, `BackupAndRestore` and `TensorBoard` handle workers that are in
+    step themselves; they run on all workers, which wait for each other in the same way.
 
     Callbacks that change training based on the logs (`EarlyStopping`, `ReduceLROnPlateau`, ...)
-    act alike on all workers, because the logs are the same; pass them to `fit` as they are. Do
-    the same with a callback that calls `evaluate` or `predict`, in which all workers take part.
+    do the same on all workers, because the logs are the same; pass them to `fit` directly. So must
+    a callback that calls `evaluate` or `predict`, in which all workers take part.
 
     Args:
       callback: a callback of Keras 3 or tf_keras, or your own.
@@ -118,7 +118,7 @@ class _OnFirstWorker:
         hook(model)
 
     def _takes_part(self, name: str) -> bool:
-        # Partitioned state is gathered from all workers before the first one saves it.
+        # The others take part in gathering partitioned state, before the first worker saves it.
         return self._collectives.rank == 0 or (name == "on_epoch_end" and bool(self._state()))
 
     def _state(self) -> list[PartitionedVariable]:

@@ -37,7 +37,7 @@ _ON_GPU = "On GPUs an operation ends here when it is handed to the GPU; use Tens
 class StepTimeline(Callback):
     """Writes a trace of the training steps of all workers, to view in a browser.
 
-    The rows of a worker show when it waited for input, computed, exchanged values, and waited for
+    The tracks of a worker show when it waited for input, computed, exchanged values, and waited for
     another worker to join an exchange:
 
         model.fit(dataset, callbacks=[strategies.callbacks.StepTimeline("steps.json.gz")])
@@ -46,7 +46,7 @@ class StepTimeline(Callback):
     trace-event format. Pass the callback on all workers; the first worker writes the file when
     training ends.
 
-    Each worker has these rows:
+    Each worker has these tracks:
 
     * "steps": the calls of the train function. With `steps_per_execution`, a call has several
       steps.
@@ -54,7 +54,7 @@ class StepTimeline(Callback):
     * "communication": an exchange among the workers or with the parameter servers, from the time
       when its values are ready until its result is. It is measured alike for shared memory,
       Horovod and TensorFlow's collectives; what they do inside an exchange is not measured.
-      Concurrent exchanges have separate rows.
+      Concurrent exchanges have separate tracks.
     * "waiting": the part of an exchange before the last worker joined it, with the name of that
       worker. It is derived from the clocks of all workers, which are the same on one host and
       assumed to agree between hosts (chrony or NTP keep them within milliseconds). Exchanges with
@@ -131,7 +131,7 @@ class StepTimeline(Callback):
 
     def _record_step(self) -> bytes:
         # Exchanges among all workers are matched by their number since the start, so all are kept.
-        # Other spans from before the first step that is kept are of no use.
+        # Other spans are kept from the first kept step on.
         streams, complete = recorded(self._start)
         kept = [step for step in self._steps if step.begin >= complete or complete == self._start]
         steps_begin = kept[0].begin if kept else self._start

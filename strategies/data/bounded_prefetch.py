@@ -16,10 +16,10 @@ from strategies.data.sharding import no_prefetch_options
 def bound_prefetch(dataset: tf.data.Dataset) -> tf.data.Dataset:
     """Returns a dataset that prefetches one batch of Keras 3's generator; other datasets unchanged.
 
-    Keras starts to read a generator anew after the batch that it builds a model with, and in the
-    next `fit`. Prefetched batches are lost then. `prefetch(AUTOTUNE)` reads as many as there is
-    time for, a different number on each worker, so the workers would train on parts of different
-    batches from there on.
+    Keras restarts a generator after the batch that it builds a model with, and in the next `fit`.
+    Prefetched batches are lost then. `prefetch(AUTOTUNE)` reads as many as there is time for, a
+    different number on each worker, so from there on the workers would train on parts of different
+    batches.
 
     Args:
       dataset: the dataset that Keras distributes.
@@ -28,7 +28,7 @@ def bound_prefetch(dataset: tf.data.Dataset) -> tf.data.Dataset:
         return dataset
     (batches,) = dataset_inputs(dataset)
     options = no_prefetch_options()
-    # Nothing here can be tuned, and the end of the tuning may take a minute: see iterator_deletion.
+    # Nothing here can be tuned, and ending the tuning may take a minute: see iterator_deletion.
     options.autotune.enabled = False
     return batches.with_options(options)
 
@@ -50,5 +50,7 @@ def prefetch_one(batches: Iterator[Any]) -> Iterator[Any]:
     with ThreadPoolExecutor(1, thread_name_prefix="generator") as thread:
         following = thread.submit(next, batches, end)
         while (batch := following.result()) is not end:
+            # Before the batch is yielded: if the caller closes this generator there, the end of the
+            # `with` block waits for the next batch, so one more is taken however fast anyone is.
             following = thread.submit(next, batches, end)
             yield batch

@@ -34,8 +34,8 @@ def check_same_call(collectives: Collectives, operation: str, detail: str = "") 
     if collectives.size == 1 or not tf.executing_eagerly():
         return
     record_call()  # the watchdog reports the call in which a worker waits here
-    mine = f"{operation}: {detail}" if detail else operation
-    sent = mine.encode()[:_BYTES].ljust(_BYTES)
+    text = f"{operation}: {detail}" if detail else operation
+    sent = text.encode()[:_BYTES].ljust(_BYTES)
     received = collectives.all_gather(tf.constant([list(sent)], tf.uint8)).numpy()
     calls = [bytes(row).decode(errors="replace").strip() for row in received]
     if len(set(calls)) > 1:

@@ -11,7 +11,7 @@ from typing import Protocol
 from tf_config import Task
 
 SILENT_SECONDS = 15.0
-# Between two looks. After a longer pause it is unknown which workers were silent meanwhile.
+# Between two calls of `look`. After a longer pause it is unknown who was silent meanwhile.
 _LONGEST_PAUSE_SECONDS = 30.0
 
 
@@ -125,7 +125,6 @@ class Peers:
         now = time.monotonic()
         if now - self._looked > _LONGEST_PAUSE_SECONDS:
             self._changed = {}
-        self._looked = now
         states = {}
         for task in self.others:
             entry = self._entries.get(task) if is_reached else None
@@ -134,5 +133,5 @@ class Peers:
             silent = now - self._changed.setdefault(task, now)
             known = State.from_bytes(entry) or State()
             states[task] = dataclasses.replace(known, silent=silent)
-        self._looked = time.monotonic()
+        self._looked = time.monotonic()  # the time that the store took to answer is no pause
         return states

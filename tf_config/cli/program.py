@@ -74,7 +74,7 @@ class _ProgramAction(argparse.Action):
 
 
 class _ModuleAction(argparse.Action):
-    """Takes all words behind `-m` for a module and its arguments, in place of the program.
+    """Takes all words behind `-m` for a module and its arguments, instead of the program.
 
     The program is then `-m`, and its arguments are the module's name and arguments.
     """

@@ -6,7 +6,6 @@ import contextlib
 import functools
 import json
 import os
-import platform
 import shutil
 import signal
 import subprocess
@@ -86,7 +85,8 @@ class Machine:
     def this(cls) -> Machine:
         """Returns this machine with the running Python."""
         path = f"{os.environ.get('PATH', os.defpath)}:{_DAEMONS}"
-        python = platform.python_version()
+        # Unlike `platform.python_version()`, without a "+" of a Python that was built from git.
+        python = ".".join(map(str, sys.version_info[:3]))
         return cls(path, sys.executable, python, _package, os.environ, _processor())
 
     def has(self, program: str) -> bool:

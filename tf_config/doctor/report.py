@@ -7,6 +7,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+
 from tf_config.doctor.machine import Answer, Machine
 
 # As in setup.py.
@@ -82,17 +85,12 @@ def exit_code(lines: Iterable[Line]) -> int:
 
 
 def within(version: str, bounds: str) -> bool:
-    """Returns whether a version is in a range.
+    """Returns whether a version is in a range, as pip decides it.
 
     >>> [within(version, ">=2.18,<2.22") for version in ("2.17.1", "2.18.0", "2.22.0rc1")]
     [False, True, False]
     """
-    least, limit = map(_numbers, bounds.split(","))
-    return least <= _numbers(version) < limit
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(number) for number in re.findall(r"\d+", version)[:2])
+    return SpecifierSet(bounds).contains(version, prereleases=True)
 
 
 def _python(machine: Machine) -> Finding:
@@ -124,10 +122,12 @@ def _numpy(machine: Machine) -> Finding:
 
 def _tf_keras(machine: Machine) -> Finding:
     version, tensorflow = machine.package("tf_keras"), machine.package("tensorflow")
-    if tensorflow is None or (version and _numbers(version) == _numbers(tensorflow)):
+    if tensorflow is None:
         return Finding(version is not None, version or "")
     # Without a version, pip would install the newest and replace TensorFlow with the one it needs.
-    minor = ".".join(map(str, _numbers(tensorflow)))
+    minor = ".".join(map(str, Version(tensorflow).release[:2]))
+    if version and within(version, f"=={minor}.*"):
+        return Finding(True, version)
     here = f"{version} is not for TensorFlow {minor}; " if version else ""
     return Finding(False, f'{here}pip install "tf_keras=={minor}.*"')
 
