@@ -5,7 +5,7 @@ Names inside the modules are those of today. Delete this module, and its users, 
 
 MOVED = {
     "strategies.assertions": "strategies.utils.assertions",
-    "strategies.callbacks.measured": "strategies.profiling.step_timing",
+    "strategies.callbacks.measured": "strategies.profiling.spans",
     "strategies.callbacks.trace": "strategies.profiling.trace",
     "strategies.checks": "strategies.utils.argument_checks",
     "strategies.collectives.health": "",

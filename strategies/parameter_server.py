@@ -153,7 +153,7 @@ class ParameterServerStrategy(ReplicatedStrategy, tf.distribute.MultiWorkerMirro
                 "one. Use the first for all models."
             )
         config = TFConfig.from_env() if cluster_resolver is None else config_of(cluster_resolver)
-        config = _with_servers(config)
+        config = _require_servers(config)
         options = self.options
         placement = Placement(
             len(config.cluster.tasks("ps")), options.placement, options.min_slice_size
@@ -183,7 +183,7 @@ class ParameterServerStrategy(ReplicatedStrategy, tf.distribute.MultiWorkerMirro
         )  # fmt: skip
         tf.distribute.Strategy.__init__(self, extended)
         _created_ranks.append(servers.rank)
-        share_seed(functools.partial(_shared_through, registry))
+        share_seed(functools.partial(_share_number, registry))
         if options.mode == "sync" and servers.size > 1:
             watchdog, session = watch_by_servers(servers, config.cluster, config.task)
             # Runs before _leave, because the watchdog needs one of the servers.
@@ -270,7 +270,7 @@ def update_mode_of(options: ParameterServerOptions, servers: ServerGroup) -> Upd
     return HalfAsync(servers)
 
 
-def _with_servers(config: TFConfig | None) -> TFConfig:
+def _require_servers(config: TFConfig | None) -> TFConfig:
     if config is None or not config.cluster.tasks("ps"):
         found = "no TF_CONFIG" if config is None else "a TF_CONFIG without one"
         raise ClusterConfigError(
@@ -380,7 +380,7 @@ def _announce_end(
             logging.warning("%s never connected. %s", names, SAME_SCRIPT)
 
 
-def _shared_through(registry: VariableRegistry, number: int) -> int:
+def _share_number(registry: VariableRegistry, number: int) -> int:
     """Returns the first worker's number on all workers, shared through the servers."""
     shared = registry.add("seed", (), tf.int64, lambda: np.int64(number), is_counter=True)
     return int(registry.read([shared])[0])

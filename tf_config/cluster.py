@@ -199,7 +199,7 @@ class TFConfig:
                 f"one process, or write for example {_EXAMPLE}."
             )
         try:
-            values = json.loads(text, object_pairs_hook=_without_duplicates)
+            values = json.loads(text, object_pairs_hook=_build_without_duplicates)
         except ClusterConfigError:
             raise
         except (ValueError, RecursionError) as error:
@@ -323,7 +323,7 @@ def _parse_index(value: object) -> int:
     )
 
 
-def _without_duplicates(pairs: Iterable[tuple[str, object]]) -> dict[str, object]:
+def _build_without_duplicates(pairs: Iterable[tuple[str, object]]) -> dict[str, object]:
     values: dict[str, object] = {}
     for key, value in pairs:
         if key in values:

@@ -14,6 +14,7 @@ from types import ModuleType
 
 MOVED = {
     "tf_config.agent": "tf_config.launcher.agent",
+    "tf_config.cli.completing": "tf_config.cli.arguments",
     "tf_config.commands": "tf_config.launcher.commands",
     "tf_config.connect": "tf_config.reachability",
     "tf_config.guardian": "tf_config.launcher.orphan_reaper",

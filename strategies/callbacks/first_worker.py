@@ -23,7 +23,7 @@ from strategies.compat.keras import (
 from strategies.equality import verify_equal
 from strategies.variables.partitioned import PartitionedVariable
 
-# These must run on all workers. Most change training by the logs, which are the same everywhere.
+# These run on all workers. Most change training based on the logs, which are the same everywhere.
 _IN_STEP_BY_THEMSELVES = (
     "EarlyStopping",
     "LearningRateScheduler",
@@ -106,12 +106,14 @@ class _OnFirstWorker:
         if not name.startswith("on_"):
             return found
         if name in ("on_train_begin", "on_train_end"):
-            return self._with_barrier(name, found)
+            return self._add_barrier(name, found)
         if self._runs_on_all_workers or is_default_hook(found):
             return found
         if not self._takes_part(name):
             return _nothing
-        return self._on_first_worker_only(name, replace_backups_atomically(self._callback, found))
+        return self._restrict_to_first_worker(
+            name, replace_backups_atomically(self._callback, found)
+        )
 
     def _set_model(self, hook: Callable[..., Any], model: Any) -> None:
         self._model = model
@@ -126,19 +128,19 @@ class _OnFirstWorker:
         variables = map(tensorflow_variable, optimizer_variables(self._model))
         return [variable for variable in variables if isinstance(variable, PartitionedVariable)]
 
-    def _with_barrier(self, name: str, hook: Callable[..., Any]) -> Callable[..., Any]:
+    def _add_barrier(self, name: str, hook: Callable[..., Any]) -> Callable[..., Any]:
         def run_on_all_workers(*args: Any, **kwargs: Any) -> None:
             if self._runs_on_all_workers or name in self._on_all:
                 hook(*args, **kwargs)
             elif self._collectives.rank == 0:
-                self._on_first_worker_only(name, hook)(*args, **kwargs)
+                self._restrict_to_first_worker(name, hook)(*args, **kwargs)
             if name in self._on_all:
                 self._check_same_start()
             barrier(self._strategy)
 
         return run_on_all_workers
 
-    def _on_first_worker_only(self, name: str, hook: Callable[..., Any]) -> Callable[..., Any]:
+    def _restrict_to_first_worker(self, name: str, hook: Callable[..., Any]) -> Callable[..., Any]:
         def run_on_first_worker(*args: Any, **kwargs: Any) -> None:
             with contextlib.ExitStack() as stack:
                 for variable in self._state() if name == "on_epoch_end" else ():

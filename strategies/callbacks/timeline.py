@@ -19,8 +19,7 @@ from strategies.collectives.workers import collectives_of
 from strategies.diagnostics.consistency import check_same_call
 from strategies.files.atomic_files import all_writing
 from strategies.profiling import trace
-from strategies.profiling.spans import INPUT, Recorded, Span, recorded
-from strategies.profiling.step_timing import measure_steps
+from strategies.profiling.spans import INPUT, Recorded, Span, measure_steps, read_spans
 from strategies.utils.argument_checks import check_whole_number
 
 _NOTES = (
@@ -132,7 +131,7 @@ class StepTimeline(Callback):
     def _record_step(self) -> bytes:
         # Exchanges among all workers are matched by their number since the start, so all are kept.
         # Other spans are kept from the first kept step on.
-        streams, complete = recorded(self._start)
+        streams, complete = read_spans(self._start)
         kept = [step for step in self._steps if step.begin >= complete or complete == self._start]
         steps_begin = kept[0].begin if kept else self._start
         shown = [

@@ -52,7 +52,7 @@ from strategies.data.bounded_prefetch import bound_prefetch
 from strategies.data.distributed_dataset import ReplicaDataset, check_options, per_replica_datasets
 from strategies.data.same_batches import BatchComparison
 from strategies.data.same_order import in_common_order
-from strategies.data.sharding import equal_steps, is_divided, shard_dataset, without_sharding
+from strategies.data.sharding import equal_steps, is_divided, shard_dataset, undo_sharding
 from strategies.diagnostics.consistency import check_same_call
 from strategies.diagnostics.progress import tell_progress
 from strategies.reduction import ReductionOptions, ReplicaCrossDeviceOps
@@ -438,7 +438,7 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         check_options(options, per_replica=False)
         check_same_outside(running_call()[1], self.collectives)
         dataset = bound_prefetch(dataset)
-        source = dataset if without_sharding(dataset) is dataset else None
+        source = dataset if undo_sharding(dataset) is dataset else None
         dataset = in_common_order(dataset, self.collectives)
         # Keras's methods take each batch on all workers together.
         is_compared = self.collectives.size > 1 and running_method() is not None

@@ -142,7 +142,7 @@ def mark_sharded(dataset: tf.data.Dataset, whole: _Maker | None = None) -> tf.da
     return dataset
 
 
-def without_sharding(dataset: tf.data.Dataset) -> tf.data.Dataset | None:
+def undo_sharding(dataset: tf.data.Dataset) -> tf.data.Dataset | None:
     """Returns the dataset of all workers' examples; None if only this worker's are known."""
     while (dataset := _unwrap_options(dataset)) in _sharded:
         whole = _sharded[dataset]

@@ -19,7 +19,7 @@ from strategies.profiling.spans import (
     Recorded,
     Span,
     common,
-    covered,
+    covered_seconds,
     union,
 )
 
@@ -140,12 +140,12 @@ def seconds_of(worker: WorkerSteps, waits: Sequence[Span]) -> dict[str, float]:
     {'steps': 10.0, 'input': 1.0, 'compute': 6.0, 'communication': 1.0, 'waiting': 2.0}
     """
     steps = [(step.begin, step.end) for step in worker.steps]
-    waiting = covered(waits, steps)
+    waiting = covered_seconds(waits, steps)
     result = {
         "steps": sum(end - begin for begin, end in steps),
-        "input": covered(worker.spans(INPUT), steps),
+        "input": covered_seconds(worker.spans(INPUT), steps),
         "compute": sum(span.end - span.begin for span in compute_of(worker)),
-        "communication": max(covered(worker.spans(EXCHANGE), steps) - waiting, 0.0),
+        "communication": max(covered_seconds(worker.spans(EXCHANGE), steps) - waiting, 0.0),
         "waiting": waiting,
     }
     return {name: round(value, 6) for name, value in result.items()}

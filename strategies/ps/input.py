@@ -10,7 +10,7 @@ from absl import logging
 
 from strategies.compat.keras import running_method
 from strategies.data.distributed_dataset import ReplicaDataset
-from strategies.data.sharding import shard_batches, without_sharding
+from strategies.data.sharding import shard_batches, undo_sharding
 
 
 class ServerDataset(ReplicaDataset):
@@ -63,7 +63,7 @@ class ServerDataset(ReplicaDataset):
             if len(present) == workers.size:
                 return None
             _check_all_present(method, present, workers.size)
-        whole = None if self._whole is None else without_sharding(self._whole)
+        whole = None if self._whole is None else undo_sharding(self._whole)
         if whole is None:
             self._warn_of_own_rows(method)
             return None

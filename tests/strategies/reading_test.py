@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import strategies
 from strategies.data import read_files as reading
 from strategies.data.read_files import batches_of, examples_of, names_of, shard_unit
-from strategies.data.sharding import mark_sharded, shard_dataset, without_sharding
+from strategies.data.sharding import mark_sharded, shard_dataset, undo_sharding
 from tests.support.check_jobs import checks_of
 from tests.support.fakes import FakeWorker, with_steps
 
@@ -175,8 +175,8 @@ def test_options_that_are_set_later_change_no_part():
     mine = mark_sharded(rows.batch(2), lambda: rows.batch(4)).with_options(options)
     found = [batch.numpy().tolist() for batch in shard_dataset(mine, with_steps(0, 2))]
     assert found == [[0, 1], [2, 3]]
-    assert [batch.numpy().tolist() for batch in without_sharding(mine)] == [[0, 1, 2, 3]]
-    assert without_sharding(mark_sharded(rows.batch(2))) is None
+    assert [batch.numpy().tolist() for batch in undo_sharding(mine)] == [[0, 1, 2, 3]]
+    assert undo_sharding(mark_sharded(rows.batch(2))) is None
 
 
 def test_a_batch_is_cut_for_several_replicas():

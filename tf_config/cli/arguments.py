@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import argparse
 import functools
+import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
-from tf_config.cli.completing import offer_paths
-from tf_config.cli.launchers import STARTERS, translated
+from tf_config.cli.launchers import STARTERS, translate_option
 from tf_config.errors import ClusterConfigError, quoted, suggestion
 from tf_config.hosts import Host, parse_hostfile, parse_hosts
 from tf_config.roles import Roles
@@ -48,7 +48,7 @@ class Parser(argparse.ArgumentParser):
             if word.endswith(".py") or word in ("-m", "--"):
                 break
             if word.startswith("-") and word.partition("=")[0] not in self._option_string_actions:
-                sentence = translated(word, self._option_string_actions, self.prog)
+                sentence = translate_option(word, self._option_string_actions, self.prog)
                 way_out = sentence.partition(" is ")[2]
                 sentences.setdefault(way_out, sentence)
         return "".join(sentences.values())
@@ -104,6 +104,31 @@ def add_command(
     subparser.siblings = subparsers.choices
     command.add_arguments(subparser)
     return subparser
+
+
+def offer_paths(action: argparse.Action, kind: str) -> None:
+    """Makes the shell offer files or directories.
+
+    Args:
+      action: the action that `add_argument` returned.
+      kind: `file` or `directory`.
+    """
+    action.complete = kind  # type: ignore[attr-defined]
+
+
+def offer_words(action: argparse.Action, words: Iterable[str]) -> None:
+    """Makes the shell offer words, for an argument that checks its value itself.
+
+    Args:
+      action: the action that `add_argument` returned.
+      words: the words to offer.
+    """
+    offered, function = " ".join(words), f"_tf_config_{action.dest}"
+    action.complete = {  # type: ignore[attr-defined]
+        "bash": function,
+        "zsh": f"({offered})",
+        "preamble": {"bash": f'{function}() {{ compgen -W {shlex.quote(offered)} -- "$1"; }}'},
+    }
 
 
 def add_roles(parser: argparse.ArgumentParser) -> None:

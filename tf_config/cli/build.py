@@ -46,13 +46,13 @@ def run(arguments: argparse.Namespace) -> int:
         else:
             ports[host.name] = ports_from(first, counts[host.name])
     spec = cluster({task: host.name for task, host in where.items()}, ports)
-    tasks = list(where) if arguments.task is None else [_one_of(where, arguments.task)]
+    tasks = list(where) if arguments.task is None else [_find_task(where, arguments.task)]
     for config in [TFConfig(spec, task) for task in tasks]:
         print(_FORMATS[arguments.format](config))
     return 0
 
 
-def _one_of(tasks: Iterable[Task], text: str) -> Task:
+def _find_task(tasks: Iterable[Task], text: str) -> Task:
     task = Task.parse(text)
     if task not in tasks:
         raise ClusterConfigError(

@@ -159,12 +159,12 @@ _SBATCH = {
 }
 
 
-def translated(word: str, known: Collection[str], prog: str) -> str:
+def translate_option(word: str, known: Collection[str], prog: str) -> str:
     """Returns what an option of another launcher is called here; "" if it is none.
 
-    >>> translated("--nproc_per_node=4", {"--workers", "--hosts"}, "tf-config run")
+    >>> translate_option("--nproc_per_node=4", {"--workers", "--hosts"}, "tf-config run")
     ' --nproc_per_node of other launchers is --workers N here, or --hosts H1:N,H2:N.'
-    >>> translated("--nonsense", {"--workers"}, "tf-config run")
+    >>> translate_option("--nonsense", {"--workers"}, "tf-config run")
     ''
 
     Args:

@@ -7,8 +7,7 @@ import os
 import shlex
 from pathlib import Path
 
-from tf_config.cli.arguments import count, say, text_of
-from tf_config.cli.completing import offer_paths, offer_words
+from tf_config.cli.arguments import count, offer_paths, offer_words, say, text_of
 from tf_config.cluster import VARIABLE, Task, TFConfig
 from tf_config.environments import ENVIRONMENTS, Resolved, resolve
 from tf_config.errors import ClusterConfigError

@@ -11,8 +11,7 @@ from typing import Any
 from tf_config.capacity import plan_capacity
 from tf_config.capacity.plan import SLOT_VARIABLES
 from tf_config.capacity.table import parse_number
-from tf_config.cli.arguments import text_of
-from tf_config.cli.completing import offer_paths
+from tf_config.cli.arguments import offer_paths, text_of
 from tf_config.errors import ClusterConfigError, quoted, suggestion
 
 NAME = "plan"

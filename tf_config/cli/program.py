@@ -8,8 +8,7 @@ import os
 import re
 from typing import Any
 
-from tf_config.cli.arguments import count, positive, say, seconds
-from tf_config.cli.completing import offer_paths
+from tf_config.cli.arguments import count, offer_paths, positive, say, seconds
 from tf_config.errors import ClusterConfigError, quoted
 from tf_config.launcher.commands import MODULE, script_of
 from tf_config.launcher.settings import LaunchOptions

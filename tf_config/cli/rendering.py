@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from tf_config.cli.completing import offer_paths
+from tf_config.cli.arguments import offer_paths
 from tf_config.cli.program import request
 
 

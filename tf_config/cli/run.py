@@ -15,12 +15,12 @@ from tf_config.cli.arguments import (
     add_verbosity,
     count,
     hosts,
+    offer_paths,
     positive,
     ps_hosts,
     roles,
     say,
 )
-from tf_config.cli.completing import offer_paths
 from tf_config.cli.program import (
     add_program,
     add_settings,

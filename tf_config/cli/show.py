@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from tf_config.cli.completing import offer_paths
+from tf_config.cli.arguments import offer_paths
 from tf_config.cli.membership import add_source, configuration, read
 from tf_config.cli.program import add_settings, request
 from tf_config.cluster import VARIABLE, TFConfig

@@ -8,8 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tf_config.cli.arguments import count
-from tf_config.cli.completing import offer_paths
+from tf_config.cli.arguments import count, offer_paths
 from tf_config.launcher.signals import Interrupted, deferred_signals
 from tf_config.sharding import FORMATS, Source, split
 
