@@ -51,7 +51,7 @@ def main() -> int:
     membership.initialize(task.index)
     count = f"{len(workers)} worker{'s'[: len(workers) > 1]}"
     print(f"{task} serves at {address} for {count}", flush=True)
-    logged, said = time.monotonic(), ""
+    logged, reported = time.monotonic(), ""
     while len(membership.workers(LEFT)) < len(workers):
         time.sleep(_POLL_SECONDS)
         if time.monotonic() - logged > _LOG_EVERY_SECONDS:
@@ -67,8 +67,8 @@ def main() -> int:
                 )
                 print(f"{task} {what}.", SAME_SCRIPT, flush=True)
             there = ", ".join(str(workers[rank]) for rank in membership.workers(PRESENT))
-            if there and membership.workers(LEFT) and there != said:
-                said = there
+            if there and membership.workers(LEFT) and there != reported:
+                reported = there
                 print(
                     f"{task} keeps serving {there}, while other workers have ended. If {there} was "
                     "killed, restart it, or end this server.",

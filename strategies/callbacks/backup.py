@@ -19,7 +19,7 @@ def replace_backups_atomically(callback: Any, hook: Callable[..., Any]) -> Calla
     Keras 3 overwrites its last backup. A worker that is killed meanwhile leaves a partial one,
     which cannot be restored. The copy that `double_checkpoint` keeps does not help: Keras falls
     back to it for an `OSError` only, and a partial file raises other errors, too. Here the new
-    files are written under other names, flushed to disk, and renamed last.
+    files are as described in [Note: complete or absent] in files/atomic_files.py.
 
     Hooks of other callbacks, and of backups in remote storage, are returned unchanged.
     """

@@ -208,8 +208,8 @@ class Checkpoint(Callback):
                 state = {"step": self._step, "epoch": epoch, "batch": batch}
                 names = list(map(_name, self._variables()))
                 values = {**state, "folder": folder.name, "variables": names, "checked": True}
-                # Last, because this file makes the folder the newest checkpoint: a job that is
-                # killed before has the previous one, and both folders exist until after it.
+                # Last: this makes the folder the newest checkpoint. See [Note: complete or absent]
+                # in files/atomic_files.py.
                 write_json(self._path / _LATEST, values)
         self._saved_step = self._step
         with all_writing(collectives, "Checkpoints", str(self._path)):

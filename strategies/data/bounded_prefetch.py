@@ -1,4 +1,14 @@
-"""Python generators that all workers read to the same position."""
+"""Python generators that all workers read to the same position.
+
+[Note: read equally far]
+Some sources have a position that outlives an iterator: a Python generator, a shuffle that continues
+over epochs, and the exchanges of a pipeline in which workers ask each other. An iterator that is
+abandoned loses what it has prefetched, and workers of different speeds have prefetched different
+numbers of batches. From there on they would train on parts of different batches, or wait in
+different exchanges. So how far a worker has read must never depend on its speed: tf.data prefetches
+nothing of such datasets (`no_prefetch_options`), Keras's generator is always read one batch ahead
+(`prefetch_one`), and nothing is read only to learn the shapes of a batch (`placeholder_element`).
+"""
 
 from __future__ import annotations
 
@@ -16,10 +26,9 @@ from strategies.data.sharding import no_prefetch_options
 def bound_prefetch(dataset: tf.data.Dataset) -> tf.data.Dataset:
     """Returns a dataset that prefetches one batch of Keras 3's generator; other datasets unchanged.
 
-    Keras restarts a generator after the batch that it builds a model with, and in the next `fit`.
-    Prefetched batches are lost then. `prefetch(AUTOTUNE)` reads as many as there is time for, a
-    different number on each worker, so from there on the workers would train on parts of different
-    batches.
+    Keras abandons its iterator over a generator after the batch that it builds a model with, and
+    starts another one in the next `fit`; `prefetch(AUTOTUNE)` reads as many batches as there is
+    time for. See [Note: read equally far].
 
     Args:
       dataset: the dataset that Keras distributes.

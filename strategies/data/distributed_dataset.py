@@ -222,8 +222,8 @@ class ReplicaDataset(DistributedDataset):
         if tf.executing_eagerly() and is_building_model():
             batch = placeholder_element(self._batch_spec)
             if batch is not None:
-                # Nothing is read: a generator would continue after the batch, and the next iterator
-                # over a shuffled dataset would have another order.
+                # Nothing is read, see [Note: read equally far] in bounded_prefetch.py; and the next
+                # iterator over a shuffled dataset would have another order.
                 return self._iterator(tf.data.Dataset.from_tensors(batch), is_compared=False)
         if isinstance(self._dataset, Epochs) or not self._can_prefetch(self._dataset):
             return self._iterator(self._dataset)

@@ -43,7 +43,7 @@ class Epochs:
     If a global seed is set, Keras shuffles arrays in a function with a fixed seed. Each new run
     would then have the examples in the same order; a run that continues does not. An epoch that is
     left before its end also ends the run, and the next epoch starts a new one. This is the same on
-    all workers, because nothing is prefetched.
+    all workers; see [Note: read equally far] in bounded_prefetch.py.
 
     Args:
       one_epoch: the dataset of one epoch.
@@ -421,7 +421,7 @@ def _until_all_are_done(dataset: tf.data.Dataset, stream: Collectives) -> tf.dat
         return tf.shape(having)[0] > 0, batch_or_empty(spec, has, batch, sizes)
 
     steps = flagged.map(ask_workers).take_while(as_written(lambda has, _: has))
-    # Not prefetched, so that when an iterator is abandoned all workers have asked equally often.
+    # See [Note: read equally far] in bounded_prefetch.py: all workers must ask equally often.
     return steps.map(as_written(lambda _, batch: batch)).with_options(no_prefetch_options())
 
 
@@ -432,7 +432,10 @@ def _in_order() -> tf.data.Options:
 
 
 def no_prefetch_options() -> tf.data.Options:
-    """Returns options under which no batch is prefetched."""
+    """Returns options under which no batch is prefetched.
+
+    See [Note: read equally far] in bounded_prefetch.py.
+    """
     options = tf.data.Options()
     options.experimental_optimization.inject_prefetch = False
     options.experimental_optimization.map_parallelization = False

@@ -161,7 +161,7 @@ class Watchdog:
       seconds: the number of seconds after which a wait is reported.
       end: ends the process with a message; None logs it and exits.
       step_timeout: the number of seconds after which a wait ends the job.
-      misses_ended: whether waiting is in vain once a worker has ended.
+      misses_ended: whether workers cannot go on without one that has ended.
       keeper: the task that holds the entries; None is the first worker.
     """
 
@@ -273,7 +273,7 @@ class Watchdog:
     def _cut_off(self, states: Mapping[Task, State], seconds: float) -> dict[Task, State]:
         """Returns the workers silent for at least `seconds`, on hosts that do not answer."""
         # Silence alone proves nothing: a process that computes with Python's lock, or is paused,
-        # does not report either. But its host answers, be it that nobody listens at the port.
+        # does not report either. But its host answers, even if nothing listens at the port.
         silent = {task: state for task, state in states.items() if state.silent >= seconds}
         addresses = self._cluster.addresses
         reached = connect([addresses[task] for task in silent], _CONNECT_SECONDS)

@@ -61,12 +61,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def render(arguments: argparse.Namespace) -> str:
     """Returns the script."""
-    asked = roles(arguments)
+    requested = roles(arguments)
     if arguments.workers is None and arguments.nodes and arguments.ntasks_per_node:
         total = arguments.nodes * arguments.ntasks_per_node
-        asked = Roles.of(total, arguments.ps, arguments.chief, arguments.evaluator)
+        requested = Roles.of(total, arguments.ps, arguments.chief, arguments.evaluator)
     return SlurmJob(
-        roles=asked,
+        roles=requested,
         program=(arguments.program, *arguments.arguments),
         name=arguments.name,
         nodes=arguments.nodes,

@@ -34,9 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Prints the topology."""
-    asked = request(arguments)
+    requested = request(arguments)
     config, origin = configuration(arguments)
-    told = settings(config, origin, asked, os.environ)
+    resolved = settings(config, origin, requested, os.environ)
     _print_table(
         ("task", "address", "rank", ""),
         [(str(task), *row) for task, row in _rows(config).items()],
@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
         for name, value in read(arguments).variables.items():
             if name != VARIABLE:
                 print(f"  {name}={value}")
-    _print_table(("setting", "value", "from"), told)
+    _print_table(("setting", "value", "from"), resolved)
     if arguments.graph is not None:
         _draw(config, arguments.graph)
     return 0

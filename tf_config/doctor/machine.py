@@ -18,7 +18,7 @@ from typing import NamedTuple
 # The directories of daemons, which on Debian are only on root's PATH.
 _DAEMONS = "/usr/local/sbin:/usr/sbin:/sbin"
 _HOROVOD_SECONDS = 120.0
-# What `horovodrun --check-build` says, without importing TensorFlow anew for each feature. The
+# What `horovodrun --check-build` prints, without importing TensorFlow for each feature. The
 # libraries alone load within a second; if Horovod's needs more of TensorFlow, that is imported.
 _HOROVOD_BUILD = """
 import ctypes, glob, importlib.util, json, os
@@ -122,7 +122,7 @@ class Machine:
 
     @functools.cached_property
     def horovod(self) -> Build | None:
-        """How Horovod was built; None if it does not tell."""
+        """How Horovod was built; None if that is unknown."""
         answer = self.ask(self.executable, "-c", _HOROVOD_BUILD, seconds=_HOROVOD_SECONDS)
         return parse_build(answer.text) if answer is not None else None
 

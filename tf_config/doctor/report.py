@@ -162,10 +162,10 @@ def _program(name: str, *arguments: str, pattern: str) -> Callable[[Machine], Fi
 def _unclear(command: str, answer: Answer) -> Finding:
     """Returns the finding for a program that is present but does not report its version."""
     lines = [line.strip() for line in answer.text.splitlines() if line.strip()]
-    said = "does not end" if answer.code is None else "prints nothing"
+    problem = "does not end" if answer.code is None else "prints nothing"
     if lines:
-        said = f"prints: {lines[-1][:160]}"
-    return Finding(False, f"installed, but '{command}' {said}; fix that first")
+        problem = f"prints: {lines[-1][:160]}"
+    return Finding(False, f"installed, but '{command}' {problem}; fix that first")
 
 
 def _mpirun(machine: Machine) -> Finding:

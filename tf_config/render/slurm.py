@@ -135,8 +135,8 @@ class SlurmJob:
         return "\n".join(lines) + "\n"
 
     def _directives(self) -> list[str]:
-        said = {_option(directive) for directive in self.directives}
-        values = {key: value for key, value in self._values().items() if key not in said}
+        overridden = {_option(directive) for directive in self.directives}
+        values = {key: value for key, value in self._values().items() if key not in overridden}
         lines = [f"--{key}={value}" for key, value in values.items() if value]
         return [f"#SBATCH {line}" for line in [*lines, *self.directives]]
 
