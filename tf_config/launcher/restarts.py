@@ -81,4 +81,4 @@ class Restarts:
     def _go_on_with(self, job: JobSpec, reason: str) -> None:
         self._job, self._last, self._failures = job, None, 0
         count = job.roles.workers + job.roles.chief
-        self._note(f"{reason}; the job goes on with {count} of its workers, numbered anew")
+        self._note(f"{reason}; the job continues with {count} of its workers, renumbered")

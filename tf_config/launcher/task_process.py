@@ -102,7 +102,7 @@ class TaskProcess:
         try:
             self.log.line(line)
         except OSError as error:
-            self._note(f"warning: {self.log.path} ends here ({error.strerror}); the job goes on")
+            self._note(f"warning: {self.log.path} ends here ({error.strerror}); the job continues")
         if self._diagnosis is not None:
             self._diagnosis.observe_output(line.text)
         if line.text.strip() and not is_start_up_note(line.text):
