@@ -247,6 +247,6 @@ def describe_unsynchronized(tasks: Sequence[Task]) -> str:
     names = ", ".join(map(str, tasks))
     return (
         f"warning: {names} ran TensorFlow but did not connect to the other tasks: each task "
-        "trained its own model. Create strategies.from_tf_config() and the model in its scope(), or "
-        "start Horovod with its init()."
+        "trained its own model. Create strategies.from_tf_config() and the model in its scope(), "
+        "or start Horovod with its init()."
     )
