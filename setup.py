@@ -23,6 +23,7 @@ setup(
         "absl-py",
         "keras>=3,<4",
         "numpy",
+        "packaging",
         "pyyaml",
         "rich",
         "shtab",

@@ -35,7 +35,7 @@ flags.DEFINE_enum(
     "How the workers and the parameter servers work together; only where there are servers.",
 )
 flags.DEFINE_integer("epochs", 1, "How often the rows are gone through.", 1)
-flags.DEFINE_integer("batch_size", 512, "Rows a step, on all workers together.", 1)
+flags.DEFINE_integer("batch_size", 512, "Examples per step, of all workers together.", 1)
 flags.DEFINE_float("learning_rate", 1e-3, "Adam's.", 0)
 flags.DEFINE_integer("table_rows", 100_001, "Rows of the table of embeddings.", 1)
 flags.DEFINE_bool("strings", False, "Gives every value a row of its own, in a table that grows.")

@@ -21,7 +21,7 @@ import strategies
 
 FLAGS = flags.FLAGS
 flags.DEFINE_integer("epochs", 12, "How often the training images are gone through.", 1)
-flags.DEFINE_integer("batch_size", 64, "Images a step, on all workers together.", 1)
+flags.DEFINE_integer("batch_size", 64, "Images per step, of all workers together.", 1)
 
 
 class Throughput(keras.callbacks.Callback):

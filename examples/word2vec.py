@@ -35,7 +35,7 @@ flags.DEFINE_enum(
     "How the workers and the parameter servers work together; only where there are servers.",
 )
 flags.DEFINE_integer("epochs", 5, "How often the pairs of words are gone through.", 1)
-flags.DEFINE_integer("batch_size", 512, "Pairs a step, on all workers together.", 1)
+flags.DEFINE_integer("batch_size", 512, "Pairs per step, of all workers together.", 1)
 flags.DEFINE_float("learning_rate", 5e-3, "Adam's.", 0)
 flags.DEFINE_integer("width", 64, "Numbers in a word's vector.", 1)
 flags.DEFINE_integer("window", 5, "The furthest neighbour of a word.", 1)

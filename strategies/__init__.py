@@ -14,15 +14,18 @@ from strategies.embedding.prefetch import prefetch_rows
 from strategies.embedding.registration import register_with_tf_keras as _register_with_tf_keras
 from strategies.equality import verify_equal
 from strategies.factory import from_tf_config
-from strategies.files.writing import own_path, writing
+from strategies.files.collective_writing import own_path, writing
 from strategies.loss_scaling import LossScaleOptimizer
 from strategies.mirrored import MirroredStrategy
+from strategies.moved_modules import MOVED as _MOVED
 from strategies.multi_worker import MultiWorkerMirroredStrategy
 from strategies.parameter_server import ParameterServerStrategy
 from strategies.ps.options import ParameterServerOptions
 from strategies.reduction import ReductionOptions
 from tf_config.capacity import plan_capacity
+from tf_config.moved_modules import keep_old_names as _keep_old_names
 
+_keep_old_names(_MOVED)
 _register_with_tf_keras()
 
 __version__ = "0.1.0"

@@ -31,7 +31,7 @@ class CentralStorageStrategy(ReplicatedStrategy, tf.distribute.MirroredStrategy)
     """Synchronous training on all devices of this process, with the variables on one device.
 
     Each compute device runs a replica, which reads the variables from the device that holds them
-    and computes on its rows of the batch. Gradients are summed on the device that holds the
+    and computes on its examples of the batch. Gradients are summed on the device that holds the
     variables, which makes one update per step. So only the host's memory has to hold the whole
     model, and the optimizer's slot variables take no memory on the compute devices.
 
@@ -51,7 +51,7 @@ class CentralStorageStrategy(ReplicatedStrategy, tf.distribute.MirroredStrategy)
       compute_devices: the devices of the replicas, such as `["GPU:0", "GPU:1"]`. None means all
         GPUs, or the CPU.
       parameter_device: the device that holds the variables. None means the host's memory.
-      num_replicas: the number of replicas, in place of `compute_devices`. Each replica uses a GPU,
+      num_replicas: the number of replicas, instead of `compute_devices`. Each replica uses a GPU,
         or a logical CPU if there are no GPUs. Logical CPUs can only be created before TensorFlow
         is initialized, so create the strategy first.
 

@@ -56,7 +56,7 @@ def from_tf_config(
     All options are checked wherever the script runs, and a warning names those that are not used.
 
     Args:
-      cluster_resolver: the cluster and the task of this process, in place of TF_CONFIG.
+      cluster_resolver: the cluster and the task of this process, instead of TF_CONFIG.
       options: `ReductionOptions` for workers without servers, `ParameterServerOptions` for
         workers with servers, or both in a list.
       num_replicas: the number of replicas of each worker.
@@ -92,9 +92,12 @@ def from_tf_config(
     if config is not None and config.cluster.tasks("ps"):
         strategy, used, unused = ParameterServerStrategy, given_servers, given_workers
     if unused and (config is None or config.task in config.cluster.training_tasks[:1]):
-        given = "is a ps task" if strategy is ParameterServerStrategy else "is no ps task"
+        tasks = "a ps task" if strategy is ParameterServerStrategy else "no ps task"
         logging.warning(
-            "There %s, and %s has no use for %s.", given, strategy.__name__, _format_options(unused)
+            "%s ignores %s, because the cluster has %s.",
+            strategy.__name__,
+            _format_options(unused),
+            tasks,
         )
     return strategy(
         cluster_resolver, num_replicas=num_replicas, start_timeout=start_timeout, **used
@@ -128,10 +131,11 @@ def _check_known(settings: Mapping[str, Any]) -> None:
             name, (*_OF_BOTH, *_OF_WORKERS, *_OF_SERVERS, "options"), 1
         )
         raise TypeError(
-            f"MultiWorkerMirroredStrategy takes {', '.join((*_OF_BOTH, *_OF_WORKERS))} and "
-            f"options=ReductionOptions(...); ParameterServerStrategy takes "
-            f"{', '.join((*_OF_BOTH, *_OF_SERVERS))}, or options=ParameterServerOptions(...). "
-            f"Received: {name!r}." + (f" Did you mean {close[0]!r}?" if close else " Leave it out.")
+            "The arguments must be those of MultiWorkerMirroredStrategy, "
+            f"{', '.join((*_OF_BOTH, *_OF_WORKERS))} and options=ReductionOptions(...), or those "
+            f"of ParameterServerStrategy, {', '.join((*_OF_BOTH, *_OF_SERVERS))} or "
+            f"options=ParameterServerOptions(...). Received: {name!r}."
+            + (f" Did you mean {close[0]!r}?" if close else " Omit it.")
         )
 
 

@@ -104,7 +104,7 @@ class MirroredStrategy(ReplicatedStrategy, tf.distribute.MirroredStrategy):
         the CPU.
       cross_device_ops: the operations that sum gradients over the replicas. None means NCCL
         between GPUs, and on the CPU a sum on the first replica's device.
-      num_replicas: the number of replicas, in place of `devices`. Each replica uses a GPU, or a
+      num_replicas: the number of replicas, instead of `devices`. Each replica uses a GPU, or a
         logical CPU if there are no GPUs. Logical CPUs can only be created before TensorFlow is
         initialized, so create the strategy first.
       options: how gradients are reduced.
@@ -193,9 +193,9 @@ def validate_devices(devices: Sequence[str]) -> list[str]:
     # device would all run the first one's trace.
     if not found or len(set(found)) < len(found) or not set(found) <= set(known):
         raise ValueError(
-            "Replicas are on devices that TensorFlow has, one on each. Received: "
-            f"{list(devices)}; there are {', '.join(known)}. Name each once, such as "
-            f'"{known[0]}"; with num_replicas=2 there are two logical CPUs where there are no GPUs.'
+            "Each replica must have its own device, and TensorFlow must know it. Received: "
+            f"{list(devices)}; the devices are {', '.join(known)}. Name each once, such as "
+            f'"{known[0]}"; num_replicas=2 creates two logical CPUs if there are no GPUs.'
         )
     return found
 

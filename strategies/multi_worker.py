@@ -40,10 +40,10 @@ _OWN_GPUS = ((OWN_GPUS_VARIABLE,), ("SLURM_GPUS_PER_TASK", "SLURM_STEP_ID"))
 class MultiWorkerMirroredStrategy(ReplicatedStrategy, tf.distribute.MultiWorkerMirroredStrategy):
     """Synchronous training on all workers of TF_CONFIG, with mirrored variables.
 
-    Each worker computes on its rows of the batch; the gradients are summed over the workers, and
-    every worker makes the same update. The variables are bit-identical on all workers, and N
-    workers with batches of B rows each train like one process with batches of N*B rows. Without
-    TF_CONFIG, the strategy has one worker.
+    Each worker computes on its examples of the batch; the gradients are summed over the workers,
+    and every worker makes the same update. The variables are bit-identical on all workers, and N
+    workers with batches of B examples each train like one process with batches of N*B examples.
+    Without TF_CONFIG, the strategy has one worker.
 
     Use it like `tf.distribute.MultiWorkerMirroredStrategy`, with Keras 3 or tf_keras:
 
@@ -58,16 +58,16 @@ class MultiWorkerMirroredStrategy(ReplicatedStrategy, tf.distribute.MultiWorkerM
 
     * The batch size given to Keras is that of all workers together.
     * Initial values are the first worker's, whatever the seeds of the others.
-    * `fit` and `evaluate` return means over all workers, and `predict` returns all rows, on every
-      worker.
+    * `fit` and `evaluate` return means over all workers, and `predict` returns all predictions, on
+      every worker.
     * A float variable that is not trainable and has no aggregation, such as the moving mean of
       Keras 3's BatchNormalization, is averaged over the workers when it is written; a worker
-      without rows in that step is left out of the mean.
+      without examples in that step is left out of the mean.
     * If no global seed is set, all workers get the same random one, because they must shuffle
       alike. Create the strategy before the dataset.
 
     Args:
-      cluster_resolver: the cluster and the task of this process, in place of TF_CONFIG: any of
+      cluster_resolver: the cluster and the task of this process, instead of TF_CONFIG: any of
         TensorFlow's resolvers, such as `SimpleClusterResolver`. Also the first argument of
         `tf.distribute.experimental.MultiWorkerMirroredStrategy`, a `CollectiveCommunication` such
         as RING; its resolver is then the second argument.

@@ -64,14 +64,14 @@ class ParameterServerStrategy(ReplicatedStrategy, tf.distribute.MultiWorkerMirro
 
     * "sync": all workers take each step together, and the servers make one update from it. N
       workers train like one process with the same global batch, and nothing is stale. A worker
-      that ends before the others counts as one without examples; a worker that is killed is
-      waited for.
-    * "async": no worker waits. Updates are queued and sent in the background. A worker's copy
-      lacks at most `send_queue_size` of its own steps that are queued or being sent, and
-      `pull_every - 1` steps that were sent since the last pull. The number of other workers' steps
-      that it lacks is not bounded. Adam tolerates little staleness where a step changes few
-      embedding rows: on the click logs of examples/, queues of 1, 2 and 4 steps gave an AUC of
-      0.768, 0.765 and 0.755, and one process gave 0.766.
+      that ends before the others counts as one without examples; a worker that is killed is waited
+      for.
+    * "async": no worker waits. Updates are queued and sent in the background. A worker's copy lacks
+      at most `send_queue_size` of its own steps that are queued or being sent, and `pull_every - 1`
+      steps that were sent since the last pull. The number of other workers' steps that it lacks is
+      not bounded. Adam tolerates little staleness with few examples per step: on the click logs of
+      examples/, queues of 1, 2 and 4 steps gave an AUC of 0.768, 0.765 and 0.755, and one process
+      gave 0.766.
     * "half_async": a worker waits until its own update has been made, and continues with the new
       values. Its copy lacks none of its own steps; it lacks those that other workers made while it
       computed.
@@ -80,17 +80,17 @@ class ParameterServerStrategy(ReplicatedStrategy, tf.distribute.MultiWorkerMirro
       other workers.
 
     In "sync", `num_replicas_in_sync`, logs, `reduce` and `gather` cover all workers, as under
-    `MultiWorkerMirroredStrategy`. In the other modes each worker is independent: its logs cover
-    its own part of the data, and its number of steps is its own. In every mode, each global batch
-    that trains is split by examples. Outside of "sync", a step without examples for a worker
-    leaves its variables unchanged, except for what optimizers do in "geo"; the worker sends
-    nothing, and the step is not counted in `iterations` on the servers.
+    `MultiWorkerMirroredStrategy`. In the other modes each worker is independent: its logs cover its
+    own part of the data, and its number of steps is its own. In every mode, each global batch that
+    trains is sharded by examples. Outside of "sync", a step without examples for a worker leaves
+    its variables unchanged, except for what optimizers do in "geo"; the worker sends nothing, and
+    the step is not counted in `iterations` on the servers.
 
     Keras's `evaluate`, `predict` and validation in `fit` cover all examples, on every worker. In
-    "sync" the workers share the examples. In the other modes each worker processes all of them
-    with the servers' current values (in "geo" with its own), and waits for no other worker. A
-    dataset that belongs to one worker (`distribute_datasets_from_function`, `AutoShardPolicy.OFF`)
-    stays its own, with a warning.
+    "sync" the workers share the examples. In the other modes each worker processes all of them with
+    the servers' current values (in "geo" with its own), and waits for no other worker. A dataset
+    that belongs to one worker (`distribute_datasets_from_function`, `AutoShardPolicy.OFF`) stays
+    its own, with a warning.
 
     The workers share:
 
@@ -107,7 +107,7 @@ class ParameterServerStrategy(ReplicatedStrategy, tf.distribute.MultiWorkerMirro
     rate of the worker that sends it.
 
     Args:
-      cluster_resolver: the cluster and the task of this process, in place of TF_CONFIG.
+      cluster_resolver: the cluster and the task of this process, instead of TF_CONFIG.
       mode: "sync", "async", "half_async" or "geo"; "async" by default.
       options: `ParameterServerOptions`: the mode, the placement of variables, and what is waited
         for.
@@ -151,7 +151,7 @@ class ParameterServerStrategy(ReplicatedStrategy, tf.distribute.MultiWorkerMirro
                 "one. Use the first for all models."
             )
         config = TFConfig.from_env() if cluster_resolver is None else config_of(cluster_resolver)
-        config = _with_servers(config)
+        config = _require_servers(config)
         options = self.options
         placement = Placement(
             len(config.cluster.tasks("ps")), options.placement, options.min_slice_size
@@ -179,7 +179,7 @@ class ParameterServerStrategy(ReplicatedStrategy, tf.distribute.MultiWorkerMirro
         )  # fmt: skip
         tf.distribute.Strategy.__init__(self, extended)
         _created_ranks.append(servers.rank)
-        share_seed(functools.partial(_shared_through, registry))
+        share_seed(functools.partial(_share_number, registry))
         if update_mode.in_step and servers.size > 1:
             watchdog, session = watch_by_servers(servers, config.cluster, config.task)
             # Runs before _leave, because the watchdog needs one of the servers.
@@ -229,12 +229,12 @@ def options_of(
             advice = (
                 "Use min_slice_size=N, in elements."
                 if name == "variable_partitioner"
-                else "Leave it out."
+                else "Omit it."
             )
             raise TypeError(
-                "ParameterServerStrategy takes cluster_resolver, num_replicas, start_timeout, "
-                f"{', '.join(known)}, or options=ParameterServerOptions(...). Received: {name!r}. "
-                f"{advice}"
+                "The arguments of ParameterServerStrategy must be cluster_resolver, num_replicas, "
+                f"start_timeout, {', '.join(known)}, or options=ParameterServerOptions(...). "
+                f"Received: {name!r}. {advice}"
             )
     if options is None:
         return ParameterServerOptions(**settings)
@@ -258,7 +258,7 @@ def update_mode_of(options: ParameterServerOptions, servers: ServerGroup) -> Mod
     return cls(servers, **{name: each for name, each in settings.items() if each is not None})
 
 
-def _with_servers(config: TFConfig | None) -> TFConfig:
+def _require_servers(config: TFConfig | None) -> TFConfig:
     if config is None or not config.cluster.tasks("ps"):
         received = "no TF_CONFIG" if config is None else "a TF_CONFIG without one"
         raise ClusterConfigError(
@@ -374,7 +374,7 @@ def _announce_end(
             logging.warning("%s never connected. %s", names, SAME_SCRIPT)
 
 
-def _shared_through(registry: VariableRegistry, number: int) -> int:
+def _share_number(registry: VariableRegistry, number: int) -> int:
     """Returns the first worker's number on all workers, shared through the servers."""
     shared = registry.add("seed", (), tf.int64, lambda: np.int64(number), is_counter=True)
     return int(registry.read([shared])[0])

@@ -51,7 +51,7 @@ def main() -> int:
     membership.initialize(task.index)
     count = f"{len(workers)} worker{'s'[: len(workers) > 1]}"
     print(f"{task} serves at {address} for {count}", flush=True)
-    logged, said = time.monotonic(), ""
+    logged, reported = time.monotonic(), ""
     while len(membership.workers(LEFT)) < len(workers):
         time.sleep(_POLL_SECONDS)
         if time.monotonic() - logged > _LOG_EVERY_SECONDS:
@@ -60,14 +60,18 @@ def main() -> int:
             # Workers that are present report which workers they wait for.
             if missing and not membership.workers(PRESENT):
                 is_over = bool(membership.workers(LEFT))
-                what = f"serves on, for {missing} never came" if is_over else f"waits for {missing}"
+                what = (
+                    f"keeps serving, because {missing} never connected"
+                    if is_over
+                    else f"waits for {missing}"
+                )
                 print(f"{task} {what}.", SAME_SCRIPT, flush=True)
             there = ", ".join(str(workers[rank]) for rank in membership.workers(PRESENT))
-            if there and membership.workers(LEFT) and there != said:
-                said = there
+            if there and membership.workers(LEFT) and there != reported:
+                reported = there
                 print(
-                    f"{task} serves on for {there}, where others have ended. If that was killed, "
-                    "start it again, or end this server.",
+                    f"{task} keeps serving {there}, while other workers have ended. If {there} was "
+                    "killed, restart it, or end this server.",
                     flush=True,
                 )
     time.sleep(_LEAVE_SECONDS)

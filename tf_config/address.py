@@ -36,7 +36,7 @@ class Address:
         Raises:
           ClusterConfigError: if `text` is anything else.
         """
-        rule = "An address is 'host:port'"
+        rule = "An address must have the form 'host:port'"
         if not isinstance(text, str):
             raise ClusterConfigError(f"{rule}. Received: {quoted(text)}. Write it as a string.")
         if "://" in text:

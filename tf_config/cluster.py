@@ -199,11 +199,11 @@ class TFConfig:
                 f"one process, or write for example {_EXAMPLE}."
             )
         try:
-            values = json.loads(text, object_pairs_hook=_without_duplicates)
+            values = json.loads(text, object_pairs_hook=_build_without_duplicates)
         except ClusterConfigError:
             raise
         except (ValueError, RecursionError) as error:
-            hint = "JSON wants double quotes. " if "'" in text and '"' not in text else ""
+            hint = "JSON requires double quotes. " if "'" in text and '"' not in text else ""
             raise ClusterConfigError(
                 f"{VARIABLE} must be a JSON object. Received: {quoted(text)}, which is not JSON "
                 f"({quoted(str(error), 80)}). {hint}Write for example {_EXAMPLE}."
@@ -261,9 +261,9 @@ def _check_jobs(addresses: Mapping[Task, Address]) -> None:
     types = [task.type for task in addresses]
     if "evaluator" in types:
         raise ClusterConfigError(
-            "An evaluator is not part of the training cluster. Received: "
-            f"{types.count('evaluator')} in 'cluster'. Take it out of 'cluster'; only its own "
-            '\'task\' says {"type": "evaluator", "index": 0}.'
+            "An evaluator cannot be part of the training cluster. Received: "
+            f"{types.count('evaluator')} in 'cluster'. Remove it from 'cluster', and set only its "
+            'own \'task\' to {"type": "evaluator", "index": 0}.'
         )
     if types.count("chief") > 1 or ("chief" in types and Task("chief", 0) not in addresses):
         chiefs = ", ".join(str(task) for task in addresses if task.type == "chief")
@@ -305,7 +305,7 @@ def _members(job: str, members: object) -> Iterator[tuple[int, object]]:
 def _task_from(value: object) -> Task:
     if not isinstance(value, Mapping) or "type" not in value or "index" not in value:
         raise ClusterConfigError(
-            "'task' says which task this process is. "
+            "'task' must have the type and the index of this process. "
             f"Received: {quoted(value)}. Write for example "
             '{"type": "worker", "index": 0}, with another index in each process.'
         )
@@ -323,7 +323,7 @@ def _parse_index(value: object) -> int:
     )
 
 
-def _without_duplicates(pairs: Iterable[tuple[str, object]]) -> dict[str, object]:
+def _build_without_duplicates(pairs: Iterable[tuple[str, object]]) -> dict[str, object]:
     values: dict[str, object] = {}
     for key, value in pairs:
         if key in values:

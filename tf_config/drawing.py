@@ -63,9 +63,9 @@ def draw_cluster(
         hosts.setdefault(address.host, []).append(box)
     counts = {kind: len(cluster.tasks(kind)) for kind in ("chief", "worker", "ps")}
     names = {"chief": "chief", "worker": "worker", "ps": "server"}
-    tasks = ", ".join(_counted(count, names[kind]) for kind, count in counts.items() if count)
+    tasks = ", ".join(_count_text(count, names[kind]) for kind, count in counts.items() if count)
     here = f"; this is {this_task}" if this_task in cluster.addresses else ""
-    return draw(f"{tasks} on {_counted(len(hosts), 'host')}{here}", hosts)
+    return draw(f"{tasks} on {_count_text(len(hosts), 'host')}{here}", hosts)
 
 
 def draw(title: str, hosts: Mapping[str, Sequence[Box]]) -> str:
@@ -134,7 +134,7 @@ def _panel(
     return y - top
 
 
-def _counted(count: int, name: str) -> str:
+def _count_text(count: int, name: str) -> str:
     return f"{count} {name}" if count == 1 else f"{count} {name}s"
 
 

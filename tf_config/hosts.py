@@ -94,7 +94,7 @@ def parse_hostfile(text: str, origin: str = "hostfile") -> list[Host]:
     for number, line in enumerate(text.splitlines(), 1):
         first, *options = line.partition("#")[0].split() or [""]
         if first:
-            hosts.append(_with_options(_host(first, line), options, f"{origin}, line {number}"))
+            hosts.append(_apply_options(_host(first, line), options, f"{origin}, line {number}"))
     if not hosts:
         raise ClusterConfigError(
             f"A hostfile must contain at least one host. Received: none in {quoted(origin)}. Write "
@@ -121,7 +121,7 @@ def _host(item: str, text: str) -> Host:
     return Host(name, int(match["slots"] or 1), match["user"])
 
 
-def _with_options(host: Host, options: Sequence[str], place: str) -> Host:
+def _apply_options(host: Host, options: Sequence[str], place: str) -> Host:
     """Returns a host with the options `slots=4 max_slots=8`, also spelled with a dash, applied."""
     numbers: dict[str, int] = {}
     for option in options:

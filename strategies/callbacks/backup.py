@@ -14,14 +14,14 @@ from strategies.files.atomic_files import sync_directory
 
 
 def replace_backups_atomically(callback: Any, hook: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns `hook` of a `BackupAndRestore` so that it replaces the last backup by a complete one.
+    """Returns `hook` of a `BackupAndRestore`, changed to replace the last backup atomically.
 
-    Keras 3 writes over its last backup. A worker that is killed meanwhile leaves half of one, which
-    cannot be restored. Its last copy, with `double_checkpoint`, does not help: Keras falls back on
-    it for an `OSError` only, and half a file raises others, too. Here the new files are written
-    under other names, flushed to disk, and renamed last.
+    Keras 3 overwrites its last backup. A worker that is killed meanwhile leaves a partial one,
+    which cannot be restored. The copy that `double_checkpoint` keeps does not help: Keras falls
+    back to it for an `OSError` only, and a partial file raises other errors, too. Here the new
+    files are as described in [Note: complete or absent] in files/atomic_files.py.
 
-    Hooks of other callbacks, and of backups in remote storage, are returned as they are.
+    Hooks of other callbacks, and of backups in remote storage, are returned unchanged.
     """
     if not all(hasattr(callback, attribute) for attribute in BACKUP_PATHS):
         return hook
@@ -34,7 +34,7 @@ def replace_backups_atomically(callback: Any, hook: Callable[..., Any]) -> Calla
     new = {attribute: _unfinished(path) for attribute, path in last.items()}
 
     def replace_backup(*args: Any, **kwargs: Any) -> None:
-        for path in new.values():  # of a worker that was killed
+        for path in new.values():  # left by a worker that was killed
             Path(path).unlink(missing_ok=True)
         try:
             vars(callback).update(new)

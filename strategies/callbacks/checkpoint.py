@@ -121,20 +121,23 @@ class Checkpoint(Callback):
         drain(strategy)  # an update of an earlier fit would change the restored values
         collectives = collectives_of(strategy)
         self._step = self._saved_step = self._to_skip = 0
-        found, error = None, None
+        checkpoint, error = None, None
         try:
-            found = self._read()
+            checkpoint = self._read()
         except (OSError, ValueError, KeyError, TypeError) as raised:
             error = ValueError(
                 "A checkpoint must be complete, and must be of the same model. Received: "
                 f"{raised}, in {str(self._path)!r}. Use another directory, or the model that the "
                 "checkpoint was saved from."
             )
+        # All workers have read and checked everything before the first one sets a variable, so an
+        # error on one of them leaves the variables of all unchanged.
         raise_on_all(collectives, "Restoring a checkpoint", error)
-        where = "no checkpoint" if found is None else f"a checkpoint of step {found[0]['step']}"
-        check_same_call(collectives, "Checkpoint", f"{where} in the directory")
-        if found is not None:
-            self._restore(*found)
+        step = None if checkpoint is None else checkpoint[0]["step"]
+        text = "no checkpoint" if step is None else f"a checkpoint of step {step}"
+        check_same_call(collectives, "Checkpoint", f"{text} in the directory")
+        if checkpoint is not None:
+            self._restore(*checkpoint)
         if not self._in_step:
             barrier(strategy)  # no worker trains before all have restored the same values
 
@@ -168,6 +171,8 @@ class Checkpoint(Callback):
         """Saves the final state; workers that are not in step wait until all have finished."""
         begin_at(self.model, 0)
         have_all_ended = False
+        # Each turn is this worker's part in one exchange of a worker that still trains: that is in
+        # its `on_epoch_end`, and saves with the others if a checkpoint is due.
         while not have_all_ended:
             is_new = self._step > self._saved_step
             is_due, have_all_ended = self._any_and_all(is_new, has_ended=True)
@@ -213,6 +218,8 @@ class Checkpoint(Callback):
                 state = {"step": self._step, "epoch": epoch, "batch": batch}
                 names = list(map(_name, self._variables()))
                 values = {**state, "folder": folder.name, "variables": names, "checked": True}
+                # Last: this makes the folder the newest checkpoint. See [Note: complete or absent]
+                # in files/atomic_files.py.
                 write_json(self._path / _LATEST, values)
         self._saved_step = self._step
         with all_writing(collectives, "Checkpoints", str(self._path)):
@@ -248,7 +255,7 @@ class Checkpoint(Callback):
         _assign(self._variables(), arrays)
         self._step = self._saved_step = latest["step"]
         self._to_skip = latest["batch"]
-        logging.info("Training goes on behind step %d.", self._step)
+        logging.info("Training continues after step %d.", self._step)
         epochs, first_epoch = running_fit()
         begin_at(self.model, latest["epoch"])
         for _ in range(first_epoch, latest["epoch"]):

@@ -52,13 +52,13 @@ def on_first_worker(callback: Any, strategy: tf.distribute.Strategy) -> Any:
     On the other workers the hooks do nothing, except what keeps the workers in step:
     `BackupAndRestore` restores on all workers, which must see the same `backup_dir`, and no worker
     begins or leaves `fit` before the first one has read or written its files. A worker that is
-    killed while it saves leaves the last backup, for a new one replaces it as a whole. tf_keras's
-    `ModelCheckpoint`, `BackupAndRestore` and `TensorBoard` handle workers that are in step
-    themselves; they run on all workers, which wait for each other in the same way.
+    killed while it saves leaves the last backup intact: a new one replaces it as a whole.
+    tf_keras's `ModelCheckpoint`, `BackupAndRestore` and `TensorBoard` handle workers that are in
+    step themselves; they run on all workers, which wait for each other in the same way.
 
     Callbacks that change training based on the logs (`EarlyStopping`, `ReduceLROnPlateau`, ...)
-    act alike on all workers, because the logs are the same; pass them to `fit` as they are. Do
-    the same with a callback that calls `evaluate` or `predict`, in which all workers take part.
+    do the same on all workers, because the logs are the same; pass them to `fit` directly. So must
+    a callback that calls `evaluate` or `predict`, in which all workers take part.
 
     Args:
       callback: a callback of Keras 3 or tf_keras, or your own.
@@ -105,19 +105,21 @@ class _OnFirstWorker:
         if not name.startswith("on_"):
             return found
         if name in ("on_train_begin", "on_train_end"):
-            return self._with_barrier(name, found)
+            return self._add_barrier(name, found)
         if self._runs_on_all_workers or is_default_hook(found):
             return found
         if not self._takes_part(name):
             return _nothing
-        return self._on_first_worker_only(name, replace_backups_atomically(self._callback, found))
+        return self._restrict_to_first_worker(
+            name, replace_backups_atomically(self._callback, found)
+        )
 
     def _set_model(self, hook: Callable[..., Any], model: Any) -> None:
         self._model = model
         hook(model)
 
     def _takes_part(self, name: str) -> bool:
-        # Partitioned state is gathered from all workers before the first one saves it.
+        # The others take part in gathering partitioned state, before the first worker saves it.
         return self._collectives.rank == 0 or (name == "on_epoch_end" and bool(self._state()))
 
     def _state(self) -> list[PartitionedVariable]:
@@ -125,19 +127,19 @@ class _OnFirstWorker:
         variables = map(tensorflow_variable, optimizer_variables(self._model))
         return [variable for variable in variables if isinstance(variable, PartitionedVariable)]
 
-    def _with_barrier(self, name: str, hook: Callable[..., Any]) -> Callable[..., Any]:
+    def _add_barrier(self, name: str, hook: Callable[..., Any]) -> Callable[..., Any]:
         def run_on_all_workers(*args: Any, **kwargs: Any) -> None:
             if self._runs_on_all_workers or name in self._on_all:
                 hook(*args, **kwargs)
             elif self._collectives.rank == 0:
-                self._on_first_worker_only(name, hook)(*args, **kwargs)
+                self._restrict_to_first_worker(name, hook)(*args, **kwargs)
             if name in self._on_all:
                 self._check_same_start()
             barrier(self._strategy)
 
         return run_on_all_workers
 
-    def _on_first_worker_only(self, name: str, hook: Callable[..., Any]) -> Callable[..., Any]:
+    def _restrict_to_first_worker(self, name: str, hook: Callable[..., Any]) -> Callable[..., Any]:
         def run_on_first_worker(*args: Any, **kwargs: Any) -> None:
             with contextlib.ExitStack() as stack:
                 for variable in self._state() if name == "on_epoch_end" else ():

@@ -55,7 +55,7 @@ class TerminateOnNaN(Callback):
             )
         self._watch.close()
         self._counts.clear()
-        self._watch.enter_context(watch_gradients(model, self._look))
+        self._watch.enter_context(watch_gradients(model, self._count_wrong))
 
     def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
         """Gathers the findings of all workers; ends training if there are any."""
@@ -84,7 +84,7 @@ class TerminateOnNaN(Callback):
         """Stops watching the gradients."""
         self._watch.close()
 
-    def _look(self, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
+    def _count_wrong(self, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
         """Counts, in a step's graph, the replicas' gradients that are NaN or infinite.
 
         A step may apply gradients several times, each time to other variables, as a GAN's does.
@@ -94,7 +94,7 @@ class TerminateOnNaN(Callback):
             self._counts[key] = _Counts(variables)
         wrong = tf.stack([_is_wrong(gradient) for gradient in gradients])
         weight = _input_weight()
-        if weight is not None:  # a mean over no rows is NaN, and is ignored
+        if weight is not None:  # a mean over no examples is NaN, and is ignored
             wrong = tf.logical_and(wrong, weight > 0)
         self._counts[key].add(wrong)
 

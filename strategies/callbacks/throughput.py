@@ -10,8 +10,7 @@ import tensorflow as tf
 
 from strategies.callbacks.base import Callback
 from strategies.collectives.workers import collectives_of
-from strategies.profiling.spans import INPUT, common, covered, recorded
-from strategies.profiling.step_timing import measure_steps
+from strategies.profiling.spans import INPUT, common, covered_seconds, measure_steps, read_spans
 
 _SPEED, _SHARE = "samples_per_second", "communication_share"
 _LOOK_SECONDS = 1.0
@@ -114,7 +113,9 @@ class Throughput(Callback):
     def _share(self) -> float:
         """Returns the share of communication in the training time since the epoch began."""
         periods = [*self._periods, (self._period_begin, time.time())]
-        streams, complete = recorded(periods[0][0])
+        streams, complete = read_spans(periods[0][0])
         periods = common(periods, [(complete, time.time())])
         exchanges = [span for stream in streams if stream.kind != INPUT for span in stream.spans]
-        return covered(exchanges, periods) / max(sum(end - begin for begin, end in periods), 1e-9)
+        return covered_seconds(exchanges, periods) / max(
+            sum(end - begin for begin, end in periods), 1e-9
+        )

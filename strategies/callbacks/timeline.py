@@ -19,27 +19,24 @@ from strategies.collectives.workers import collectives_of
 from strategies.diagnostics.consistency import check_same_call
 from strategies.files.atomic_files import all_writing
 from strategies.profiling import trace
-from strategies.profiling.spans import INPUT, Recorded, Span, recorded
-from strategies.profiling.step_timing import measure_steps
+from strategies.profiling.spans import INPUT, Recorded, Span, measure_steps, read_spans
 from strategies.utils.argument_checks import check_whole_number
 
 _NOTES = (
-    "Times are of each host's wall clock. Waiting is the time from a worker's coming to an "
-    "exchange until the last one came, and is right between hosts as far as their clocks agree.",
-    "Communication is from the moment when the values are there until the result is: queues, "
-    "waiting and transfer. Computation may go on meanwhile.",
-    "Compute is the rest of a step: sums over the replicas of one worker are a part of it.",
+    "Times are from each host's wall clock. Waiting is the time from a worker's arrival at an "
+    "exchange until the last worker's; between hosts it is as accurate as their clocks.",
+    "Communication is the time from when the values are ready until the result is: queueing, "
+    "waiting and transfer. Computation may continue meanwhile.",
+    "Compute is the rest of a step, including sums over the replicas of one worker.",
 )
-_NO_INPUT = "Input was not observed on {}, and is a part of compute."
-_ON_GPU = (
-    "On GPUs an operation's end is seen when it is handed to the GPU; use TensorFlow's profiler."
-)
+_NO_INPUT = "Input was not observed on {}, and is included in compute."
+_ON_GPU = "On GPUs an operation ends here when it is handed to the GPU; use TensorFlow's profiler."
 
 
 class StepTimeline(Callback):
     """Writes a trace of the training steps of all workers, to view in a browser.
 
-    The rows of a worker show when it waited for input, computed, exchanged values, and waited for
+    The tracks of a worker show when it waited for input, computed, exchanged values, and waited for
     another worker to join an exchange:
 
         model.fit(dataset, callbacks=[strategies.callbacks.StepTimeline("steps.json.gz")])
@@ -48,7 +45,7 @@ class StepTimeline(Callback):
     trace-event format. Pass the callback on all workers; the first worker writes the file when
     training ends.
 
-    Each worker has these rows:
+    Each worker has these tracks:
 
     * "steps": the calls of the train function. With `steps_per_execution`, a call has several
       steps.
@@ -56,7 +53,7 @@ class StepTimeline(Callback):
     * "communication": an exchange among the workers or with the parameter servers, from the time
       when its values are ready until its result is. It is measured alike for shared memory,
       Horovod and TensorFlow's collectives; what they do inside an exchange is not measured.
-      Concurrent exchanges have separate rows.
+      Concurrent exchanges have separate tracks.
     * "waiting": the part of an exchange before the last worker joined it, with the name of that
       worker. It is derived from the clocks of all workers, which are the same on one host and
       assumed to agree between hosts (chrony or NTP keep them within milliseconds). Exchanges with
@@ -135,8 +132,8 @@ class StepTimeline(Callback):
 
     def _record_step(self) -> bytes:
         # Exchanges among all workers are matched by their number since the start, so all are kept.
-        # Other spans from before the first step that is kept are of no use.
-        streams, complete = recorded(self._start)
+        # Other spans are kept from the first kept step on.
+        streams, complete = read_spans(self._start)
         kept = [step for step in self._steps if step.begin >= complete or complete == self._start]
         steps_begin = kept[0].begin if kept else self._start
         shown = [

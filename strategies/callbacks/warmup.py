@@ -29,12 +29,12 @@ class LearningRateWarmup(Callback):
     Args:
       steps: the length of the warm-up in steps of the optimizer; with
         `gradient_accumulation_steps`, in its updates.
-      epochs: the length of the warm-up in epochs, in place of `steps`. Keras has to know the
-        number of steps in an epoch.
+      epochs: the length of the warm-up in epochs, instead of `steps`. Keras must know the number of
+        steps in an epoch.
       scale: the factor by which the rate is multiplied. None means the number of replicas in sync.
       learning_rate: the learning rate of one replica, for every optimizer. None means each
-        optimizer's own rate when training begins; required where training resumes within the
-        warm-up (from a backup).
+        optimizer's own rate when training begins; required if training resumes within the warm-up
+        (from a backup).
 
     Raises:
       ValueError: unless exactly one of `steps` and `epochs` is given, or if a number is not above

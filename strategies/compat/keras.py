@@ -74,7 +74,7 @@ def running_call() -> tuple[str, Any, str]:
     numbers = {name: values.get(name) for name in _NUMBERS}
     first = next(iter(tf.nest.flatten(values.get("x"))), None)
     shape = getattr(first, "shape", None)
-    numbers["rows"] = shape[0] if shape else None
+    numbers["examples"] = shape[0] if shape else None
     texts = (f"{name}={value}" for name, value in numbers.items() if value is not None)
     return method, values.get("self"), f"{method}({', '.join(texts)})"
 

@@ -60,7 +60,7 @@ def check_overflow_can_be_agreed() -> None:
         return
     version = getattr(sys.modules.get("keras"), "__version__", "of an unknown version")
     raise ValueError(
-        "Under mixed_float16 all replicas skip a step together, which they agree on in "
+        "Under mixed_float16 all replicas must skip the same steps, which they agree on in "
         f"keras.optimizers.LossScaleOptimizer.{_CHECK}. Received: Keras {version}, which has no "
         "such method. Use mixed_bfloat16, or Keras 3.15."
     )

@@ -227,13 +227,10 @@ def dataset_inputs(dataset: Any) -> list[Any]:
 
 def may_run_generator(dataset: Any) -> bool:
     """Returns whether a dataset itself may be one of `from_generator`, or make such datasets."""
-    functions = [each.function for each in dataset._functions()]
-    graphs = [each.graph.as_graph_def() for each in functions]
-    nodes = [node for graph in graphs for node in graph.node]
-    nodes += [node for graph in graphs for one in graph.library.function for node in one.node_def]
     # A dataset that a function captured cannot be looked into.
-    captured = [tensor.dtype for each in functions for tensor in each.captured_inputs]
-    return tf.variant in captured or any(node.op == "GeneratorDataset" for node in nodes)
+    return captures_dataset(dataset) or any(
+        node.op == "GeneratorDataset" for node in _function_nodes(dataset)
+    )
 
 
 def captures_dataset(dataset: Any) -> bool:
@@ -242,15 +239,20 @@ def captures_dataset(dataset: Any) -> bool:
     return any(tensor.dtype == tf.variant for inputs in captured for tensor in inputs)
 
 
+def _function_nodes(dataset: Any) -> list[Any]:
+    """Returns the operations of a dataset's own functions, and of those that they call."""
+    graphs = [each.function.graph.as_graph_def() for each in dataset._functions()]
+    nodes = [node for graph in graphs for node in graph.node]
+    called = (one for graph in graphs for one in graph.library.function)
+    return nodes + [node for one in called for node in one.node_def]
+
+
 def dataset_order(dataset: Any) -> tuple[list[int], bool]:
     """Returns the seeds of a dataset itself, and whether its order is random in spite of them."""
     own: list[Any] = [getattr(dataset, name, None) for name in ("_seed", "_seed2")]
     seeds = [int(seed.numpy()) for seed in own if hasattr(seed, "numpy")]
     is_random = bool(seeds) and not any(seeds) or getattr(dataset, "_deterministic", "") == "false"
-    graphs = [each.function.graph.as_graph_def() for each in dataset._functions()]
-    nodes = [node for graph in graphs for node in graph.node]
-    nodes += [node for graph in graphs for one in graph.library.function for node in one.node_def]
-    for node in nodes:
+    for node in _function_nodes(dataset):
         if "seed2" in node.attr:
             pair = [node.attr["seed"].i, node.attr["seed2"].i]
             seeds += pair

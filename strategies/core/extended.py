@@ -52,7 +52,7 @@ from strategies.data.bounded_prefetch import bound_prefetch
 from strategies.data.distributed_dataset import ReplicaDataset, check_options, per_replica_datasets
 from strategies.data.same_batches import BatchComparison
 from strategies.data.same_order import in_common_order
-from strategies.data.sharding import equal_steps, is_divided, shard_dataset, without_sharding
+from strategies.data.sharding import equal_steps, is_divided, shard_dataset, undo_sharding
 from strategies.diagnostics.consistency import check_same_call
 from strategies.diagnostics.progress import tell_progress
 from strategies.reduction import ReductionOptions, ReplicaCrossDeviceOps
@@ -484,7 +484,7 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         dataset = bound_prefetch(dataset)
         # The first batches can be compared only if each worker has the batches of all, which it
         # takes its part of: not with its own data, nor if only its part of the data is known.
-        source = dataset if without_sharding(dataset) is dataset else None
+        source = dataset if undo_sharding(dataset) is dataset else None
         dataset = in_common_order(dataset, self.collectives)
         # Later batches are compared in Keras's methods, which take each on all workers together; a
         # loop of the user's may take them at any time.

@@ -73,8 +73,8 @@ class LossScale:
         if is_wrong:
             self._warned.add((type(model), method))
             logging.warning(
-                "A loss is divided by the number of replicas, because gradients are summed over "
-                "them. Received: %s.%s, whose loss was not divided by strategy."
+                "A loss must be divided by the number of replicas, because gradients are summed "
+                "over them. Received: %s.%s, whose loss was not divided by strategy."
                 "num_replicas_in_sync: its gradients, or the loss in its logs, are %d times those "
                 "of one process. Divide it, or use a class of keras.losses, which does. If it is "
                 "a sum over examples, or divided by the size of the whole batch, ignore this.",

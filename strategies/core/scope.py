@@ -42,8 +42,8 @@ def check_backend(strategy: tf.distribute.Strategy) -> None:
     if backend in (None, "tensorflow") or "tf_keras" in sys.modules:
         return
     raise RuntimeError(
-        "Strategies distribute what computes with TensorFlow; a model of another backend of Keras "
-        f"would train on each worker apart. Received: {type(strategy).__name__}, and Keras with "
+        "Keras must use the TensorFlow backend under a strategy; with another backend each worker "
+        f"would train a model of its own. Received: {type(strategy).__name__}, and Keras with "
         f"the backend {backend!r}. Set KERAS_BACKEND=tensorflow in the environment, or "
         '"backend": "tensorflow" in Keras\'s configuration file (~/.keras/keras.json).'
     )

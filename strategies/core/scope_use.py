@@ -73,6 +73,6 @@ def _end(name: str, thread: BackgroundThread, warned: threading.Event) -> None:
     # Under `tf-config` the launcher says so instead.
     if not (_entered.is_set() or warned.is_set() or is_reported()):
         logging.warning(
-            "%s Received: %s, whose scope was never entered: what was trained here was trained "
-            "apart from the other workers. %s", _RULE, name, _WAY_OUT,
+            "%s Received: %s, whose scope was never entered: this worker trained its own model, "
+            "apart from the others. %s", _RULE, name, _WAY_OUT,
         )  # fmt: skip

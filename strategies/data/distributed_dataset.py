@@ -25,7 +25,7 @@ from strategies.compat.tensorflow import (
     replica_specs,
 )
 from strategies.data.elements import element_of, placeholder_element
-from strategies.data.input_consistency import check_same_rows
+from strategies.data.input_consistency import check_same_examples
 from strategies.data.iterator_deletion import delete_in_background
 from strategies.data.same_batches import SUMMARY_SPEC
 from strategies.data.sharding import Epochs, may_prefetch
@@ -80,7 +80,7 @@ class ReplicaIterator(DistributedIterator):
                 "strategy.run(function, args=(next(iterator),))."
             )
         return self._place_on_device(
-            self._checked(_waits.measure("next batch", self._iterators[0].get_next))
+            self._take_batch(_waits.measure("next batch", self._iterators[0].get_next))
         )
 
     def get_next_as_optional(self) -> Any:
@@ -90,13 +90,13 @@ class ReplicaIterator(DistributedIterator):
         return tf.cond(
             following.has_value(),
             lambda: optional.from_value(
-                self._place_on_device(self._checked(following.get_value()))
+                self._place_on_device(self._take_batch(following.get_value()))
             ),
             lambda: optional.empty(self._element_spec),
         )
 
-    def _checked(self, element: Any) -> Any:
-        """Returns the batch of the dataset's element."""
+    def _take_batch(self, element: Any) -> Any:
+        """Returns the batch of an element of the dataset."""
         return element
 
     def _place_on_device(self, element: Any) -> Any:
@@ -125,9 +125,11 @@ class ReplicaIterator(DistributedIterator):
 class ComparedIterator(ReplicaIterator):
     """Iterator over batches with summaries, which the strategy's `BatchComparison` compares."""
 
-    def _checked(self, element: Any) -> Any:
+    def _take_batch(self, element: Any) -> Any:
         summary, batch = element
-        return self._strategy.extended.batch_comparison.checked(summary, batch)
+        # Compared here, where all workers take the same batch, and not in the pipelines, which are
+        # ahead by different numbers of batches.
+        return self._strategy.extended.batch_comparison.check_batch(summary, batch)
 
     @property
     def _spec_class(self) -> type[ReplicaIteratorSpec]:
@@ -169,8 +171,8 @@ class ReplicaDataset(DistributedDataset):
     """A distributed dataset that yields the replicas' shards of the global batches.
 
     `shard_dataset` and `equal_steps` have given the datasets of all workers the same number of
-    steps. So an iterator need not ask the other workers before each step whether they are done, as
-    stock's iterators do.
+    steps. So, unlike the iterators of stock tf.distribute, an iterator need not ask the other
+    workers before each step whether they are done.
 
     Each replica's batch is on the replica's device. Batches of dense numbers are prefetched to
     GPUs, unless the dataset must not be read ahead.
@@ -179,7 +181,7 @@ class ReplicaDataset(DistributedDataset):
       dataset: this worker's batches: tensors, or `PerReplica` values if it has several replicas.
       strategy: the strategy that distributes the batches.
       options: how batches are placed on the devices; checked by `check_options`.
-      source: the dataset that was passed on each worker, if it has to be the same on all.
+      source: the dataset that each worker passed, if it must be the same on all.
       is_compared: whether each batch comes with a summary for the strategy's `BatchComparison`.
     """
 
@@ -210,16 +212,18 @@ class ReplicaDataset(DistributedDataset):
     def __iter__(self) -> DistributedIterator:
         if collectives_of(self._strategy).size > 1:
             check_sole_writer(are_in_step(self._strategy))
+        # Before the iterator exists: workers that make different calls learn it here, by name, and
+        # not by waiting in the exchanges of each other's pipelines.
         self._check_same_steps()
         restart_threads()
         if self._source is not None and tf.executing_eagerly():
-            check_same_rows(self._source, self._strategy.extended.collectives)
-            self._source = None
+            check_same_examples(self._source, self._strategy.extended.collectives)
+            self._source = None  # its tensors do not change between epochs
         if tf.executing_eagerly() and is_building_model():
             batch = placeholder_element(self._batch_spec)
             if batch is not None:
-                # Nothing is read: a generator would go on after the batch, and the next iterator
-                # over a dataset that is shuffled has another order.
+                # Nothing is read, see [Note: read equally far] in bounded_prefetch.py; and the next
+                # iterator over a shuffled dataset would have another order.
                 return self._iterator(tf.data.Dataset.from_tensors(batch), is_compared=False)
         if isinstance(self._dataset, Epochs) or not self._can_prefetch(self._dataset):
             return self._iterator(self._dataset)
@@ -251,7 +255,8 @@ class ReplicaDataset(DistributedDataset):
         replicas = (ComparedIterator if is_compared else ReplicaIterator)(
             iterator, self._input_workers, self.element_spec, self._strategy, self._options
         )
-        # Two iterators at once would each take a part of what a generator yields.
+        # The old iterator outlives the start of the next one in the background, and of a generator
+        # each of the two would take a part.
         if tf.executing_eagerly() and not _may_have_generator(dataset):
             delete_in_background(iterator, owner=replicas)
         return replicas
@@ -259,9 +264,10 @@ class ReplicaDataset(DistributedDataset):
     def _round_robin_iterator(self, dataset: tf.data.Dataset) -> DistributedIterator:
         """Returns TensorFlow's iterator, which assigns the batches to the replicas in turn."""
         if self._is_compared:
-            # These batches are dealt before anything takes them. The first is compared here.
+            # TensorFlow's iterator prefetches before a step takes a batch, so only the first batch
+            # can be compared at the same place of all workers' programs.
             compare = functools.partial(
-                self._strategy.extended.batch_comparison.checked, first_only=True
+                self._strategy.extended.batch_comparison.check_batch, first_only=True
             )
             dataset = dataset.map(tf.autograph.experimental.do_not_convert(compare))
         one_by_one = dataset.flat_map(
@@ -269,7 +275,7 @@ class ReplicaDataset(DistributedDataset):
                 lambda *batch: _one_by_one(element_of(dataset, batch))
             )
         )
-        dealt = DistributedDataset(
+        in_turn = DistributedDataset(
             self._input_workers,
             self._strategy,
             components=[one_by_one],
@@ -277,7 +283,7 @@ class ReplicaDataset(DistributedDataset):
             enable_get_next_as_optional=False,
             options=self._options,
         )
-        return iter(dealt)
+        return iter(in_turn)
 
     def _can_prefetch(self, dataset: tf.data.Dataset) -> bool:
         devices = self._input_workers.compute_devices_for_worker(0)

@@ -1,4 +1,4 @@
-"""Elements of datasets: the number of their rows, and elements without any."""
+"""Elements of datasets: their number of examples, and elements without examples."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ as_written = tf.autograph.experimental.do_not_convert
 
 
 def count_examples(value: Any) -> tf.Tensor:
-    """Returns the number of rows of a dense, ragged or sparse tensor, an int64 scalar."""
+    """Returns the number of examples of a dense, ragged or sparse tensor, an int64 scalar."""
     if isinstance(value, tf.SparseTensor):
         return value.dense_shape[0]
     if isinstance(value, tf.RaggedTensor):
@@ -37,7 +37,7 @@ def element_of(dataset: tf.data.Dataset, batch: tuple[Any, ...]) -> Any:
 
 
 def empty_element(spec: Any, sizes: tf.Tensor | None = None) -> Any:
-    """Returns batches without rows.
+    """Returns batches without examples.
 
     >>> empty_element(tf.TensorSpec([4, None])).shape
     TensorShape([0, 0])
@@ -60,7 +60,7 @@ def empty_element(spec: Any, sizes: tf.Tensor | None = None) -> Any:
         if sizes is not None and None in _inner_shape(one):
             return _empty_of(one, sizes[start - count : start])
         if isinstance(one, tf.TensorSpec | tf.SparseTensorSpec) and one.shape.rank:
-            # For a fixed number of rows and any width, TensorFlow's function would keep the rows.
+            # TensorFlow's function would keep the examples of a fixed number of them of any width.
             one = type(one)([size or 0 for size in one.shape], one.dtype)
         return empty_batch(one)
 
@@ -68,7 +68,7 @@ def empty_element(spec: Any, sizes: tf.Tensor | None = None) -> Any:
 
 
 def has_unknown_sizes(spec: Any) -> bool:
-    """Returns whether a spec lacks a size that a batch without rows has, too.
+    """Returns whether a spec lacks a size that a batch without examples has, too.
 
     >>> has_unknown_sizes(tf.TensorSpec([None, 3])), has_unknown_sizes(tf.TensorSpec([4, None]))
     (False, True)
@@ -77,7 +77,7 @@ def has_unknown_sizes(spec: Any) -> bool:
 
 
 def inner_sizes(spec: Any, element: Any) -> tf.Tensor:
-    """Returns the sizes of an element's components but the rows and ragged dimensions, an int64[n].
+    """Returns the sizes of an element's dimensions except the first and ragged ones, an int64[n].
 
     Args:
       spec: the `tf.TypeSpec`s of the element.
@@ -91,7 +91,7 @@ def inner_sizes(spec: Any, element: Any) -> tf.Tensor:
 
 
 def common_sizes(dataset: tf.data.Dataset, collectives: Collectives) -> tf.Tensor | None:
-    """Returns the inner sizes of the first worker that has a batch, or None; waits for all workers.
+    """Returns the inner sizes of the first worker with a batch, or None; waits for all workers.
 
     Reads the first batch of a dataset whose spec lacks a size.
 
@@ -107,28 +107,28 @@ def common_sizes(dataset: tf.data.Dataset, collectives: Collectives) -> tf.Tenso
     spec = dataset.element_spec
     if not has_unknown_sizes(spec):
         return inner_sizes(spec, empty_element(spec))
-    found = [(1, inner_sizes(spec, batch)) for batch in dataset.take(1)]
-    has, sizes = found[0] if found else (0, inner_sizes(spec, empty_element(spec)))
-    mine = tf.concat([[tf.constant(has, tf.int64)], sizes], 0)
-    known = [each for each in collectives.all_gather(mine[tf.newaxis]) if each[0]]
+    first = [(1, inner_sizes(spec, batch)) for batch in dataset.take(1)]
+    has, sizes = first[0] if first else (0, inner_sizes(spec, empty_element(spec)))
+    own = tf.concat([[tf.constant(has, tf.int64)], sizes], 0)
+    known = [each for each in collectives.all_gather(own[tf.newaxis]) if each[0]]
     return known[0][1:] if known else None
 
 
-def followed_by_empty(
+def append_empty(
     dataset: tf.data.Dataset, count: int | None = None, sizes: tf.Tensor | None = None
 ) -> tf.data.Dataset:
-    """Returns a dataset of pairs: whether it has a batch, and the batch, or one without rows.
+    """Returns a dataset of pairs: whether there is a batch, and the batch, or an empty one.
 
-    A batch without rows has the inner sizes of the batch before it. A dimension that the spec does
-    not know may be a layer's input, for which 0 is an error.
+    An empty batch has no examples, and the inner sizes of the batch before it: a dimension that the
+    spec does not know may be a layer's input, for which 0 is an error.
 
     >>> words = tf.data.Dataset.from_tensors([[1, 2, 3]])
-    >>> [(bool(has), batch.shape) for has, batch in followed_by_empty(words, 1)]
+    >>> [(bool(has), batch.shape) for has, batch in append_empty(words, 1)]
     [(True, TensorShape([1, 3])), (False, TensorShape([0, 3]))]
 
     Args:
       dataset: batches.
-      count: the number of batches without rows; None for no end.
+      count: the number of empty batches; None for no end.
       sizes: the inner sizes to assume before the first batch.
     """
     spec = dataset.element_spec
@@ -140,16 +140,15 @@ def followed_by_empty(
         return pairs
 
     @as_written
-    def sized(last: tf.Tensor, pair: tuple[tf.Tensor, Any]) -> tuple[tf.Tensor, Any]:
+    def keep_sizes(last: tf.Tensor, pair: tuple[tf.Tensor, Any]) -> tuple[tf.Tensor, Any]:
         has, batch = pair
         last = tf.where(has, inner_sizes(spec, batch), last)
-        batch = _either(has, lambda: batch, lambda: empty_element(spec, last))
-        return last, (has, batch)
+        return last, (has, batch_or_empty(spec, has, batch, last))
 
-    return scanned(pairs, inner_sizes(spec, first) if sizes is None else sizes, sized)
+    return scan_dataset(pairs, inner_sizes(spec, first) if sizes is None else sizes, keep_sizes)
 
 
-def scanned(
+def scan_dataset(
     dataset: tf.data.Dataset,
     state: tf.Tensor,
     function: Callable[[tf.Tensor, Any], tuple[tf.Tensor, Any]],
@@ -161,28 +160,34 @@ def scanned(
       state: the first state.
       function: returns a new state and an element, from a state and an element, a tuple.
     """
-    found: list[Any] = []
+    specs: list[Any] = []
 
     @as_written
     def flat(state: tf.Tensor, element: Any) -> tuple[tf.Tensor, tuple[tf.Tensor, ...]]:
         state, element = function(state, element)
-        found.append(tf.nest.map_structure(tf.type_spec_from_value, element))
+        specs.append(tf.nest.map_structure(tf.type_spec_from_value, element))
         return state, tuple(tf.nest.flatten(element, expand_composites=True))
 
     # `scan` cannot return the values of several replicas.
     parts = dataset.scan(state, flat)
     return parts.map(
-        as_written(lambda *each: tf.nest.pack_sequence_as(found[-1], each, expand_composites=True))
+        as_written(lambda *each: tf.nest.pack_sequence_as(specs[-1], each, expand_composites=True))
     )
 
 
-def sized_alike(spec: Any, has: tf.Tensor, batch: Any, sizes: tf.Tensor) -> Any:
-    """Returns a batch, or one without rows that has these inner sizes, in a function's graph."""
-    return _either(has, lambda: batch, lambda: empty_element(spec, sizes))
+def batch_or_empty(spec: Any, has: tf.Tensor, batch: Any, sizes: tf.Tensor) -> Any:
+    """Returns a batch, or an empty one with these inner sizes, in a function's graph."""
+
+    def components(element: Any) -> list[tf.Tensor]:
+        return tf.nest.flatten(element, expand_composites=True)
+
+    # `tf.cond` returns tensors only, while the structure may have values of several replicas.
+    chosen = tf.cond(has, lambda: components(batch), lambda: components(empty_element(spec, sizes)))
+    return tf.nest.pack_sequence_as(batch, chosen, expand_composites=True)
 
 
 def placeholder_element(spec: Any) -> Any:
-    """Returns batches of one row of zeros; None if a spec does not tell the shape of a row.
+    """Returns batches of one example of zeros; None if a spec lacks the shape of an example.
 
     >>> placeholder_element((tf.TensorSpec([None, 3]), tf.TensorSpec([4], tf.string)))[0].shape
     TensorShape([1, 3])
@@ -205,17 +210,6 @@ def placeholder_element(spec: Any) -> Any:
     return tf.nest.map_structure(placeholder, spec)
 
 
-def _either(has: tf.Tensor, one: Callable[[], Any], other: Callable[[], Any]) -> Any:
-    """Returns what one of two functions returns, as one structure of any kinds of tensors."""
-
-    def components(make: Callable[[], Any]) -> Callable[[], list[tf.Tensor]]:
-        return lambda: tf.nest.flatten(make(), expand_composites=True)
-
-    return tf.nest.pack_sequence_as(
-        one(), tf.cond(has, components(one), components(other)), expand_composites=True
-    )
-
-
 def _leaf_specs(spec: Any) -> list[Any]:
     return [part for one in tf.nest.flatten(spec) for part in replica_specs(one)]
 
@@ -230,7 +224,7 @@ def _leaves(element: Any) -> list[Any]:
 
 
 def _inner_shape(spec: Any) -> list[int | None]:
-    """Returns the sizes of a component but the rows and ragged dimensions; none of unknown rank."""
+    """Returns a component's sizes except the first and ragged ones; none for an unknown rank."""
     shape = spec.shape
     if shape.rank is None:
         return []
@@ -246,7 +240,7 @@ def _shape_of(value: Any) -> tf.Tensor:
 
 
 def _empty_of(spec: Any, sizes: tf.Tensor) -> Any:
-    """Returns a component without rows, of given inner sizes."""
+    """Returns a component without examples, of given inner sizes."""
     shape = tf.concat([[tf.constant(0, tf.int64)], sizes], 0)
     if isinstance(spec, tf.SparseTensorSpec):
         indices = tf.zeros([0, spec.shape.rank], tf.int64)

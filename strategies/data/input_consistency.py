@@ -1,4 +1,4 @@
-"""Detection of workers that have different rows for the same dataset."""
+"""Detection of workers that have different examples for the same dataset."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ _NUMBERS = 512  # floats compared in all
 _TOLERANCE = 1e-3
 
 
-def check_same_rows(dataset: tf.data.Dataset, collectives: Collectives) -> None:
+def check_same_examples(dataset: tf.data.Dataset, collectives: Collectives) -> None:
     """Checks that all workers created a dataset from the same tensors; waits for all workers.
 
-    Compares a sample of the rows of `from_tensors` and `from_tensor_slices`, which Keras uses for
-    arrays and which hold lists of files, and the index of each `shard`. The output of functions
-    and generators is not compared: see `BatchComparison`.
+    Compares a sample of the tensors of `from_tensors` and `from_tensor_slices`, which Keras uses
+    for arrays and which hold lists of files, and the index of each `shard`. The output of functions
+    and generators is not compared here: see `BatchComparison`.
 
     >>> from strategies.collectives.base import LocalCollectives
-    >>> check_same_rows(tf.data.Dataset.from_tensor_slices([1, 2]), LocalCollectives())
+    >>> check_same_examples(tf.data.Dataset.from_tensor_slices([1, 2]), LocalCollectives())
 
     Args:
-      dataset: batches of all workers' rows.
+      dataset: global batches.
       collectives: the workers.
 
     Raises:
-      ValueError: if a worker's rows differ from the first worker's; on all workers.
+      ValueError: if a worker's examples differ from the first worker's; on all workers.
     """
     if collectives.size == 1 or not tf.executing_eagerly():
         return
     shards = zlib.crc32(str(list(_shards(dataset))).encode())
     other = first_different(_tensors(dataset), collectives, shards)
     if other is not None:
-        raise ValueError(different_rows_message(other))
+        raise ValueError(different_examples_message(other))
 
 
 def first_different(
@@ -52,30 +52,31 @@ def first_different(
     Args:
       tensors: tensors of rank 1 or more, without complex numbers.
       collectives: the workers.
-      checksum: a number that has to be the same as well.
+      checksum: a number that must be the same, too.
     """
-    mine = _sample(tensors, checksum)
-    samples = collectives.all_gather(tf.constant(mine[np.newaxis])).numpy()
+    sample = _sample(tensors, checksum)
+    samples = collectives.all_gather(tf.constant(sample[np.newaxis])).numpy()
     return next((r for r, one in enumerate(samples) if not _is_like(one, samples[0])), None)
 
 
-def different_rows_message(rank: int, where: str = "") -> str:
-    """Returns the message of an error about a worker whose rows are not the first worker's.
+def different_examples_message(rank: int, where: str = "") -> str:
+    """Returns the message of an error about a worker whose examples are not the first worker's.
 
     Args:
       rank: the worker.
-      where: where the rows were found, to be added to what was received.
+      where: where the examples were found, to be added to what was received.
     """
     return (
-        "All workers must pass the same rows in the same order, for each batch is divided among "
-        f"them. Received: rows of worker {rank} that are not those of worker 0{where}: some rows "
-        "would be trained on twice, and others never. If NumPy, Python, TensorFlow or "
-        "scikit-learn shuffles or splits them, seed that alike on all workers, and not by rank: "
-        "keras.utils.set_random_seed(1), shuffle(n, seed=1) or random_state=1. Read with "
-        "deterministic=True, and not from a job that workers of a tf.data service share. Leave "
-        "out what divides them, such as Dataset.shard. If each worker is to have rows of its own, "
-        "set AutoShardPolicy.OFF or call strategy.distribute_datasets_from_function; if they only "
-        "seem to differ, AutoShardPolicy.DATA."
+        "All workers must pass the same examples in the same order, because each batch is divided "
+        f"among them. Received: examples of worker {rank} that differ from those of worker "
+        f"0{where}, so some examples would be trained on twice, and others never. If NumPy, "
+        "Python, TensorFlow or scikit-learn shuffles or splits them, use the same seed on all "
+        "workers, independent of the rank: keras.utils.set_random_seed(1), shuffle(n, seed=1) or "
+        "random_state=1. Read with deterministic=True, and not from a job that workers of a "
+        "tf.data service share. Remove what shards them, such as Dataset.shard. If each worker "
+        "should have its own examples, set AutoShardPolicy.OFF or call "
+        "strategy.distribute_datasets_from_function; if they only seem to differ, set "
+        "AutoShardPolicy.DATA."
     )
 
 
@@ -107,7 +108,7 @@ def _scale(values: np.ndarray) -> np.ndarray:
 
 
 def _tensors(dataset: tf.data.Dataset) -> Iterator[tf.Tensor]:
-    """Yields the tensors with rows that a dataset was created from, in a fixed order."""
+    """Yields the tensors of examples that a dataset was created from, in a fixed order."""
     for root in _roots(dataset):
         yield from _own_tensors(root)
 

@@ -13,9 +13,9 @@ from absl import logging
 from strategies.collectives import Collectives, LocalCollectives
 from strategies.collectives.workers import collectives_in_step, collectives_of
 from strategies.data.elements import (
+    append_empty,
     as_written,
     common_sizes,
-    followed_by_empty,
     has_unknown_sizes,
 )
 from strategies.data.sharding import mark_sharded
@@ -40,57 +40,57 @@ def read_files(
     uneven: str = "empty",
     steps: int | None = None,
 ) -> tf.data.Dataset:
-    """Returns a dataset of this worker's batches of the rows of many files.
+    """Returns a dataset of this worker's batches of the examples in many files.
 
     Call it with the same arguments on all workers. Each worker reads several of its files at once,
-    takes rows from them in turn, shuffles the rows, and prefetches batches:
+    takes examples from them in turn, shuffles the examples, and prefetches batches:
 
-        def rows(file):
+        def read(file):
             return tf.data.TextLineDataset(file).map(parse)
 
-        dataset = strategies.read_files("data/*.txt", strategy, batch_size=1024, reader=rows)
+        dataset = strategies.read_files("data/*.txt", strategy, batch_size=1024, reader=read)
         model.fit(dataset, epochs=3)
 
     Every epoch has a different order. With a seed, a new run with the same number of workers has
-    the same orders, provided that `reader` returns the rows of a file in the same order.
+    the same orders, provided that `reader` returns the examples of a file in the same order.
 
-    If some workers have more rows than others, `uneven` determines how an epoch ends:
+    If some workers have more examples than others, `uneven` determines how an epoch ends:
 
-    * "empty": every row is read once. A worker that has no more rows continues with empty batches,
-      which do not count, until the last worker is done.
-    * "resample": a worker that has no more rows reads its rows again, in a different order, until
-      the last worker is done. All batches are full.
-    * "cut": all workers stop when the first one has no more rows; the others' last rows are left
-      out.
+    * "empty": every example is read once. A worker that has no more examples continues with empty
+      batches, which do not count, until the last worker is done.
+    * "resample": a worker that has no more examples reads its examples again, in a different order,
+      until the last worker is done. All batches are full.
+    * "cut": all workers stop when the first one has no more examples; the others' last examples are
+      omitted.
 
     To determine the number of steps before training, each worker reads its files once and counts
-    the rows, so that workers need not ask each other in each step. Pass `steps` to avoid this.
+    the examples, so that workers need not ask each other in each step. Pass `steps` to avoid this.
 
     Pass the dataset to `fit` or `strategy.experimental_distribute_dataset` unchanged. `evaluate`
-    and `predict` cover the rows of all workers: where workers do not wait for each other
+    and `predict` cover the examples of all workers: where workers do not wait for each other
     (`ParameterServerStrategy`, except in "sync"), each worker reads all files, in their order.
 
     Args:
       files: file names, or patterns such as "data/part-*"; the same files on all workers. Files
         are sorted by name.
       strategy: the strategy of the workers.
-      batch_size: the number of rows per step, of all workers together.
-      reader: a function that creates a dataset of the rows of a file from its name:
+      batch_size: the number of examples per step, of all workers together.
+      reader: a function that creates a dataset of the examples of a file from its name:
         `tf.data.TextLineDataset`, `tf.data.TFRecordDataset`, or your own.
       readers: the number of files that each worker reads at once.
-      shuffle: the size of the shuffle buffer in rows; 0 keeps the order of rows and files.
+      shuffle: the size of the shuffle buffer, in examples; 0 keeps the order of examples and files.
       seed: the seed of the orders; None means TensorFlow's global seed.
       shard: "files" gives worker r of N the files r, r + N, ..., so that each worker reads only
-        its own files. With "rows" every worker reads all files and keeps each N-th row. "auto"
+        its own files. With "rows" every worker reads all files and keeps each N-th example. "auto"
         means "files", or "rows" with a warning if there are fewer files than workers.
       uneven: "empty", "resample" or "cut".
-      steps: the number of steps in an epoch. None means as many as there are rows for; "cut"
+      steps: the number of steps in an epoch. None means as many as there are examples for; "cut"
         requires None.
 
     Raises:
       ValueError: if a name matches no file, if workers find different files, if there are fewer
-        files than workers for `shard="files"` or fewer rows in a batch than workers, if a worker
-        has no rows for `uneven="cut"`, or if an argument is not valid.
+        files than workers for `shard="files"` or fewer examples in a batch than workers, if a
+        worker has no examples for `uneven="cut"`, or if an argument is not valid.
     """
     _check(batch_size, readers, shuffle, shard, uneven, steps)
     names = names_of(files)
@@ -99,22 +99,22 @@ def read_files(
     asked = collectives if steps is None else collectives_in_step(strategy)
     _check_same_names(names, asked)
     shard = shard_unit(names, shard, collectives)
-    rows = rows_of(names, collectives, reader, readers, shuffle, seed, shard)
+    examples = examples_of(names, collectives, reader, readers, shuffle, seed, shard)
     size = _local_batch_size(batch_size, collectives)
-    ordered = rows_of(names, collectives, reader, readers, shard=shard)
+    ordered = examples_of(names, collectives, reader, readers, shard=shard)
     if steps is None:
         steps = _steps(ordered, size, uneven, collectives)
 
-    # Of rows in order: another iterator over those that are shuffled would have another order.
+    # Of examples in order: an iterator over shuffled ones would change the order of the next one.
     sizes = common_sizes(ordered.batch(size), asked)
     if sizes is None:
         _check_sizes(ordered.batch(size).element_spec, steps)
 
     def read_whole_file() -> tf.data.Dataset:
-        rows = rows_of(names, LocalCollectives(), reader, readers)
-        return batches_of(rows, batch_size, "empty", steps, sizes)
+        examples = examples_of(names, LocalCollectives(), reader, readers)
+        return batches_of(examples, batch_size, "empty", steps, sizes)
 
-    return mark_sharded(batches_of(rows, size, uneven, steps, sizes), read_whole_file)
+    return mark_sharded(batches_of(examples, size, uneven, steps, sizes), read_whole_file)
 
 
 def names_of(files: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> list[str]:
@@ -123,16 +123,16 @@ def names_of(files: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -
     Raises:
       ValueError: if a name or pattern matches no file.
     """
-    given = [files] if isinstance(files, (str, os.PathLike)) else list(files)
+    patterns = [files] if isinstance(files, (str, os.PathLike)) else list(files)
     names: set[str] = set()
-    for pattern in given:
-        found = tf.io.gfile.glob(os.fspath(pattern))
-        if not found:
+    for pattern in patterns:
+        matches = tf.io.gfile.glob(os.fspath(pattern))
+        if not matches:
             raise ValueError(
                 "Each pattern must match a file on every worker. Received: "
                 f"{os.fspath(pattern)!r}, which matches none. Correct the name or the pattern."
             )
-        names.update(found)
+        names.update(matches)
     if not names:
         raise ValueError(
             "At least one file must be given. Received: none. Pass the names of the files."
@@ -147,19 +147,19 @@ def _check_same_names(names: Sequence[str], collectives: Collectives) -> None:
       ValueError: if a worker found other files than the first one; on all workers.
     """
     text = "\n".join(name.rpartition("/")[2] for name in names)
-    mine = tf.constant([[len(names), zlib.crc32(text.encode())]], tf.int64)
-    found = collectives.all_gather(mine).numpy().tolist()
-    others = [rank for rank, each in enumerate(found) if each != found[0]]
+    own = tf.constant([[len(names), zlib.crc32(text.encode())]], tf.int64)
+    every = collectives.all_gather(own).numpy().tolist()
+    others = [rank for rank, each in enumerate(every) if each != every[0]]
     if others:
         raise ValueError(
-            f"Every worker must see the same files. Received: {found[0][0]} on worker 0, and "
-            f"{found[others[0]][0]} with other names on worker {others[0]}. Put all files where "
+            f"Every worker must see the same files. Received: {every[0][0]} on worker 0, and "
+            f"{every[others[0]][0]} with other names on worker {others[0]}. Put all files where "
             "every worker can read them; or, if each worker is to read its own files, call "
             "strategy.distribute_datasets_from_function."
         )
 
 
-def rows_of(
+def examples_of(
     names: Sequence[str],
     collectives: Collectives,
     reader: Callable[[tf.Tensor], tf.data.Dataset] = tf.data.TextLineDataset,
@@ -168,7 +168,7 @@ def rows_of(
     seed: int | None = None,
     shard: str = "files",
 ) -> tf.data.Dataset:
-    """Returns this worker's rows; the arguments are those of `read_files`."""
+    """Returns this worker's examples; the arguments are those of `read_files`."""
     by_files = shard == "files"
     files = tf.data.Dataset.from_tensor_slices(list(names))
     if by_files:
@@ -176,51 +176,52 @@ def rows_of(
         if shuffle:
             files = files.shuffle(len(names), seed=seed)
     # Deterministic, so that the order does not depend on which file is read faster.
-    rows = files.interleave(
+    examples = files.interleave(
         reader, cycle_length=readers, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True
     )
     if not by_files:
-        rows = rows.shard(collectives.size, collectives.rank)
-    return rows.shuffle(shuffle, seed=seed) if shuffle else rows
+        examples = examples.shard(collectives.size, collectives.rank)
+    return examples.shuffle(shuffle, seed=seed) if shuffle else examples
 
 
 def batches_of(
-    rows: tf.data.Dataset, size: int, uneven: str, steps: int, sizes: tf.Tensor | None = None
+    examples: tf.data.Dataset, size: int, uneven: str, steps: int, sizes: tf.Tensor | None = None
 ) -> tf.data.Dataset:
-    """Returns `steps` batches of a worker's rows; the last ones are empty if it has no more rows.
+    """Returns `steps` batches of a worker's examples; the last are empty if it has no more.
 
-    The empty ones have the inner sizes of the last batch, or `sizes` if the worker has no rows.
+    The empty ones have the inner sizes of the last batch, or `sizes` if the worker has no examples.
 
-    >>> rows = tf.data.Dataset.range(3)
-    >>> [batch.numpy().tolist() for batch in batches_of(rows, 2, "empty", 3)]
+    >>> examples = tf.data.Dataset.range(3)
+    >>> [batch.numpy().tolist() for batch in batches_of(examples, 2, "empty", 3)]
     [[0, 1], [2], []]
-    >>> [batch.numpy().tolist() for batch in batches_of(rows, 2, "resample", 3)]
+    >>> [batch.numpy().tolist() for batch in batches_of(examples, 2, "resample", 3)]
     [[0, 1], [2, 0], [1, 2]]
     """
-    batches = (rows.repeat() if uneven == "resample" else rows).batch(size)
-    # Even "resample" ends if a worker has no rows at all.
-    batches = followed_by_empty(batches, sizes=sizes).map(as_written(lambda _, batch: batch))
+    batches = (examples.repeat() if uneven == "resample" else examples).batch(size)
+    # Even "resample" ends if a worker has no examples at all.
+    batches = append_empty(batches, sizes=sizes).map(as_written(lambda _, batch: batch))
     return batches.take(steps).prefetch(tf.data.AUTOTUNE)
 
 
 def _check_sizes(spec: Any, steps: int) -> None:
-    """Checks that the shapes of empty batches are known if no row tells them."""
+    """Checks that the shapes of empty batches are known without an example."""
     if steps and has_unknown_sizes(spec):
         raise ValueError(
-            "The reader must give rows of known shape to a worker that has none. Received: no rows "
-            f"for this worker, and batches of {spec}. Return a tensor of fixed shape, as "
-            "tf.ensure_shape(row, [3]) does; or choose shard='rows'."
+            "The reader must return tensors of known shape to a worker without examples. "
+            f"Received: no examples for this worker, and batches of {spec}. Return tensors of "
+            "fixed shape, for example tf.ensure_shape(example, [3]), or pass shard='rows'."
         )
 
 
-def _steps(rows: tf.data.Dataset, size: int, uneven: str, collectives: Collectives) -> int:
-    """Returns the number of steps, of batches of `size` rows on this worker."""
-    count = rows.reduce(tf.constant(0, tf.int64), lambda total, *row: total + 1)
+def _steps(examples: tf.data.Dataset, size: int, uneven: str, collectives: Collectives) -> int:
+    """Returns the number of steps, of batches of `size` examples on this worker."""
+    count = examples.reduce(tf.constant(0, tf.int64), lambda total, *example: total + 1)
     counts = collectives.all_gather(-(-count[tf.newaxis] // size)).numpy().tolist()
     if uneven == "cut" and not min(counts):
         raise ValueError(
-            "Training is cut to what the worker with the fewest rows has. Received: no rows for "
-            f"worker {counts.index(0)}. Choose uneven='empty', or shard='rows'."
+            "With uneven='cut' every worker must have examples, because training ends with the "
+            f"worker that has the fewest. Received: no examples for worker {counts.index(0)}. "
+            "Pass uneven='empty', or shard='rows'."
         )
     return min(counts) if uneven == "cut" else max(counts)
 
@@ -232,13 +233,14 @@ def shard_unit(names: Sequence[str], shard: str, collectives: Collectives) -> st
     listed = ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
     if shard == "files":
         raise ValueError(
-            f"Each worker has a file of its own, or more. Received: {len(names)} for "
-            f"{collectives.size} workers: {listed}. Cut them into more with 'tf-config split', or "
-            "choose shard='rows'."
+            f"With shard='files' each worker must have at least one file. Received: {len(names)} "
+            f"for {collectives.size} workers: {listed}. Split them into more files with "
+            "'tf-config split', or pass shard='rows'."
         )
     logging.warning(
-        "Every worker reads all of %s and keeps each %d-th row, for there are fewer files than "
-        "workers. 'tf-config split' makes more of them; shard='rows' says that it is meant so.",
+        "There are fewer files than workers, so every worker reads all of %s and keeps one "
+        "example in %d. Split the files with 'tf-config split', or pass shard='rows' if this is "
+        "intended.",
         listed,
         collectives.size,
     )
@@ -246,7 +248,7 @@ def shard_unit(names: Sequence[str], shard: str, collectives: Collectives) -> st
 
 
 def _local_batch_size(batch_size: int, collectives: Collectives) -> int:
-    """Returns this worker's batch size; the first workers may have one row more than the others."""
+    """Returns this worker's batch size; the first workers may have one example more than others."""
     if batch_size < collectives.size:
         raise ValueError(
             f"batch_size must be at least the number of workers, {collectives.size}. Received: "
@@ -271,7 +273,7 @@ def _check(
             )
     if uneven == "cut" and steps is not None:
         raise ValueError(
-            "uneven='cut' counts the rows, to stop where the first worker has no more. Received: "
-            f"steps={steps} with it. Leave out steps; or uneven, if every worker has rows for so "
-            "many."
+            "uneven='cut' and steps cannot be combined, because 'cut' determines the number of "
+            f"steps from the worker with the fewest examples. Received: steps={steps}. Omit steps; "
+            "or omit uneven, if every worker has examples for that many steps."
         )

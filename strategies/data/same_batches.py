@@ -1,9 +1,9 @@
 """Comparison of the batches that workers divide among themselves, while they train.
 
-Workers that shuffle differently would train on some rows twice and miss others. Each worker's
-pipeline adds up fingerprints of the batches, with all workers' rows. The sum travels with a batch,
-and workers compare it when they take the batch: in program order, outside of the pipelines, which
-are ahead by different numbers of batches. A sum covers all batches before, so a few are compared.
+Workers that shuffle differently would train on some examples twice and miss others. Each worker's
+pipeline adds up fingerprints of the global batches. The sum travels with a batch, and workers
+compare it when they take the batch: in program order, outside of the pipelines, which are ahead by
+different numbers of batches. A sum covers all batches before, so comparing a few is enough.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ import tensorflow as tf
 from absl import logging
 
 from strategies.collectives.base import Collectives
-from strategies.data.elements import as_written, scanned
-from strategies.data.input_consistency import different_rows_message
+from strategies.data.elements import as_written, scan_dataset
+from strategies.data.input_consistency import different_examples_message
 
 # Batches are compared whose numbers are powers of two, then those at multiples of this one.
 _PERIOD = 256
 _COLUMNS = 256
-_SAMPLED = 32  # rows, and columns
+_SAMPLED = 32  # examples, and values of each
 SUMMARY_SPEC = tf.TensorSpec([None], tf.int64)
 # Different processors compute the same floats except for the last bits.
 _TOLERANCE = 1e-4
-# Of each component: whether it has floats, whether its rows differ, and its fingerprint.
+# Of each component: whether it has floats, whether its examples differ, and its fingerprint.
 _NUMBERS = 3
 
 
@@ -41,11 +41,11 @@ class BatchComparison:
         self._stream = stream
         self._is_warned = False
 
-    def checked(self, summary: tf.Tensor, batch: Any, first_only: bool = False) -> Any:
-        """Returns a batch after a comparison, if one is due; all workers take the batch together.
+    def check_batch(self, summary: tf.Tensor, batch: Any, first_only: bool = False) -> Any:
+        """Returns a batch, after comparing its summary if that is due; all workers must call it.
 
         Args:
-          summary: what `summed` has added to the batch.
+          summary: the summary that `add_summaries` gave the batch.
           batch: the batch.
           first_only: whether only the first batch of an epoch is compared.
         """
@@ -68,7 +68,7 @@ class BatchComparison:
             kind = _difference(each, first)
             if not kind:
                 continue
-            text = different_rows_message(rank, f", in batch {first[2]} of an epoch or before")
+            text = different_examples_message(rank, f", in batch {first[2]} of an epoch or before")
             if kind == "order":
                 raise ValueError(text)
             if not self._is_warned:  # each epoch is compared
@@ -77,11 +77,11 @@ class BatchComparison:
         return np.bool_(True)
 
 
-def summed(dataset: tf.data.Dataset, size: int) -> tf.data.Dataset:
+def add_summaries(dataset: tf.data.Dataset, size: int) -> tf.data.Dataset:
     """Replaces the fingerprint of each batch by a summary of it and of those before.
 
-    A summary has the number of the element, from 0; whether it is to be compared; how many
-    elements up to it had a batch; and the sums of the fingerprints.
+    A summary has the number of the element, from 0; whether it is to be compared; the number of
+    elements with a batch up to it; and the sums of the fingerprints.
 
     Args:
       dataset: pairs of the result of `fingerprint` and a batch. An empty fingerprint belongs to a
@@ -92,14 +92,16 @@ def summed(dataset: tf.data.Dataset, size: int) -> tf.data.Dataset:
 
     @as_written
     def add(state: tf.Tensor, pair: tuple[tf.Tensor, Any]) -> tuple[tf.Tensor, Any]:
-        found, batch = pair
-        has = tf.size(found) > 0
+        new, batch = pair
         number = state[0] + 1
         count, sums = tf.cond(
-            has,
-            lambda: (state[2] + 1, _added(state[3:], tf.reshape(found, [size]), number)),
+            tf.size(new) > 0,
+            lambda: (state[2] + 1, _add_fingerprint(state[3:], tf.reshape(new, [size]), number)),
             lambda: (state[2], state[3:]),
         )
+        # A comparison is an exchange that all workers must make. So it depends on the numbers of
+        # elements alone, which `equal_steps` has made the same on all workers, and not on whether
+        # this worker still has batches.
         is_power = tf.equal(tf.bitwise.bitwise_and(number + 1, number), 0)
         is_due = is_power | tf.equal((number + 1) % _PERIOD, 0) | tf.equal(number, last)
         head = tf.stack([number, tf.cast(is_due, tf.int64), count])
@@ -108,7 +110,7 @@ def summed(dataset: tf.data.Dataset, size: int) -> tf.data.Dataset:
         return summary, (tf.raw_ops.PlaceholderWithDefault(input=summary, shape=[None]), batch)
 
     start = tf.constant([-1, 0, 0] + [0] * size, tf.int64)
-    return scanned(dataset, start, add)
+    return scan_dataset(dataset, start, add)
 
 
 def fingerprint(batch: Any) -> tf.Tensor:
@@ -116,32 +118,34 @@ def fingerprint(batch: Any) -> tf.Tensor:
 
     Those of floats hardly change if the last digits of the floats do.
     """
-    rows = [
+    numbers = [
         tf.stack([tf.constant(values.dtype.is_floating, tf.int64), is_varied, number])
         for values, is_varied, number in _numbers(batch)
     ]
-    return tf.reshape(tf.stack(rows), [len(rows) * _NUMBERS]) if rows else tf.zeros([0], tf.int64)
+    if not numbers:
+        return tf.zeros([0], tf.int64)
+    return tf.reshape(tf.stack(numbers), [len(numbers) * _NUMBERS])
 
 
 def _numbers(batch: Any) -> Iterator[tuple[tf.Tensor, tf.Tensor, tf.Tensor]]:
-    """Yields the tensors of a batch, whether their rows differ, and their fingerprints."""
+    """Yields the tensors of a batch, whether their examples differ, and their fingerprints."""
     for value in tf.nest.flatten(batch):
         parts = tf.nest.flatten(value, expand_composites=True)
         for part in parts:
             if part.dtype.is_floating:
-                number = tf.bitcast(_projected(part), tf.int64)
+                number = tf.bitcast(_project_floats(part), tf.int64)
             elif part.dtype == tf.string:
-                number = _hashed(_without_directories(part))
+                number = _hash_values(_without_directories(part))
             elif part.dtype.is_integer or part.dtype.is_bool:
-                number = _hashed(part)
+                number = _hash_values(part)
             else:
                 continue
-            # The structure of ragged and sparse tensors has other numbers in each row anyway.
+            # The structure of ragged and sparse tensors differs between examples anyway.
             yield part, tf.constant(0, tf.int64) if len(parts) > 1 else _is_varied(part), number
 
 
 def _without_directories(texts: tf.Tensor) -> tf.Tensor:
-    """Returns names of files alone, whose directory may differ between hosts; else texts."""
+    """Returns files' names without their directory, which may differ between hosts; else texts."""
     is_path = tf.strings.regex_full_match(tf.reshape(texts, [-1])[:1], ".*/.*")
     return tf.cond(
         tf.reduce_any(is_path),
@@ -150,20 +154,25 @@ def _without_directories(texts: tf.Tensor) -> tf.Tensor:
     )
 
 
-def _hashed(values: tf.Tensor) -> tf.Tensor:
+def _hash_values(values: tf.Tensor) -> tf.Tensor:
     one = tf.reshape(values, [1, -1])
     return tf.bitcast(tf.raw_ops.Fingerprint(data=one, method="farmhash64")[0], tf.int64)
 
 
-def _projected(values: tf.Tensor) -> tf.Tensor:
-    """Returns the cosine of the angle between floats and fixed ones without any pattern."""
+def _project_floats(values: tf.Tensor) -> tf.Tensor:
+    """Returns the cosine of the angle between floats and fixed ones without any pattern.
+
+    Unlike a checksum, it hardly changes with the last bits of the floats, and unlike their sum it
+    changes with their order.
+    """
     flat = tf.reshape(tf.cast(values, tf.float32), [-1])
     flat = tf.where(tf.math.is_finite(flat), flat, 0.0)
     flat = tf.pad(flat, [[0, -tf.size(flat) % _COLUMNS]])
     table = tf.reshape(flat, [-1, _COLUMNS])
     by_row = tf.linalg.matvec(table, tf.constant(_noise(np.arange(_COLUMNS)), tf.float32))
     places = tf.range(tf.shape(table)[0])
-    # Multiplied as integers, which are the same on all processors.
+    # Multiplied as integers, whose products are the same on all processors. 40503 is 2**16 divided
+    # by the golden ratio: Fibonacci hashing (Knuth, The Art of Computer Programming 3, 6.4).
     mixed = tf.cast(places * 40503 % 65536, tf.float32) / 65536 - 0.5
     length = tf.sqrt(tf.reduce_sum(tf.cast(tf.reduce_sum(tf.square(table), 1), tf.float64)))
     product = tf.reduce_sum(tf.cast(by_row * (mixed + 1.0), tf.float64))
@@ -175,20 +184,20 @@ def _noise(places: np.ndarray) -> np.ndarray:
 
 
 def _is_varied(values: tf.Tensor) -> tf.Tensor:
-    """Returns 1 if some rows of a tensor differ, else 0."""
+    """Returns 1 if some examples of a tensor differ, else 0."""
     if not values.shape.rank:
         return tf.constant(0, tf.int64)
-    rows = tf.reshape(values, [tf.shape(values)[0], -1]) if values.shape.rank > 1 else values
-    step = tf.shape(rows)[0] // _SAMPLED + 1
-    sample = rows[::step]
+    flat = tf.reshape(values, [tf.shape(values)[0], -1]) if values.shape.rank > 1 else values
+    sample = flat[:: tf.shape(flat)[0] // _SAMPLED + 1]
     if values.shape.rank > 1:
-        sample = sample[:, :: tf.shape(rows)[1] // _SAMPLED + 1]
+        sample = sample[:, :: tf.shape(flat)[1] // _SAMPLED + 1]
     return tf.cast(tf.reduce_any(tf.not_equal(sample, sample[:1])), tf.int64)
 
 
-def _added(sums: tf.Tensor, found: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
-    """Returns sums with a fingerprint added, which depend on its number."""
-    before, more = (tf.reshape(each, [-1, _NUMBERS]) for each in (sums, found))
+def _add_fingerprint(sums: tf.Tensor, new: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
+    """Returns sums with the fingerprint of batch `number` added."""
+    before, more = (tf.reshape(each, [-1, _NUMBERS]) for each in (sums, new))
+    # The factors make the sums depend on the order of the batches.
     factor = 1.0 + tf.cast(number * 40503 % 65536, tf.float64) / 65536
     old, new = (tf.bitcast(each[:, 2], tf.float64) for each in (before, more))
     sum_of_floats = tf.bitcast(old + factor * new, tf.int64)
@@ -198,17 +207,18 @@ def _added(sums: tf.Tensor, found: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
 
 
 def _difference(summary: np.ndarray, first: np.ndarray) -> str:
-    """Returns "order" if rows differ, "floats" if only some of their values do, else ""."""
+    """Returns "order" if examples differ, "floats" if only some of their floats do, else ""."""
     if summary[2] != first[2]:
         return "order"
-    mine, other = (each[3:].reshape(-1, _NUMBERS) for each in (summary, first))
+    here, other = (each[3:].reshape(-1, _NUMBERS) for each in (summary, first))
     is_float = other[:, 0] > 0
-    floats, others = (np.ascontiguousarray(each[:, 2]).view(np.float64) for each in (mine, other))
+    floats, others = (np.ascontiguousarray(each[:, 2]).view(np.float64) for each in (here, other))
     with np.errstate(invalid="ignore"):
         close = np.isclose(floats, others, rtol=0, atol=_TOLERANCE)
-    is_same = np.where(is_float, close, mine[:, 2] == other[:, 2])
+    is_same = np.where(is_float, close, here[:, 2] == other[:, 2])
     if is_same.all():
         return ""
-    # Floats may be augmented at random, if something else shows that the rows are the same.
-    is_shown = (is_same & (mine[:, 1] > 0)).any()
+    # Floats may be augmented at random on each worker. That is no error if another component, in
+    # which examples differ, shows that the examples and their order are the same.
+    is_shown = (is_same & (here[:, 1] > 0)).any()
     return "floats" if is_same[~is_float].all() and is_shown else "order"

@@ -1,4 +1,4 @@
-"""Datasets whose order all workers agree on, whatever their seeds."""
+"""Datasets that all workers read in the same order, whatever their seeds."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from strategies.compat.tensorflow import (
 )
 from strategies.data.sharding import is_divided
 
-# The first of the two inputs with seeds of each operation that has them as inputs.
+# The position of the first of the two seeds among an operation's inputs.
 _SEED_INPUTS = {
     "RandomDataset": 0,
     "RandomDatasetV2": 0,
@@ -29,9 +29,9 @@ _SEED_INPUTS = {
     "ShuffleDataset": 2,
     "ShuffleDatasetV3": 2,
 }
-# Operations whose input after the seeds is the generator that was made of the seeds.
+# Operations whose input after the seeds is the generator that was created from the seeds.
 _GENERATOR_INPUTS = ("RandomDatasetV2", "ShuffleDatasetV3")
-# A larger dataset is not copied, as it is here with its tensors. TensorFlow's limit is 2 GiB.
+# A larger dataset is not copied, because its tensors are copied too. TensorFlow's limit is 2 GiB.
 _MOST_BYTES = 2**30
 _IGNORE = tf.data.experimental.ExternalStatePolicy.IGNORE
 
@@ -39,26 +39,27 @@ _IGNORE = tf.data.experimental.ExternalStatePolicy.IGNORE
 def in_common_order(dataset: tf.data.Dataset, collectives: Collectives) -> tf.data.Dataset:
     """Returns a dataset with the same order on all workers; waits for all workers.
 
-    People seed by rank, as Horovod and PyTorch teach, or read what comes first. If the seeds of a
-    dataset that workers divide differ, or if its order depends on speed, its operations are copied
-    with common seeds, and as deterministic ones. What cannot be copied is returned unchanged:
-    workers compare what comes out in any case, see `BatchComparison`.
+    People seed by rank, as Horovod and PyTorch teach, or read whatever arrives first. If the seeds
+    of a dataset that workers divide differ, or if its order depends on speed, its operations are
+    copied with common seeds and made deterministic. What cannot be copied is returned unchanged:
+    workers compare the batches in any case, see `BatchComparison`.
 
     Args:
-      dataset: batches of all workers' rows.
+      dataset: global batches.
       collectives: the workers.
     """
     if collectives.size == 1 or not tf.executing_eagerly():
         return dataset
     seeds, is_random = _order(dataset)
     seed = secrets.randbelow(2**31) if global_seed() is None else int(global_seed() or 0)
-    mine = [zlib.crc32(str(seeds).encode()), int(is_random), int(is_divided(dataset)), seed]
-    found = collectives.all_gather(tf.constant([mine], tf.int64)).numpy().tolist()
-    is_common = len({checksum for checksum, *_ in found}) == 1
-    is_common = is_common and not any(is_loose for _, is_loose, *_ in found)
-    if is_common or not all(divided for _, _, divided, _ in found):
+    own = [zlib.crc32(str(seeds).encode()), int(is_random), int(is_divided(dataset)), seed]
+    # All workers decide by the values of all, so that either all of them copy or none does.
+    every = collectives.all_gather(tf.constant([own], tf.int64)).numpy().tolist()
+    is_common = len({checksum for checksum, *_ in every}) == 1
+    is_common = is_common and not any(is_loose for _, is_loose, *_ in every)
+    if is_common or not all(divided for _, _, divided, _ in every):
         return dataset
-    copied = _copied(dataset, found[0][3])
+    copied = _copy_with_seed(dataset, every[0][3])
     logging.warning(
         "All workers must read and shuffle the examples in the same order, because each batch is "
         "divided among them. Received: seeds that differ or deterministic=False, %s. Seed without "
@@ -80,8 +81,10 @@ def _every(dataset: tf.data.Dataset) -> Iterator[tf.data.Dataset]:
 
 def _order(dataset: tf.data.Dataset) -> tuple[list[int], bool]:
     """Returns the seeds of a dataset, and whether its order is random in spite of them."""
+    # Only a graph shows the datasets that functions captured. But it contains all tensors, and not
+    # every dataset can be converted to one, so otherwise the Python objects are read.
     graph = _graph(dataset) if any(map(captures_dataset, _every(dataset))) else None
-    if graph is not None:  # what functions capture is only seen there
+    if graph is not None:
         return _order_of_graph(graph)
     seeds, is_random = [], False
     for one in _every(dataset):
@@ -92,7 +95,7 @@ def _order(dataset: tf.data.Dataset) -> tuple[list[int], bool]:
 
 
 def _order_of_graph(graph: Any) -> tuple[list[int], bool]:
-    """Returns the same as `_order`, of the `GraphDef` of a dataset."""
+    """Returns the same as `_order`, from the `GraphDef` of a dataset."""
     seeds, is_random = [], False
     for nodes in [graph.node, *(each.node_def for each in graph.library.function)]:
         constants = {node.name: node.attr["value"].tensor for node in nodes if node.op == "Const"}
@@ -106,7 +109,7 @@ def _order_of_graph(graph: Any) -> tuple[list[int], bool]:
                 pair = [int(tf.make_ndarray(each)) for each in known]
             elif {"seed", "seed2"} <= set(node.attr):
                 pair = [node.attr["seed"].i, node.attr["seed2"].i]
-                # Only those that decide on the order. Others may give random numbers.
+                # Other operations draw random numbers, which may differ between workers.
                 if node.op != "RandomShuffle":
                     seeds += pair
                     continue
@@ -136,11 +139,8 @@ def _graph(dataset: tf.data.Dataset) -> Any:
     return None if any(node.op == "GeneratorDataset" for node in nodes) else graph
 
 
-def _copied(dataset: tf.data.Dataset, seed: int) -> tf.data.Dataset | None:
-    """Returns a dataset with the same operations, which draw from a seed and are deterministic.
-
-    Returns None if the dataset cannot be copied.
-    """
+def _copy_with_seed(dataset: tf.data.Dataset, seed: int) -> tf.data.Dataset | None:
+    """Returns a dataset of the same operations, seeded and deterministic; None if that fails."""
     graph = _graph(dataset)
     if graph is None:
         return None
@@ -154,7 +154,7 @@ def _copied(dataset: tf.data.Dataset, seed: int) -> tf.data.Dataset | None:
         logging.info("A dataset keeps its own order: %s", error)
         return None
     copied = tf.data.experimental.from_variant(variant, dataset.element_spec)
-    # Functions and tables live as long as the dataset that they were made for.
+    # Functions and tables are deleted with the dataset that they were created for.
     copied.original = dataset
     return copied.with_options(dataset.options())
 
@@ -162,18 +162,20 @@ def _copied(dataset: tf.data.Dataset, seed: int) -> tf.data.Dataset | None:
 def _creation(function: Any) -> tuple[int, str]:
     """Returns a function's place in the order of creation, which is the same on all workers."""
     name = function.signature.name
-    found = re.search(r"(\d+)$", name)
-    return int(found[1]) if found else 0, name
+    number = re.search(r"(\d+)$", name)
+    return int(number[1]) if number else 0, name
 
 
 def _set_order(nodes: Any, seed: int, number: int, is_function: bool = False) -> int:
-    """Sets the seeds of all operations, the second one to their number; returns the next number.
+    """Sets the seeds of all operations, and makes them deterministic; returns the next number.
+
+    The second seed is the operation's number, so that no two operations draw the same numbers.
 
     Args:
       nodes: the operations of a graph or function.
       seed: the first seed.
       number: the number of the first operation.
-      is_function: whether they are those of a function, which names its inputs otherwise.
+      is_function: whether they are a function's, in which inputs have another syntax.
     """
     for node in list(nodes):
         if "deterministic" in node.attr and node.attr["deterministic"].s == b"false":
@@ -191,7 +193,7 @@ def _set_order(nodes: Any, seed: int, number: int, is_function: bool = False) ->
             constant.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(value, tf.int64, []))
             node.input[place] = constant.name + (":output:0" if is_function else "")
         if node.op in _GENERATOR_INPUTS:
-            # Another one, which the operation makes of the seeds.
+            # With this one, the operation creates its own generator from the seeds.
             generator = nodes.add(name=f"common_generator_{number}", op="DummySeedGenerator")
             node.input[first + 2] = generator.name + (":handle:0" if is_function else "")
     return number

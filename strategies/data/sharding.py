@@ -17,17 +17,17 @@ from strategies.compat.tensorflow import (
     dataset_inputs,
 )
 from strategies.data.elements import (
+    append_empty,
     as_written,
+    batch_or_empty,
     common_sizes,
     count_examples,
     element_of,
     empty_element,
-    followed_by_empty,
     has_unknown_sizes,
     inner_sizes,
-    sized_alike,
 )
-from strategies.data.same_batches import fingerprint, summed
+from strategies.data.same_batches import add_summaries, fingerprint
 from strategies.utils.assertions import assert_in_step
 from strategies.utils.partitioning import part_bounds
 
@@ -41,9 +41,9 @@ class Epochs:
     """A dataset whose iterators, one for each epoch, continue one run of it.
 
     If a global seed is set, Keras shuffles arrays in a function with a fixed seed. Each new run
-    would then have the rows in the same order; a run that continues does not. An epoch that is
+    would then have the examples in the same order; a run that continues does not. An epoch that is
     left before its end also ends the run, and the next epoch starts a new one. This is the same on
-    all workers, because nothing is read ahead.
+    all workers; see [Note: read equally far] in bounded_prefetch.py.
 
     Args:
       one_epoch: the dataset of one epoch.
@@ -132,8 +132,8 @@ def mark_sharded(dataset: tf.data.Dataset, whole: _Maker | None = None) -> tf.da
 
     Args:
       dataset: the steps.
-      whole: a function that creates the dataset of all workers' rows, in global batches; None if
-        there is none.
+      whole: a function that creates the dataset of all workers' examples, in global batches; None
+        if there is none.
     """
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = _Policy.OFF
@@ -142,8 +142,8 @@ def mark_sharded(dataset: tf.data.Dataset, whole: _Maker | None = None) -> tf.da
     return dataset
 
 
-def without_sharding(dataset: tf.data.Dataset) -> tf.data.Dataset | None:
-    """Returns the dataset of all workers' rows; None if only this worker's rows are known."""
+def undo_sharding(dataset: tf.data.Dataset) -> tf.data.Dataset | None:
+    """Returns the dataset of all workers' examples; None if only this worker's are known."""
     while (dataset := _unwrap_options(dataset)) in _sharded:
         whole = _sharded[dataset]
         if whole is None:
@@ -171,14 +171,14 @@ def shard_dataset(
 ) -> tf.data.Dataset | Epochs:
     """Returns this worker's shard of a dataset of global batches.
 
-    `AutoShardPolicy` AUTO and DATA shard each batch by rows. Of n rows, the first n mod N of N
-    replicas take one more than the others. The order is that in which Keras reassembles
+    `AutoShardPolicy` AUTO and DATA shard each batch by examples. Of n examples, the first n mod N
+    of N replicas take one more than the others. The order is that in which Keras reassembles
     predictions: the first replicas of all workers, by rank, then the second ones. If a batch has
-    fewer rows than replicas, some get an empty part. Every worker must have the same batches in
+    fewer examples than replicas, some get an empty part. Every worker must have the same batches in
     the same order.
 
     FILE and HINT shard by files as stock tf.distribute does; with OFF each worker has its own
-    data. With these, each batch is split into N batches of 1/N of the rows.
+    data. With these, each batch is split into N batches of 1/N of the examples.
 
     If a worker has several replicas, an element has a batch for each of them.
 
@@ -189,7 +189,7 @@ def shard_dataset(
     worker.
 
     Args:
-      dataset: batches whose components all have the same number of rows: tensors,
+      dataset: batches whose components all have the same number of examples: tensors,
         `tf.RaggedTensor` or `tf.sparse.SparseTensor`, in any structure.
       collectives: the collectives of the workers.
       replicas: the number of replicas of each worker.
@@ -215,20 +215,20 @@ def shard_dataset(
     _check_batched(dataset.element_spec)
     if policy in (_Policy.AUTO, _Policy.DATA):
         dataset = dataset.with_options(_in_order())  # the same on all workers
-        mine = shard_batches(
+        own = shard_batches(
             dataset, collectives.rank, collectives.size, replicas, with_fingerprint=is_compared
         )
-        count = mine.element_spec[0].shape[0] if is_compared else 0
+        count = own.element_spec[0].shape[0] if is_compared else 0
         if policy != _Policy.DATA:
-            mine = equal_steps(mine, others, stream=stream)
-        mine = summed(mine, count) if is_compared else mine
+            own = equal_steps(own, others, stream=stream)
+        own = add_summaries(own, count) if is_compared else own
         if policy == _Policy.DATA:
-            return Epochs(mine) if _ignores_state(dataset) else mine
-        return mine
+            return Epochs(own) if _ignores_state(dataset) else own
+        return own
     if policy != _Policy.OFF:
         dataset = auto_shard_dataset(dataset, collectives.size, collectives.rank, collectives.size)
-    mine = _split_batches(dataset, collectives.size * replicas)
-    return equal_steps(mine, others, replicas, stream)
+    own = _split_batches(dataset, collectives.size * replicas)
+    return equal_steps(own, others, replicas, stream)
 
 
 def is_divided(dataset: tf.data.Dataset) -> bool:
@@ -268,9 +268,9 @@ def equal_steps(
         dataset = _group_by_replica(dataset, replicas)
     if collectives.size == 1:
         return dataset
-    mine = int(dataset.cardinality())
+    own = int(dataset.cardinality())
     # Under parameter servers, a worker that has ended sends no count, so positions are not ranks.
-    counts = collectives.all_gather(tf.constant([mine], tf.int64)).numpy().tolist()
+    counts = collectives.all_gather(tf.constant([own], tf.int64)).numpy().tolist()
     infinite = [rank for rank, count in enumerate(counts) if count == tf.data.INFINITE_CARDINALITY]
     if infinite and len(infinite) < len(counts):
         raise ValueError(
@@ -282,7 +282,7 @@ def equal_steps(
         return dataset
     if min(counts) >= 0:
         sizes = common_sizes(dataset, collectives) if 0 in counts else None
-        padded = followed_by_empty(dataset, max(counts) - mine, sizes)
+        padded = append_empty(dataset, max(counts) - own, sizes)
         return padded.map(as_written(lambda _, batch: batch))
     return _until_all_are_done(dataset, (stream or collectives.new_stream)())
 
@@ -294,9 +294,9 @@ def shard_batches(
     replicas: int,
     with_fingerprint: bool = False,
 ) -> tf.data.Dataset:
-    """Returns the rows of each batch for one of `size` workers, for each of its replicas.
+    """Returns the examples of each batch for one of `size` workers, for each of its replicas.
 
-    With a fingerprint, an element is a pair of the whole batch's fingerprint and these rows.
+    With a fingerprint, an element is a pair of the whole batch's fingerprint and these examples.
     """
     if size * replicas == 1:
         return dataset
@@ -308,32 +308,32 @@ def shard_batches(
 def _shard_batches(
     dataset: tf.data.Dataset, parts: range, size: int, with_fingerprint: bool = False
 ) -> tf.data.Dataset:
-    """Slices each batch to the rows of some of `size` replicas, whose numbers are `parts`."""
+    """Slices each batch to the examples of some of `size` replicas, whose numbers are `parts`."""
 
     @as_written
-    def mine(*batch: Any) -> Any:
+    def take_parts(*batch: Any) -> Any:
         whole = element_of(dataset, batch)
-        rows = _per_replica([_rows_of_part(whole, index, size) for index in parts])
-        return (fingerprint(whole), rows) if with_fingerprint else rows
+        examples = _per_replica([_examples_of_part(whole, index, size) for index in parts])
+        return (fingerprint(whole), examples) if with_fingerprint else examples
 
     if not may_prefetch(dataset):
-        return dataset.map(mine)
-    return dataset.map(mine, num_parallel_calls=tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)
+        return dataset.map(take_parts)
+    return dataset.map(take_parts, num_parallel_calls=tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)
 
 
 def _group_by_replica(dataset: tf.data.Dataset, replicas: int) -> tf.data.Dataset:
     """Groups batches into elements with one for each replica; pads the last with empty ones."""
     count = dataset.cardinality()
-    padded = followed_by_empty(dataset, replicas - 1).map(as_written(lambda _, batch: batch))
+    padded = append_empty(dataset, replicas - 1).map(as_written(lambda _, batch: batch))
     windows = padded.window(replicas, drop_remainder=True)
 
     @as_written
-    def together(*window: Any) -> Any:
+    def stack_batches(*window: Any) -> Any:
         batches = tf.data.Dataset.zip(element_of(windows, window))
         parts = [batches.skip(n).take(1).get_single_element() for n in range(replicas)]
         return _per_replica(parts)
 
-    groups = windows.map(together)
+    groups = windows.map(stack_batches)
     if count < 0:
         return groups
     return groups.apply(tf.data.experimental.assert_cardinality(-(-count // replicas)))
@@ -353,7 +353,7 @@ def _split_batches(dataset: tf.data.Dataset, size: int) -> tf.data.Dataset:
     def parts(*batch: Any) -> tf.data.Dataset:
         indices = tf.data.Dataset.range(size)
         return indices.map(
-            as_written(lambda index: _rows_of_part(element_of(dataset, batch), index, size))
+            as_written(lambda index: _examples_of_part(element_of(dataset, batch), index, size))
         )
 
     count = dataset.cardinality()
@@ -364,14 +364,14 @@ def _split_batches(dataset: tf.data.Dataset, size: int) -> tf.data.Dataset:
     return split.apply(tf.data.experimental.assert_cardinality(count if infinite else count * size))
 
 
-def _rows_of_part(batch: Any, index: int | tf.Tensor, size: int) -> Any:
-    """Returns the rows of part `index` of a batch that is split evenly into `size` parts."""
+def _examples_of_part(batch: Any, index: int | tf.Tensor, size: int) -> Any:
+    """Returns the examples of part `index` of a batch that is split evenly into `size` parts."""
     leaves = tf.nest.flatten(batch)
-    rows = count_examples(leaves[0])
-    start, stop = part_bounds(rows, tf.cast(index, tf.int64), size, tf.minimum)
+    count = count_examples(leaves[0])
+    start, stop = part_bounds(count, tf.cast(index, tf.int64), size, tf.minimum)
     rule = "All components of a batch must have the same number of examples. Received:"
     checks = [
-        assert_in_step(count_examples(leaf) == rows, [rule, rows, count_examples(leaf)])
+        assert_in_step(count_examples(leaf) == count, [rule, count, count_examples(leaf)])
         for leaf in leaves[1:]
     ]
     with tf.control_dependencies(checks):
@@ -387,13 +387,13 @@ def _slice(value: Any, start: tf.Tensor, stop: tf.Tensor) -> Any:
 
 
 def _check_batched(spec: Any) -> None:
-    rows = set()
+    counts = set()
     for component in tf.nest.flatten(spec):
         shape = getattr(component, "shape", tf.TensorShape(None))
         if shape.rank is not None:
-            rows.add(shape[0] if shape.rank else 0)
-    rows.discard(None)
-    if len(rows) > 1 or rows == {0}:
+            counts.add(shape[0] if shape.rank else 0)
+    counts.discard(None)
+    if len(counts) > 1 or counts == {0}:
         raise ValueError(
             "A dataset to distribute must yield batches: the first dimension of each component is "
             f"the number of examples. Received: elements of {spec}. Call .batch(...) with the "
@@ -402,9 +402,9 @@ def _check_batched(spec: Any) -> None:
 
 
 def _until_all_are_done(dataset: tf.data.Dataset, stream: Collectives) -> tf.data.Dataset:
-    """Pads with empty batches until no worker has rows; asks the other workers before each step."""
+    """Pads with empty batches until no worker has examples; asks the others before each step."""
     spec = dataset.element_spec
-    flagged = followed_by_empty(dataset)
+    flagged = append_empty(dataset)
     if not has_unknown_sizes(spec):
         steps = flagged.take_while(
             as_written(lambda has, _: stream.all_reduce([tf.cast(has, tf.int32)])[0] > 0)
@@ -412,15 +412,16 @@ def _until_all_are_done(dataset: tf.data.Dataset, stream: Collectives) -> tf.dat
         return steps.map(as_written(lambda _, batch: batch)).with_options(no_prefetch_options())
 
     @as_written
-    def asked(has: tf.Tensor, batch: Any) -> tuple[tf.Tensor, Any]:
+    def ask_workers(has: tf.Tensor, batch: Any) -> tuple[tf.Tensor, Any]:
         """Gives a worker that has never had a batch the sizes of another one's."""
-        mine = tf.concat([[tf.cast(has, tf.int64)], inner_sizes(spec, batch)], 0)
-        every = stream.all_gather(mine[tf.newaxis])
+        own = tf.concat([[tf.cast(has, tf.int64)], inner_sizes(spec, batch)], 0)
+        every = stream.all_gather(own[tf.newaxis])
         having = tf.boolean_mask(every[:, 1:], every[:, 0] > 0)
-        sizes = tf.concat([having, mine[tf.newaxis, 1:]], 0)[0]
-        return tf.shape(having)[0] > 0, sized_alike(spec, has, batch, sizes)
+        sizes = tf.concat([having, own[tf.newaxis, 1:]], 0)[0]
+        return tf.shape(having)[0] > 0, batch_or_empty(spec, has, batch, sizes)
 
-    steps = flagged.map(asked).take_while(as_written(lambda has, _: has))
+    steps = flagged.map(ask_workers).take_while(as_written(lambda has, _: has))
+    # See [Note: read equally far] in bounded_prefetch.py: all workers must ask equally often.
     return steps.map(as_written(lambda _, batch: batch)).with_options(no_prefetch_options())
 
 
@@ -431,7 +432,10 @@ def _in_order() -> tf.data.Options:
 
 
 def no_prefetch_options() -> tf.data.Options:
-    """Returns options under which no batch is prefetched."""
+    """Returns options under which no batch is prefetched.
+
+    See [Note: read equally far] in bounded_prefetch.py.
+    """
     options = tf.data.Options()
     options.experimental_optimization.inject_prefetch = False
     options.experimental_optimization.map_parallelization = False

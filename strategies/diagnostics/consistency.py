@@ -34,18 +34,18 @@ def check_same_call(collectives: Collectives, operation: str, detail: str = "") 
     if collectives.size == 1 or not tf.executing_eagerly():
         return
     record_call()  # the watchdog reports the call in which a worker waits here
-    mine = f"{operation}: {detail}" if detail else operation
-    sent = mine.encode()[:_BYTES].ljust(_BYTES)
+    text = f"{operation}: {detail}" if detail else operation
+    sent = text.encode()[:_BYTES].ljust(_BYTES)
     received = collectives.all_gather(tf.constant([list(sent)], tf.uint8)).numpy()
     calls = [bytes(row).decode(errors="replace").strip() for row in received]
     if len(set(calls)) > 1:
         by_worker = "; ".join(f"worker {rank}: {text}" for rank, text in enumerate(calls))
         raise ValueError(
-            "All workers make the same calls in the same order, with as many rows and steps. "
-            f"Received: {by_worker}. Make the same model on all workers. Give them the same data, "
-            "or shard it by "
-            "strategies.read_files or AutoShardPolicy.OFF, which fill up what is uneven; call "
-            "fit, evaluate, predict, reduce, gather and save on all of them."
+            "All workers must make the same calls in the same order, with the same numbers of "
+            f"examples and steps. Received: {by_worker}. Create the same model on all workers. "
+            "Pass them the same data, or shard it with strategies.read_files or "
+            "AutoShardPolicy.OFF, which pad uneven shards; call fit, evaluate, predict, reduce, "
+            "gather and save on all of them."
         )
 
 

@@ -69,13 +69,13 @@ class OperationTracker:
 
     def pending(self) -> list[tuple[int, int]]:
         """Returns (index in `begun`, number) of each operation that has begun and not ended."""
-        found = [(0, number) for number, _ in list(self._eager.values())]
-        found += [(1, number) for number, _ in list(self._in_steps.values())]
+        pending = [(0, number) for number, _ in list(self._eager.values())]
+        pending += [(1, number) for number, _ in list(self._in_steps.values())]
         for index, (_, begun, ended) in enumerate(self._graphs[:], 2):
             number = int(begun.numpy())
             if number > int(ended.numpy()):
-                found.append((index, number))
-        return found
+                pending.append((index, number))
+        return pending
 
     def waiting(self) -> tuple[str, str, float]:
         """Returns the kind ("eager", "function" or ""), name and seconds of this worker's wait."""
@@ -144,6 +144,8 @@ class WatchedCollectives(StreamKeeper):
             self._counters[kind] = self._operations.add_counters(kind)
         begun, ended = self._counters[kind]
         arguments = tf.nest.map_structure(tf.convert_to_tensor, arguments)
+        # Counted when the arguments are there, and before the operation starts: a worker that still
+        # computes them has not begun it, and one that has sent its part has.
         with tf.control_dependencies(tf.nest.flatten(arguments)):
             counted = begun.assign_add(1, read_value=False)
         with tf.control_dependencies([counted]):

@@ -11,7 +11,7 @@ from tf_config import Task
 from tf_config.rendezvous.store import Store
 
 SILENT_SECONDS = 15.0
-# Between two looks. After a longer pause it is unknown which workers were silent meanwhile.
+# Between two calls of `look`. After a longer pause it is unknown who was silent meanwhile.
 _LONGEST_PAUSE_SECONDS = 30.0
 
 
@@ -65,10 +65,10 @@ class State:
         if self.ended:
             return "has ended"
         if self.is_silent:
-            return f"has said nothing for {self.silent:.0f} s"
+            return f"has not reported for {self.silent:.0f} s"
         if self.waited >= seconds:
             return f"waits in {self.place}" if self.place else "waits"
-        return f"is in {self.place}" if self.place else "has not said where it is"
+        return f"is in {self.place}" if self.place else "has not reported where it is"
 
     def to_bytes(self) -> bytes:
         """Returns the entry, which `from_bytes` can read."""
@@ -115,7 +115,6 @@ class Peers:
         now = time.monotonic()
         if now - self._looked > _LONGEST_PAUSE_SECONDS:
             self._changed = {}
-        self._looked = now
         states = {}
         for task in self.others:
             entry = self._entries.get(task) if is_reached else None
@@ -124,5 +123,5 @@ class Peers:
             silent = now - self._changed.setdefault(task, now)
             known = State.from_bytes(entry) or State()
             states[task] = dataclasses.replace(known, silent=silent)
-        self._looked = time.monotonic()
+        self._looked = time.monotonic()  # the time that the store took to answer is no pause
         return states

@@ -20,7 +20,7 @@ _is_told = False
 
 
 def tell_progress() -> None:
-    """Starts to report the main thread's place if the launcher asks for it; once per process."""
+    """Starts to report the main thread's position if the launcher asks for it; once per process."""
     global _is_told
     path = os.environ.get(PROGRESS_VARIABLE, "")
     if path and not _is_told:
@@ -33,12 +33,12 @@ def tell_progress() -> None:
 
 
 def where(thread: int) -> str:
-    """Returns the optimizer's number of steps and the thread's place in the user's program."""
+    """Returns the optimizer's number of steps and the thread's position in the user's program."""
     stack = stack_of(thread)
     _, model = call_in(stack)
     place = place_in(stack)
     iterations = getattr(getattr(model, "optimizer", None), "iterations", None)
-    words = [] if iterations is None else [f"behind step {int(iterations.numpy())}"]
+    words = [] if iterations is None else [f"after step {int(iterations.numpy())}"]
     return ", ".join([*words, *([f"in {place}"] if place else [])])
 
 

@@ -163,7 +163,7 @@ class Watchdog:
       seconds: the number of seconds after which a wait is reported.
       end: ends the process with a message; None logs it and exits.
       step_timeout: the number of seconds after which a wait ends the job.
-      misses_ended: whether waiting is in vain once a worker has ended.
+      misses_ended: whether workers cannot go on without one that has ended.
       keeper: the task that holds the entries; None is the first worker.
     """
 
@@ -210,12 +210,16 @@ class Watchdog:
         """
         if os.getpid() != self._process:
             return
+        # First, because the thread would write its own state over this entry.
         self._thread.stop(_LEAVING_SECONDS)
         is_reached = self._publish(State(ended=True, begun=self.operations.begun()))
-        if hasattr(sys, "last_value"):
+        if hasattr(sys, "last_value"):  # set by an error that ends the script
             self._explain(is_reached)
-        if hasattr(sys, "last_value") or not self._misses_ended:
             return
+        if not self._misses_ended:
+            return
+        # The first worker serves the entries, and the exit handlers that follow end the others'
+        # waits by obscure errors. So the others get the time to read why they wait.
         missing, end = list(self._peers.others), time.monotonic() + _LEAVING_SECONDS
         while missing and time.monotonic() < end:
             state = self._peers.state_of(missing[0])
@@ -228,9 +232,12 @@ class Watchdog:
         """Checks the other workers while this one waits; logs a warning or ends the job."""
         states = self._peers.look(is_reached)
         lost = {other: state for other, state in states.items() if self._is_lost(mine, state)}
+        # If all of them seem to be in this operation, it is unknown which one is late.
         late = {o: s for o, s in states.items() if not mine.may_match(s)} or states
         waits = self._report(mine, late) if is_reached else self._report_unreached(mine)
         cut_off = self._cut_off(states, LOST_SECONDS)
+        # In the order of what is known for certain: the first reason found is what all workers
+        # print.
         if lost:
             self._end_all(self._report(mine, lost))
         elif cut_off:
@@ -247,9 +254,9 @@ class Watchdog:
 
     def check_verdict(self) -> None:
         """Ends the process if another worker has ended the job."""
-        found = self._entries.get(_VERDICT)
-        if found is not None:
-            self._end(found.decode(errors="replace"))
+        verdict = self._entries.get(_VERDICT)
+        if verdict is not None:
+            self._end(verdict.decode(errors="replace"))
 
     def _is_lost(self, mine: State, theirs: State) -> bool:
         if theirs.ended and not self._misses_ended:
@@ -265,6 +272,8 @@ class Watchdog:
 
     def _cut_off(self, states: Mapping[Task, State], seconds: float) -> dict[Task, State]:
         """Returns the workers silent for at least `seconds`, on hosts that do not answer."""
+        # Silence alone proves nothing: a process that computes with Python's lock, or is paused,
+        # does not report either. But its host answers, even if nothing listens at the port.
         silent = {task: state for task, state in states.items() if state.silent >= seconds}
         addresses = self._cluster.addresses
         reached = connect([addresses[task] for task in silent], _CONNECT_SECONDS)
@@ -284,7 +293,7 @@ class Watchdog:
         rest = f" and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
         return (
             f"{self._describe_wait(mine)}, for the other workers: {', '.join(named)}{rest}{more}. "
-            "All workers call it, with as many steps."
+            "All workers must call it, with the same number of steps."
         )
 
     def _report_unreached(self, mine: State) -> str:
@@ -327,7 +336,7 @@ class Watchdog:
 
 
 def _end_process(message: str) -> None:
-    # The main thread is in an operation that Python cannot interrupt.
+    # Not by an exception: the main thread is in an operation that Python cannot interrupt.
     logging.error("%s", message)
     sys.stdout.flush()
     sys.stderr.flush()

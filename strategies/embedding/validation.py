@@ -16,20 +16,21 @@ from strategies.utils.argument_checks import check_whole_number
 
 # Unsupported arguments of the stock Embedding, each with the reason and an alternative.
 _OF_STOCK = {
-    "embeddings_regularizer": "A penalty is of all rows in every step, and a step reads those of "
-    "its ids. Add one of the looked-up rows by activity_regularizer, or compile with AdamW",
-    "embeddings_constraint": "A constraint holds for all rows from the first step on, and a step "
-    "changes those of its ids. Leave it out, or normalize the looked-up rows by a layer",
-    "weights": "Rows have ids and come when these do. Build the layer, and give ids their rows: "
+    "embeddings_regularizer": "A penalty cannot cover all rows, because a step reads only those "
+    "of its ids. Use activity_regularizer for the looked-up rows, or compile with AdamW",
+    "embeddings_constraint": "A constraint cannot hold for all rows, because a step changes only "
+    "those of its ids. Omit it, or normalize the looked-up rows in a layer",
+    "weights": "Initial rows must be given with their ids. Build the layer, and call "
     "layer.set_rows(np.arange(len(weights)), weights)",
-    "lora_rank": "LoRA adds a product of two matrices to a whole table, and no table is ever "
-    "whole here. Train the rows themselves, or set layer.trainable = False",
-    "lora_alpha": "It scales the product of lora_rank, which rows do not have. Leave it out",
-    "quantization_config": "Rows are float32. Leave it out",
-    "input_length": "The shape of the ids is that of what the layer is called with. Leave it out",
-    "autocast": "Ids in floating point keep their own dtype, or they would be less exact. Leave it "
-    "out",
-    "sparse": "The output is dense, or ragged where the ids are. Leave it out",
+    "lora_rank": "LoRA cannot be used, because a sharded table is never materialized as one "
+    "matrix. Train the rows themselves, or set layer.trainable = False",
+    "lora_alpha": "LoRA cannot be used, because a sharded table is never materialized as one "
+    "matrix. Omit it",
+    "quantization_config": "Rows must be float32. Omit it",
+    "input_length": "The shape of the ids cannot be given in advance; it is that of the input. "
+    "Omit it",
+    "autocast": "Ids cannot be cast, because they must stay exact. Omit it",
+    "sparse": "The output cannot be sparse; it is dense, or ragged if the ids are. Omit it",
 }
 
 

@@ -1,6 +1,12 @@
 """Files that are either complete or absent: a crash or a full disk leaves the previous ones.
 
-New data are written under another name, flushed to disk, and renamed last.
+[Note: complete or absent]
+New data are written under another name and flushed to disk, and then renamed; the directory is
+flushed last, since a name that is not on disk is lost with the power. What consists of several
+files is written to a new directory, and one small file that names the directory is replaced after
+all of them (`write_json`): before that the previous data are in force, after that the new ones.
+Only then are the previous ones removed. If a worker cannot write, all of them stop (`all_writing`),
+and nothing that was in force has changed.
 """
 
 from __future__ import annotations

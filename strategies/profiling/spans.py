@@ -11,6 +11,7 @@ from __future__ import annotations
 import collections
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -24,6 +25,7 @@ _T = TypeVar("_T")
 Period = tuple[float, float]
 
 _streams: list[SpanStream] = []
+_models: weakref.WeakSet[Any] = weakref.WeakSet()  # whose steps are measured
 _lock = threading.Lock()
 _is_on = False
 
@@ -146,7 +148,19 @@ def record_spans() -> None:
     _is_on = True
 
 
-def recorded(start: float) -> tuple[list[Recorded], float]:
+def measure_steps(model: Any) -> None:
+    """Makes a model's training steps record spans; a step traced without them is traced again.
+
+    Args:
+      model: a model of Keras 3 or tf_keras, before `fit` makes its train function.
+    """
+    record_spans()  # never turned off: all steps traced from now on are measured
+    if model not in _models:
+        _models.add(model)
+        model.train_function = None
+
+
+def read_spans(start: float) -> tuple[list[Recorded], float]:
     """Returns the spans of all streams after `start`, and the time after which none is missing."""
     found, complete = [], start
     for stream in tuple(_streams):
@@ -156,10 +170,10 @@ def recorded(start: float) -> tuple[list[Recorded], float]:
     return found, complete
 
 
-def covered(spans: Iterable[Span], periods: Sequence[Period]) -> float:
+def covered_seconds(spans: Iterable[Span], periods: Sequence[Period]) -> float:
     """Returns the number of seconds of `periods` that spans cover, overlaps counted once.
 
-    >>> covered([Span("a", 0, 2), Span("b", 1, 3), Span("c", 5, 9)], [(0, 6)])
+    >>> covered_seconds([Span("a", 0, 2), Span("b", 1, 3), Span("c", 5, 9)], [(0, 6)])
     4.0
     """
     return float(sum(end - begin for begin, end in common(union(spans), periods)))

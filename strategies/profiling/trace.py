@@ -19,7 +19,7 @@ from strategies.profiling.spans import (
     Recorded,
     Span,
     common,
-    covered,
+    covered_seconds,
     union,
 )
 
@@ -140,12 +140,12 @@ def seconds_of(worker: WorkerSteps, waits: Sequence[Span]) -> dict[str, float]:
     {'steps': 10.0, 'input': 1.0, 'compute': 6.0, 'communication': 1.0, 'waiting': 2.0}
     """
     steps = [(step.begin, step.end) for step in worker.steps]
-    waiting = covered(waits, steps)
+    waiting = covered_seconds(waits, steps)
     result = {
         "steps": sum(end - begin for begin, end in steps),
-        "input": covered(worker.spans(INPUT), steps),
+        "input": covered_seconds(worker.spans(INPUT), steps),
         "compute": sum(span.end - span.begin for span in compute_of(worker)),
-        "communication": max(covered(worker.spans(EXCHANGE), steps) - waiting, 0.0),
+        "communication": max(covered_seconds(worker.spans(EXCHANGE), steps) - waiting, 0.0),
         "waiting": waiting,
     }
     return {name: round(value, 6) for name, value in result.items()}
@@ -161,7 +161,7 @@ def compute_of(worker: WorkerSteps) -> list[Span]:
 
 
 def _events(worker: WorkerSteps, waits: Sequence[Span], zero: float) -> Iterator[dict[str, Any]]:
-    rows = [
+    tracks = [
         ("steps", worker.steps),
         *_assign_lanes("input", worker.spans(INPUT)),
         ("compute", compute_of(worker)),
@@ -173,7 +173,7 @@ def _events(worker: WorkerSteps, waits: Sequence[Span], zero: float) -> Iterator
     process = {"ph": "M", "pid": 1 + worker.rank}
     yield {**process, "name": "process_name", "args": {"name": worker.name}}
     yield {**process, "name": "process_sort_index", "args": {"sort_index": worker.rank}}
-    for number, (name, spans) in enumerate(rows, 1):
+    for number, (name, spans) in enumerate(tracks, 1):
         thread = {**process, "tid": number}
         yield {**thread, "name": "thread_name", "args": {"name": name}}
         yield {**thread, "name": "thread_sort_index", "args": {"sort_index": number}}
@@ -183,16 +183,16 @@ def _events(worker: WorkerSteps, waits: Sequence[Span], zero: float) -> Iterator
 
 
 def _assign_lanes(name: str, spans: Sequence[Span]) -> list[tuple[str, list[Span]]]:
-    """Returns the spans in numbered rows, so that no two spans of a row overlap.
+    """Returns the spans in numbered tracks, so that no two spans of a track overlap.
 
     >>> _assign_lanes("sums", [Span("a", 0, 2), Span("b", 1, 3), Span("c", 2, 4)])[1]
     ('sums 2', [Span(name='b', begin=1, end=3)])
     """
-    rows: list[list[Span]] = []
+    tracks: list[list[Span]] = []
     for span in sorted(spans, key=lambda span: span.begin):
-        row = next((row for row in rows if row[-1].end <= span.begin), None)
-        if row is None:
-            rows.append([span])
+        track = next((track for track in tracks if track[-1].end <= span.begin), None)
+        if track is None:
+            tracks.append([span])
         else:
-            row.append(span)
-    return [(f"{name} {n + 1}" if n else name, row) for n, row in enumerate(rows)]
+            track.append(span)
+    return [(f"{name} {n + 1}" if n else name, track) for n, track in enumerate(tracks)]

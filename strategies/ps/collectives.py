@@ -215,8 +215,7 @@ class ServerCollectives(StreamKeeper, AllToAllViaAllGather):
             return
         for rank in np.flatnonzero(np.array(self._servers.present) & ~present):
             logging.warning(
-                "Worker %d of %d has ended. The others continue, and it counts as a worker "
-                "without examples.",
+                "Worker %d of %d has ended; the others continue as if it had no more examples.",
                 rank, self.size,
             )  # fmt: skip
         self._servers.present = present.tolist()

@@ -10,7 +10,7 @@ from absl import logging
 
 from strategies.compat.keras import running_method
 from strategies.data.distributed_dataset import ReplicaDataset
-from strategies.data.sharding import shard_batches, without_sharding
+from strategies.data.sharding import shard_batches, undo_sharding
 
 
 class ServerDataset(ReplicaDataset):
@@ -63,7 +63,7 @@ class ServerDataset(ReplicaDataset):
             if len(present) == workers.size:
                 return None
             _check_all_present(method, present, workers.size)
-        whole = None if self._whole is None else without_sharding(self._whole)
+        whole = None if self._whole is None else undo_sharding(self._whole)
         if whole is None:
             self._warn_of_own_examples(method)
             return None
@@ -73,10 +73,10 @@ class ServerDataset(ReplicaDataset):
     def _warn_of_own_examples(self, method: str) -> None:
         if not self._is_warned:
             logging.warning(
-                "%s covers all examples only if it gets a dataset of all workers. Received: a "
-                "dataset of worker %d's examples alone (AutoShardPolicy.OFF, a function for each "
-                "worker, or a transformation of a worker's part). Pass arrays, or a "
-                "tf.data.Dataset with another policy, to cover all of them.",
+                "%s covers only the examples of worker %d, because its dataset does: it has "
+                "AutoShardPolicy.OFF, or is created by a function for each worker or from a "
+                "worker's part. Pass all examples, as arrays or as a tf.data.Dataset with another "
+                "policy, to evaluate all of them.",
                 method, self._extended.workers.rank,
             )  # fmt: skip
         self._is_warned = True

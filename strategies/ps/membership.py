@@ -9,8 +9,8 @@ from strategies.compat.tensorflow import ResourceVariable, Session
 # States of a worker. A killed worker stays PRESENT; a restarted one becomes PRESENT again.
 AWAITED, PRESENT, LEFT = 0, 1, 2
 SAME_SCRIPT = (
-    "Workers and a chief run the same script, each with its own TF_CONFIG; one that starts "
-    "tf.distribute.Server in place of it does not train: leave that branch out."
+    "Workers and a chief must run the same script, each with its own TF_CONFIG; one that starts "
+    "tf.distribute.Server instead does not train: remove that branch."
 )
 
 

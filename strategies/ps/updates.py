@@ -153,7 +153,7 @@ def _settings_of(optimizer: Any) -> tuple[tuple[str, Any], ...]:
 
 
 def _was_collected(variable: Any) -> None:
-    raise AssertionError("A program is built once.")
+    raise AssertionError("A program must be built only once.")
 
 
 def _as_tensor(leaf: Any) -> Any:
@@ -185,9 +185,9 @@ def check_applicable(updates: Sequence[VariableUpdate]) -> None:
         name = type(optimizer).__name__
         if not is_per_variable(optimizer):
             raise ValueError(
-                "Parameter servers update each variable for itself. Received: "
-                f"{name}, which keeps a product for all of them. Take Adam, or mode='geo', "
-                "where workers have optimizers of their own."
+                "An optimizer on parameter servers must update each variable independently. "
+                f"Received: {name}, which keeps a product for all variables. Use Adam, or "
+                "mode='geo', where each worker has its own optimizer."
             )
         _check_state(update, optimizer)
         if len(update.variable.remote.slices) > 1 and not is_elementwise(optimizer):

@@ -83,7 +83,7 @@ class LocalVariable(MirroredVariable):
         if active_view.current is not None:
             optimizer = innermost(is_optimizer)
             raise ValueError(
-                "A change on a parameter server writes one variable, and the state beside it. "
+                "An update on a parameter server can only write one variable and its state. "
                 f"Received: {type(optimizer).__name__ if optimizer else 'a function'}, which also "
                 f"writes {self.name!r}. Use an optimizer such as Adam, or mode='geo', where each "
                 "worker has its own optimizer."

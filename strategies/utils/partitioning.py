@@ -1,4 +1,4 @@
-"""Even partitioning: of rows over replicas, of a variable over servers, of a batch over workers."""
+"""Even partitioning of examples over replicas and workers, and of variables over servers."""
 
 from __future__ import annotations
 

@@ -301,7 +301,7 @@ class RowVariable(ResourceVariable):
             "the matrix of a keras.layers.Embedding: all in this process, of one table whose ids "
             "are 0, 1, 2, ... Received: a read of "
             f"{self.table_name!r}, {received}. Call the layer on the ids whose rows you need, for "
-            "a tied output or a penalty, compile with AdamW for decay, or take the layer's rows()."
+            "a tied output or a penalty, compile with AdamW for decay, or use the layer's rows()."
         )
 
     @property
@@ -356,10 +356,10 @@ class RowVariable(ResourceVariable):
 
     def _refuse_array(self) -> NoReturn:
         raise ValueError(
-            "An embedding's rows are no array. Received: "
-            f"{self.table_name!r} made into one, as for a model's .h5 file. Save the model to "
-            "a path that ends in '.keras', its weights to one that ends in '.weights.h5', or "
-            "take the layer's rows() or save_rows()."
+            "An embedding's rows cannot be converted to an array. Received: such a conversion of "
+            f"{self.table_name!r}, as for a model's .h5 file. Save the model to a path that ends "
+            "in '.keras', its weights to one that ends in '.weights.h5', or use the layer's rows() "
+            "or save_rows()."
         )
 
     def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
@@ -383,8 +383,8 @@ class RowVariable(ResourceVariable):
         if not self._is_updating():
             raise ValueError(
                 "Only an optimizer can write to the rows of an embedding as a variable. Received: "
-                f"values for {self.table_name!r}. Set rows by the layer's set_rows, apply a "
-                "gradient by optimizer.apply_gradients, or pass tf.IndexedSlices to scatter_sub."
+                f"values for {self.table_name!r}. Set rows with the layer's set_rows, apply a "
+                "gradient with optimizer.apply_gradients, or pass tf.IndexedSlices to scatter_sub."
             )
 
     def _restore_snapshot(self, value: Any) -> bool:

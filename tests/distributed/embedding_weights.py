@@ -211,7 +211,7 @@ def check_files_of_arrays_are_refused():
     with tempfile.TemporaryDirectory() as directory:
         for save in (model.save, *([model.save_weights] if api == "tf_keras" else [])):
             own = Path(directory) / f"{save.__name__}{everyone.rank}.h5"
-            with raises(ValueError, "An embedding's rows are no array"):
+            with raises(ValueError, "An embedding's rows cannot be converted to an array"):
                 save(str(own))
 
 

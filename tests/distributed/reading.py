@@ -105,7 +105,7 @@ def check_rows_in_another_order_on_each_worker_are_refused():
         try:
             start()
         except (ValueError, tf.errors.InvalidArgumentError) as error:
-            assert "rows of worker 1 that are not those of worker 0" in str(error), error
+            assert "examples of worker 1 that differ from those of worker 0" in str(error), error
         else:
             assert not is_common or workers == 1
     own = tf.data.Options()

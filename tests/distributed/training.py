@@ -207,7 +207,7 @@ def check_a_generator_in_another_order_on_each_worker_is_refused():
             yield x[rows], labels[rows]
 
     if workers > 1:
-        with raises(Exception, "rows of worker 1 that are not those of worker 0"):
+        with raises(Exception, "examples of worker 1 that differ from those of worker 0"):
             compiled().fit(batches(), verbose=0)
 
 

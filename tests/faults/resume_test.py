@@ -168,7 +168,7 @@ def test_with_a_worker_less_training_goes_on(forked, options):
     whole = last_loss(output)
     arguments = "--max-restarts", 3, "--min-workers", 2, PROGRAM, "killed", "--kill", 14
     output, found = run_training(forked, *arguments, "--lost", 3, *options, workers=3)
-    assert "worker 2 failed 2 times in a row; the job goes on with 2 of its workers" in output
+    assert "worker 2 failed 2 times in a row; the job continues with 2 of its workers" in output
     assert "] begins behind step 12\n" in output
     assert [steps for _, steps in found] == ["32", "32"]
     assert abs(last_loss(output) - whole) < 0.2 * whole

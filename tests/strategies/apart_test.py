@@ -7,7 +7,7 @@ import pytest
 from tests.support.check_jobs import PROGRAMS
 from tf_config.builder import free_ports
 
-WARNING = "tf-config: warning: worker 0, worker 1 ran TensorFlow and joined no other task: "
+WARNING = "tf-config: warning: worker 0, worker 1 ran TensorFlow but did not connect to the other "
 NO_SCOPE = "contextlib.nullcontext()"
 TRAINING = """
 import contextlib, os

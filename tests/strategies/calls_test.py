@@ -37,9 +37,9 @@ def test_the_step_the_call_and_the_line_are_known_from_another_thread(api):
     model.fit(x, y, batch_size=2, epochs=2, verbose=0, callbacks=[Look()])
     model.evaluate(x, y, batch_size=4, verbose=0, callbacks=[Look()])
     first, second, last = said
-    assert first.startswith("behind step 4, in fit(epochs=2, ") and "rows=8" in first
-    assert second.startswith("behind step 8, in fit(epochs=2, ")
-    assert last.startswith("behind step 8, in evaluate(")
+    assert first.startswith("after step 4, in fit(epochs=2, ") and "examples=8" in first
+    assert second.startswith("after step 8, in fit(epochs=2, ")
+    assert last.startswith("after step 8, in evaluate(")
     assert all("calls_test.py, line " in text for text in said)
     said.clear()
     Look().look()

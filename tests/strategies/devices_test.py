@@ -12,13 +12,13 @@ MIRRORED, CENTRAL = strategies.MirroredStrategy, strategies.CentralStorageStrate
     "devices", [["CPU:0", "/device:CPU:0"], ["GPU:7"], ["CPU:0", "CPU:9"], ["processor"], []]
 )
 def test_devices_that_replicas_cannot_be_on(strategy, devices):
-    with pytest.raises(ValueError, match="Replicas are on devices that TensorFlow has") as raised:
+    with pytest.raises(ValueError, match="Each replica must have its own device") as raised:
         strategy(devices)
     assert str(devices) in str(raised.value)
 
 
 def test_a_device_that_cannot_hold_variables():
-    with pytest.raises(ValueError, match="Replicas are on devices that TensorFlow has"):
+    with pytest.raises(ValueError, match="Each replica must have its own device"):
         CENTRAL(["CPU:0"], "GPU:7")
 
 

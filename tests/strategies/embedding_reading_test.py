@@ -205,7 +205,7 @@ def test_replicas_that_cannot_decide_together_say_so():
             loss = tf.reduce_sum(layer(tf.constant([1]), training=True))
         return tape.gradient(loss, layer.trainable_variables)[0].values
 
-    with pytest.raises(ValueError, match="All replicas of a worker count the ids of a step"):
+    with pytest.raises(ValueError, match="All replicas of a worker must count the ids of a step"):
         strategy.run(lambda: forward())
 
 

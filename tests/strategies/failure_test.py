@@ -42,9 +42,7 @@ def test_a_worker_that_is_killed_ends_the_job_and_is_named(job, endless, index):
     assert launcher.returncode == 128 + signal.SIGKILL
     assert f"tf-config: worker {index} failed with signal 9 (SIGKILL)\n" in output
     assert f"worker {index} failed first, with signal 9 (SIGKILL); " in output
-    assert re.search(
-        r"; when last seen it was behind step \d+, in fit\(.*endless.py, line ", output
-    )
+    assert re.search(r"; when last seen it was after step \d+, in fit\(.*endless.py, line ", output)
     job.assert_nothing_left()
 
 

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import strategies
-from strategies.files import writing as files
+from strategies.files import collective_writing as files
 from tests.support.fakes import FakeWorker
 
 STRATEGY = tf.distribute.get_strategy()

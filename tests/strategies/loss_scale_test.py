@@ -12,7 +12,7 @@ import strategies
 pytestmark = pytest.mark.training
 X = np.arange(24, dtype="float32").reshape(8, 3)
 Y = X.sum(1, keepdims=True)
-WARNING = "A loss is divided by the number of replicas"
+WARNING = "A loss must be divided by the number of replicas"
 
 
 def mean_of_functions(model, y, predicted):

@@ -252,7 +252,7 @@ def test_an_evaluator_works_alone(monkeypatch):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{'cluster'", "JSON wants double quotes"),
+        ("{'cluster'", "JSON requires double quotes"),
         ("", "Received: ''"),
         (TWO % (', "ps": ["127.0.0.1:3"]', "worker"), "cannot use parameter servers"),
         (

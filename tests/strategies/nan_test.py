@@ -172,7 +172,9 @@ def test_a_replica_without_rows_counts_for_nothing(caplog):
 
     def look(weight):
         strategy.extended._input_weights[0] = tf.constant(weight)
-        strategy.run(lambda: callback._look([tf.constant([np.nan])] * 2, model.trainable_variables))
+        strategy.run(
+            lambda: callback._count_wrong([tf.constant([np.nan])] * 2, model.trainable_variables)
+        )
         strategy.extended._input_weights.clear()
         return callback._take().tolist()
 

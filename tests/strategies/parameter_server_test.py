@@ -117,7 +117,9 @@ def test_a_worker_that_only_serves_is_named(forked):
         process.terminate()
         output, _ = process.communicate(timeout=30)
     assert "worker 0 never connected. Workers and a chief" in output, output
-    assert "[ps 0] ps 0 serves on, for worker 0 never came. Workers and a chief" in output, output
+    assert (
+        "[ps 0] ps 0 keeps serving, because worker 0 never connected. Workers and a chief" in output
+    ), output
 
 
 @slow

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 import strategies
 from strategies.data import read_files as reading
-from strategies.data.read_files import batches_of, names_of, rows_of, shard_unit
-from strategies.data.sharding import mark_sharded, shard_dataset, without_sharding
+from strategies.data.read_files import batches_of, examples_of, names_of, shard_unit
+from strategies.data.sharding import mark_sharded, shard_dataset, undo_sharding
 from tests.support.check_jobs import checks_of
 from tests.support.fakes import FakeWorker, with_steps
 
@@ -49,7 +49,7 @@ def all_rows(counts):
 def test_each_row_is_one_workers_once_an_epoch(tmp_path_factory, counts, size, shard, shuffle):
     names = files_of(tmp_path_factory.mktemp("files"), counts)
     parts = [
-        rows_of(names, with_steps(rank, size), shard=shard, shuffle=shuffle, seed=1, readers=2)
+        examples_of(names, with_steps(rank, size), shard=shard, shuffle=shuffle, seed=1, readers=2)
         for rank in range(size)
     ]
     for _ in range(2):
@@ -62,14 +62,14 @@ def test_each_row_is_one_workers_once_an_epoch(tmp_path_factory, counts, size, s
 def test_files_are_shared_out_by_their_place(tmp_path):
     names = files_of(tmp_path, [2, 3, 1, 4, 2])
     for rank in range(2):
-        rows = text(rows_of(names, with_steps(rank, 2), shard="files", shuffle=100))
+        rows = text(examples_of(names, with_steps(rank, 2), shard="files", shuffle=100))
         assert {row.split(":")[0] for row in rows} == {str(n) for n in range(5) if n % 2 == rank}
 
 
 def test_rows_are_taken_from_several_files_in_turn(tmp_path):
     names = files_of(tmp_path, [2, 2, 2])
-    assert text(rows_of(names, with_steps(0, 1), readers=1)) == all_rows([2, 2, 2])
-    two = text(rows_of(names, with_steps(0, 1), readers=2))
+    assert text(examples_of(names, with_steps(0, 1), readers=1)) == all_rows([2, 2, 2])
+    two = text(examples_of(names, with_steps(0, 1), readers=2))
     assert two == ["0:0", "1:0", "0:1", "1:1", "2:0", "2:1"]
 
 
@@ -78,7 +78,7 @@ def test_a_seed_fixes_the_orders_of_all_epochs(tmp_path, shard):
     names = files_of(tmp_path, [20, 30, 10, 20])
 
     def orders(seed):
-        rows = rows_of(names, with_steps(0, 2), shuffle=30, seed=seed, shard=shard)
+        rows = examples_of(names, with_steps(0, 2), shuffle=30, seed=seed, shard=shard)
         return [text(rows) for _ in range(3)]
 
     first = orders(7)
@@ -127,7 +127,7 @@ def test_resampling_fills_all_batches_up(tmp_path, monkeypatch, rank):
 
 def test_a_worker_without_rows(tmp_path, monkeypatch):
     assert epoch(tmp_path, monkeypatch, "resample", 2, [3, 1, 0], [2, 1, 0]) == [[], []]
-    with pytest.raises(ValueError, match="no rows for worker 2. Choose uneven='empty'"):
+    with pytest.raises(ValueError, match="no examples for worker 2. Pass uneven='empty'"):
         epoch(tmp_path, monkeypatch, "cut", 0, [3, 1, 0], [2, 1, 0])
 
 
@@ -145,7 +145,7 @@ def test_a_worker_without_rows_learns_their_shape(tmp_path, monkeypatch):
     worker = FakeWorker(1, 2, lambda _, mine: others.get((len(mine.shape), mine.shape[-1]), mine))
     monkeypatch.setattr(reading, "_check_same_names", lambda names, collectives: None)
     assert [batch.shape for batch in read(worker)] == [[0, 2]] * 3
-    with pytest.raises(ValueError, match="must give rows of known shape"):
+    with pytest.raises(ValueError, match="must return tensors of known shape"):
         read(FakeWorker(1, 2, lambda _, mine: mine), steps=2)
 
 
@@ -175,8 +175,8 @@ def test_options_that_are_set_later_change_no_part():
     mine = mark_sharded(rows.batch(2), lambda: rows.batch(4)).with_options(options)
     found = [batch.numpy().tolist() for batch in shard_dataset(mine, with_steps(0, 2))]
     assert found == [[0, 1], [2, 3]]
-    assert [batch.numpy().tolist() for batch in without_sharding(mine)] == [[0, 1, 2, 3]]
-    assert without_sharding(mark_sharded(rows.batch(2))) is None
+    assert [batch.numpy().tolist() for batch in undo_sharding(mine)] == [[0, 1, 2, 3]]
+    assert undo_sharding(mark_sharded(rows.batch(2))) is None
 
 
 def test_a_batch_is_cut_for_several_replicas():
@@ -221,12 +221,12 @@ def test_fewer_files_than_workers_is_said_with_their_names(tmp_path, monkeypatch
         "strategies.data.read_files.logging.warning", lambda text, *a: said.append(text % a)
     )
     assert shard_unit(names, "auto", with_steps(1, 2)) == "rows"
-    assert text(rows_of(names, with_steps(1, 2), shard="rows")) == ["0:1", "0:3"]
-    assert len(said) == 1 and f"reads all of {names[0]} and keeps each 2-th row" in said[0]
+    assert text(examples_of(names, with_steps(1, 2), shard="rows")) == ["0:1", "0:3"]
+    assert len(said) == 1 and f"reads all of {names[0]} and keeps one example in 2" in said[0]
     assert shard_unit(names, "rows", with_steps(1, 2)) == "rows"
     assert shard_unit(names, "auto", with_steps(0, 1)) == "files"
     assert len(said) == 1
-    with pytest.raises(ValueError, match="1 for 2 workers: .*part-000.txt. Cut them into more"):
+    with pytest.raises(ValueError, match="1 for 2 workers: .*part-000.txt. Split them into more"):
         shard_unit(names, "files", with_steps(1, 2))
 
 
@@ -249,7 +249,10 @@ def test_names_and_patterns(tmp_path):
         ({"steps": 0}, "steps must be a whole number from 1. Received: 0"),
         ({"shard": "file"}, "shard must be one of 'auto', 'files', 'rows'. Received: 'file'"),
         ({"uneven": "drop"}, "uneven must be one of 'empty', 'resample', 'cut'. Received: 'drop'"),
-        ({"uneven": "cut", "steps": 2}, "uneven='cut' counts the rows, .* Received: steps=2"),
+        (
+            {"uneven": "cut", "steps": 2},
+            "and steps cannot be combined, .* Received: steps=2",
+        ),
     ],
 )
 def test_wrong_arguments(tmp_path, arguments, message):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from strategies.data.input_consistency import check_same_rows
+from strategies.data.input_consistency import check_same_examples
 from strategies.data.same_batches import BatchComparison, _difference
 from strategies.data.sharding import shard_dataset
 from tests.support.fakes import FakeWorker, with_steps
@@ -25,11 +25,11 @@ class Recorder(FakeWorker):
 def are_same(*datasets):
     one, two = (data.batch(10).shuffle(3).map(lambda *batch: batch[0]) for data in datasets)
     recorder = Recorder()
-    check_same_rows(one, recorder)
+    check_same_examples(one, recorder)
     try:
-        check_same_rows(two, FakeWorker(1, 2, lambda rank, mine: recorder.brought))
+        check_same_examples(two, FakeWorker(1, 2, lambda rank, mine: recorder.brought))
     except ValueError as error:
-        assert "rows of worker 1 that are not those of worker 0" in str(error)
+        assert "examples of worker 1 that differ from those of worker 0" in str(error)
         return False
     return True
 
@@ -165,11 +165,11 @@ def test_a_worker_that_differs_is_named():
 
     def checked(of_others):
         worker = FakeWorker(0, 3, lambda rank, mine: [of_others[rank - 1]])
-        return BatchComparison(worker).checked(tf.constant(first), tf.constant([1])).numpy()
+        return BatchComparison(worker).check_batch(tf.constant(first), tf.constant([1])).numpy()
 
     assert checked([first, first]) == [1]
     errors = (ValueError, tf.errors.InvalidArgumentError)  # eager, and inside of a function
-    with pytest.raises(errors, match="rows of worker 2 that are not"):
+    with pytest.raises(errors, match="examples of worker 2 that differ"):
         checked([first, other])
 
 
@@ -180,6 +180,6 @@ def test_keras_arrays_are_compared():
         return ArrayDataAdapter(rows, LABELS, shuffle=True, batch_size=8).get_tf_dataset()
 
     recorder = Recorder()
-    check_same_rows(dataset(ROWS), recorder)
+    check_same_examples(dataset(ROWS), recorder)
     with pytest.raises(ValueError, match="set_random_seed"):
-        check_same_rows(dataset(ROWS[::-1]), FakeWorker(1, 2, lambda _, mine: recorder.brought))
+        check_same_examples(dataset(ROWS[::-1]), FakeWorker(1, 2, lambda _, mine: recorder.brought))

@@ -95,8 +95,8 @@ def test_who_waits_names_the_other_one_and_ends_where_it_has_ended(store, caplog
     waiting.check_peers(STEP)
     other._publish(State(ended=True))
     waiting.check_peers(STEP)
-    assert "worker 1 waits in save, train.py, line 5. All workers call it" in ends[0]
-    assert "worker 1 has ended. All workers call it" in ends[1]
+    assert "worker 1 waits in save, train.py, line 5. All workers must call it" in ends[0]
+    assert "worker 1 has ended. All workers must call it" in ends[1]
 
 
 def test_who_has_ended_has_sent_its_part_of_what_it_began(store):
@@ -240,14 +240,14 @@ def test_a_store_that_does_not_answer_is_named_and_not_the_other_workers(keeper,
     for message, seconds in ((caplog.messages[-1], 40), (ends[0], 50)):
         assert f"worker 1 has waited {seconds} s in all_reduce, in fit(), train.py" in message
         assert f"{address}, to which all workers report, does not answer." in message
-        assert "All workers call it" not in message
+        assert "All workers must call it" not in message
     assert "longer than 50 s for the others in a step (--step-timeout)" in ends[0]
 
 
 def test_a_worker_that_has_reported_nothing_is_named(store):
     ends = []
     watchdog(store, 0, ends, step_timeout=35.0).check_peers(STEP)
-    assert "for the other workers: worker 1 has not said where it is. All workers" in ends[0]
+    assert "for the other workers: worker 1 has not reported where it is. All workers" in ends[0]
 
 
 class Unreached:
@@ -291,12 +291,12 @@ def test_who_is_silent_is_given_up_where_its_host_does_not_answer(
         silence.now += 10
         watching.check_peers(State("function", "all_reduce", waited))
         assert not ends
-    assert f"worker 1 ({address}) has said nothing for 50 s" in caplog.messages[-1]
+    assert f"worker 1 ({address}) has not reported for 50 s" in caplog.messages[-1]
     silence.now += 10
     watching.check_peers(State("function", "all_reduce", 70))
     assert bool(ends) == ends_it
     if ends_it:
-        assert f"worker 1 ({address}) has said nothing for 60 s, on a host that does not" in ends[0]
+        assert f"worker 1 ({address}) has not reported for 60 s, on a host that does not" in ends[0]
 
 
 def test_without_the_store_the_others_are_silent(monkeypatch):
@@ -304,7 +304,7 @@ def test_without_the_store_the_others_are_silent(monkeypatch):
     others = peers.Peers(silence, TASKS[1:])
     others.look()
     silence.now += 20
-    assert others.look(is_reached=False)[TASKS[1]].describe(30.0) == "has said nothing for 20 s"
+    assert others.look(is_reached=False)[TASKS[1]].describe(30.0) == "has not reported for 20 s"
     silence.now += 100  # nobody looked meanwhile
     assert others.look()[TASKS[1]].silent == 0
 
@@ -357,23 +357,23 @@ else:
             [
                 "worker 1 is in script.py, line 12 (time.sleep(5 * rank)",
                 "in evaluate(rows=32), script.py, line 15 (model.evaluate",
-                "worker 1 has ended. All workers call it",
+                "worker 1 has ended. All workers must call it",
             ],
         ),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
             for case in [
                 ("rows", "horovod", ["worker 0: fit(", "rows=32", "rows=24"]),
-                ("alone", "horovod", ["worker 1 has ended. All workers call it"]),
+                ("alone", "horovod", ["worker 1 has ended. All workers must call it"]),
                 ("rows", "tensorflow", ["worker 0: fit(", "rows=32", "rows=24"]),
-                ("alone", "tensorflow", ["worker 1 has ended. All workers call it"]),
+                ("alone", "tensorflow", ["worker 1 has ended. All workers must call it"]),
                 (
                     "steps",
                     "shared_memory",
                     ["must exchange the same values in the same order.", "sum of ((1, "],
                 ),
                 ("steps", "horovod", ["line 23 (strategies.barrier(strategy))", "line 22 (total("]),
-                ("steps", "tensorflow", ["All workers call it", "line 22 (total("]),
+                ("steps", "tensorflow", ["All workers must call it", "line 22 (total("]),
             ]
         ),
     ],

@@ -48,7 +48,7 @@ def test_it_says_what_the_host_has(job, tmp_path):
 def test_it_ends_with_the_programs_code(job, code, expected):
     output, found = outcome(agent(job, program(code)))
     assert found == expected
-    killed = "tf-config: signal 9 (SIGKILL); it had 0.0 GiB of memory; the kernel"
+    killed = "tf-config: signal 9 (SIGKILL); it used 0.0 GiB of memory; "
     assert output.startswith(f"up 1\n{killed}" if expected == 137 else "up 1\n")
     assert output.count("\n") == 1 + (expected == 137)
 

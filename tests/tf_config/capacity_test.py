@@ -92,7 +92,7 @@ def test_an_array_has_no_more_rows_than_an_int32_counts():
     ("tables", "options", "message"),
     [
         ({}, {}, "from names to at least one table. Received: {}"),
-        ({"t": {"rows": 5}}, {}, "A table has rows and width"),
+        ({"t": {"rows": 5}}, {}, "A table must have rows and width"),
         ({"t": {"rows": 5, "width": 1, "x": 1}}, {}, "may have hotness, unique_ratio, zipf"),
         ({"t": {"rows": 0, "width": 1}}, {}, "rows of the table 't' must be a number, 1 or more"),
         ({"t": {"rows": 5, "width": 1.5}}, {}, "width must be a whole number. Received: width=1.5"),

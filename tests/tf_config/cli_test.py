@@ -87,19 +87,19 @@ def test_check_reads_a_file(tmp_path, capsys):
     [
         ([], "required: COMMAND"),
         (["nonsense"], "invalid choice: 'nonsense'"),
-        (["runn", "x.py"], "Did you mean 'run'? 'tf-config --help' lists"),
+        (["runn", "x.py"], "Did you mean 'run'? See 'tf-config --help'."),
         (
             ["run", "--worker", "2", "x.py"],
-            "Did you mean '--workers'? 'tf-config run --help'",
+            "Did you mean '--workers'? See 'tf-config run --help'",
         ),
         (["run", "--dryrun", "x.py"], "Did you mean '--dry-run'?"),
-        (["check", "--conect"], "--conect. Did you mean '--connect'? 'tf-config check --help'"),
-        (["show", "extra"], "unrecognized arguments: extra. 'tf-config show --help' lists"),
-        (["render", "slrum", "x"], "Did you mean 'slurm'? 'tf-config render --help' lists"),
-        (["render", "slurm"], "required: program. 'tf-config render slurm --help' lists"),
+        (["check", "--conect"], "--conect. Did you mean '--connect'? See 'tf-config check --help'"),
+        (["show", "extra"], "unrecognized arguments: extra. See 'tf-config show --help'."),
+        (["render", "slrum", "x"], "Did you mean 'slurm'? See 'tf-config render --help'."),
+        (["render", "slurm"], "required: program. See 'tf-config render slurm --help'."),
         (
             ["render", "slurm", "--gress", "a", "x"],
-            "'--gres'? 'tf-config render slurm --help'",
+            "'--gres'? See 'tf-config render slurm --help'",
         ),
         (["check", "--from", "slrum"], "Did you mean 'slurm'?"),
         (["check", "--timeout", "3"], "Received: no --connect"),
@@ -161,17 +161,17 @@ def test_check_reads_a_file(tmp_path, capsys):
         (["exec", "--rendezvous", "http://x", "true"], "A rendezvous must be file:///directory"),
         (["check", "--rendezvous", "file:///x"], "add for example --task worker:0 --workers 2"),
         (["run", "-m"], "argument -m: expected the name of a module"),
-        (["run", "-m", "os.none"], "-m runs a module. Received: 'os.none'"),
+        (["run", "-m", "os.none"], "-m must name a module. Received: 'os.none'"),
         (["run", "-m", "xml"], "a package without a module __main__"),
-        (["run", "-mtimeit", "pass"], "the module must be a word of its own"),
+        (["run", "-mtimeit", "pass"], "the module must be a separate argument"),
         (["exec", "--log-dir", "d", "x"], "--log-dir is an option of 'tf-config run'"),
-        (["train.py"], "A script is started by 'tf-config run train.py'"),
-        (["--workers", "2", "train.py"], "A script is started by 'tf-config run train.py'"),
-        (["launch", "train.py"], "A script is started by 'tf-config run train.py'"),
+        (["train.py"], "To run a script, use 'tf-config run train.py'"),
+        (["--workers", "2", "train.py"], "To run a script, use 'tf-config run train.py'"),
+        (["launch", "train.py"], "To run a script, use 'tf-config run train.py'"),
         (["check", "--from", "mpirun"], "Did you mean 'openmpi'?"),
         (["render", "k8s", "x"], "Did you mean 'kubernetes'?"),
-        (["doctor", "--np"], "unrecognized arguments: --np. 'tf-config doctor --help'"),
-        (["run", "--workers", "10.0.0.1:6170", "x"], "hosts are given by --hosts"),
+        (["doctor", "--np"], "unrecognized arguments: --np. See 'tf-config doctor --help'"),
+        (["run", "--workers", "10.0.0.1:6170", "x"], "to name hosts, use --hosts"),
     ],
 )
 def test_wrong_input_is_one_line_and_exit_code_2(arguments, message, monkeypatch, capsys):
@@ -199,7 +199,7 @@ def test_wrong_input_is_one_line_and_exit_code_2(arguments, message, monkeypatch
         ("run", "--ips=a,b", ["--hosts H1:N,H2:N"]),
         ("run", "-H a:2", ["--hosts H1:N,H2:N"]),
         ("run", "-x A", ["--env NAME=VALUE"]),
-        ("run", "--node-rank 0", ["leave it out, and start this once"]),
+        ("run", "--node-rank 0", ["omit it, and start this once"]),
         ("run", "--gpu_ids 0,1", ["--gpus-per-worker N"]),
         ("build", "-n 2", ["--workers N"]),
         ("render slurm", "-N 2 -p gpu -t 10", ["--nodes N", "--partition NAME", "--time H:MM:SS"]),
@@ -241,7 +241,7 @@ def test_a_module_runs_in_place_of_a_script(command, capsys):
     assert main([*command, "--workers", "1", *words]) == 0
     captured = capsys.readouterr()
     assert captured.out.endswith(f"{'' if 'run' in command else '-- '}{' '.join(words)}\n")
-    assert "timeit.py, so it is passed on to it" in captured.err
+    assert "timeit.py, so it is passed to it" in captured.err
 
 
 def test_a_modules_package_is_not_imported_to_find_it(tmp_path, monkeypatch, capsys):
@@ -273,7 +273,7 @@ def test_a_variable_that_says_nothing_alone_names_what_is_missing(
     monkeypatch.setenv(name, "7164")
     assert main(["exec", "true"]) == 2
     error = capsys.readouterr().err
-    assert f"{name} must stand beside {missing}. Received: {name}='7164'" in error
+    assert f"{name} and {missing} must be set together. Received: {name}='7164'" in error
     assert error.count("\n") == 1
 
 
@@ -297,7 +297,7 @@ def test_the_help_of_each_command_fits_a_screen_and_has_an_example(command, caps
 def test_a_description_keeps_its_capitals(capsys):
     with pytest.raises(SystemExit):
         main(["build", "--help"])
-    assert "Print a TF_CONFIG for each task" in capsys.readouterr().out
+    assert "Print TF_CONFIG for each task" in capsys.readouterr().out
 
 
 def test_ctrl_c_is_no_traceback():
@@ -400,7 +400,7 @@ def test_more_roles_than_tasks_are_refused(step, command, capsys):
 def test_an_environment_that_names_roles_takes_no_others(tf_config, command, role, capsys):
     assert main([command[0], *role, *command[1:]]) == 2
     error = capsys.readouterr().err
-    assert f"'tf_config' determines them. Received: {' '.join(role)}." in error
+    assert f"'tf_config', which already assigns the roles. Received: {' '.join(role)}." in error
     assert error.count("\n") == 1
 
 
@@ -409,7 +409,7 @@ def test_a_file_takes_no_roles(tmp_path, capsys):
     path.write_text(CONFIG)
     assert main(["check", "--file", str(path), "--ps", "1", "--chief"]) == 2
     error = capsys.readouterr().err
-    assert "A file determines them. Received: --ps 1 --chief." in error
+    assert "with --file, which already assigns the roles. Received: --ps 1 --chief." in error
     assert error.count("\n") == 1
 
 
@@ -473,8 +473,8 @@ def test_options_behind_the_script_that_are_also_ours_are_named(
         if named is None:
             assert error == ""
         elif command[0] == "run":
-            assert error.startswith(f"tf-config: warning: {named} stands behind {script}")
-            assert "Options of tf-config run stand before the program" in error
+            assert error.startswith(f"tf-config: warning: {named} follows {script}")
+            assert "Options of tf-config run must precede the program" in error
 
 
 def test_a_dry_run_asks_no_host(capsys, tmp_path):
@@ -483,7 +483,7 @@ def test_a_dry_run_asks_no_host(capsys, tmp_path):
     hosts = ["--hosts", "no-such-host-a,no-such-host-b", "--ssh", "no-such-command"]
     assert main(["run", *hosts, "--dry-run", str(script)]) == 0
     captured = capsys.readouterr()
-    assert "no host is asked now" in captured.err
+    assert "no host is queried" in captured.err
     lines = captured.out.splitlines()
     assert [line.partition(":")[0] for line in lines] == [
         f"worker {index} on no-such-host-{name}" for index, name in enumerate("ab")

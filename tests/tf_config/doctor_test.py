@@ -107,7 +107,10 @@ def test_packages(name, packages, expected, machine):
     ("python", "expected"),
     [
         ("3.13.9", "ok       Python 3.13.9"),
-        ("3.14.0", "missing  Python: 3.14.0 is not >=3.10,<3.14; make .venv with one that is"),
+        (
+            "3.14.0",
+            "missing  Python: 3.14.0 is not >=3.10,<3.14; create .venv with a supported version",
+        ),
     ],
 )
 def test_python(python, expected, machine):
@@ -123,7 +126,7 @@ def test_python(python, expected, machine):
             ["avx2"],
             "-        oneDNN: TensorFlow leaves it off on this processor; try TF_ENABLE",
         ),
-        ({}, [], "-        oneDNN: TensorFlow's default on this processor is not known"),
+        ({}, [], "-        oneDNN: TensorFlow's default on this processor is unknown"),
         ({"TF_ENABLE_ONEDNN_OPTS": "1"}, ["avx2"], "ok       oneDNN (TF_ENABLE_ONEDNN_OPTS=1)"),
         ({"TF_ENABLE_ONEDNN_OPTS": "0"}, ["amx_tile"], "-        oneDNN: off by TF_ENABLE_ONEDNN"),
     ],
@@ -137,9 +140,9 @@ def test_onednn(environ, processor, expected, machine):
     ("name", "programs", "expected"),
     [
         ("GPUs", {"nvidia-smi": TWO_GPUS}, "ok       GPUs 2 (NVIDIA A100-SXM4-40GB)"),
-        ("GPUs", {"nvidia-smi": ("No devices were found", 6)}, "none seen by nvidia-smi"),
-        ("GPUs", {"nvidia-smi": (NO_DRIVER, 9)}, "'nvidia-smi -L' says: NVIDIA-SMI has failed"),
-        ("GPUs", {}, "none seen, for there is no nvidia-smi"),
+        ("GPUs", {"nvidia-smi": ("No devices were found", 6)}, "nvidia-smi lists none"),
+        ("GPUs", {"nvidia-smi": (NO_DRIVER, 9)}, "'nvidia-smi -L' prints: NVIDIA-SMI has failed"),
+        ("GPUs", {}, "none found, because there is no nvidia-smi"),
         ("NCCL", {"ldconfig": LIBRARIES}, "ok       NCCL (/usr/lib/x86_64-linux-gnu/libnccl.so.2)"),
         ("NCCL", {"ldconfig": ""}, '-        NCCL: pip install "tensorflow[and-cuda]"'),
         (
@@ -153,7 +156,7 @@ def test_onednn(environ, processor, expected, machine):
         ("mpirun", {"mpirun": "mpirun (Open MPI) 4.1.4"}, "ok       mpirun (Open MPI 4.1.4)"),
         ("mpirun", {"mpirun": MPICH}, "ok       mpirun (MPICH 4.0.2)"),
         ("mpirun", {"mpirun": INTEL}, "ok       mpirun (Intel MPI 2021.8)"),
-        ("mpirun", {"mpirun": ""}, "'mpirun --version' says nothing"),
+        ("mpirun", {"mpirun": ""}, "'mpirun --version' prints nothing"),
         ("mpirun", {}, "-        mpirun: Debian's package openmpi-bin"),
         ("kubectl", {"kubectl": "Client Version: v1.32.4\n"}, "ok       kubectl 1.32.4"),
         ("kubectl", {}, "-        kubectl: https://kubernetes.io/docs/tasks/tools/"),
@@ -167,12 +170,12 @@ def test_onednn(environ, processor, expected, machine):
         (
             "Slurm",
             {"srun": (NO_CONFIGURATION, 1), "sbatch": "", "scontrol": ""},
-            "-        Slurm: it is here, but has no slurm.conf; name that in SLURM_CONF",
+            "-        Slurm: installed, but without slurm.conf; set SLURM_CONF to its path",
         ),
         (
             "Slurm",
             {"srun": ("srun: broken", 1), "sbatch": "", "scontrol": ""},
-            "'srun --version' says: srun: broken; correct that first",
+            "'srun --version' prints: srun: broken; fix that first",
         ),
     ],
 )
@@ -191,7 +194,7 @@ def test_what_horovod_was_built_with(machine):
     assert plain[0] == "ok       Horovod 0.28.1"
     assert plain[1] == "ok       Horovod with Gloo (controllers, tensor operations)"
     assert "HOROVOD_WITH_MPI=1 tf-config install-horovod" in plain[2]
-    assert plain[3] == "-        Horovod with NCCL: see BUILD.md, chapter 'With NCCL'"
+    assert plain[3] == "-        Horovod with NCCL: see BUILD.md, 'With NCCL'"
     full = horovod(machine, BUILD % {"mpi": "true", "nccl": "true"})
     assert full[2] == "ok       Horovod with MPI (controllers, tensor operations)"
     assert full[3] == "ok       Horovod with NCCL (tensor operations)"
@@ -199,17 +202,17 @@ def test_what_horovod_was_built_with(machine):
 
 def test_a_horovod_of_no_use(machine):
     other = horovod(machine, '{"Frameworks": {"TensorFlow": false}}')
-    assert "0.28.1 is here, but not for this TensorFlow; build it anew" in other[0]
+    assert "0.28.1 was built for another TensorFlow; rebuild it" in other[0]
     for said in ("", "Traceback ...", ("{}", 1)):
         lines = horovod(machine, said)
-        assert "0.28.1 is here, but cannot say how it was built; build it anew" in lines[0]
+        assert "0.28.1 does not report how it was built; rebuild it" in lines[0]
         assert all(line.startswith("-  ") for line in lines)
 
 
 def test_without_horovod_nothing_is_asked(machine, tmp_path):
     program(tmp_path / "python", f"touch {tmp_path}/asked")
     said = line(machine(packages=NEEDED), "Horovod")
-    assert said == "-        Horovod: tf-config install-horovod; by hand: BUILD.md"
+    assert said == "-        Horovod: tf-config install-horovod; manually: BUILD.md"
     assert not (tmp_path / "asked").exists()
 
 

@@ -131,7 +131,7 @@ def test_of_a_killed_task_its_memory_and_its_last_line_are_said(job):
     )
     code, output = job.run("--workers", 2, script)
     assert code == 128 + signal.SIGKILL
-    assert re.search(r"with signal 9 \(SIGKILL\); it had 0\.[34] GiB of memory; the kernel", output)
+    assert re.search(r"with signal 9 \(SIGKILL\); it used 0\.[34] GiB of memory; ", output)
     assert output.endswith("tf-config: | 3/9\n")
 
 
@@ -149,7 +149,7 @@ def test_a_worker_that_fails_again_and_again_is_left_out(job, least, restarts, c
     script = job.script(LOST)
     found, output = job.run("--workers", 3, "--max-restarts", restarts, *least, script)
     assert found == code, output
-    said = "worker 2 failed 2 times in a row; the job goes on with 2 of its workers, numbered anew"
+    said = "worker 2 failed 2 times in a row; the job continues with 2 of its workers, renumbered"
     assert (said in output) == (code == 0)
     if code == 0:
         assert "[worker 0] goes on with 2" in output and "[worker 1] goes on with 2" in output
@@ -219,7 +219,7 @@ def test_the_kernels_word_of_a_task_beyond_its_control_group_is_said(job):
         code, output = job.finish(process, 60)
         assert code == 128 + signal.SIGKILL, output
         assert "worker 1 failed first, with signal 9 (SIGKILL)" in output
-        assert "; the kernel ended it for want of memory" in output
+        assert "; killed by the kernel's OOM killer" in output
     finally:
         job.close()
         for _ in range(50):
@@ -403,7 +403,7 @@ def test_tasks_share_the_cores_unless_told_otherwise(job):
 def test_a_program_that_does_not_exist_is_one_line_and_leaves_nothing(job):
     for program, rule, message in [
         ("none.py", "The script must exist.", "which is not a file here"),
-        ("none", "The program must be one that can be run.", "No such file"),
+        ("none", "The program must exist and be executable.", "No such file"),
     ]:
         code, output = job.run("--workers", 2, program)
         assert code == 2
@@ -457,7 +457,7 @@ def test_a_full_disk_under_the_output_ends_no_job(job):
     process = job.popen(["bash", "-c", shlex.join(command) + " > /dev/full"])
     output, _ = process.communicate(timeout=20)
     assert process.returncode == 0, output
-    warning = "tf-config: warning: the output ends here (No space left on device); the job goes on"
+    warning = "warning: the output ends here (No space left on device); the job continues"
     assert output.count(warning) == 1
     assert (job.directory / "done-0").exists()
     assert (job.directory / "done-1").exists()
@@ -470,7 +470,7 @@ def test_a_full_disk_under_a_log_is_said_and_ends_no_job(job):
     script = job.script(WHO + "print('first'); print('second')\n")
     code, output = job.run("--workers", 2, "--log-dir", "logs", script)
     assert code == 0
-    warning = "warning: logs/worker-0.log ends here (No space left on device); the job goes on"
+    warning = "warning: logs/worker-0.log ends here (No space left on device); the job continues"
     assert output.count(f"tf-config: {warning}\n") == 1
     assert "[worker 0] second" in output
     assert (job.directory / "logs/worker-1.log").read_text() == "first\nsecond\n"

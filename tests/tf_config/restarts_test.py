@@ -47,7 +47,7 @@ def test_a_host_that_is_gone_is_left_out_with_its_workers_and_servers(reachable)
     reachable.remove("a")
     assert workers(plan.commands(1)) == [("worker 0", "b"), ("worker 1", "c"), ("ps 0", "b")]
     assert NOTES == [
-        "a cannot be reached: 'no route'; the job goes on with 2 of its workers, numbered anew"
+        "a cannot be reached: 'no route'; the job continues with 2 of its workers, renumbered"
     ]
     reachable.remove("b")
     with pytest.raises(ClusterConfigError, match="Each host must be reachable"):

@@ -137,7 +137,7 @@ def test_a_meeting_is_of_those_who_have_the_secret(monkeypatch):
         assert listener.recv(1 << 10) == b""  # who said nothing hears nothing
     assert results[0].cluster == results[1].cluster
     assert "evil" not in repr(results[0].cluster)
-    assert notes == [f"somebody without this job's {SECRET_VARIABLE} is turned away"] * 2
+    assert notes == [f"rejected a connection without this job's {SECRET_VARIABLE}"] * 2
 
 
 def test_a_meeting_of_others_is_not_joined(monkeypatch):

@@ -92,7 +92,7 @@ def test_a_task_with_gpus_of_its_own_is_told_so():
 
 def test_too_few_gpus_are_an_error():
     place = LocalTasks(WORKERS[2], WORKERS, 1)
-    message = "3 workers on this host, and CUDA_VISIBLE_DEVICES='0,1'"
+    message = "3 workers with 1 each on this host, and CUDA_VISIBLE_DEVICES='0,1'"
     with pytest.raises(ClusterConfigError, match=message):
         resolve_settings(LaunchOptions(gpus=1), {"CUDA_VISIBLE_DEVICES": "0,1"}, place)
 
@@ -103,7 +103,7 @@ def test_gpus_that_a_host_has_not_are_an_error(gpus, have, fits):
     if fits:
         resolve_settings(LaunchOptions(gpus=gpus), {}, place)
         return
-    message = f"must have 1 GPUs of its own. Received: 3 workers on a host with {have} NVIDIA"
+    message = f"Received: 3 workers with {gpus} each on a host with {have} NVIDIA"
     with pytest.raises(ClusterConfigError, match=message):
         resolve_settings(LaunchOptions(gpus=gpus), {}, place)
     resolve_settings(LaunchOptions(gpus=gpus), {"CUDA_VISIBLE_DEVICES": "0,1,2"}, place)

@@ -33,7 +33,7 @@ LISTENS = (
 )
 # So long that it is seen.
 STAYS = "time.sleep(2)\n"
-WARNING = "ran TensorFlow and joined no other task"
+WARNING = "ran TensorFlow but did not connect to the other tasks"
 
 
 def test_tasks_that_train_and_join_nobody_are_named_and_the_exit_code_stays(job):

@@ -68,7 +68,7 @@ def test_record_i_is_in_shard_i_mod_n(lines, tmp_path, capsys):
     assert (out / "train.txt-00002").read_text() == "line 2\nline 5\nline 8\n"
     captured = capsys.readouterr()
     assert captured.out == (
-        "records: 10; shards: 3; records a shard: 3 to 4; bytes a shard: 21 to 28\n"
+        "records: 10; shards: 3; records per shard: 3 to 4; bytes per shard: 21 to 28\n"
     )
     assert captured.err == ""
 
@@ -220,10 +220,13 @@ def test_the_format_that_is_said_is_the_one_that_is_read(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        (tfrecord(b"a"), "'a', which is text, not packed, and 'b', which is tfrecord, not packed"),
+        (
+            tfrecord(b"a"),
+            "'a', which is text, not compressed, and 'b', which is tfrecord, not compressed",
+        ),
         (
             gzip.compress(b"1\n", mtime=0),
-            "which is text, not packed, and 'b', which is text, packed",
+            "which is text, not compressed, and 'b', which is text, compressed",
         ),
     ],
 )
@@ -395,4 +398,4 @@ def test_a_terminal_gets_a_progress_bar(lines, tmp_path):
     os.close(ours)
     assert result.returncode == 0, shown
     assert re.search(r"split.*\d+%", shown)
-    assert result.stdout.endswith(b"; records a shard: 5; bytes a shard: 35\n")
+    assert result.stdout.endswith(b"; records per shard: 5; bytes per shard: 35\n")

@@ -147,14 +147,14 @@ class CapacityPlan:
         memory = self.memory
         held = {
             "rows": memory.rows,
-            f"slot variables, {self.slot_variables} a row": memory.slot_variables,
+            f"slot variables, {self.slot_variables} per row": memory.slot_variables,
             "times and counts": memory.times_and_counts,
             "map of ids": memory.map,
-            "left behind by growth": memory.growth,
+            "left unused by growth": memory.growth,
             "the program": memory.program,
-            "together": memory.training,
-            "for a moment, to save rows": memory.saving,
-            "for a moment, to give an array more room": memory.moving,
+            "total": memory.training,
+            "temporarily, to save rows": memory.saving,
+            "temporarily, to enlarge an array": memory.moving,
         }
         traffic = [
             (
@@ -168,12 +168,12 @@ class CapacityPlan:
             )
             for table in self.tables
         ]
-        header = ("table", "rows", "unique ids a step", "ids", "rows", "gradients")
+        header = ("table", "rows", "unique ids per step", "ids", "rows", "gradients")
         lines = [
             text_table(
                 (f"memory of each {kind}", ""), [(k, shown_bytes(v)) for k, v in held.items()]
             ),
-            text_table(header, traffic, "what one worker exchanges in a step"),
+            text_table(header, traffic, "traffic of one worker per step"),
             *self._words(kind),
         ]
         return "\n".join(lines)
@@ -181,28 +181,30 @@ class CapacityPlan:
     def _words(self, kind: str) -> list[str]:
         """Returns the lines that sum up the plan."""
         sent, received = map(shown_bytes, self.worker_bytes)
-        lines = [f"a worker sends {sent} in a step, and receives {received}"]
+        lines = [f"a worker sends {sent} per step, and receives {received}"]
         if self.servers:
             sent, received = map(shown_bytes, self.server_bytes)
-            lines.append(f"a server sends {sent} in a step, and receives {received}")
+            lines.append(f"a server sends {sent} per step, and receives {received}")
         seconds = self.network_seconds
         if seconds:
             most = self.batch * self.workers / seconds
             lines.append(
-                f"that takes the network {seconds * 1000:,.1f} ms, so {most:,.0f} examples a "
-                "second at most"
+                f"the network takes {seconds * 1000:,.1f} ms for that, so at most {most:,.0f} "
+                "examples per second"
             )
         lines.append(f"limit: {self.limit}")
         needed = self.tasks_needed
         if needed is not None:
             lines.append(f"{kind}s needed: {needed:,}")
         elif _least(self._fits) is None:
-            lines.append(f"{kind}s needed: no number is enough, for the program alone fills them")
+            lines.append(
+                f"{kind}s needed: no number is enough, because the program alone fills them"
+            )
         elif self.step_seconds is not None:
             rate = max(self.worker_bytes) * 8 / self.step_seconds / 1e9
             lines.append(
-                f"{kind}s needed: no number is enough, for each worker needs {rate:,.2f} Gbit/s; "
-                "a smaller batch needs less"
+                f"{kind}s needed: no number is enough, because each worker needs {rate:,.2f} "
+                "Gbit/s; a smaller batch needs less"
             )
         return lines
 

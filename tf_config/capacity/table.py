@@ -63,7 +63,7 @@ class PlannedTable:
     def from_dict(cls, name: str, given: Any) -> PlannedTable:
         """Returns the table with the attributes of a mapping, whose numbers may be text."""
         known = [field.name for field in fields(cls) if field.name != "name"]
-        rule = f"A table has rows and width, and may have {', '.join(known[2:])}"
+        rule = f"A table must have rows and width, and may have {', '.join(known[2:])}"
         if not isinstance(given, Mapping):
             raise ClusterConfigError(f"{rule}. Received: {quoted(given)} for {quoted(name)}.")
         for key in given:

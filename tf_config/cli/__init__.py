@@ -53,7 +53,7 @@ def _version() -> str:
     try:
         return f"keras-strategies {metadata.version('keras-strategies')}"
     except metadata.PackageNotFoundError:
-        return "keras-strategies, which is not installed but run from its directory"
+        return "keras-strategies (not installed; run from its source directory)"
 
 
 def parser() -> argparse.ArgumentParser:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import argparse
 import functools
+import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
-from tf_config.cli.completing import offer_paths
-from tf_config.cli.launchers import STARTERS, translated
+from tf_config.cli.launchers import STARTERS, translate_option
 from tf_config.errors import ClusterConfigError, quoted, suggestion
 from tf_config.hosts import Host, parse_hostfile, parse_hosts
 from tf_config.roles import Roles
@@ -48,7 +48,7 @@ class Parser(argparse.ArgumentParser):
             if word.endswith(".py") or word in ("-m", "--"):
                 break
             if word.startswith("-") and word.partition("=")[0] not in self._option_string_actions:
-                sentence = translated(word, self._option_string_actions, self.prog)
+                sentence = translate_option(word, self._option_string_actions, self.prog)
                 way_out = sentence.partition(" is ")[2]
                 sentences.setdefault(way_out, sentence)
         return "".join(sentences.values())
@@ -73,7 +73,7 @@ class Parser(argparse.ArgumentParser):
             if action.choices and "run" in action.choices:
                 is_script = any(word.endswith(".py") or word == "-m" for word in self._words)
                 if value in STARTERS or (is_script and not hint):
-                    hint = f" A script is started by '{self.prog} run train.py'."
+                    hint = f" To run a script, use '{self.prog} run train.py'."
             error.message += f".{hint}"
             raise
 
@@ -85,7 +85,7 @@ class Parser(argparse.ArgumentParser):
             names = (word.partition("=")[0] for word in self._words if word.startswith("-"))
             unknown = (name for name in names if name not in self._option_string_actions)
             hint = self._translations() or next(filter(None, map(self._hint, unknown)), "")
-        raise ClusterConfigError(f"{message}{end}{hint} '{self.prog} --help' lists what there is.")
+        raise ClusterConfigError(f"{message}{end}{hint} See '{self.prog} --help'.")
 
 
 def add_command(
@@ -106,13 +106,43 @@ def add_command(
     return subparser
 
 
+def offer_paths(action: argparse.Action, kind: str) -> None:
+    """Makes the shell offer files or directories.
+
+    Args:
+      action: the action that `add_argument` returned.
+      kind: `file` or `directory`.
+    """
+    action.complete = kind  # type: ignore[attr-defined]
+
+
+def offer_words(action: argparse.Action, words: Iterable[str]) -> None:
+    """Makes the shell offer words, for an argument that checks its value itself.
+
+    Args:
+      action: the action that `add_argument` returned.
+      words: the words to offer.
+    """
+    offered, function = " ".join(words), f"_tf_config_{action.dest}"
+    action.complete = {  # type: ignore[attr-defined]
+        "bash": function,
+        "zsh": f"({offered})",
+        "preamble": {"bash": f'{function}() {{ compgen -W {shlex.quote(offered)} -- "$1"; }}'},
+    }
+
+
 def add_roles(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments for the number of tasks of each type."""
     parser.add_argument(
-        "--workers", type=count, metavar="N", help="default: 1, or one for each slot of --hosts"
+        "--workers",
+        type=count,
+        metavar="N",
+        help="number of workers (1, or the slots of --hosts)",
     )
-    parser.add_argument("--ps", type=count, default=0, metavar="N", help="parameter servers")
-    parser.add_argument("--chief", action="store_true", help="add a chief, the first to train")
+    parser.add_argument(
+        "--ps", type=count, default=0, metavar="N", help="number of parameter servers"
+    )
+    parser.add_argument("--chief", action="store_true", help="add a chief, which trains as rank 0")
     parser.add_argument("--evaluator", action="store_true", help="add an evaluator")
 
 
@@ -128,16 +158,20 @@ def roles(arguments: argparse.Namespace) -> Roles:
 def add_hosts(parser: argparse.ArgumentParser, default_ports: str) -> None:
     """Adds the arguments for the tasks' hosts and ports."""
     where = parser.add_mutually_exclusive_group()
-    where.add_argument("--hosts", metavar="H1:N,H2:N", help="hosts with their number of workers")
+    where.add_argument(
+        "--hosts", metavar="H1:N,H2:N", help="hosts, each with its number of workers"
+    )
     hostfile = where.add_argument(
-        "--hostfile", type=Path, metavar="FILE", help="the same in a file: lines 'H1 slots=N'"
+        "--hostfile", type=Path, metavar="FILE", help="file of hosts, with lines 'H1 slots=N'"
     )
     offer_paths(hostfile, "file")
     parser.add_argument(
-        "--ps-hosts", metavar="H3,H4", help="for the parameter servers (beside the workers)"
+        "--ps-hosts",
+        metavar="H3,H4",
+        help="hosts of the parameter servers (the workers')",
     )
     parser.add_argument(
-        "--port", type=port, metavar="P", help=f"count ports from P on each host ({default_ports})"
+        "--port", type=port, metavar="P", help=f"first port on each host ({default_ports})"
     )
 
 
@@ -168,14 +202,14 @@ def add_verbosity(parser: argparse.ArgumentParser) -> None:
         action="store_const",
         const=-1,
         default=0,
-        help="say nothing but what goes wrong",
+        help="print only errors",
     )
     says.add_argument(
         "--verbose",
         dest="verbosity",
         action="store_const",
         const=1,
-        help="say more: what is started, what is read, TensorFlow's notes",
+        help="print what is started and read, and TensorFlow's notes",
     )
 
 
@@ -198,7 +232,7 @@ def count(text: str) -> int:
     """Returns a number from 0 to 99999."""
     if not (text.isascii() and text.isdigit() and len(text) < 6):
         is_address = ":" in text or text.count(".") > 1  # as Paddle's --workers are
-        hint = "; hosts are given by --hosts H1:N,H2:N" if is_address else ""
+        hint = "; to name hosts, use --hosts H1:N,H2:N" if is_address else ""
         raise argparse.ArgumentTypeError(
             f"the number must be 0 or more, received {quoted(text)}{hint}"
         )

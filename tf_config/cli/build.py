@@ -15,7 +15,7 @@ from tf_config.errors import ClusterConfigError
 
 NAME = "build"
 USAGE = "[OPTION ...]"
-SUMMARY = "print a TF_CONFIG for each task of a cluster, one a line"
+SUMMARY = "print TF_CONFIG for each task of a cluster, one per line"
 EXAMPLE = "tf-config build --hosts node1:2,node2:2 --ps 1 --task worker:1 --format env"
 
 _FIRST_PORT = 2222
@@ -24,13 +24,13 @@ _FIRST_PORT = 2222
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
     add_roles(parser)
-    add_hosts(parser, f"free ones on this machine, {_FIRST_PORT} elsewhere")
-    parser.add_argument("--task", metavar="TYPE:INDEX", help="print this task's only")
+    add_hosts(parser, f"free ones here, {_FIRST_PORT} elsewhere")
+    parser.add_argument("--task", metavar="TYPE:INDEX", help="print only this task's")
     parser.add_argument(
         "--format",
         choices=_FORMATS,
         default="json",
-        help="env: lines for a shell; yaml: a document a task (json)",
+        help="env: shell exports; yaml: one document per task (json)",
     )
 
 
@@ -46,13 +46,13 @@ def run(arguments: argparse.Namespace) -> int:
         else:
             ports[host.name] = ports_from(first, counts[host.name])
     spec = cluster({task: host.name for task, host in where.items()}, ports)
-    tasks = list(where) if arguments.task is None else [_one_of(where, arguments.task)]
+    tasks = list(where) if arguments.task is None else [_find_task(where, arguments.task)]
     for config in [TFConfig(spec, task) for task in tasks]:
         print(_FORMATS[arguments.format](config))
     return 0
 
 
-def _one_of(tasks: Iterable[Task], text: str) -> Task:
+def _find_task(tasks: Iterable[Task], text: str) -> Task:
     task = Task.parse(text)
     if task not in tasks:
         raise ClusterConfigError(

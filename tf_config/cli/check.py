@@ -12,7 +12,7 @@ from tf_config.reachability import connect
 
 NAME = "check"
 USAGE = "[OPTION ...]"
-SUMMARY = "say whether TF_CONFIG is right, and if not, what is wrong"
+SUMMARY = "validate TF_CONFIG, and report what is wrong with it"
 EXAMPLE = "tf-config check --file tf_config.json --connect"
 
 _SECONDS = 5.0
@@ -25,10 +25,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
     add_source(parser)
     parser.add_argument(
-        "--connect", action="store_true", help="try each address: taken, closed or unreachable"
+        "--connect",
+        action="store_true",
+        help="test whether each address is taken, closed or unreachable",
     )
     parser.add_argument(
-        "--timeout", type=seconds, metavar="SECONDS", help=f"for --connect ({_SECONDS:g})"
+        "--timeout", type=seconds, metavar="SECONDS", help=f"time limit of --connect ({_SECONDS:g})"
     )
     add_verbosity(parser)
 

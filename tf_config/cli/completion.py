@@ -6,7 +6,7 @@ import argparse
 
 NAME = "completion"
 USAGE = "bash|zsh"
-SUMMARY = "print a script that lets the shell complete tf-config's commands and arguments"
+SUMMARY = "print a script with which the shell completes tf-config's commands and arguments"
 EXAMPLE = 'eval "$(tf-config completion bash)"'
 
 
@@ -15,7 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "shell",
         choices=["bash", "zsh"],
-        help="put the example's line, with this shell, into ~/.bashrc, or ~/.zshrc below compinit",
+        help="add the example's line, with this shell, to ~/.bashrc, or to ~/.zshrc after compinit",
     )
 
 

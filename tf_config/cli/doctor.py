@@ -10,7 +10,7 @@ from tf_config.doctor.report import examine, exit_code
 
 NAME = "doctor"
 USAGE = ""
-SUMMARY = "say what is installed and built, and how to get what is missing"
+SUMMARY = "report what is installed, and how to install what is missing"
 EXAMPLE = "tf-config doctor"
 
 _CLEAR = "\r\x1b[2K"

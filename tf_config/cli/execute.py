@@ -24,7 +24,7 @@ from tf_config.launcher.task_resolution import settings
 
 NAME = "exec"
 USAGE = "[OPTION ...] [--] PROGRAM [ARGUMENT ...]"
-SUMMARY = "become a program, with the TF_CONFIG that the scheduler's variables make"
+SUMMARY = "exec a program, with TF_CONFIG derived from the scheduler's variables"
 EXAMPLE = "srun -n 4 tf-config exec -- python train.py"
 
 
@@ -56,8 +56,9 @@ def run(arguments: argparse.Namespace) -> int:
         os.execvpe(command.argv[0], command.argv, {**command.environ, **bars, **beside})
     except OSError as error:
         raise ClusterConfigError(
-            f"exec must be given a program that can be run. Received: {quoted(command.argv[0])} "
-            f"({error.strerror}). Pass a Python script or a program on the PATH."
+            "The program of exec must exist and be executable. Received: "
+            f"{quoted(command.argv[0])} ({error.strerror}). Pass a Python script or a program on "
+            "the PATH."
         ) from None
 
 

@@ -9,7 +9,7 @@ from tf_config.horovod import wheel as horovod_wheel
 
 NAME = "install-horovod"
 USAGE = "[--wheel]"
-SUMMARY = "build Horovod for the TensorFlow that is installed here, once, and install it"
+SUMMARY = "build Horovod once for the installed TensorFlow, and install it"
 EXAMPLE = "tf-config install-horovod"
 
 
@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--wheel",
         action="store_true",
-        help="install nothing; print where the wheel is, for other environments like this one",
+        help="only print the path of the wheel, for other environments like this one",
     )
 
 

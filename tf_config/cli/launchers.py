@@ -11,16 +11,16 @@ from collections.abc import Collection
 from typing import NamedTuple
 
 _ONE_TASK = (
-    "is for the launcher in front of this, which starts one a task ('mpirun -np 2 tf-config {name} "
-    "...'); 'tf-config run --workers 2 train.py' starts workers by itself"
+    "is an option of the launcher that starts tf-config once per task ('mpirun -np 2 tf-config "
+    "{name} ...'); 'tf-config run --workers 2 train.py' starts workers itself"
 )
-_NOT_NEEDED = "is not needed here: leave it out"
+_NOT_NEEDED = "is not needed here: omit it"
 _STARTED_ONCE = (
-    "is not needed here: leave it out, and start this once, on one host; the other hosts are "
-    "reached over ssh"
+    "is not needed here: omit it, and start this once, on one host; it reaches the other hosts "
+    "over ssh"
 )
-_FOUND = "is not needed here: leave it out; the tasks find each other, and --port P fixes the ports"
-_IN_SCRIPT = "is decided in the script"
+_FOUND = "is not needed here: omit it; the tasks find each other, and --port P fixes the ports"
+_IN_SCRIPT = "is set in the script"
 # Commands of other launchers, and what people look for first.
 STARTERS = frozenset(
     "launch start submit train torchrun horovodrun mpirun mpiexec srun python python3 fleetrun "
@@ -106,7 +106,7 @@ _TABLE = (
     _Row(
         "--gpus --devices --selected-gpus --selected-devices --gpu-ids --xpus --npus "
         "--selected-xpus --gpus-per-task --gpus-per-node",
-        ("is --gpus-per-worker N here; CUDA_VISIBLE_DEVICES says which",),
+        ("is --gpus-per-worker N here; CUDA_VISIBLE_DEVICES selects them",),
     ),
     _Row(
         "--num-cpu-threads-per-process --cpus-per-task --cpus-per-proc -c --cpus-per-rank",
@@ -141,14 +141,14 @@ _TABLE = (
         "--use-deepspeed --use-fsdp --dynamo-backend --gradient-accumulation-steps --deepspeed",
         (_IN_SCRIPT,),
     ),
-    _Row("--config-file --config", ("is not read here: give its values as options",)),
+    _Row("--config-file --config", ("is not read here: pass its values as options",)),
     _Row("-q --silent", ("is --quiet here",)),
     _Row("-v -d --debug --log-level", ("is --verbose here",)),
     # sbatch's and srun's.
     _Row("-J --job-name", ("is --name NAME here",)),
     _Row("-A", ("is --account NAME here",)),
     _Row("--partition", ("is --partition NAME here",)),
-    _Row("--mem --mem-per-cpu", ("is --memory SIZE here", "is the scheduler's: leave it out")),
+    _Row("--mem --mem-per-cpu", ("is --memory SIZE here", "is up to the scheduler: omit it")),
     _Row("--qos --constraint -C --exclusive --error -e", ("is --sbatch=OPTION here",)),
 )
 # What `sbatch` means by letters that other launchers use, too.
@@ -159,12 +159,12 @@ _SBATCH = {
 }
 
 
-def translated(word: str, known: Collection[str], prog: str) -> str:
+def translate_option(word: str, known: Collection[str], prog: str) -> str:
     """Returns what an option of another launcher is called here; "" if it is none.
 
-    >>> translated("--nproc_per_node=4", {"--workers", "--hosts"}, "tf-config run")
+    >>> translate_option("--nproc_per_node=4", {"--workers", "--hosts"}, "tf-config run")
     ' --nproc_per_node of other launchers is --workers N here, or --hosts H1:N,H2:N.'
-    >>> translated("--nonsense", {"--workers"}, "tf-config run")
+    >>> translate_option("--nonsense", {"--workers"}, "tf-config run")
     ''
 
     Args:

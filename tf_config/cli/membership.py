@@ -7,8 +7,7 @@ import os
 import shlex
 from pathlib import Path
 
-from tf_config.cli.arguments import count, say, text_of
-from tf_config.cli.completing import offer_paths, offer_words
+from tf_config.cli.arguments import count, offer_paths, offer_words, say, text_of
 from tf_config.cluster import VARIABLE, Task, TFConfig
 from tf_config.environments import ENVIRONMENTS, Resolved, resolve
 from tf_config.errors import ClusterConfigError
@@ -22,7 +21,7 @@ _LONGEST = 100  # of a command line in a message
 def add_source(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments for the source of TF_CONFIG: a file or an environment."""
     file = parser.add_argument(
-        "--file", type=Path, help=f"read {VARIABLE} from here; - for standard input"
+        "--file", type=Path, help=f"read {VARIABLE} from this file; - for standard input"
     )
     offer_paths(file, "file")
     add_environment(parser)
@@ -34,21 +33,23 @@ def add_environment(parser: argparse.ArgumentParser) -> None:
         "--from",
         dest="origin",
         metavar="ENVIRONMENT",
-        help=f"read this one: {', '.join(ENVIRONMENTS)} (default: the first of them that is there)",
+        help=f"environment to read: {', '.join(ENVIRONMENTS)} (default: the first one present)",
     )
     offer_words(origin, ENVIRONMENTS)
-    parser.add_argument("--ps", type=count, metavar="N", help="the scheduler's last N tasks are ps")
-    parser.add_argument("--chief", action="store_true", help="the first is the chief")
-    parser.add_argument("--evaluator", action="store_true", help="the very last is an evaluator")
+    parser.add_argument(
+        "--ps", type=count, metavar="N", help="make the scheduler's last N tasks ps"
+    )
+    parser.add_argument("--chief", action="store_true", help="make the first task the chief")
+    parser.add_argument("--evaluator", action="store_true", help="make the last task an evaluator")
     parser.add_argument(
         "--rendezvous",
         metavar="URL",
-        help="find each other at file:///shared/directory or tcp://first-host:port",
+        help="where tasks find each other: file:///shared/directory or tcp://first-host:port",
     )
     parser.add_argument(
-        "--task", metavar="TYPE:INDEX", help="be this task, at a --rendezvous of --workers N"
+        "--task", metavar="TYPE:INDEX", help="which task this is, with --rendezvous and --workers"
     )
-    parser.add_argument("--workers", type=count, metavar="N", help="how many, with --task")
+    parser.add_argument("--workers", type=count, metavar="N", help="number of workers, with --task")
 
 
 def configuration(arguments: argparse.Namespace) -> tuple[TFConfig, str]:
@@ -98,16 +99,16 @@ def read(arguments: argparse.Namespace) -> Resolved:
             raise ClusterConfigError(
                 "--file and --from cannot be combined. Received: both. Leave out one of them."
             )
-        _check_unnamed(arguments, "A file")
+        _check_unnamed(arguments, "--file")
         return Resolved(TFConfig.from_json(text_of(path, "--file")), str(path), {})
     resolved = resolve(os.environ, arguments.origin)
     if resolved is None:
         raise ClusterConfigError(
-            f"The cluster is read from {VARIABLE} or a scheduler's variables. Received: none "
-            f"of {', '.join(ENVIRONMENTS)} is there. {_way_out(arguments)}"
+            f"{VARIABLE} or a scheduler's variables must be set. Received: none of "
+            f"{', '.join(ENVIRONMENTS)}. {_way_out(arguments)}"
         )
     if ENVIRONMENTS[resolved.origin].names_roles:
-        _check_unnamed(arguments, f"The environment '{resolved.origin}'")
+        _check_unnamed(arguments, f"the environment '{resolved.origin}'")
     return resolved
 
 
@@ -132,7 +133,7 @@ def _way_out(arguments: argparse.Namespace) -> str:
     """Returns what to do in a process that nothing has given a place in a cluster."""
     if arguments.rendezvous is not None:
         return (
-            "Tasks that nothing starts together name themselves: add for example --task worker:0 "
+            "Tasks without a scheduler must name themselves: add for example --task worker:0 "
             "--workers 2."
         )
     program = getattr(arguments, "program", "train.py")
@@ -156,6 +157,6 @@ def _check_unnamed(arguments: argparse.Namespace, who: str) -> None:
     given = " ".join(option for option, there in options.items() if there)
     if given:
         raise ClusterConfigError(
-            f"The roles of the tasks cannot be changed: {who} determines them. Received: {given}. "
-            "Omit it, or choose another environment with --from."
+            f"--ps, --chief and --evaluator cannot be combined with {who}, which already assigns "
+            f"the roles. Received: {given}. Omit it, or choose another environment with --from."
         )

@@ -11,13 +11,12 @@ from typing import Any
 from tf_config.capacity import plan_capacity
 from tf_config.capacity.plan import SLOT_VARIABLES
 from tf_config.capacity.table import parse_number
-from tf_config.cli.arguments import text_of
-from tf_config.cli.completing import offer_paths
+from tf_config.cli.arguments import offer_paths, text_of
 from tf_config.errors import ClusterConfigError, quoted, suggestion
 
 NAME = "plan"
 USAGE = "[FILE] [--table NAME:KEY=VALUE,... ...] [OPTION ...]"
-SUMMARY = "print what tables of embeddings take: memory, traffic, and how many tasks they need"
+SUMMARY = "estimate the memory, traffic and number of tasks that embedding tables need"
 EXAMPLE = (
     "tf-config plan --table users:rows=1e9,width=16,zipf=1.05 --batch 4096 --workers 8 "
     "--memory-gib 64"
@@ -25,13 +24,13 @@ EXAMPLE = (
 _DEEPEST = 32
 # The values that are given in the file or as options.
 _OPTIONS = {
-    "batch": "examples of one worker in a step",
-    "workers": "how many train (1)",
-    "servers": "how many parameter servers have the rows (0: the workers have them)",
+    "batch": "number of examples per worker and step",
+    "workers": "number of workers (1)",
+    "servers": "number of parameter servers that hold the rows (0: the workers hold them)",
     "optimizer": f"{', '.join(SLOT_VARIABLES)}, or a number of slot variables (adam)",
-    "memory_gib": "GiB that one task may use",
-    "gbit_per_second": "of the network in each direction, for one task",
-    "step_seconds": "that a step may take",
+    "memory_gib": "memory in GiB that a task may use",
+    "gbit_per_second": "network bandwidth of a task in each direction",
+    "step_seconds": "time that a step may take",
 }
 
 
@@ -42,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         type=Path,
         metavar="FILE",
-        help="YAML or JSON: 'tables', by name, and the options below, with _ in place of -",
+        help="YAML or JSON: 'tables' by name, and the options below, with _ instead of -",
     )
     offer_paths(file, "file")
     parser.add_argument(
@@ -50,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME:KEY=VALUE,...",
-        help="rows and width; hotness, ids an example (1); unique_ratio or zipf, how they repeat",
+        help="rows and width; hotness: ids per example (1); unique_ratio or zipf: how ids repeat",
     )
     for name, words in _OPTIONS.items():
         flag = "ps" if name == "servers" else name.replace("_", "-")

@@ -8,15 +8,14 @@ import os
 import re
 from typing import Any
 
-from tf_config.cli.arguments import count, positive, say, seconds
-from tf_config.cli.completing import offer_paths
+from tf_config.cli.arguments import count, offer_paths, positive, say, seconds
 from tf_config.errors import ClusterConfigError, quoted
 from tf_config.launcher.commands import MODULE, script_of
 from tf_config.launcher.settings import LaunchOptions
 
 
 def add_settings(
-    parser: argparse.ArgumentParser, threads: str = "the cores shared out", gpus: bool = True
+    parser: argparse.ArgumentParser, threads: str = "an equal share", gpus: bool = True
 ) -> None:
     """Adds the arguments for the settings of the tasks' processes.
 
@@ -29,29 +28,31 @@ def add_settings(
         "--start-timeout",
         type=seconds,
         metavar="SECONDS",
-        help="wait so long for the others at the start (300)",
+        help="time limit for all tasks to start (300)",
     )
     parser.add_argument(
         "--step-timeout",
         type=seconds,
         metavar="SECONDS",
-        help="end a job whose workers wait so long for one inside of a step (never)",
+        help="time limit for a wait within a step (none)",
     )
     parser.add_argument(
         "--threads-per-worker",
         type=positive,
         metavar="N",
-        help=f"of TensorFlow and OpenMP ({threads})",
+        help=f"threads of TensorFlow and OpenMP ({threads})",
     )
     if gpus:
         parser.add_argument(
             "--gpus-per-worker",
             type=count,
             metavar="N",
-            help="each sees so many GPUs of its own, by CUDA_VISIBLE_DEVICES",
+            help="GPUs that each worker sees, by CUDA_VISIBLE_DEVICES",
         )
     parser.add_argument(
-        "--interface", metavar="NAME", help="the network that Horovod, NCCL and MPI use, as eth2"
+        "--interface",
+        metavar="NAME",
+        help="interface for Horovod, NCCL and MPI, such as eth2",
     )
 
 
@@ -67,12 +68,12 @@ class _ProgramAction(argparse.Action):
     ) -> None:
         """Stores the program."""
         if namespace.program == MODULE:
-            parser.error(f"argument {MODULE}: the module must be a word of its own")
+            parser.error(f"argument {MODULE}: the module must be a separate argument")
         namespace.program = values
 
 
 class _ModuleAction(argparse.Action):
-    """Takes all words behind `-m` for a module and its arguments, in place of the program.
+    """Takes all words behind `-m` for a module and its arguments, instead of the program.
 
     The program is then `-m`, and its arguments are the module's name and arguments.
     """
@@ -103,7 +104,7 @@ def add_program(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME[=VALUE]",
-        help="a variable; without a value, this environment's",
+        help="variable; without a value, with its value here",
     )
     program = parser.add_argument(
         "program", action=_ProgramAction, help="a Python script, or a program on the PATH"
@@ -114,9 +115,11 @@ def add_program(parser: argparse.ArgumentParser) -> None:
         dest="program",
         program=program,
         metavar="MODULE [ARGUMENT ...]",
-        help="in place of the program: a module, as python -m",
+        help="run a module instead, as python -m does",
     )
-    rest = parser.add_argument("arguments", nargs=argparse.REMAINDER, help="passed on as they are")
+    rest = parser.add_argument(
+        "arguments", nargs=argparse.REMAINDER, help="passed to the program unchanged"
+    )
     rest.required = False  # or argparse would report it, too, when the program is missing
     parser.set_defaults(parser=parser)
     offer_paths(program, "file")
@@ -161,8 +164,8 @@ def warn_of_options_behind(arguments: argparse.Namespace) -> None:
     ]
     if ours:
         say(
-            f"warning: {', '.join(ours)} stands behind {script or arguments.program}, so it is "
-            f"passed on to it. Options of {arguments.parser.prog} stand before the program."
+            f"warning: {', '.join(ours)} follows {script or arguments.program}, so it is passed to "
+            f"it. Options of {arguments.parser.prog} must precede the program."
         )
 
 

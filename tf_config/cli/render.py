@@ -14,7 +14,7 @@ from tf_config.errors import ClusterConfigError, quoted
 
 NAME = "render"
 USAGE = "KIND [OPTION ...] [--] PROGRAM [ARGUMENT ...]"
-SUMMARY = "write the job file that a scheduler starts: a Slurm script, a Kubernetes manifest"
+SUMMARY = "write a job file for a scheduler: a Slurm script or a Kubernetes manifest"
 EXAMPLE = render_slurm.EXAMPLE
 
 _KINDS = (render_slurm, render_kubernetes)

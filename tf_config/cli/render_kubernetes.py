@@ -19,20 +19,24 @@ EXAMPLE = "tf-config render kubernetes --name train --image IMAGE -- train.py"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the kind's arguments."""
     add_roles(parser)
-    parser.add_argument("--name", required=True, help="of the Service; the Jobs' begin with it")
-    parser.add_argument("--image", required=True, help="has this package and the program")
-    parser.add_argument("--namespace", metavar="NAME", help="default: the one that kubectl uses")
-    parser.add_argument("--cpus-per-worker", type=positive, metavar="N", help="of each pod")
     parser.add_argument(
-        "--gpus-per-worker", type=positive, metavar="N", help="of each pod but the ps"
+        "--name", required=True, help="name of the Service, and prefix of the Jobs' names"
     )
-    parser.add_argument("--memory", metavar="SIZE", help="of each pod, such as 4Gi")
+    parser.add_argument(
+        "--image", required=True, help="container image with this package and the program"
+    )
+    parser.add_argument("--namespace", metavar="NAME", help="default: the one that kubectl uses")
+    parser.add_argument("--cpus-per-worker", type=positive, metavar="N", help="CPUs per pod")
+    parser.add_argument(
+        "--gpus-per-worker", type=positive, metavar="N", help="GPUs per pod, except ps"
+    )
+    parser.add_argument("--memory", metavar="SIZE", help="memory per pod, such as 4Gi")
     parser.add_argument(
         "--port",
         type=count,
         default=DEFAULT_PORT,
         metavar="N",
-        help=f"that tasks listen on ({DEFAULT_PORT})",
+        help=f"port that tasks listen on ({DEFAULT_PORT})",
     )
     add_output(parser)
     add_settings(parser, "--cpus-per-worker", gpus=False)

@@ -21,28 +21,38 @@ EXAMPLE = "tf-config render slurm --workers 4 -o train.sbatch -- train.py"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the kind's arguments."""
     add_roles(parser)
-    parser.add_argument("--name", default="train", help="of the job and its log (train)")
-    parser.add_argument("--nodes", type=positive, metavar="N", help="spread over N nodes")
-    parser.add_argument("--time", metavar="H:MM:SS", help="end the job after that long")
-    parser.add_argument("--partition", metavar="NAME", help="queue the job there")
-    parser.add_argument("--account", metavar="NAME", help="charge it there")
-    parser.add_argument("--ntasks-per-node", type=positive, metavar="N", help="tasks of each node")
-    parser.add_argument("--gres", metavar="LIST", help="of each node, such as gpu:4")
-    parser.add_argument("--cpus-per-worker", type=positive, metavar="N", help="of each task")
-    parser.add_argument("--gpus-per-worker", type=positive, metavar="N", help="of each task")
-    parser.add_argument("--memory", metavar="SIZE", help="of each node, such as 16G or 64000 (M)")
+    parser.add_argument("--name", default="train", help="name of the job and its log (train)")
+    parser.add_argument("--nodes", type=positive, metavar="N", help="number of nodes")
+    parser.add_argument("--time", metavar="H:MM:SS", help="time limit of the job")
+    parser.add_argument("--partition", metavar="NAME", help="partition to queue the job in")
+    parser.add_argument("--account", metavar="NAME", help="account to charge")
+    parser.add_argument("--ntasks-per-node", type=positive, metavar="N", help="tasks per node")
+    parser.add_argument("--gres", metavar="LIST", help="generic resources per node, such as gpu:4")
+    parser.add_argument("--cpus-per-worker", type=positive, metavar="N", help="CPUs per task")
+    parser.add_argument("--gpus-per-worker", type=positive, metavar="N", help="GPUs per task")
     parser.add_argument(
-        "--setup", action="append", default=[], metavar="LINE", help="as 'module load TensorFlow'"
+        "--memory", metavar="SIZE", help="memory per node, such as 16G or 64000 (in M)"
     )
     parser.add_argument(
-        "--sbatch", action="append", default=[], metavar="OPTION", help="as --sbatch=--exclusive"
+        "--setup",
+        action="append",
+        default=[],
+        metavar="LINE",
+        help="run first, such as 'module load TensorFlow'",
+    )
+    parser.add_argument(
+        "--sbatch",
+        action="append",
+        default=[],
+        metavar="OPTION",
+        help="for sbatch, as in --sbatch=--exclusive",
     )
     parser.add_argument(
         "--max-restarts",
         type=count,
         default=0,
         metavar="N",
-        help="start all tasks again after a failure (0)",
+        help="restart all tasks after a failure (0)",
     )
     add_output(parser)
     add_settings(parser, "--cpus-per-worker", gpus=False)
@@ -51,12 +61,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def render(arguments: argparse.Namespace) -> str:
     """Returns the script."""
-    asked = roles(arguments)
+    requested = roles(arguments)
     if arguments.workers is None and arguments.nodes and arguments.ntasks_per_node:
         total = arguments.nodes * arguments.ntasks_per_node
-        asked = Roles.of(total, arguments.ps, arguments.chief, arguments.evaluator)
+        requested = Roles.of(total, arguments.ps, arguments.chief, arguments.evaluator)
     return SlurmJob(
-        roles=asked,
+        roles=requested,
         program=(arguments.program, *arguments.arguments),
         name=arguments.name,
         nodes=arguments.nodes,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from tf_config.cli.completing import offer_paths
+from tf_config.cli.arguments import offer_paths
 from tf_config.cli.program import request
 
 
@@ -17,7 +17,7 @@ def add_output(parser: argparse.ArgumentParser) -> None:
         type=Path,
         default=Path("-"),
         metavar="FILE",
-        help="a new file; - for standard output (-)",
+        help="file to create; - for standard output (-)",
     )
     offer_paths(output, "file")
 
@@ -28,14 +28,14 @@ def options(arguments: argparse.Namespace) -> tuple[str, ...]:
     By default a task has as many threads as CPUs: in a container, TensorFlow would count the CPUs
     of the whole machine.
     """
-    asked = request(arguments)
-    threads = asked.threads or arguments.cpus_per_worker
+    launch = request(arguments)
+    threads = launch.threads or arguments.cpus_per_worker
     chosen = {
-        "--start-timeout": None if asked.start_timeout is None else f"{asked.start_timeout:g}",
-        "--step-timeout": None if asked.step_timeout is None else f"{asked.step_timeout:g}",
+        "--start-timeout": None if launch.start_timeout is None else f"{launch.start_timeout:g}",
+        "--step-timeout": None if launch.step_timeout is None else f"{launch.step_timeout:g}",
         "--threads-per-worker": None if threads is None else str(threads),
-        "--interface": asked.interface,
+        "--interface": launch.interface,
     }
     words = [(option, value) for option, value in chosen.items() if value is not None]
-    words += [("--env", f"{name}={value}") for name, value in asked.variables.items()]
+    words += [("--env", f"{name}={value}") for name, value in launch.variables.items()]
     return tuple(word for pair in words for word in pair)

@@ -15,12 +15,12 @@ from tf_config.cli.arguments import (
     add_verbosity,
     count,
     hosts,
+    offer_paths,
     positive,
     ps_hosts,
     roles,
     say,
 )
-from tf_config.cli.completing import offer_paths
 from tf_config.cli.program import (
     add_program,
     add_settings,
@@ -43,14 +43,17 @@ EXAMPLE = "tf-config run --hosts node1:2,node2:2 --log-dir logs train.py --epoch
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
     add_roles(parser)
-    add_hosts(parser, "free ones, new at each start")
+    add_hosts(parser, "free ones, chosen at start")
     parser.add_argument(
-        "--ssh", default="ssh", metavar="COMMAND", help="as in --ssh 'ssh -p 2222' (ssh)"
+        "--ssh",
+        default="ssh",
+        metavar="COMMAND",
+        help="ssh command, as in --ssh 'ssh -p 2222' (ssh)",
     )
     add_settings(parser)
     add_verbosity(parser)
     log_dir = parser.add_argument(
-        "--log-dir", type=Path, metavar="DIR", help="write DIR/<task>.log files"
+        "--log-dir", type=Path, metavar="DIR", help="write each task's output to DIR/<task>.log"
     )
     offer_paths(log_dir, "directory")
     parser.add_argument(
@@ -58,16 +61,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=count,
         default=0,
         metavar="N",
-        help="start all tasks again after a failure (0)",
+        help="restart all tasks after a failure (0)",
     )
     parser.add_argument(
         "--min-workers",
         type=positive,
         metavar="N",
-        help="start again with fewer workers, N or more, where some are lost (all)",
+        help="restart with N workers or more if some are lost",
     )
     parser.add_argument(
-        "--dry-run", action="store_true", help="print what would be started where, and stop"
+        "--dry-run", action="store_true", help="print the commands without running them"
     )
     add_program(parser)
 
@@ -95,7 +98,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.dry_run:
         if job.elsewhere:
             names = ", ".join(job.elsewhere)
-            say(f"no host is asked now: ports and threads on {names} are examples")
+            say(f"no host is queried: ports and threads on {names} are examples")
         for command in job.commands(os.environ, is_dry=True):
             place = "" if command.host is None else f" on {command.host.login}"
             print(f"{command.task}{place}: cd {shlex.quote(os.getcwd())} && {shell_line(command)}")

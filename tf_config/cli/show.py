@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from tf_config.cli.completing import offer_paths
+from tf_config.cli.arguments import offer_paths
 from tf_config.cli.membership import add_source, configuration, read
 from tf_config.cli.program import add_settings, request
 from tf_config.cluster import VARIABLE, TFConfig
@@ -18,7 +18,7 @@ from tf_config.text_table import rich_table
 
 NAME = "show"
 USAGE = "[OPTION ...]"
-SUMMARY = "show the cluster that this process is part of, what it is told, and who says so"
+SUMMARY = "show this process's cluster and settings, and where they come from"
 EXAMPLE = "srun tf-config show"
 
 
@@ -27,16 +27,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_source(parser)
     add_settings(parser)
     graph = parser.add_argument(
-        "--graph", type=Path, metavar="FILE", help="draw hosts and tasks into this file, as SVG"
+        "--graph", type=Path, metavar="FILE", help="draw hosts and tasks to this SVG file"
     )
     offer_paths(graph, "file")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Prints the topology."""
-    asked = request(arguments)
+    requested = request(arguments)
     config, origin = configuration(arguments)
-    told = settings(config, origin, asked, os.environ)
+    resolved = settings(config, origin, requested, os.environ)
     _print_table(
         ("task", "address", "rank", ""),
         [(str(task), *row) for task, row in _rows(config).items()],
@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
         for name, value in read(arguments).variables.items():
             if name != VARIABLE:
                 print(f"  {name}={value}")
-    _print_table(("setting", "value", "from"), told)
+    _print_table(("setting", "value", "from"), resolved)
     if arguments.graph is not None:
         _draw(config, arguments.graph)
     return 0

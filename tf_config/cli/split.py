@@ -8,14 +8,13 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tf_config.cli.arguments import count
-from tf_config.cli.completing import offer_paths
+from tf_config.cli.arguments import count, offer_paths
 from tf_config.launcher.signals import Interrupted, deferred_signals
 from tf_config.sharding import FORMATS, Source, split
 
 NAME = "split"
 USAGE = "INPUT --shards N --output-dir DIR [--format FORMAT]"
-SUMMARY = "cut lines of text or TFRecords into files, one for each worker"
+SUMMARY = "split lines of text or TFRecords into shards, one for each worker"
 EXAMPLE = "tf-config split train.txt --shards 4 --output-dir shards"
 
 
@@ -25,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "input",
         type=Path,
         metavar="INPUT",
-        help="a file, or a directory: its files by name, without hidden ones and directories",
+        help="file, or directory, whose non-hidden files are read in the order of their names",
     )
     offer_paths(source, "file")
     parser.add_argument(
@@ -33,20 +32,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=count,
         required=True,
         metavar="N",
-        help="write DIR/<name>-00000 to N-1; record i goes to shard i mod N",
+        help="number of shards, DIR/<name>-00000 ...; record i goes to shard i mod N",
     )
     output = parser.add_argument(
         "--output-dir",
         type=Path,
         required=True,
         metavar="DIR",
-        help="made if it does not exist; nothing in it is overwritten",
+        help="created if it does not exist; nothing in it is overwritten",
     )
     offer_paths(output, "directory")
     parser.add_argument(
         "--format",
         choices=list(FORMATS),
-        help="of the input, packed by gzip or not (default: seen from the content)",
+        help="format of the input, compressed by gzip or not (default: detected from the content)",
     )
 
 

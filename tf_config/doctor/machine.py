@@ -6,7 +6,6 @@ import contextlib
 import functools
 import json
 import os
-import platform
 import shutil
 import signal
 import subprocess
@@ -19,7 +18,7 @@ from typing import NamedTuple
 # The directories of daemons, which on Debian are only on root's PATH.
 _DAEMONS = "/usr/local/sbin:/usr/sbin:/sbin"
 _HOROVOD_SECONDS = 120.0
-# What `horovodrun --check-build` says, without importing TensorFlow anew for each feature. The
+# What `horovodrun --check-build` prints, without importing TensorFlow for each feature. The
 # libraries alone load within a second; if Horovod's needs more of TensorFlow, that is imported.
 _HOROVOD_BUILD = """
 import ctypes, glob, importlib.util, json, os
@@ -86,7 +85,8 @@ class Machine:
     def this(cls) -> Machine:
         """Returns this machine with the running Python."""
         path = f"{os.environ.get('PATH', os.defpath)}:{_DAEMONS}"
-        python = platform.python_version()
+        # Unlike `platform.python_version()`, without a "+" of a Python that was built from git.
+        python = ".".join(map(str, sys.version_info[:3]))
         return cls(path, sys.executable, python, _package, os.environ, _processor())
 
     def has(self, program: str) -> bool:
@@ -122,7 +122,7 @@ class Machine:
 
     @functools.cached_property
     def horovod(self) -> Build | None:
-        """How Horovod was built; None if it does not tell."""
+        """How Horovod was built; None if that is unknown."""
         answer = self.ask(self.executable, "-c", _HOROVOD_BUILD, seconds=_HOROVOD_SECONDS)
         return parse_build(answer.text) if answer is not None else None
 

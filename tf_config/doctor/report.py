@@ -7,6 +7,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+
 from tf_config.doctor.machine import Answer, Machine
 
 # As in setup.py.
@@ -82,23 +85,20 @@ def exit_code(lines: Iterable[Line]) -> int:
 
 
 def within(version: str, bounds: str) -> bool:
-    """Returns whether a version is in a range.
+    """Returns whether a version is in a range, as pip decides it.
 
     >>> [within(version, ">=2.18,<2.22") for version in ("2.17.1", "2.18.0", "2.22.0rc1")]
     [False, True, False]
     """
-    least, limit = map(_numbers, bounds.split(","))
-    return least <= _numbers(version) < limit
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(number) for number in re.findall(r"\d+", version)[:2])
+    return SpecifierSet(bounds).contains(version, prereleases=True)
 
 
 def _python(machine: Machine) -> Finding:
     if within(machine.python, PYTHON):
         return Finding(True, machine.python)
-    return Finding(False, f"{machine.python} is not {PYTHON}; make .venv with one that is")
+    return Finding(
+        False, f"{machine.python} is not {PYTHON}; create .venv with a supported version"
+    )
 
 
 def _package(name: str, bounds: str) -> Callable[[Machine], Finding]:
@@ -122,10 +122,12 @@ def _numpy(machine: Machine) -> Finding:
 
 def _tf_keras(machine: Machine) -> Finding:
     version, tensorflow = machine.package("tf_keras"), machine.package("tensorflow")
-    if tensorflow is None or (version and _numbers(version) == _numbers(tensorflow)):
+    if tensorflow is None:
         return Finding(version is not None, version or "")
     # Without a version, pip would install the newest and replace TensorFlow with the one it needs.
-    minor = ".".join(map(str, _numbers(tensorflow)))
+    minor = ".".join(map(str, Version(tensorflow).release[:2]))
+    if version and within(version, f"=={minor}.*"):
+        return Finding(True, version)
     here = f"{version} is not for TensorFlow {minor}; " if version else ""
     return Finding(False, f'{here}pip install "tf_keras=={minor}.*"')
 
@@ -136,7 +138,7 @@ def _onednn(machine: Machine) -> Finding:
         is_on = given.lower() in ("1", "true")
         return Finding(is_on, f"({_ONEDNN}={given})" if is_on else f"off by {_ONEDNN}={given}")
     if not machine.processor:
-        return Finding(False, "TensorFlow's default on this processor is not known here")
+        return Finding(False, "TensorFlow's default on this processor is unknown")
     names = [name for name in _FOR_NEURAL_NETWORKS if name in machine.processor]
     if names:
         return Finding(True, f"(TensorFlow's default on a processor with {', '.join(names)})")
@@ -160,10 +162,10 @@ def _program(name: str, *arguments: str, pattern: str) -> Callable[[Machine], Fi
 def _unclear(command: str, answer: Answer) -> Finding:
     """Returns the finding for a program that is present but does not report its version."""
     lines = [line.strip() for line in answer.text.splitlines() if line.strip()]
-    said = "does not end" if answer.code is None else "says nothing"
+    problem = "does not end" if answer.code is None else "prints nothing"
     if lines:
-        said = f"says: {lines[-1][:160]}"
-    return Finding(False, f"it is here, but '{command}' {said}; correct that first")
+        problem = f"prints: {lines[-1][:160]}"
+    return Finding(False, f"installed, but '{command}' {problem}; fix that first")
 
 
 def _mpirun(machine: Machine) -> Finding:
@@ -191,7 +193,7 @@ def _slurm(machine: Machine) -> Finding:
     if version := re.search(r"(?m)^slurm\S* (\d\S+)", text):
         return Finding(True, version[1])
     if "configuration source" in text:
-        return Finding(False, "it is here, but has no slurm.conf; name that in SLURM_CONF")
+        return Finding(False, "installed, but without slurm.conf; set SLURM_CONF to its path")
     return _unclear("srun --version", answer or Answer(None, ""))
 
 
@@ -203,7 +205,7 @@ def _gpus(machine: Machine) -> Finding:
     if names:
         return Finding(True, f"{len(names)} ({', '.join(dict.fromkeys(names))})")
     if answer.code == 0 or "No devices" in answer.text:
-        return Finding(False, "none seen by nvidia-smi")
+        return Finding(False, "nvidia-smi lists none")
     return _unclear("nvidia-smi -L", answer)
 
 
@@ -222,9 +224,9 @@ def _horovod(machine: Machine) -> Finding:
         return Finding(False)
     build = machine.horovod
     if build is None:
-        return Finding(False, f"{version} is here, but cannot say how it was built; {_REBUILD}")
+        return Finding(False, f"{version} does not report how it was built; {_REBUILD}")
     if not build.get("Frameworks", {}).get("TensorFlow"):
-        return Finding(False, f"{version} is here, but not for this TensorFlow; {_REBUILD}")
+        return Finding(False, f"{version} was built for another TensorFlow; {_REBUILD}")
     return Finding(True, version)
 
 
@@ -253,7 +255,7 @@ _FOR_NEURAL_NETWORKS = (
     "amx_bf16",
 )
 _SLURM_REMEDY = "Debian's packages slurm-wlm and munge"
-_REBUILD = f"build it anew: {_INSTALL}; by hand: BUILD.md"
+_REBUILD = f"rebuild it: {_INSTALL}; manually: BUILD.md"
 _CONTROLLERS, _OPERATIONS = "Controllers", "Tensor Operations"
 
 # Horovod comes last: it takes longest.
@@ -273,8 +275,8 @@ PROBES = (
         _onednn,
         f"TensorFlow leaves it off on this processor; try {_ONEDNN}=1, and measure",
     ),
-    Probe("GPUs", _gpus, "none seen, for there is no nvidia-smi; NVIDIA's driver brings it"),
-    Probe("NCCL", _nccl, 'pip install "tensorflow[and-cuda]" brings it, where there are GPUs'),
+    Probe("GPUs", _gpus, "none found, because there is no nvidia-smi; install NVIDIA's driver"),
+    Probe("NCCL", _nccl, 'pip install "tensorflow[and-cuda]", on machines with GPUs'),
     Probe(
         "ssh",
         _program("ssh", "-V", pattern=r"(OpenSSH_[^\s,]+)"),
@@ -292,18 +294,16 @@ PROBES = (
         _program("kubectl", "version", "--client", pattern=r"v(\d+\.\d+\.[^\s\",]+)"),
         "https://kubernetes.io/docs/tasks/tools/",
     ),
-    Probe("Horovod", _horovod, f"{_INSTALL}; by hand: BUILD.md"),
+    Probe("Horovod", _horovod, f"{_INSTALL}; manually: BUILD.md"),
     Probe(
         "Horovod with Gloo",
         _horovod_with("Gloo", _CONTROLLERS, _OPERATIONS),
-        f"{_INSTALL}; by hand: BUILD.md",
+        f"{_INSTALL}; manually: BUILD.md",
     ),
     Probe(
         "Horovod with MPI",
         _horovod_with("MPI", _CONTROLLERS, _OPERATIONS),
         f"HOROVOD_WITH_MPI=1 {_INSTALL}; see BUILD.md",
     ),
-    Probe(
-        "Horovod with NCCL", _horovod_with("NCCL", _OPERATIONS), "see BUILD.md, chapter 'With NCCL'"
-    ),
+    Probe("Horovod with NCCL", _horovod_with("NCCL", _OPERATIONS), "see BUILD.md, 'With NCCL'"),
 )

@@ -98,7 +98,7 @@ def _check_alone(environ: Mapping[str, str]) -> None:
         for name, marker in environment.companions.items():
             if environ.get(name):
                 raise ClusterConfigError(
-                    f"{name} must stand beside {marker}. Received: "
-                    f"{name}={quoted(environ[name], 40)} and no {marker}. Set that, too, or unset "
-                    f"{name}."
+                    f"{name} and {marker} must be set together. Received: "
+                    f"{name}={quoted(environ[name], 40)} without {marker}. Set {marker} too, or "
+                    f"unset {name}."
                 )

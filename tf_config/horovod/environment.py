@@ -66,7 +66,7 @@ def defaults(
     """
     interface = interface_of(cluster.addresses[task].host)
     found = {} if interface is None else {INTERFACE_VARIABLE: interface}
-    everybody = len(cluster.addresses) == len(cluster.training_tasks)
-    if environ is not None and everybody and any(name in environ for name in MPI_VARIABLES):
+    all_train = len(cluster.addresses) == len(cluster.training_tasks)
+    if environ is not None and all_train and any(name in environ for name in MPI_VARIABLES):
         return found
     return {CONTROLLER_VARIABLE: _GLOO, OPERATIONS_VARIABLE: _GLOO, **found}

@@ -81,10 +81,10 @@ def wheel() -> Path:
     if found:
         say(f"Horovod {VERSION} for TensorFlow {tensorflow} was built before: {found[0]}")
         return found[0]
-    need_compiler()
+    require_compiler()
     with tempfile.TemporaryDirectory() as scratch:
-        environ = {**os.environ, **options, **with_setuptools(Path(scratch))}
-        environ["PATH"] = with_cmake(Path(scratch))
+        environ = {**os.environ, **options, **provide_setuptools(Path(scratch))}
+        environ["PATH"] = provide_cmake(Path(scratch))
         # Horovod's own choice is eight compilers, of 0.4 GB each, on any machine.
         environ["MAKEFLAGS"] = environ.get("MAKEFLAGS") or f"-j{len(os.sched_getaffinity(0))}"
         log = Path(tempfile.gettempdir()) / f"horovod-{VERSION}-build-{os.getpid()}.log"
@@ -122,7 +122,7 @@ def cache_directory(tensorflow: str, options: dict[str, str]) -> Path:
     return base / "keras-strategies" / name
 
 
-def need_compiler() -> None:
+def require_compiler() -> None:
     """Raises BuildError if there is no C++ compiler."""
     compiler = os.environ.get("CXX", "g++")
     if shutil.which(compiler) is None:
@@ -132,7 +132,7 @@ def need_compiler() -> None:
         )
 
 
-def with_cmake(scratch: Path) -> str:
+def provide_cmake(scratch: Path) -> str:
     """Returns a PATH with cmake 3.13 or newer, below 4; from the package index if needed."""
     path = os.environ["PATH"]
     cmake = shutil.which("cmake")
@@ -148,7 +148,7 @@ def with_cmake(scratch: Path) -> str:
     return os.pathsep.join([str(binary), path])
 
 
-def with_setuptools(scratch: Path) -> dict[str, str]:
+def provide_setuptools(scratch: Path) -> dict[str, str]:
     """Returns the variables with which the build finds setuptools and wheel.
 
     If the environment lacks them, as new environments of Python 3.12 do, they are installed from
@@ -171,7 +171,7 @@ def build(scratch: Path, environ: Mapping[str, str], tensorflow: str, log: Path)
     )
     # Without pip's cache, which does not know for which TensorFlow a wheel was built.
     command = [sys.executable, "-m", "pip", "wheel", "--no-cache-dir", "--no-build-isolation"]
-    command += ["--no-deps", "--wheel-dir", str(scratch), str(fixed_source(scratch, environ))]
+    command += ["--no-deps", "--wheel-dir", str(scratch), str(fix_source(scratch, environ))]
     start = time.monotonic()
     with log.open("wb") as output:
         process = subprocess.Popen(command, env=environ, stdout=output, stderr=output)
@@ -187,7 +187,7 @@ def build(scratch: Path, environ: Mapping[str, str], tensorflow: str, log: Path)
     say(f"Built in {time.monotonic() - start:.0f} s.")
 
 
-def fixed_source(scratch: Path, environ: Mapping[str, str]) -> Path:
+def fix_source(scratch: Path, environ: Mapping[str, str]) -> Path:
     """Returns the directory of Horovod's source with FIXES applied."""
     run_pip(
         "download", "--quiet", "--no-deps", "--no-binary", ":all:", "--no-build-isolation",

@@ -58,9 +58,9 @@ def argv(program: Sequence[str]) -> tuple[str, ...]:
         if path is None:
             name = program[1] if len(program) > 1 else ""
             raise ClusterConfigError(
-                f"-m runs a module. Received: {quoted(name)}, which Python does not find from "
-                "here, or which is a package without a module __main__. Correct the name, or start "
-                "this where 'python -m' finds it."
+                f"-m must name a module. Received: {quoted(name)}, which Python cannot find from "
+                "this directory, or which is a package without a module __main__. Correct the "
+                "name, or start tf-config where 'python -m' finds it."
             )
         if path.suffix == ".py":
             _check_syntax(path)

@@ -127,7 +127,7 @@ class _Output:
                 with contextlib.suppress(OSError):
                     print(
                         f"tf-config: warning: the output ends here ({error.strerror}); the job "
-                        "goes on", file=sys.stderr, flush=True
+                        "continues", file=sys.stderr, flush=True
                     )  # fmt: skip
             # The rest of the buffer would cause the next error, at the latest when Python exits.
             with contextlib.suppress(OSError, ValueError):

@@ -75,12 +75,12 @@ class ExitDiagnosis:
             self._file = None
 
     def _memory(self) -> str:
-        return f"; it had {self._peak / (1 << 30):.1f} GiB of memory" if self._peak else ""
+        return f"; it used {self._peak / (1 << 30):.1f} GiB of memory" if self._peak else ""
 
     def _describe_kernel_log(self, pid: int) -> str:
         if was_killed_by_kernel(pid, self._started) or kills_of_cgroup() > self._kills:
-            return "; the kernel ended it for want of memory"
-        return "; the kernel's log, as far as it can be read here, has no word of it"
+            return "; killed by the kernel's OOM killer"
+        return "; no out-of-memory record found in what can be read of the kernel's log"
 
     def _progress(self) -> str:
         is_known = self._last and self._last.isprintable()

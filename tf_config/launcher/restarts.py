@@ -82,4 +82,4 @@ class Restarts:
         # The remaining workers get other numbers, so a count of failures would be of another one.
         self._job, self._last, self._failures = job, None, 0
         count = job.roles.workers + job.roles.chief
-        self._note(f"{reason}; the job goes on with {count} of its workers, numbered anew")
+        self._note(f"{reason}; the job continues with {count} of its workers, renumbered")

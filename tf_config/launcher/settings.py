@@ -191,17 +191,18 @@ def _gpus(count: int, environ: Mapping[str, str], place: LocalTasks) -> str:
     inherited = environ.get(GPU_VARIABLE)
     if inherited is None and place.gpus is not None and first + count > place.gpus:
         raise ClusterConfigError(
-            f"Each worker must have {count} GPUs of its own. Received: {len(computing)} workers on "
-            f"a host with {place.gpus} NVIDIA GPUs. Request fewer, or omit --gpus-per-worker."
+            f"Each worker must have its own GPUs. Received: {len(computing)} workers with {count} "
+            f"each on a host with {place.gpus} NVIDIA GPUs. Request fewer, or omit "
+            "--gpus-per-worker."
         )
     if inherited is None:
         return ",".join(str(number) for number in range(first, first + count))
     devices = [device.strip() for device in inherited.split(",") if device.strip()]
     if first + count > len(devices):
         raise ClusterConfigError(
-            f"Each worker must have {count} GPUs of its own. Received: {len(computing)} workers on "
-            f"this host, and {GPU_VARIABLE}={quoted(inherited)}. Request fewer, or unset the "
-            "variable."
+            f"Each worker must have its own GPUs. Received: {len(computing)} workers with {count} "
+            f"each on this host, and {GPU_VARIABLE}={quoted(inherited)}. Request fewer, or unset "
+            "the variable."
         )
     return ",".join(devices[first : first + count])
 

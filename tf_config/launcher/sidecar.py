@@ -232,7 +232,7 @@ def _serve_store(at: Address, secret: str, note: Callable[[str], None]) -> Store
         reason = error.strerror
     note(
         f"Horovod's rendezvous cannot be served at {at} ({reason}). A script that calls "
-        "Horovod's init() itself waits for it in vain; leave the port free."
+        "Horovod's init() itself cannot start; leave the port free."
     )
     return None
 
@@ -254,7 +254,7 @@ def describe_unsynchronized(tasks: Sequence[Task]) -> str:
     """Returns the warning that tasks computed and joined no other task."""
     names = ", ".join(map(str, tasks))
     return (
-        f"warning: {names} ran TensorFlow and joined no other task: what was trained there was "
-        "trained apart. Make strategies.from_tf_config() and the model in its scope(), or start "
-        "Horovod with its init()."
+        f"warning: {names} ran TensorFlow but did not connect to the other tasks: each task "
+        "trained its own model. Create strategies.from_tf_config() and the model in its scope(), "
+        "or start Horovod with its init()."
     )

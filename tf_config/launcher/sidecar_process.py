@@ -58,7 +58,7 @@ def _run(sidecar: Sidecar, program: int, ready: int) -> None:
         pass
     if sidecar.is_unsynchronized:
         # The sidecar cannot know how the program ended.
-        text = f"{describe_unsynchronized([sidecar.task])} (If it failed before, that is why.)"
+        text = f"{describe_unsynchronized([sidecar.task])} (An earlier failure causes this, too.)"
         print(f"tf-config: {text}", file=sys.stderr, flush=True)
 
 

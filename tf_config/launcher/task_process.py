@@ -74,7 +74,7 @@ class TaskProcess:
                 if beside is not None:
                     beside.close()
             raise ClusterConfigError(
-                f"The program must be one that can be run. Received: {quoted(argv[0])} "
+                f"The program must exist and be executable. Received: {quoted(argv[0])} "
                 f"({error.strerror}). Pass a Python script or a program on the PATH."
             ) from None
         self.popen = self._session.popen
@@ -104,7 +104,7 @@ class TaskProcess:
         try:
             self.log.line(line)
         except OSError as error:
-            self._note(f"warning: {self.log.path} ends here ({error.strerror}); the job goes on")
+            self._note(f"warning: {self.log.path} ends here ({error.strerror}); the job continues")
         if self._diagnosis is not None:
             self._diagnosis.observe_output(line.text)
         if line.text.strip() and not is_start_up_note(line.text):

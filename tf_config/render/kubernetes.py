@@ -75,25 +75,25 @@ class KubernetesJob:
     options: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        rule = "has small letters, digits and '-', no '-' at an end"
-        check(f"A name {rule}, and begins with a letter", self.name, f"[a-z]{_LABEL}", "train")
+        rule = "must consist of lowercase letters, digits and '-', and cannot begin or end with '-'"
+        check(f"A name {rule} or begin with a digit", self.name, f"[a-z]{_LABEL}", "train")
         longest = max((f"{self.name}-{task.label}" for task in self.roles.tasks), key=len)
         if len(longest) > _LONGEST_LABEL:
             raise ClusterConfigError(
                 f"The name of a pod cannot exceed {_LONGEST_LABEL} characters. Received: "
                 f"{quoted(longest)}, which has {len(longest)}. Choose a shorter name."
             )
-        check("An image has a name without spaces", self.image, r"[!-~]+", "registry/train:1")
+        check("An image must be a name without spaces", self.image, r"[!-~]+", "registry/train:1")
         if self.namespace is not None:
             check(
-                f"A namespace {rule}, at most {_LONGEST_LABEL} in all",
+                f"A namespace {rule} or exceed {_LONGEST_LABEL} characters",
                 self.namespace,
                 rf"(?=.{{1,{_LONGEST_LABEL}}}\Z)[a-z0-9]{_LABEL}",
                 "default",
             )
         if self.memory is not None:
             pattern = r"[1-9][0-9]*(\.[0-9]+)?([kMGTPE]|[KMGTPE]i)"
-            check("Memory is a number with a unit of Kubernetes", self.memory, pattern, "4Gi")
+            check("Memory must be a number with a unit of Kubernetes", self.memory, pattern, "4Gi")
         check_range("A port", self.port, 65535)
         self._command()
 

@@ -69,29 +69,30 @@ class SlurmJob:
     own: tuple[str, ...] = ("tf-config",)
 
     def __post_init__(self) -> None:
-        check("A job's name has letters, digits, '.', '_' and '-'", self.name, _NAME, "train")
+        characters = "must consist of letters, digits, '.', '_' and '-'"
+        check(f"A job's name {characters}", self.name, _NAME, "train")
         if self.nodes is not None:
-            check_range("The number of nodes, which have a task each,", self.nodes, self._tasks)
+            check_range("The number of nodes, each with a task,", self.nodes, self._tasks)
         if self.time is not None:
-            check("A time is written as Slurm does", self.time, _TIME, "1-12:00:00")
+            check("A time must be in Slurm's format", self.time, _TIME, "1-12:00:00")
         if self.partition is not None:
             check(
-                "Partitions are names with commas between them",
+                "Partitions must be names separated by commas",
                 self.partition,
                 f"{_NAME}(,{_NAME})*",
                 "gpu,long",
             )
         if self.memory is not None:
-            rule = "Memory is a number of M, or of another unit that stands behind it: K, G or T"
+            rule = "Memory must be a number, with an optional unit: K, M (the default), G or T"
             check(rule, self.memory, "[1-9][0-9]*[KMGT]?", "16G")
         if self.account is not None:
-            check("An account is a name", self.account, _NAME, "p_number_crunch")
+            check(f"An account {characters}", self.account, _NAME, "p_number_crunch")
         if self.gres is not None:
-            rule = "Generic resources of a node are written as Slurm does"
+            rule = "Generic resources of a node must be in Slurm's format"
             check(rule, self.gres, f"{_GRES}(,{_GRES})*", "gpu:a100:4")
         self._check_tasks_per_node()
         for line in self.setup:
-            check("A line of the shell is one line", line, _LINE, "module load TensorFlow")
+            check("A command of the shell must be one line", line, _LINE, "module load TensorFlow")
         for directive in self.directives:
             self._check_directive(directive)
         if ":" in self.program:
@@ -113,7 +114,8 @@ class SlurmJob:
             )
 
     def _check_directive(self, directive: str) -> None:
-        check("An option of sbatch is one line", directive, f"-{_LINE}", "--constraint=rome")
+        rule = "An option of sbatch must begin with '-', and must be one line"
+        check(rule, directive, f"-{_LINE}", "--constraint=rome")
         if _option(directive) in self._values().keys() - {"output"}:
             raise ClusterConfigError(
                 f"An option of sbatch cannot be given twice. Received: {quoted(directive)}, which "
@@ -133,8 +135,8 @@ class SlurmJob:
         return "\n".join(lines) + "\n"
 
     def _directives(self) -> list[str]:
-        said = {_option(directive) for directive in self.directives}
-        values = {key: value for key, value in self._values().items() if key not in said}
+        overridden = {_option(directive) for directive in self.directives}
+        values = {key: value for key, value in self._values().items() if key not in overridden}
         lines = [f"--{key}={value}" for key, value in values.items() if value]
         return [f"#SBATCH {line}" for line in [*lines, *self.directives]]
 

@@ -121,7 +121,7 @@ class _Leader:
             try:
                 report = JoinRequest.from_dict(_decode(self._buffers[connection], self._secret))
             except _Unsigned:
-                self._deadline.note(f"somebody without this job's {SECRET_VARIABLE} is turned away")
+                self._deadline.note(f"rejected a connection without this job's {SECRET_VARIABLE}")
                 self._drop(connection)
                 return
             except ValueError:  # not a process of this job
@@ -222,7 +222,7 @@ def _ask(
                 "that still runs there"
             )
     is_answer = isinstance(answer, dict) and ("error" in answer or "cluster" in answer)
-    return answer if is_answer else None, f"{address} is no rendezvous"
+    return answer if is_answer else None, f"{address} is not a rendezvous"
 
 
 class _Unsigned(Exception):

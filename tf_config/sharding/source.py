@@ -26,7 +26,7 @@ class _Kind:
     is_packed: bool
 
     def __str__(self) -> str:
-        return f"{self.format}, {'packed' if self.is_packed else 'not packed'}"
+        return f"{self.format}, {'compressed' if self.is_packed else 'not compressed'}"
 
 
 @dataclass(frozen=True)

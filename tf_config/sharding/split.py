@@ -29,8 +29,8 @@ class Split:
         sizes = [path.stat().st_size for path in self.paths]
         records = _span(self.records // count, -(-self.records // count))
         return (
-            f"records: {self.records}; shards: {count}; records a shard: {records}; "
-            f"bytes a shard: {_span(min(sizes), max(sizes))}"
+            f"records: {self.records}; shards: {count}; records per shard: {records}; "
+            f"bytes per shard: {_span(min(sizes), max(sizes))}"
         )
 
 

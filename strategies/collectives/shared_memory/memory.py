@@ -59,7 +59,7 @@ class OwnMemory:
         try:
             return cls()
         except OSError as error:
-            logging.warning("Workers share no memory: %s.", error)
+            logging.warning("Workers cannot share memory: %s.", error)
             return None
 
     def map(self, start: int, length: int) -> mmap.mmap:

@@ -93,8 +93,8 @@ def _exchange_in_store(cluster: ClusterSpec, task: Task, timeout: float) -> Exch
             has_all,
             lambda: ", ".join(str(other) for other in tasks if other not in found),
             lambda names: (
-                f"Workers that have met tell each other where they are within {timeout:g} s. "
-                f"{task} still waits for {names}. See what they printed."
+                f"All workers must exchange their addresses within {timeout:g} s. Received at "
+                f"{task}: none from {names}. See their output."
             ),
             timeout,
             waiter=task,
@@ -149,10 +149,10 @@ def wait_for_all(
         all_arrived,
         missing,
         lambda names: (
-            f"All workers meet at the start of training within {timeout:g} s. {task} "
-            f"still waits for {names}. See that each of them was started with the same "
-            "cluster and did not fail; a longer wait is set with '--start-timeout' or "
-            "the argument start_timeout."
+            f"All workers must connect at the start of training within {timeout:g} s. "
+            f"Received at {task}: nothing from {names}. Check that each of them was started "
+            "with the same cluster and did not fail; '--start-timeout' or the argument "
+            "start_timeout raises the limit."
         ),
         timeout,
         waiter=task,

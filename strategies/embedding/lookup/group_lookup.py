@@ -65,9 +65,9 @@ _RECOMPUTED = (
 )
 # There, one replica would decide without the others' occurrences of an id.
 _APART = (
-    "All replicas of a worker count the ids of a step together, for the table's admission. "
-    "Received: a training lookup in a tf.function or branch inside of the function that each "
-    "replica runs. Call the layer outside of it, or leave admission out."
+    "All replicas of a worker must count the ids of a step together, for the table's admission. "
+    "Received: a training lookup in a tf.function or branch inside the function that each "
+    "replica runs. Call the layer outside of it, or omit admission."
 )
 
 
