@@ -76,7 +76,7 @@ def read(variables: Variables) -> TFConfig | RankOnly:
             f"The trainer's number must be from 0 to {roles.workers - 1}. Received: {task.index}. "
             f"Correct {' or '.join(_IDS)}, or the number of trainers."
         )
-    # The first server leads, because its address is the only one that all processes know.
+    # A server leads, because only the servers' addresses are known to all processes.
     return RankOnly(
         rank=roles.tasks.index(task),
         size=len(roles.tasks),

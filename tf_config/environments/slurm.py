@@ -131,8 +131,8 @@ def _is_known(host: str) -> bool:
 def _place(counts: Sequence[int], variables: Variables) -> list[int]:
     """Returns each rank's node as a position in the node list.
 
-    Slurm deals the ranks out to the nodes in turn, `size` to each, until all of a node's tasks have
-    one: all of a node's at once for block, one for cyclic.
+    Slurm assigns ranks to the nodes in turn, `size` at a time, until each node has all of its
+    tasks: with block, all ranks of a node at once; with cyclic, one.
     """
     distribution = (variables.find("SLURM_DISTRIBUTION") or "block").split(":")[0].split(",")[0]
     if distribution.startswith("plane"):

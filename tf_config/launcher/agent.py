@@ -105,8 +105,8 @@ class _Relay:
                 self._end()
         finally:
             session.kill()
-        # Nobody can write any more. What is left may be more than the pipe holds, and there is
-        # nothing else to do than to wait until the launcher has read it.
+        # The program is dead, so there is nothing left to do but to pass on the rest of its output.
+        # It may be more than the pipe holds, and then waits for the launcher.
         os.set_blocking(session.terminal, False)
         os.set_blocking(_OUTPUT, True)
         while not self._gone and (data := self._pending + session.read()):

@@ -60,7 +60,7 @@ class ExitDiagnosis:
           code: the return code, as in subprocess.
         """
         self.close()
-        # Only the first kind of end leaves no words; others explain themselves in the output.
+        # SIGKILL leaves no words in the output; other ends explain themselves there.
         if code == -signal.SIGKILL:
             return f"{self._memory()}{self._describe_kernel_log(pid)}{self._progress()}"
         if self._lacked:

@@ -96,8 +96,8 @@ class JobRunner:
     2. `_reap` kills the process group of each task that has ended, because what a task started,
        such as the workers of a data loader, must not outlive it. It does so once: later the number
        may belong to another process.
-    3. Only when no process is left, `run` reads the rest of the output. Since nobody has the other
-       end of a terminal open any more, reading ends.
+    3. Only when no process is left, `run` reads the rest of the output. It does not wait for more:
+       a descendant with a session of its own may still have the terminal open.
     4. The task that failed first is explained last, below the output of all.
 
     Step 2 happens even if an exception ends `run`, and by the orphan reaper if SIGKILL ends this

@@ -51,7 +51,6 @@ def _lead(
     stale = [key for key in (_FIRST, _ANSWER) if store.file(key).exists()]
     if stale:
         deadline.note(f"{store.directory} holds files of an earlier job; they are replaced")
-    # The old answer goes before the new token appears, or it might be taken for the answer to it.
     for key in stale:
         store.delete(key)
     _write(store, _FIRST, {"token": report.token})
@@ -59,7 +58,7 @@ def _lead(
     try:
         roster.add(report)
         deadline.wait_until(
-            lambda: _has_all_reports(store, roster, report.token),
+            lambda: _collect_reports(store, roster, report.token),
             lambda: roster.progress,
             lambda _: roster.too_late(deadline.timeout),
         )
@@ -73,8 +72,8 @@ def _lead(
     return cluster_of(answer)
 
 
-def _has_all_reports(store: FileStore, roster: Roster, token: str) -> bool:
-    """Adds the reports to this rendezvous that have arrived; returns whether none is missing."""
+def _collect_reports(store: FileStore, roster: Roster, token: str) -> bool:
+    """Adds the reports that have arrived for this rendezvous; returns whether none is missing."""
     if not roster.missing:
         return True
     _check_first(store, token)
