@@ -12,6 +12,7 @@ import tensorflow as tf
 
 _BY_VALUE = frozenset({bool, int, float, str, bytes, type(None), tf.DType})
 _HASH_OF_IDENTITY: Any = object.__hash__
+_FUNCTIONS = frozenset({FunctionType, functools.partial})
 
 
 class Identity:
@@ -61,19 +62,19 @@ def function_key(function: Any) -> Hashable:
     cls = type(function)
     if cls in _BY_VALUE:
         return cls, function  # 1 equals True
+    # Keys are computed in every step. Weak references are compared ten times as fast as an
+    # `Identity`, and Python keeps one for each object, together with its hash.
+    if cls.__hash__ is _HASH_OF_IDENTITY and cls.__weakrefoffset__ and cls not in _FUNCTIONS:
+        return weakref.ref(function)
     if isinstance(function, (tuple, list)):
         return tuple(map(function_key, function))
     if isinstance(function, FunctionType) and not function.__kwdefaults__:
         captured = [function_key(cell.cell_contents) for cell in function.__closure__ or ()]
         defaults = map(function_key, function.__defaults__ or ())
-        return function.__code__, function.__module__, *captured, *defaults
+        return weakref.ref(function.__code__), function.__module__, *captured, *defaults
     if isinstance(function, MethodType):
         return function_key(function.__func__), function_key(function.__self__)
     if isinstance(function, functools.partial):
         arguments = *function.args, *function.keywords.items()
         return tuple(map(function_key, (function.func, *arguments)))
-    if cls.__hash__ is _HASH_OF_IDENTITY and cls.__weakrefoffset__:
-        # In place of an `Identity`, because it is compared ten times as fast: keys are computed in
-        # every step.
-        return weakref.ref(function)
     return Identity(function)
