@@ -30,7 +30,7 @@ _PATHS = {
 }
 _LIBRARIES = ("keras", "tf_keras", "keras_tuner")
 # These ask the strategy which worker writes.
-_TOLD_BY_THE_STRATEGY = (
+_AWARE_OF_WORKERS = (
     ("tf_keras", "ModelCheckpoint"),
     ("tf_keras", "BackupAndRestore"),
     ("keras_tuner", "SaveBestEpoch"),
@@ -63,7 +63,7 @@ def check_sole_writer(in_step: bool) -> None:
             library = base.__module__.partition(".")[0]
             if library not in _LIBRARIES or base.__name__ not in _PATHS:
                 continue
-            if in_step and (library, base.__name__) in _TOLD_BY_THE_STRATEGY:
+            if in_step and (library, base.__name__) in _AWARE_OF_WORKERS:
                 continue
             path = os.fspath(getattr(callback, _PATHS[base.__name__]))
             if not claim(path, callback):
