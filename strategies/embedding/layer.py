@@ -248,6 +248,45 @@ class EmbeddingLayer:
             )
         return next(w for w in self.weights if tensorflow_variable(w) is variables[0])
 
+    @property
+    def output_dim(self) -> int:
+        """The width of a row of the layer's only table, as in `keras.layers.Embedding`.
+
+        Raises:
+          AttributeError: if the layer has several tables.
+        """
+        return self._only_table("output_dim").output_dim
+
+    @property
+    def input_dim(self) -> int | None:
+        """The maximum number of ids of the layer's only table; None if there is no limit.
+
+        Raises:
+          AttributeError: if the layer has several tables.
+        """
+        return self._only_table("input_dim").input_dim
+
+    @property
+    def embeddings_initializer(self) -> Any:
+        """The initializer of the rows of the layer's only table.
+
+        Raises:
+          AttributeError: if the layer has several tables.
+        """
+        return self.initializers.get(
+            self._only_table("embeddings_initializer").embeddings_initializer
+        )
+
+    def _only_table(self, attribute: str) -> TableConfig:
+        if not self._is_single:
+            # Not a ValueError: hasattr must be false, as for any attribute that is not there.
+            raise AttributeError(
+                f"Only a layer of one table has the attribute {attribute}. Received: "
+                f"{len(self.specs.initial)} tables of {self.name!r}. Read it from the TableConfig "
+                "that you passed."
+            )
+        return self.specs.features[""].table
+
     def compute_output_shape(self, input_shape: Any) -> Any:
         """Returns the output's shape for dense ids; with `features`, a dictionary of shapes."""
         return self._of_each(shape_of, input_shape)

@@ -339,7 +339,7 @@ def test_the_share_of_communication_is_of_the_time_in_which_it_trains(monkeypatc
     ]
     now = iter([100.0, 110.0, 120.0, 130.0, 130.0])
     monkeypatch.setattr(throughput, "time", types.SimpleNamespace(time=lambda: next(now)))
-    monkeypatch.setattr(throughput, "recorded", lambda start: (streams, start))
+    monkeypatch.setattr(throughput, "read_spans", lambda start: (streams, start))
     speed = Throughput(80)
     speed.on_epoch_begin(0)
     speed.on_test_begin()

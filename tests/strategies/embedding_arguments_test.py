@@ -54,6 +54,23 @@ def test_all_arguments_of_the_stock_layer_are_known():
 
 
 @both
+def test_the_arguments_of_the_stock_layer_are_attributes(api):
+    stock = {"keras": keras, "tf_keras": tf_keras}[api].layers.Embedding(5, 2)
+    layer = EMBEDDINGS[api](2, 5)
+    assert (layer.input_dim, layer.output_dim) == (stock.input_dim, stock.output_dim)
+    assert layer.mask_zero == stock.mask_zero
+    assert type(layer.embeddings_initializer) is type(stock.embeddings_initializer)
+    tables = {
+        name: strategies.FeatureConfig(strategies.TableConfig(name, width))
+        for name, width in {"a": 2, "b": 3}.items()
+    }
+    several = EMBEDDINGS[api](features=tables)
+    assert not hasattr(several, "output_dim")
+    with pytest.raises(AttributeError, match="attribute input_dim. Received: 2 tables of"):
+        _ = several.input_dim
+
+
+@both
 def test_what_every_layer_takes_is_honoured(api):
     module = {"keras": keras, "tf_keras": tf_keras}[api]
     layer = EMBEDDINGS[api](

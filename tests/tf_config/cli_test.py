@@ -229,7 +229,7 @@ def test_options_that_are_named_in_place_of_others_are_there(command):
         known = found.choices[name]._option_string_actions
         actions = found.choices[name]._actions
     for option in {name for row in launchers._TABLE for name in row.names.split()} - known.keys():
-        sentence = launchers.translated(option, known, f"tf-config {command}")
+        sentence = launchers.translate_option(option, known, f"tf-config {command}")
         ours = re.search(" is (-[-a-z]+)", sentence)
         assert sentence
         assert ours is None or ours[1] in known or "of 'tf-config run'" in sentence, sentence
