@@ -26,7 +26,7 @@ MOVED = {
     "strategies.durable_files": "strategies.files.atomic_files",
     "strategies.embedding.checkpoint.checkpoint": "strategies.embedding.checkpoint.row_checkpoint",
     "strategies.embedding.lookup.lookup": "strategies.embedding.lookup.group_lookup",
-    "strategies.embedding.placement": "strategies.embedding.backends.workers",
+    "strategies.embedding.placement": "strategies.embedding.backends.backend",
     "strategies.embedding.shard.lookup": "strategies.embedding.shard.shard_lookup",
     "strategies.embedding.shard.remote": "strategies.embedding.shard.server_shard",
     "strategies.embedding.shard.shard": "strategies.embedding.shard.table_shard",
