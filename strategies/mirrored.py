@@ -39,8 +39,8 @@ class ReplicatedStrategy(tf.distribute.Strategy):
         * If each replica's value is a scalar, as in logs, `axis` is ignored.
         * If values have no mean, because their shapes differ or they are not numbers, MEAN returns
           the first replica's. Keras 3 reduces a batch in this way to learn its shapes.
-        * For integers with rows in a structure, MEAN also returns the first replica's value, so
-          that the ids and labels of a batch stay integers.
+        * For integers in a structure that are not scalars, MEAN also returns the first replica's
+          value, so that the ids and labels of a batch stay integers.
 
         Args:
           reduce_op: `tf.distribute.ReduceOp.SUM` or `MEAN`, or their names.

@@ -80,7 +80,7 @@ def _check_on_all_replicas(check_finite: Callable[..., Any]) -> Callable[..., An
         context = tf.distribute.get_replica_context()
         if context is None or not any(context.strategy is one for one in _running):
             return finite
-        # Summed, because a sum leaves out the NaN of a replica without rows.
+        # Summed, because a sum leaves out the NaN of a replica without examples.
         verdict = tf.where(finite, 0.0, float("nan"))
         return tf.math.is_finite(context.all_reduce(tf.distribute.ReduceOp.SUM, verdict))
 

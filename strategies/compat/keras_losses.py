@@ -41,7 +41,8 @@ def own_loss_method(fn: Callable[..., Any]) -> tuple[Any, str]:
     is_new = method.__module__.startswith("keras.")
     if not is_of_keras(type(model).compute_loss):
         return model, _LOSS if is_new or step == TRAIN_STEP else ""
-    # Keras 3 divides what it reduces itself: no scalars of functions, and no losses of rows.
+    # Keras 3 divides what it reduces itself: no scalars of functions, and no losses of single
+    # examples.
     losses = [each for each in tf.nest.flatten(getattr(model, "loss", None)) if each is not None]
     is_own = any(getattr(loss, "reduction", None) != "sum" for loss in losses)
     return model, _COMPILED if is_new and is_own else ""

@@ -256,7 +256,7 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
 
     @property
     def _may_lack_examples(self) -> bool:
-        """Whether a replica may have no rows in a step while others have some."""
+        """Whether a replica may have no examples in a step while others have some."""
         return self._num_replicas_in_sync > 1
 
     def input_weight(self) -> tf.Tensor | None:
@@ -502,7 +502,7 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         return ReplicaDataset(shared, self._container_strategy(), options, source, is_compared)
 
     def _dataset_stream(self) -> Collectives:
-        """Returns the collectives by which workers ask each other whether they have rows.
+        """Returns the collectives by which workers ask each other whether they have examples.
 
         All datasets of a method of Keras, which iterates over one at a time, use the same ones:
         the memory of new ones for each dataset would never be freed.

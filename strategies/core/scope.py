@@ -77,7 +77,7 @@ def check_step(fn: Callable[..., Any], strategy: tf.distribute.Strategy, is_summ
       fn: the function given to `strategy.run`; ignored if it is not a step of a Keras model.
       strategy: the strategy that runs it.
       is_summed: whether metrics are summed over workers. A metric that was created outside of the
-        scope would cover only this worker's rows.
+        scope would cover only this worker's examples.
 
     Raises:
       ValueError: if a variable was created outside of the scope.

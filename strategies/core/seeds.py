@@ -32,7 +32,7 @@ class SeedState(ResourceVariable):
 
     All copies are equal, so a checkpoint has one state for any number of replicas. While a
     replica's function runs, reading adds an offset of the replica to the seed, and writing
-    subtracts it. Otherwise all replicas would drop the same units of their rows.
+    subtracts it. Otherwise all replicas would drop the same units of their examples.
 
     Args:
       replica: the number of the replica among all replicas.

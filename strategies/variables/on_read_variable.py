@@ -27,16 +27,16 @@ class OnReadVariable(NumberMixin, SyncOnReadVariable):
         value = self._with_correction(
             value, lambda: tf.convert_to_tensor(value, self.dtype) - self.value()
         )
-        has_rows = self._has_rows()
-        if has_rows is not None:
+        has_examples = self._has_examples()
+        if has_examples is not None:
             value = tf.convert_to_tensor(value, self.dtype)
-            value = tf.where(has_rows | (value == 0), value, self.value())
+            value = tf.where(has_examples | (value == 0), value, self.value())
         return super().assign(value, *args, **kwargs)
 
     def assign_add(self, value: Any, *args: Any, **kwargs: Any) -> Any:
         """Adds to the value; in a replica, to that of the replica."""
         value = self._with_correction(value, lambda: tf.convert_to_tensor(value, self.dtype))
-        return super().assign_add(self._of_rows(value), *args, **kwargs)
+        return super().assign_add(self._of_examples(value), *args, **kwargs)
 
     def _with_correction(self, value: Any, added: Callable[[], tf.Tensor]) -> Any:
         logs = self.distribute_strategy.extended.loss_logs
@@ -45,16 +45,16 @@ class OnReadVariable(NumberMixin, SyncOnReadVariable):
 
     def assign_sub(self, value: Any, *args: Any, **kwargs: Any) -> Any:
         """Subtracts from the value; in a replica, from that of the replica."""
-        return super().assign_sub(self._of_rows(value), *args, **kwargs)
+        return super().assign_sub(self._of_examples(value), *args, **kwargs)
 
-    def _of_rows(self, value: Any) -> Any:
-        has_rows = self._has_rows()
-        if has_rows is None:
+    def _of_examples(self, value: Any) -> Any:
+        has_examples = self._has_examples()
+        if has_examples is None:
             return value
         value = tf.convert_to_tensor(value, self.dtype)
-        return tf.where(has_rows, value, tf.zeros_like(value))
+        return tf.where(has_examples, value, tf.zeros_like(value))
 
-    def _has_rows(self) -> tf.Tensor | None:
+    def _has_examples(self) -> tf.Tensor | None:
         """Returns whether the calling replica has examples; None if it surely has or if unknown."""
         if not self.dtype.is_floating or not self.shape.is_fully_defined():
             return None  # holds no means
@@ -70,11 +70,11 @@ class OnReadVariable(NumberMixin, SyncOnReadVariable):
 
 
 def keep_state_per_replica(kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns creation arguments with which each replica keeps the RNN states of its own rows.
+    """Returns creation arguments with which each replica keeps the RNN states of its own examples.
 
-    A stateful RNN (`stateful=True`) starts each batch from the states in which the same rows of
-    the batch before ended. A mean over replicas would mix the sequences of different rows. (RNNs
-    of tf_keras cannot be stateful under a strategy.) The arguments of all other variables are
+    A stateful RNN (`stateful=True`) starts each batch from the states in which the same examples
+    of the batch before ended. A mean over replicas would mix the sequences of different examples.
+    (RNNs of tf_keras cannot be stateful under a strategy.) The arguments of all other variables are
     returned unchanged.
 
     Args:
