@@ -19,7 +19,7 @@ class Sync(Mode):
     server: of N workers, the k-th sends them to servers k, k + N, ... If that worker has ended,
     the next one sends them.
 
-    [Note: the order of updates in "sync"]
+    [Note: who sends the update]
     Exactly one worker must send, and nobody is asked who it is. Each worker computes it from the
     workers that were present at the last barrier of this server, which the barrier told all of
     them alike. If the sender has ended since, it is missing at the next barrier; then nobody has
@@ -48,7 +48,7 @@ class Sync(Mode):
         self, server: ServerConnection, program: StepProgram, push: Push
     ) -> list[np.ndarray]:
         while True:
-            # See [Note: the order of updates in "sync"].
+            # See [Note: who sends the update].
             sender = leader(server.number, self._present[server.number])
             sends = sender == self._servers.rank
             feeds = (program.feeds if sends else program.local_feeds)(push, server.number)
