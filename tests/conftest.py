@@ -15,6 +15,7 @@ from xdist.workermanage import WorkerController
 from tests.support import costs
 from tests.support.check_jobs import PROGRAMS, Check, CheckJobs, beside
 from tests.support.checks import CHOICE
+from tests.support.combinations import mark_others_slow
 from tests.support.fork_server import ForkServer
 from tests.support.job import Job
 
@@ -59,6 +60,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     Files go to the workers of pytest-xdist in this order; with the long ones at the end, one
     worker would be idle meanwhile.
     """
+    mark_others_slow(items)
     for item in items:
         if {"distributions", "job", "slurm"} & {*getattr(item, "fixturenames", ())}:
             item.add_marker("processes")

@@ -127,6 +127,7 @@ def test_a_backup_that_another_worker_does_not_see_is_an_error(monkeypatch, tmp_
         fit(model_of(keras), backup)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("save_freq", ["epoch", 1])
 @pytest.mark.parametrize("double", [False, True])
 def test_a_backup_that_is_cut_short_leaves_the_last_one(tmp_path, double, save_freq):
@@ -165,6 +166,7 @@ def test_a_backup_that_is_cut_short_leaves_the_last_one(tmp_path, double, save_f
     assert (tmp_path / "latest.weights.h5.bkp").exists() == double
 
 
+@pytest.mark.each_value
 @KERAS
 @pytest.mark.parametrize("optimizer", ["SGD", "Adam"])
 def test_the_learning_rate_rises_step_by_step(api, optimizer):

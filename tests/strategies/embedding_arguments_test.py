@@ -135,6 +135,7 @@ SETTINGS = [
 ]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 @pytest.mark.parametrize(
     ("api", "is_single"),

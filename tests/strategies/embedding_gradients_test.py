@@ -44,6 +44,7 @@ def dense(gradients):
     return [tf.convert_to_tensor(each) for each in gradients]
 
 
+@pytest.mark.each_value
 @APIS
 @OPTIMIZERS
 @pytest.mark.parametrize("change", [as_is, dense])
@@ -61,6 +62,7 @@ def test_a_gradient_of_rows_that_are_not_in_view_any_more_is_refused(
     np.testing.assert_equal(dict(zip(*layer.rows(), strict=True)), before)
 
 
+@pytest.mark.each_value
 @APIS
 @OPTIMIZERS
 @pytest.mark.parametrize("change", [as_is, dense])
@@ -103,6 +105,7 @@ def test_gradients_that_were_concatenated_are_refused(api, embedding):
         apply(api.optimizers.Adam(1.0), [both], layer)
 
 
+@pytest.mark.each_value
 @APIS
 @OPTIMIZERS
 def test_it_is_refused_within_a_function(api, embedding, name):

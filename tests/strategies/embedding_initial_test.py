@@ -23,6 +23,7 @@ def rows_of(initializer, width, seed=0, table="t"):
     return initial_rows(type(initializer).__name__, initializer.get_config(), seed, table, width)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("initializer", INITIALIZERS, ids=lambda each: type(each).__name__)
 @pytest.mark.parametrize("width", [1, 3, 16])
 def test_a_row_is_the_same_in_every_batch(initializer, width):

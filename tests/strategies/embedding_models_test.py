@@ -70,6 +70,7 @@ CONTEXTS = [
 ]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("name", APIS)
 @pytest.mark.parametrize("in_function", [False, True])
 def test_ids_get_rows_where_a_tape_records(name, in_function):
@@ -167,6 +168,7 @@ def test_a_lookup_in_a_branch_or_loop_with_a_gradient_from_outside_is_refused(ar
         gradient(tf.constant(IDS))
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("eagerly", [False, True])
 @pytest.mark.parametrize("options", [{}, {"admission": Admission(2)}, {"optimizer": "sgd"}])
 def test_fit_trains_in_a_model_that_is_not_told_of_training(eagerly, options):
@@ -295,6 +297,7 @@ def test_output_shapes_are_told_beforehand():
     }
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("name", APIS)
 @pytest.mark.parametrize("form", ["functional", "sequential", "subclassed"])
 def test_masks_reach_the_next_layer(name, form):

@@ -93,6 +93,7 @@ def rate_of(name):
     return 0.5 if name in ("Adadelta", "Ftrl") else 0.01
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(("api", "name", "options"), CASES)
 def test_rows_are_trained_as_those_of_a_stock_layer(api, name, options):
     cls = getattr(APIS[api][0].optimizers, name)

@@ -56,6 +56,7 @@ def test_who_reads_a_table_gets_all_rows(api, embedding):
     np.testing.assert_array_equal(layer.rows()[0], np.arange(4))
 
 
+@pytest.mark.each_value
 @APIS
 @pytest.mark.parametrize("is_eager", [True, False], ids=["eager", "function"])
 def test_the_gradient_of_a_read_is_that_of_a_stock_layer(api, embedding, is_eager):
@@ -126,6 +127,7 @@ def test_weight_decay_is_of_the_touched_rows(api, embedding):
     np.testing.assert_allclose(layer.rows()[1], expected, rtol=1e-6)
 
 
+@pytest.mark.each_value
 @APIS
 @pytest.mark.parametrize(
     "make",
@@ -177,6 +179,7 @@ def trained(api, embedding, strategy, **arguments):
     return *layer.rows(), {name: counts[name] for name in ("lookups", "unique", "new", "refused")}
 
 
+@pytest.mark.each_value
 @APIS
 @pytest.mark.parametrize(
     "make",
@@ -209,6 +212,7 @@ def test_replicas_that_cannot_decide_together_say_so():
         strategy.run(lambda: forward())
 
 
+@pytest.mark.each_value
 @APIS
 @pytest.mark.parametrize("fits_inside", [True, False], ids=["inside", "behind"])
 def test_in_the_scope_of_the_default_strategy(api, embedding, fits_inside):

@@ -91,6 +91,7 @@ CHANGES = [
 ]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("change", CHANGES)
 def test_rows_that_change_otherwise_than_by_training_are_saved(tmp_path, change, workers):
@@ -150,6 +151,7 @@ def test_workers_whose_optimizers_have_other_states_say_so(tmp_path, is_checkpoi
     on_workers(2, save)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("is_checkpoint", [False, True])
 def test_rows_without_slot_variables_get_the_initial_ones(tmp_path, workers, is_checkpoint):

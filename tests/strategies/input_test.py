@@ -129,6 +129,7 @@ class StreamWorker(ThreadWorker):
         return super().all_gather(tensor)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("is_length_known", [True, False])
 @pytest.mark.parametrize("rows", [(5, 1), (3, 0)])
 @pytest.mark.parametrize("replicas", [1, 2])
@@ -227,6 +228,7 @@ def test_files_are_shared_out_where_the_dataset_asks_for_it(tmp_path):
     assert seen == [b"0a0b2a2b", b"1a1b3a3b"]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(
     "element",
     [

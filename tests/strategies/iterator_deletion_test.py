@@ -122,6 +122,7 @@ def generator():
     yield np.ones([4, 3]), np.ones([4, 1])
 
 
+@pytest.mark.each_value
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.training
 @pytest.mark.parametrize(

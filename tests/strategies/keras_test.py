@@ -63,6 +63,7 @@ def test_the_method_that_runs_is_known(keras):
     assert seen == [None]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("built_in", ["constructor", "fit"])
 def test_paths_tell_layers_apart(keras, built_in):
     paths = {}

@@ -124,6 +124,7 @@ def model_of(
     return model
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("own", ["has_step", "has_loss"])
 def test_a_mean_that_nobody_divides(keras, own, warnings):
     model = model_of(keras, mean_of_functions, **{own: True})
@@ -131,6 +132,7 @@ def test_a_mean_that_nobody_divides(keras, own, warnings):
     assert warnings() == 1
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(
     "loss_of", [by_the_strategy, by_the_context, by_tensorflow, by_compiled_loss]
 )
@@ -140,6 +142,7 @@ def test_a_step_that_divides_its_loss(keras, loss_of, warnings):
     assert warnings() == 0
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("loss_of", [by_the_strategy, by_compiled_loss])
 def test_a_loss_that_is_divided(keras, loss_of, warnings):
     model = model_of(keras, loss_of, has_loss=True)
@@ -152,6 +155,7 @@ def read_before(strategy):
     NUMBER["batch"] = 2 * NUMBER["replicas"]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(
     "loss_of",
     [a_sum_divided_by_the_batch, an_average_of_a_given_batch, a_mean_divided_by_what_was_read],
@@ -163,6 +167,7 @@ def test_a_count_that_was_read_before_the_step(keras, loss_of, warnings):
     assert warnings() == 0
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("loss_of", [mean_of_functions, a_mean_by_the_shape, a_masked_mean])
 def test_a_mean_that_nobody_divides_by_a_count_that_was_read_before(keras, loss_of, warnings):
     model = model_of(keras, loss_of, has_step=True)
@@ -266,6 +271,7 @@ def scalar_losses():
     return [scalar_function, Scalar(), keras.losses.Dice(), "dice"]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("number", range(4))
 @pytest.mark.parametrize("regularizer", [None, "l2"])
 def test_a_compiled_loss_that_is_one_number(number, regularizer, warnings):

@@ -23,6 +23,7 @@ def strategy(request):
     return request.param(REPLICAS)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("api", [keras, tf_keras], ids=["keras", "tf_keras"])
 def test_models_built_by_fit_start_as_in_one_process(strategy, api):
     steps.check_models_built_by_fit(api, strategy)
@@ -36,6 +37,7 @@ def test_a_subclassed_model_takes_ragged_inputs(strategy):
     steps.check_ragged_inputs_of_a_subclassed_model(keras, strategy)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("api", [keras, tf_keras], ids=["keras", "tf_keras"])
 def test_synchronized_normalization(strategy, api):
     steps.check_synchronized_normalization(api, strategy)

@@ -12,6 +12,7 @@ pytestmark = pytest.mark.training
 DEVICES = ["CPU:0", "CPU:1"]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("api", ["keras", "tf_keras"])
 @pytest.mark.parametrize(
     "strategy", [strategies.MirroredStrategy, strategies.CentralStorageStrategy]
