@@ -79,17 +79,16 @@ def work(
     }
     names = [f"worker {number}" for number in range(size)]
     channel = Host(rank, names, [0], memories[rank], peers, rank == 0).new_channel()
-    buffers = transfers.BufferPool()
     vector = np.full(int(megabytes * 2**18), rank, np.float32)
     count = max(2, int(_MEGABYTES_A_TURN / megabytes / size))
     seconds: dict[str, list[float]] = {way: [] for way in _WAYS}
     for _ in range(rounds):
         for way, direct_bytes in _WAYS.items():
             transfers._DIRECT_BYTES = direct_bytes
-            transfers.sum_vectors(channel, [vector], buffers)
+            transfers.sum_vectors(channel, [vector])
             start = time.perf_counter()
             for _ in range(count):
-                (total,) = transfers.sum_vectors(channel, [vector], buffers)
+                (total,) = transfers.sum_vectors(channel, [vector])
             seconds[way].append((time.perf_counter() - start) / count)
             if (total != size * (size - 1) // 2).any():
                 raise RuntimeError(f"A sum over {size} workers is wrong, {way}.")
