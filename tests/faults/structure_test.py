@@ -43,7 +43,7 @@ def test_models_that_differ_are_found_before_a_step(forked, layers, first, secon
     assert code == 1, output
     assert "trained" not in output
     (message,) = {line.partition("Received: ")[2] for line in output.splitlines()
-                  if "ValueError: All workers make the same calls" in line}  # fmt: skip
+                  if "ValueError: All workers must make the same calls" in line}  # fmt: skip
     assert first in message.partition("; worker 1: ")[0]
     assert second in message.partition("; worker 1: ")[2]
     forked.assert_nothing_left()
