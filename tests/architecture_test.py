@@ -189,3 +189,26 @@ def test_a_note_that_is_cited_is_written_once():
         " ".join(name.split()) for text in texts for name in re.findall(r"\[Note: ([^]]+)\]", text)
     }
     assert sorted(written) == sorted(cited)
+
+
+# Tests of what no single module does.
+OF_SEVERAL_MODULES = {
+    "strategies": "devices earlier_files failure optimizers sessions tutorials",
+    "strategies/embedding": "models servers strategies traps",
+    "strategies/ps": "failure",
+}
+
+
+def test_tests_stand_where_the_modules_stand_that_they_test():
+    tests = [
+        *ROOT.glob("tests/strategies/**/*_test.py"),
+        *ROOT.glob("tests/tf_config/**/*_test.py"),
+    ]
+    assert tests
+    for path in tests:
+        module = path.relative_to(ROOT / "tests").with_name(path.stem.removesuffix("_test"))
+        if module.name in OF_SEVERAL_MODULES.get(str(module.parent), "").split():
+            continue
+        # A package's own tests have its name.
+        is_package = module.name == module.parent.name and (ROOT / module.parent).is_dir()
+        assert is_package or (ROOT / module).with_suffix(".py").exists(), path

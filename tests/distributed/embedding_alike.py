@@ -1,8 +1,8 @@
 """The same rows and predictions under every strategy, of tables and features that are drawn.
 
 embedding_alike.py FILE CASE none|mirrored|central_storage|cluster
-CASE is JSON, as embedding_alike_test.py draws it. The run "none" saves what came of it to FILE;
-the others compare.
+CASE is JSON, as embedding/strategies_test.py draws it. The run "none" saves what came of it to
+FILE; the others compare.
 """
 
 import contextlib

@@ -12,7 +12,7 @@ from tf_config.doctor import report as doctor
 from tf_config.doctor.machine import Answer, Machine
 from tf_config.doctor.report import examine, exit_code, within
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+ROOT = Path(__file__).resolve().parents[3]
 PROBES = {probe.name: probe for probe in doctor.PROBES}
 NEEDED = {"tensorflow": "2.21.0", "keras": "3.15.1", "numpy": "2.4.6"}
 

@@ -14,7 +14,7 @@ from tf_config import ClusterConfigError
 from tf_config.render import KubernetesJob
 from tf_config.roles import Roles
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+ROOT = Path(__file__).resolve().parents[3]
 MODELS = {"Service": "V1Service", "NetworkPolicy": "V1NetworkPolicy", "Job": "V1Job"}
 JOBS = [
     KubernetesJob(Roles(1), ("train.py",), "train", "image"),

@@ -10,7 +10,7 @@ import yaml
 
 from tf_config.cli import main
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+ROOT = Path(__file__).resolve().parents[3]
 SLURM = ["render", "slurm"]
 KUBERNETES = ["render", "kubernetes", "--name", "train", "--image", "image"]
 PROGRAM = ["--", "train.py", "--epochs", "3"]

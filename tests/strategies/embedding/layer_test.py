@@ -32,7 +32,7 @@ LONG_LIVES = [
 )
 @pytest.mark.parametrize(
     "check",
-    # Each optimizer in one process: embedding_optimizers_test.py.
+    # Each optimizer in one process: variables/optimizer_traits_test.py.
     checks_of(
         "embedding.py",
         slow=[

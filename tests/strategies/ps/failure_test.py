@@ -17,7 +17,7 @@ from strategies.ps import watchdog_store as watching
 from tf_config import Address, Task, TFConfig, local_cluster
 from tf_config.builder import free_ports
 
-SCRIPT = Path(__file__).resolve().parents[1] / "distributed" / "steady.py"
+SCRIPT = Path(__file__).resolve().parents[2] / "distributed" / "steady.py"
 LOST_ANSWERS = SCRIPT.with_name("servers_lost_answers.py")
 LOCK = SCRIPT.with_name("server_lock.py")
 STEPS = 20  # of an epoch of the script
