@@ -31,7 +31,19 @@ DOCS = [page for page in PAGES if page.parent != ROOT]
 OUTSIDE = "README.md", "BUILD.md", "CONTRIBUTING.md"  # their commands build, or take minutes
 
 
-@pytest.mark.parametrize("page", [p for p in pages_with("python") if p in DOCS], ids=name_of)
+# What a page shows of the timeline is tested with two real workers in callbacks/timeline_test.py.
+SLOW_PAGES = {ROOT / "docs" / "profiling.md"}
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=pytest.mark.slow if page in SLOW_PAGES else ())
+        for page in pages_with("python")
+        if page in DOCS
+    ],
+    ids=name_of,
+)
 def test_the_python_of_a_page_runs(page, forked):
     script = forked.script(program(page), f"{page.stem}.py")
     if cluster_of(page):

@@ -17,6 +17,7 @@ COMMANDS = [
 ]
 
 
+@pytest.mark.slow  # as are the next ones; tests/examples/headers_test.py runs examples
 @pytest.mark.processes
 def test_the_example_trains(forked):
     """The last command, by this process's own Python; the next test types all of them."""

@@ -1,6 +1,6 @@
 """Does harm to jobs, files and inputs, and prints what came of it: `make faults`.
 
-    faults.py [--short] [--seed N] [--python PYTHON]
+    faults.py [--short] [--only KIND ...] [--seed N] [--python PYTHON]
 
 Each line of the table is a kind of fault: how many were tried, after how many everything went on
 or ended as it should, how long it took to be noticed, what was lost beyond what a checkpoint of
@@ -23,7 +23,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,6 +37,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 PROGRAM = ROOT / "tests" / "distributed" / "killed_training.py"
+_KINDS = ("inputs", "files", "memory", "kills", "network")
 _KILLS = 30  # of each strategy and mode
 _SHORT_WAY = "TensorFlow's collectives"
 _GONE_SECONDS = 10.0
@@ -445,6 +446,20 @@ def all_kills(pool: Executor, short: bool, seed: int, python: str) -> Iterator[l
         yield from attempts.values()
 
 
+def _submit(
+    pool: Executor, kinds: Sequence[str], short: bool, seed: int, python: str
+) -> Iterator[list[Future[Row]]]:
+    """Starts all faults of these kinds but those of the network; yields the attempts of a row."""
+    if "inputs" in kinds:
+        yield [pool.submit(fuzz, 2_000 if short else 100_000, seed)]
+    if "files" in kinds:
+        yield [pool.submit(harm_files, 30 if short else 300, seed)]
+    if "memory" in kinds:
+        yield [pool.submit(starve, kind) for kind in list(_HUNGRY)[: 1 if short else 3]]
+    if "kills" in kinds:
+        yield from all_kills(pool, short, seed, python)
+
+
 def _forking(stack: contextlib.ExitStack) -> str:
     """Returns a Python that has imported TensorFlow, which is half of a short job's work."""
     from tests.support.fork_server import ForkServer
@@ -458,6 +473,7 @@ def main() -> int:
     """Does all harm, prints the table and returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--short", action="store_true", help="a few of each, in under 4 minutes")
+    parser.add_argument("--only", nargs="+", default=_KINDS, choices=_KINDS, help="some kinds")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
     parser.add_argument("--python", help="what runs the jobs; by default forks that have "
                         "imported TensorFlow")  # fmt: skip
@@ -472,18 +488,14 @@ def main() -> int:
         processes = multiprocessing.get_context("spawn")
         pool = ProcessPoolExecutor(_AT_ONCE, processes)
         stack.callback(pool.shutdown, cancel_futures=True)
-        network = pool.submit(disturb_all, short)
-        inputs = pool.submit(fuzz, 2_000 if short else 100_000, arguments.seed)
-        files = pool.submit(harm_files, 30 if short else 300, arguments.seed)
-        memory = [pool.submit(starve, kind) for kind in list(_HUNGRY)[: 1 if short else 3]]
-        kills = list(all_kills(pool, short, arguments.seed, python))
-        for attempts in ([inputs], [files], memory, *kills):
+        network = [pool.submit(disturb_all, short)] if "network" in arguments.only else []
+        for attempts in list(_submit(pool, arguments.only, short, arguments.seed, python)):
             row = attempts[0].result()
             for attempt in attempts[1:]:
                 row.add(attempt.result())
             rows.append(row)
             _tell(row)
-        rows += network.result()
+        rows += [row for each in network for row in each.result()]
     print("| Fault | Tried | Went on or ended | Noticed: median, max | Lost | Left behind |")
     print("|---|---|---|---|---|---|")
     print(*rows, sep="\n")

@@ -80,6 +80,7 @@ def test_without_a_launcher_a_dead_peer_ends_the_others(forked, endless, communi
     indirect=True,
 )
 @pytest.mark.usefixtures("communication")
+@pytest.mark.slow  # tests/tf_config/launcher/runner_test.py sends Ctrl-C to smaller programs
 def test_ctrl_c_ends_the_training_on_all_workers(job, endless):
     launcher = start_training(job, endless)
     launcher.send_signal(signal.SIGINT)

@@ -64,14 +64,14 @@ def test_workers_do_what_one_process_does(run_check, check, api, workers):
 @pytest.mark.parametrize(
     "communication", [pytest.param("horovod", marks=SLOW), "tensorflow"], indirect=True
 )
-def test_so_they_do_however_they_communicate(run_check, check, communication):
+def test_workers_do_what_one_process_does_however_they_communicate(run_check, check, communication):
     run_check(check, "tf_keras")
 
 
 @SLOW
 @pytest.mark.parametrize("check", checks_of(*BASIC))
 @pytest.mark.parametrize("communication", ["horovod", "tensorflow"], indirect=True)
-def test_so_they_do_in_all_their_ways(run_check, check, communication):
+def test_workers_do_what_one_process_does_in_all_programs(run_check, check, communication):
     run_check(check, "keras")
 
 
@@ -116,11 +116,11 @@ def test_collectives_on_hosts_of_two_workers(forked, run_check, check, communica
     ("communication", "workers"),
     [("horovod", 3), *(pytest.param(*c, marks=SLOW) for c in [("horovod", 4), ("tensorflow", 4)])],
 )
-@pytest.mark.parametrize(
-    "check",
-    checks_of("parity.py", slow=[*FIRST, "a_dense_model_with_sgd", "an_embedding_with_adam"]),
-)
-def test_so_they_do_on_hosts_of_two_workers(forked, run_check, check, communication, workers):
+@pytest.mark.slow  # the collectives of such hosts are tested above
+@pytest.mark.parametrize("check", checks_of("parity.py"))
+def test_hosts_of_two_workers_do_what_one_process_does(
+    forked, run_check, check, communication, workers
+):
     if communication == "tensorflow":
         forked.hide_horovod()
     forked.environ["KERAS_STRATEGIES_COMMUNICATION"] = "auto"
@@ -136,7 +136,7 @@ def test_so_they_do_on_hosts_of_two_workers(forked, run_check, check, communicat
     ],
 )
 @pytest.mark.parametrize("check", some_of("parity.py", "training.py"))
-def test_so_do_several_replicas_a_worker(run_check, check, api, workers):
+def test_workers_of_several_replicas_do_what_one_process_does(run_check, check, api, workers):
     run_check(check, api, 2, workers=workers)
 
 

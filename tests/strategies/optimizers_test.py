@@ -28,7 +28,7 @@ def test_every_optimizer_does_what_it_does_in_one_process(
 
 @SLOW
 @pytest.mark.parametrize("check", checks_of("optimizers.py", only=["adam", "lion", "clipnorm"]))
-def test_so_it_does_on_tensorflows_collectives(job, run_check, check):
+def test_every_optimizer_does_so_on_tensorflows_collectives(job, run_check, check):
     job.hide_horovod()
     run_check(check, "tf_keras", 1, '{"bucket_bytes": 64}', timeout=300)
 
@@ -42,7 +42,9 @@ def test_so_it_does_on_tensorflows_collectives(job, run_check, check):
     ],
 )
 @pytest.mark.parametrize("check", checks_of("optimizers.py"))
-def test_so_does_every_optimizer(job, run_check, check, api, workers, replicas, options):
+def test_every_optimizer_does_so_in_each_strategy(
+    job, run_check, check, api, workers, replicas, options
+):
     job.hide_horovod()
     run_check(check, api, replicas, options, workers=workers, timeout=300)
 
@@ -54,5 +56,5 @@ def test_so_does_every_optimizer(job, run_check, check, api, workers, replicas, 
         "optimizers.py", only=["adam", "lion", "ftrl", "averages_that_overwrite", "clipnorm"]
     ),
 )
-def test_so_it_does_where_its_state_is_in_parts(run_check, check):
+def test_every_optimizer_does_so_with_its_state_in_parts(run_check, check):
     run_check(check, "keras", 1, '{"mode": "reduce", "split_above": 10}', timeout=300)

@@ -39,10 +39,13 @@ FIRST = ["a_dense_model_with_momentum", "an_embedding_with_sgd"]
     "exchange", ["in_memory", pytest.param("on_servers", marks=slow)], indirect=True
 )
 @pytest.mark.parametrize("check", checks_of("servers_parity.py", only=FIRST, slow=FIRST[1:]))
-def test_so_they_do_with_momentum(run_check, exchange, check):
+def test_servers_in_step_do_what_one_process_does_with_momentum(run_check, exchange, check):
     run_check(check, "keras", "{}", ps=2, timeout=400)
 
 
+@pytest.mark.parametrize(
+    "exchange", ["in_memory", pytest.param("on_servers", marks=slow)], indirect=True
+)
 @pytest.mark.parametrize(("workers", "ps"), [(2, 2), pytest.param(3, 2, marks=slow)])
 def test_those_that_remain_go_on_when_a_worker_ends(train, exchange, workers, ps):
     train("servers_early.py", workers=workers, ps=ps, timeout=200)
@@ -188,7 +191,7 @@ def test_what_changes_a_variable_and_what_does_not(run_check, check, keras, mode
         pytest.param("keras", "async", 3, 1, {"pull_every": 3, "max_merge": 2}, marks=slow),
         pytest.param("tf_keras", "half_async", 2, 2, {"num_replicas": 2}, marks=slow),
         pytest.param("tf_keras", "async", 2, 1, {"min_slice_size": None}, marks=slow),
-        ("keras", "sync", 2, 2, {}),
+        pytest.param("keras", "sync", 2, 2, {}, marks=slow),
         pytest.param("keras", "sync", 3, 2, {"num_replicas": 2}, marks=slow),
     ],
 )

@@ -44,7 +44,7 @@ def test_a_check_that_fails_hides_no_other():
     assert started == [NAMES, NAMES[2:], NAMES[3:]]
 
 
-def test_so_it_is_in_any_order():
+def test_a_check_that_fails_hides_no_other_in_any_order():
     run, started = job_that_dies_in("check_b")
     last, second, first = failures(CheckJobs(), run, ["check_d", "check_b", "check_a"])
     assert last is None and "check_b is wrong" in second and first is None

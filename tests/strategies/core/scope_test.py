@@ -55,5 +55,7 @@ def test_keras_computes_with_tensorflow(monkeypatch):
     ],
 )
 @pytest.mark.parametrize("check", checks_of("scope.py"))
-def test_nor_on_workers(run_check, check, api, workers, ps, options):
+def test_workers_refuse_to_fit_a_model_from_outside_the_scope(
+    run_check, check, api, workers, ps, options
+):
     run_check(check, api, *options, workers=workers, ps=ps)

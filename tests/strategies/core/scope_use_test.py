@@ -51,7 +51,7 @@ def test_a_plain_horovod_script_trains_in_step(job):
 
 
 @pytest.mark.slow
-def test_so_does_one_for_tf_keras_with_its_optimizer_and_callbacks(job):
+def test_a_plain_horovod_script_of_tf_keras_trains_in_step(job):
     run_horovod(job, "horovod_callbacks.py")
 
 
@@ -74,7 +74,7 @@ def test_a_strategy_without_its_scope_is_training_apart(job):
     ["strategies.from_tf_config()", "strategies.from_tf_config() and None"],
     ids=["kept", "gone"],
 )
-def test_so_it_is_said_where_nobody_launched_the_workers(job, strategy):
+def test_training_apart_is_said_where_nobody_launched_the_workers(job, strategy):
     text = TRAINING.format(keras="keras", legacy=False, strategy=strategy, scope=NO_SCOPE)
     script, cluster = job.script(text), {"worker": [f"127.0.0.1:{port}" for port in free_ports(2)]}
     processes = []
@@ -100,7 +100,7 @@ def test_so_it_is_said_where_nobody_launched_the_workers(job, strategy):
     ],
     ids=["none", "one of one process", "no scope, with servers"],
 )
-def test_so_is_no_strategy_of_several_workers(job, keras, strategy, scope, options):
+def test_no_strategy_of_several_workers_is_training_apart(job, keras, strategy, scope, options):
     text = TRAINING.format(keras=keras, legacy=keras == "tf_keras", strategy=strategy, scope=scope)
     code, output = job.run("--workers", 2, *options, job.script(text))
     assert (code, output.count("trained\n")) == (0, 2), output
@@ -122,7 +122,7 @@ def test_training_in_a_scope_is_no_reason_to_warn(job, options):
 
 
 @pytest.mark.slow
-def test_nor_is_a_strategy_of_tensorflows(job):
+def test_a_strategy_of_tensorflows_is_no_reason_to_warn(job):
     code, output = job.run("--workers", 2, job.script(STOCK))
     assert (code, output.count("trained 2.0\n")) == (0, 2), output
     assert "tf-config: warning" not in output

@@ -37,7 +37,7 @@ def test_200_steps_leave_all_replicas_equal(run_check, check, api, workers, repl
 @SLOW
 @pytest.mark.parametrize("api", ["keras", "tf_keras"])
 @CHECKS
-def test_so_they_do_on_tensorflows_collectives(job, run_check, check, api):
+def test_200_steps_leave_all_replicas_equal_on_tensorflows_collectives(job, run_check, check, api):
     job.hide_horovod()
     run_check(check, api)
 

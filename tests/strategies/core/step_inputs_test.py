@@ -11,7 +11,7 @@ slow = pytest.mark.slow
 @pytest.mark.parametrize(
     ("api", "kind", "workers", "ps"),
     [
-        ("keras", "mirrored", 0, 0),
+        pytest.param("keras", "mirrored", 0, 0, marks=slow),
         ("keras", "workers", 2, 0),
         pytest.param("tf_keras", "mirrored", 0, 0, marks=slow),
         pytest.param("tf_keras", "workers", 2, 0, marks=slow),

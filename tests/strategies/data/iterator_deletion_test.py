@@ -77,7 +77,7 @@ def owners(monkeypatch):
     return found
 
 
-def test_so_are_those_of_distributed_datasets(owners):
+def test_iterators_of_distributed_datasets_are_deleted_by_another_thread(owners):
     strategy = strategies.MirroredStrategy(num_replicas=2)
     dataset = tf.data.Dataset.from_tensor_slices(np.arange(8)).batch(4)
     distributed = strategy.experimental_distribute_dataset(dataset)
@@ -140,7 +140,9 @@ def generator():
         (tf_keras, Sequence, False),
     ],
 )
-def test_but_not_those_that_python_yields_for(owners, api, make, is_pure):
+def test_iterators_that_run_python_are_not_deleted_in_the_background(
+    owners, api, make, is_pure
+):
     """Two at once would each take a part of it."""
     with strategies.MirroredStrategy(num_replicas=2).scope():
         model = api.Sequential([api.layers.Dense(1)])

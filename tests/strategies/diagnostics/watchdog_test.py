@@ -350,22 +350,26 @@ else:
 @pytest.mark.parametrize(
     ("case", "communication", "messages"),
     [
-        ("rows", "shared_memory", ["worker 0: fit(", "rows=32", "worker 1: fit(", "rows=24"]),
+        (
+            "rows",
+            "shared_memory",
+            ["worker 0: fit(", "examples=32", "worker 1: fit(", "examples=24"],
+        ),
         (
             "alone",
             "shared_memory",
             [
                 "worker 1 is in script.py, line 12 (time.sleep(5 * rank)",
-                "in evaluate(rows=32), script.py, line 15 (model.evaluate",
+                "in evaluate(examples=32), script.py, line 15 (model.evaluate",
                 "worker 1 has ended. All workers must call it",
             ],
         ),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
             for case in [
-                ("rows", "horovod", ["worker 0: fit(", "rows=32", "rows=24"]),
+                ("rows", "horovod", ["worker 0: fit(", "examples=32", "examples=24"]),
                 ("alone", "horovod", ["worker 1 has ended. All workers must call it"]),
-                ("rows", "tensorflow", ["worker 0: fit(", "rows=32", "rows=24"]),
+                ("rows", "tensorflow", ["worker 0: fit(", "examples=32", "examples=24"]),
                 ("alone", "tensorflow", ["worker 1 has ended. All workers must call it"]),
                 (
                     "steps",

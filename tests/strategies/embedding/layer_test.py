@@ -54,7 +54,7 @@ def test_it_does_what_a_stock_layer_does_in_one_process(run_check, check, api, w
 
 @SLOW
 @pytest.mark.parametrize("check", checks_of("embedding.py"))
-def test_so_it_does_where_there_is_no_horovod(job, run_check, check):
+def test_it_does_what_a_stock_layer_does_without_horovod(job, run_check, check):
     job.hide_horovod()
     run_check(check, "keras")
 

@@ -10,7 +10,7 @@ slow = pytest.mark.slow
 @pytest.mark.parametrize(
     ("api", "setup", "workers", "ps"),
     [
-        ("keras", "mirrored", 1, 0),
+        pytest.param("keras", "mirrored", 1, 0, marks=slow),
         pytest.param("tf_keras", "mirrored", 1, 0, marks=slow),
         pytest.param("keras", "central_storage", 1, 0, marks=slow),
         pytest.param("tf_keras", "central_storage", 1, 0, marks=slow),
