@@ -140,9 +140,7 @@ def generator():
         (tf_keras, Sequence, False),
     ],
 )
-def test_iterators_that_run_python_are_not_deleted_in_the_background(
-    owners, api, make, is_pure
-):
+def test_iterators_that_run_python_are_not_deleted_in_the_background(owners, api, make, is_pure):
     """Two at once would each take a part of it."""
     with strategies.MirroredStrategy(num_replicas=2).scope():
         model = api.Sequential([api.layers.Dense(1)])
