@@ -14,6 +14,11 @@ from strategies.embedding.tf_keras_layer import DistributedEmbedding as TfKerasE
 
 pytestmark = pytest.mark.training
 
+STRATEGIES = pytest.mark.parametrize(
+    "make",
+    [strategies.MirroredStrategy, strategies.CentralStorageStrategy],
+    ids=["mirrored", "central"],
+)
 APIS = pytest.mark.parametrize(
     ("api", "embedding"),
     [(keras, strategies.DistributedEmbedding), (tf_keras, TfKerasEmbedding)],
@@ -129,11 +134,7 @@ def test_weight_decay_is_of_the_touched_rows(api, embedding):
 
 @pytest.mark.each_value
 @APIS
-@pytest.mark.parametrize(
-    "make",
-    [strategies.MirroredStrategy, strategies.CentralStorageStrategy],
-    ids=["mirrored", "central"],
-)
+@STRATEGIES
 def test_weight_decay_of_replicas_is_of_the_rows_of_their_step(api, embedding, make):
     ids, labels = np.array([[0], [1], [2], [3]]), np.zeros([4, 1], np.float32)
 
@@ -181,11 +182,7 @@ def trained(api, embedding, strategy, **arguments):
 
 @pytest.mark.each_value
 @APIS
-@pytest.mark.parametrize(
-    "make",
-    [strategies.MirroredStrategy, strategies.CentralStorageStrategy],
-    ids=["mirrored", "central"],
-)
+@STRATEGIES
 def test_replicas_decide_on_rows_together(api, embedding, make):
     arguments = {"admission": strategies.Admission(2), "unseen": "zeros"}
     alone = trained(api, embedding, None, **arguments)
