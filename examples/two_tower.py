@@ -4,8 +4,8 @@
     [worker 0] recall@10 of 500 users: 0.918
     [worker 0] recall@10 of recommending the most popular movies: 0.022
     $ python examples/two_tower_query.py served 1 2
-    user 1: 81 181 221 301 41 321 201 101 261 381
-    user 2: 362 2 342 242 82 22 122 322 262 62
+    user 1: 1 21 41 61 81 101 121 141 161 181 201 221 241 261 281 301 321 341 361 381
+    user 2: 2 22 42 62 82 102 122 142 162 182 202 222 242 262 282 302 322 342 362 382
 
 One tower makes a vector of a user's id, the other one of a movie's id. They learn to tell a movie
 that the user liked from movies drawn at random by the dot product of the vectors. The last movie
@@ -26,7 +26,7 @@ import tensorflow as tf
 
 import strategies
 
-WIDTH, NEGATIVES, K = 16, 20, 10
+WIDTH, NEGATIVES, K, SERVED = 16, 20, 10, 20
 LIKED = 4  # stars or more
 TESTED = 2000  # users at most
 
@@ -89,7 +89,7 @@ def recall(scores, tested, movies, ratings):
 
 
 class BestMovies(keras.layers.Layer):
-    """Returns the ids [users, K] of the movies that fit users' vectors [users, 1, WIDTH] best."""
+    """Returns the ids [users, SERVED] of the movies that fit users best, by [users, 1, WIDTH]."""
 
     def __init__(self, movies, vectors):
         super().__init__()
@@ -97,7 +97,7 @@ class BestMovies(keras.layers.Layer):
 
     def call(self, users):
         scores = tf.matmul(users[:, 0], self.vectors, transpose_b=True)
-        return tf.gather(self.movies, tf.math.top_k(scores, min(K, len(self.movies))).indices)
+        return tf.gather(self.movies, tf.math.top_k(scores, min(SERVED, len(self.movies))).indices)
 
 
 def main():

@@ -2,11 +2,11 @@
 
     $ python examples/two_tower.py --export served
     $ python examples/two_tower_query.py served 1 2
-    user 1: 81 181 221 301 41 321 201 101 261 381
-    user 2: 362 2 342 242 82 22 122 322 262 62
+    user 1: 1 21 41 61 81 101 121 141 161 181 201 221 241 261 281 301 321 341 361 381
+    user 2: 2 22 42 62 82 102 122 142 162 182 202 222 242 262 282 302 322 342 362 382
 
 Neither keras-strategies nor Keras is needed here, and two_tower.py may have run on any number of
-workers. The model returns the best of all movies; which
+workers. The model returns the best of all movies, here those that the synthetic users like; which
 ones a user has rated already is known to who asks.
 """
 
@@ -22,4 +22,4 @@ flags = parser.parse_args()
 model = tf.saved_model.load(flags.model)
 best = model.serve(tf.constant(flags.users, tf.int64)[:, tf.newaxis])
 for user, movies in zip(flags.users, best.numpy(), strict=True):
-    print(f"user {user}:", *movies)
+    print(f"user {user}:", *sorted(movies))

@@ -62,3 +62,20 @@ def innermost(is_wanted: Callable[[Any], bool]) -> Any:
         if is_wanted(found := frame.f_locals.get("self")):
             return found
     return None
+
+
+def outermost(is_wanted: Callable[[Any], bool]) -> Any:
+    """Returns the outermost object whose method is running and that satisfies a predicate, or None.
+
+    >>> class Loop:
+    ...     def run(self, inner=None):
+    ...         return inner.run() if inner else outermost(lambda found: isinstance(found, Loop))
+    >>> loop = Loop()
+    >>> loop.run(Loop()) is loop
+    True
+    """
+    found = None
+    for frame in frames():
+        if is_wanted(running := frame.f_locals.get("self")):
+            found = running
+    return found

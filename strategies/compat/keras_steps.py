@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -99,3 +99,23 @@ def _placeholder(value: Any) -> Any:
     if isinstance(value, tf.SparseTensor):
         return placeholders.sparse_placeholder(value.dtype, shape)
     return placeholders.placeholder(value.dtype, shape)
+
+
+def metrics_of_own_step(fn: Callable[..., Any], results: Any) -> list[Any]:
+    """Returns the metrics of a Keras 3 model whose step returns other logs than their results.
+
+    Args:
+      fn: a function given to `strategy.run`. There are no such metrics unless it is a training or
+        test step that a subclass defines.
+      results: what the step returned.
+    """
+    model, step = step_of(fn)
+    base = getattr(sys.modules.get("keras"), "Model", ())
+    if step not in (TRAIN_STEP, TEST_STEP) or not isinstance(model, base):
+        return []
+    if getattr(type(model), step) is getattr(base, step):
+        return []
+    metrics = [each for metric in model.metrics for each in getattr(metric, "metrics", [metric])]
+    if isinstance(results, Mapping) and {*results} == {metric.name for metric in metrics}:
+        return []
+    return metrics

@@ -42,6 +42,9 @@ from tensorflow.python.distribute.input_lib import (
 from tensorflow.python.distribute.input_lib import _dummy_tensor_fn as empty_batch
 from tensorflow.python.distribute.input_ops import auto_shard_dataset
 from tensorflow.python.distribute.input_util import get_distributed_datasets_from_function
+from tensorflow.python.distribute.mirrored_run import (
+    _MirroredReplicaContext as MirroredReplicaContext,
+)
 from tensorflow.python.distribute.values import (
     DistributedValues,
     Mirrored,
@@ -79,6 +82,7 @@ __all__ = [
     "FunctionCallOptions",
     "InputWorkers",
     "Mirrored",
+    "MirroredReplicaContext",
     "MirroredVariable",
     "OptionsDataset",
     "PerReplica",

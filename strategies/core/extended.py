@@ -38,6 +38,7 @@ from strategies.compat.tensorflow import (
 from strategies.core.loss_logs import LossLogs
 from strategies.core.loss_reduction_check import LossScale
 from strategies.core.merged_logs import MergedLogs
+from strategies.core.replica_context import in_sharing_context
 from strategies.core.scope import (
     check_backend,
     check_same_outside,
@@ -212,6 +213,8 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         if isinstance(fn, tf.types.experimental.PolymorphicFunction):
             return self._lift_to_all_replicas(fn)(*args, **kwargs)
         seeded = with_callers_seeds(fn)
+        if len(self._devices) > 1:
+            seeded = in_sharing_context(seeded)
         with worker_seed_scope(self._id_in_cluster):
             # A nested call in a step, such as Keras's update of weights, has other arguments, but
             # the examples are those of the step.

@@ -9,8 +9,10 @@ from typing import Any
 import tensorflow as tf
 
 from strategies.collectives import Collectives
-from strategies.compat.keras_steps import is_summing_logs
-from strategies.compat.tensorflow import MirroredVariable
+from strategies.compat.keras import tensorflow_variable
+from strategies.compat.keras_steps import is_summing_logs, metrics_of_own_step
+from strategies.compat.tensorflow import MirroredVariable, SyncOnReadVariable
+from strategies.core.metric_logs import with_merged_metrics
 from strategies.variables.merged import EagerMerged, is_merged
 
 
@@ -40,15 +42,23 @@ class MergedLogs:
           call: runs a function on all replicas.
         """
         if not is_summing_logs(fn):
-            return call(fn)
+            results = call(fn)
+            variables = [
+                each
+                for metric in metrics_of_own_step(fn, results)
+                for each in map(tensorflow_variable, metric.variables)
+                if isinstance(each, SyncOnReadVariable)
+            ]
+            return with_merged_metrics(results, variables, self._replicas, self._collectives)
         self._found = []
         if not tf.executing_eagerly():
             return tf.nest.map_structure(self._once_in_graph, call(fn))
         # By thread, of which each replica has one.
         lock, merged = threading.Lock(), {}
+        caller = EagerMerged()
 
         def call_recorded(*args: Any, **kwargs: Any) -> Any:
-            eager = EagerMerged()
+            eager = EagerMerged(caller)
             with eager.recording():
                 results = fn(*args, **kwargs)
             follows = [eager.follows(each) for each in tf.nest.flatten(results)]
@@ -56,7 +66,8 @@ class MergedLogs:
                 merged[threading.get_ident()] = follows
             return results
 
-        results = call(call_recorded)
+        with caller.recording():
+            results = call(call_recorded)
         # A value counts as merged if it is on all replicas.
         flags = map(all, zip(*merged.values(), strict=True))
         leaves = tf.nest.flatten(results)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from strategies.utils.argument_checks import check_whole_number
+from strategies.utils.argument_checks import check_number, check_whole_number
 
 COMBINERS = (None, "sum", "mean", "sqrtn")
 UNSEEN = ("initial", "zeros")
@@ -92,6 +92,9 @@ class TableConfig:
         maps all of them to one shared row.
       optimizer: Keras optimizer, or its name, that trains this table's rows instead of the model's
         optimizer; None uses the model's optimizer.
+      l2: coefficient of an L2 penalty on the rows that a step trains. The penalty is `l2` times the
+        sum of the squares of their elements, as in `keras.regularizers.L2`, and has each row once,
+        however often its id occurs in the step and on however many replicas.
       placement: "sharded" stores each row on one worker or server. "replicated" stores a copy of
         every row on each worker and sends ids and gradients to all workers. Use it for a small,
         frequently used table; it requires `input_dim` and does not support `admission`, `eviction`
@@ -109,6 +112,7 @@ class TableConfig:
     eviction: Eviction | None = None
     overflow: str = "error"
     optimizer: Any = None
+    l2: float = 0.0
     placement: str = "sharded"
 
     @property
@@ -131,6 +135,7 @@ class TableConfig:
             raise ValueError(
                 "overflow='share' requires input_dim. Received: overflow='share' without input_dim."
             )
+        check_number("l2", self.l2, 0)
         if self.placement not in PLACEMENTS:
             raise ValueError(
                 f"placement must be one of {', '.join(map(repr, PLACEMENTS))}. Received: "
@@ -155,7 +160,7 @@ class TableConfig:
         """Returns the fields as plain values; Keras objects are left as they are."""
         of_keras = ("embeddings_initializer", "optimizer")
         plain = {
-            name: value if value is None or isinstance(value, (int, str)) else asdict(value)
+            name: value if value is None or isinstance(value, (int, float, str)) else asdict(value)
             for name, value in vars(self).items()
             if name not in of_keras
         }

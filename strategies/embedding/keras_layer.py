@@ -50,6 +50,7 @@ class DistributedEmbedding(EmbeddingLayer, keras.layers.Layer):
       overflow: handling of ids beyond `input_dim`: "error" ends training with an error, "share"
         maps all of them to one shared row.
       optimizer: optimizer that trains the rows instead of the model's optimizer.
+      l2: coefficient of an L2 penalty on the rows that a step trains; see `TableConfig`.
       placement: "sharded", or "replicated" for a small table of which each worker has a copy.
       mask_zero: whether id 0 is padding: masked without a combiner, skipped with one.
       unseen: values of an id without a row: "initial" returns its initial values, "zeros" zeros.

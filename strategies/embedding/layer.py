@@ -61,6 +61,7 @@ class EmbeddingLayer:
     weights: Any
     compute_dtype: str
     built: bool
+    add_loss: Callable[..., Any]
     add_weight: Callable[..., Any]
 
     def __init__(
@@ -75,6 +76,7 @@ class EmbeddingLayer:
         eviction: Eviction | None = None,
         overflow: str = "error",
         optimizer: Any = None,
+        l2: float = 0.0,
         placement: str = "sharded",
         mask_zero: bool = False,
         unseen: str = "initial",
@@ -100,6 +102,7 @@ class EmbeddingLayer:
                     "eviction": eviction,
                     "overflow": overflow,
                     "optimizer": optimizer,
+                    "l2": l2,
                     "placement": placement,
                 }
             )
@@ -112,6 +115,7 @@ class EmbeddingLayer:
                 "eviction": eviction,
                 "overflow": None if overflow == "error" else overflow,
                 "optimizer": optimizer,
+                "l2": l2 or None,
                 "placement": None if placement == "sharded" else placement,
             }
             check_not_of_tables(of_tables, embeddings_initializer)
@@ -220,7 +224,11 @@ class EmbeddingLayer:
         self._recognize_slots()  # an optimizer that is built next may be in another thread or scope
         bags = self.bags(inputs, weights)
         training = is_training(training) if self.trainable else False
-        outputs = self._require_tables().outputs(bags, training, self.compute_dtype)
+        outputs, penalties = self._require_tables().outputs(bags, training, self.compute_dtype)
+        if penalties:
+            # Keras divides the losses of layers by the number of replicas, and these are shares.
+            replicas = tf.distribute.get_strategy().num_replicas_in_sync
+            self.add_loss(tf.add_n(penalties) * replicas)
         return outputs[""] if self._is_single else outputs
 
     def bags(self, inputs: Any, weights: Any = None) -> dict[str, Bags]:

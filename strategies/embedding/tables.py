@@ -167,23 +167,26 @@ class Tables:
 
     def outputs(
         self, bags: Mapping[str, Bags], training: bool | None, dtype: str
-    ) -> dict[str, Any]:
-        """Returns each feature's output."""
+    ) -> tuple[dict[str, Any], list[tf.Tensor]]:
+        """Returns each feature's output, and this replica's shares of the penalties on rows."""
         if in_save_context():
-            return {
+            served = {
                 name: _combine(
                     bags[name], self.serving.rows(feature.table.name, bags[name].ids), dtype
                 )
                 for name, feature in self._specs.features.items()
             }
-        outputs = {}
+            return served, []
+        outputs, penalties = {}, []
         for group, lookup in self._lookups.items():
-            values = lookup(self._specs.ids(group, bags), training)
+            values, penalty = lookup(self._specs.ids(group, bags), training)
+            if penalty is not None:
+                penalties.append(penalty)
             for config, rows in zip(self._specs.groups[group], values, strict=True):
                 names = self._specs.features_of(config.name)
                 for name, part in zip(names, _split(rows, [bags[n] for n in names]), strict=True):
                     outputs[name] = _combine(bags[name], part, dtype)
-        return {name: outputs[name] for name in self._specs.features}
+        return {name: outputs[name] for name in self._specs.features}, penalties
 
     def evict(self) -> dict[str, int]:
         """Evicts rows by the tables' `eviction` rules; returns their number by table."""

@@ -17,7 +17,7 @@ from strategies.utils.argument_checks import check_whole_number
 # Unsupported arguments of the stock Embedding, each with the reason and an alternative.
 _OF_STOCK = {
     "embeddings_regularizer": "A penalty cannot cover all rows, because a step reads only those "
-    "of its ids. Use activity_regularizer for the looked-up rows, or compile with AdamW",
+    "of its ids. Use l2 for a penalty on those, or compile with AdamW for their decay",
     "embeddings_constraint": "A constraint cannot hold for all rows, because a step changes only "
     "those of its ids. Omit it, or normalize the looked-up rows in a layer",
     "weights": "Initial rows must be given with their ids. Build the layer, and call "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 
@@ -29,3 +30,24 @@ def check_whole_number(name: str, value: Any, least: int | None = None, advice: 
     raise ValueError(
         f"{name} must be a whole number{bound}. Received: {value!r}. {advice}".rstrip()
     )
+
+
+def check_number(name: str, value: Any, least: float) -> None:
+    """Checks that an argument is a finite number; True and False are not.
+
+    >>> check_number("l2", 1e-5, least=0)
+    >>> check_number("l2", -1, least=0)
+    Traceback (most recent call last):
+    ValueError: l2 must be a finite number from 0. Received: -1.
+
+    Args:
+      name: the name of the argument.
+      value: the value of the argument.
+      least: the smallest allowed value.
+
+    Raises:
+      ValueError: if the value is not a finite number, or is too small.
+    """
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not (is_number and math.isfinite(value) and value >= least):
+        raise ValueError(f"{name} must be a finite number from {least}. Received: {value!r}.")

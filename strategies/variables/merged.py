@@ -24,8 +24,8 @@ def mark_merged(value: Any) -> Any:
             continue
         if tf.is_symbolic_tensor(tensor):
             tensor.graph.add_to_collection(_COLLECTION, tensor)
-        elif getattr(_thread, "eager", None) is not None:
-            _thread.eager.mark(tensor)
+        elif (eager := eager_merged()) is not None:
+            eager.mark(tensor)
     return value
 
 
@@ -63,34 +63,65 @@ class EagerMerged:
 
     There is no graph to follow, so a tape does it. It records only what follows from merged values,
     which is little: the results of metrics at the end of a step.
+
+    A tape records one thread. Where replicas have threads of their own, values are merged in the
+    thread that called the replicas, so that one has a recorder as well, from which the replicas
+    take over the values that they get.
+
+    Args:
+      caller: recorder of the thread that calls the replicas; None if it has none.
+
+    Attributes:
+      marked: the merged values.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, caller: EagerMerged | None = None) -> None:
+        self._caller = caller
         self._tape = tf.GradientTape(persistent=True, watch_accessed_variables=False)
-        self._marked: list[tf.Tensor] = []
+        self.marked: list[tf.Tensor] = []
+
+    def mark_following(self, value: Any) -> None:
+        """Marks the tensors of a structure that were computed from merged values."""
+        with self._tape.stop_recording():
+            following = [each for each in tf.nest.flatten(value) if self.follows(each)]
+        for each in following:
+            self.mark(each)
+
+    def take_over(self, value: Any) -> None:
+        """Marks the tensors of a structure that the calling thread has marked."""
+        marked = () if self._caller is None else self._caller.marked
+        for each in tf.nest.flatten(value):
+            if any(each is other for other in marked):
+                self.mark(each)
 
     def mark(self, tensor: tf.Tensor) -> None:
         """Marks a tensor as merged."""
-        self._marked.append(tensor)
+        self.marked.append(tensor)
         if tensor.dtype.is_floating:
             self._tape.watch(tensor)
 
     def follows(self, value: Any) -> bool:
         """Returns whether a value is, or was computed from, a merged value."""
-        if any(value is each for each in self._marked):
+        if any(value is each for each in self.marked):
             return True
         if not isinstance(value, tf.Tensor) or not value.dtype.is_floating:
             return False
-        watched = [each for each in self._marked if each.dtype.is_floating]
+        watched = [each for each in self.marked if each.dtype.is_floating]
         gradients = self._tape.gradient(value, watched) if watched else []
         return any(gradient is not None for gradient in gradients)
 
     @contextmanager
     def recording(self) -> Iterator[None]:
         """Records what this thread computes in the block."""
+        before = getattr(_thread, "eager", None)
         _thread.eager = self
         try:
             with self._tape:
                 yield
         finally:
-            _thread.eager = None
+            _thread.eager = before
+
+
+def eager_merged() -> EagerMerged | None:
+    """Returns the recorder of this thread, if it has one."""
+    return getattr(_thread, "eager", None)

@@ -55,7 +55,11 @@ def check_models_built_by_fit(keras: Any, strategy: tf.distribute.Strategy) -> N
 
 
 def check_logs_of_merged_values(keras: Any, strategy: tf.distribute.Strategy, eager: bool) -> None:
-    """They are logged once under any key, and a replica's own share of a loss is summed."""
+    """They are logged once under any key, and a replica's own share of a loss is summed.
+
+    Keras 3 takes the mean of the shares. Eagerly it logs the mean of the replicas' results, too.
+    """
+    op = "SUM" if keras.__name__ == "tf_keras" else "MEAN"
 
     class Model(keras.Model):
         def __init__(self, **kwargs: Any):
@@ -77,19 +81,19 @@ def check_logs_of_merged_values(keras: Any, strategy: tf.distribute.Strategy, ea
         def test_step(self, data: Any) -> dict[str, Any]:
             x, y = data
             self.error.update_state(y, self(x))
-            share = tf.reduce_sum(tf.square(y - self(x))) / ROWS
+            squares = tf.square(y - self(x))
+            share = tf.reduce_sum(squares) / ROWS if op == "SUM" else tf.reduce_mean(squares)
             context = tf.distribute.get_replica_context()
             return {
                 "RMSE": self.error.result(),
                 "squared": self.error.result() ** 2,
                 "share": share,
-                "all": context.all_reduce("SUM", share),
+                "all": context.all_reduce(op, share),
                 "mixed": self.error.result() * share,
             }
 
     with strategy.scope():
         model = Model()
-        # tf_keras alone sums; the mean of what is the same on all replicas is the same.
         model.compile(keras.optimizers.SGD(0.5), steps_per_execution=1, run_eagerly=eager)
     square = float((Y**2).mean())
     expected = {
@@ -160,3 +164,64 @@ def check_synchronized_normalization(keras: Any, strategy: tf.distribute.Strateg
     np.testing.assert_allclose(variance, 0.25 + 0.75 * X.var(axis=0), rtol=1e-5)
     found, expected = (train(each, rate=0.1) for each in (strategy, None))
     assert_all_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def check_what_layers_keep_of_a_call(
+    keras: Any, strategy: tf.distribute.Strategy, is_synchronized: bool, in_fit: bool
+) -> None:
+    """Replicas that meet in a call go on with their own losses of layers, and their own tensors.
+
+    Both halves of a batch are alike, so that a normalization of each replica is that of the batch.
+    """
+    halves = [np.tile(each[: ROWS // 2], [2, 1]) for each in (X, Y)]
+
+    class Body(keras.Model):
+        def __init__(self, **kwargs: Any):
+            super().__init__(**kwargs)
+            regularized = keras.layers.Dense(
+                3, activity_regularizer="l2", kernel_initializer="ones"
+            )
+            self.first = regularized
+            self.normalization = keras.layers.BatchNormalization(synchronized=is_synchronized)
+            self.last = keras.layers.Dense(1, kernel_initializer="ones")
+
+        def call(self, x: Any, training: bool | None = None) -> Any:
+            self.hidden = self.first(x)
+            self.several = [self.hidden]
+            y = self.normalization(self.hidden, training=training)
+            self.add_loss(tf.reduce_mean(tf.square(y)))
+            return self.last(y)
+
+        def compute_loss(self, x: Any = None, y: Any = None, y_pred: Any = None, **_: Any) -> Any:
+            del x
+            kept = tf.reduce_mean(tf.square(self.hidden)) + tf.reduce_mean(self.several[0])
+            each = [tf.reduce_mean(tf.square(y - y_pred)), kept, *self.losses]
+            replicas = tf.distribute.get_strategy().num_replicas_in_sync
+            return tf.add_n(each) / replicas
+
+        def train_step(self, data: Any) -> dict[str, Any]:
+            x, y = data
+            with tf.GradientTape() as tape:
+                loss = self.compute_loss(x, y, self(x, training=True))
+            gradients = tape.gradient(loss, self.trainable_variables)
+            self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+            return {"loss": loss}
+
+    def train(strategy: tf.distribute.Strategy | None) -> list[np.ndarray]:
+        with scope_of(strategy):
+            model = Body()
+            model.compile(keras.optimizers.SGD(0.1))
+            model(halves[0][:1])
+        data = tf.data.Dataset.from_tensor_slices(tuple(halves)).batch(ROWS)
+        if in_fit:
+            model.fit(data, epochs=2, shuffle=False, verbose=0)
+            return model.get_weights()
+        run = (strategy or tf.distribute.get_strategy()).run
+        distributed = data if strategy is None else strategy.experimental_distribute_dataset(data)
+        step = tf.function(lambda batch: run(model.train_step, args=(batch,)))
+        for _ in range(2):
+            for batch in distributed:
+                step(batch)
+        return model.get_weights()
+
+    assert_all_close(train(strategy), train(None), rtol=1e-4, atol=1e-5)

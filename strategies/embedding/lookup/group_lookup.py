@@ -98,8 +98,12 @@ class Lookup:
         self._width = int(variable.shape[-1])
         self._recorded = threading.local()
 
-    def __call__(self, ids: Sequence[tf.Tensor], training: bool | None) -> list[tf.Tensor]:
-        """Returns the rows of ids, float32 [n, width] for each table.
+    def __call__(
+        self, ids: Sequence[tf.Tensor], training: bool | None
+    ) -> tuple[list[tf.Tensor], tf.Tensor | None]:
+        """Returns the rows of ids, float32 [n, width] for each table, and their L2 penalty if any.
+
+        The penalties of all replicas add up to that of the step.
 
         Args:
           ids: ids of each table, int64 [n].
@@ -107,20 +111,25 @@ class Lookup:
         """
         keys, positions = keys_of(ids)
         sizes = [tf.size(each) for each in ids]
-        values = self._look_up(keys, training)
+        values, penalties = self._look_up(keys, training)
         each = tf.gather(values, positions)
         parts = tf.split(each, tf.stack(sizes)) if len(sizes) > 1 else [each]
-        return [tf.ensure_shape(part, [None, self._width]) for part in parts]
+        rows = [tf.ensure_shape(part, [None, self._width]) for part in parts]
+        if penalties is None:
+            return rows, None
+        return rows, tf.reduce_sum(penalties[:, tf.newaxis] * tf.square(values))
 
     def all_rows(self, ids: tf.Tensor) -> tf.Tensor:
         """Returns the rows of distinct ids of a single table, which do not count as occurring."""
         zeros = tf.zeros_like(ids)
-        return self._look_up(tf.stack([zeros, ids, zeros], 1), None)
+        return self._look_up(tf.stack([zeros, ids, zeros], 1), None)[0]
 
-    def _look_up(self, keys: tf.Tensor, training: bool | None) -> tf.Tensor:
-        """Returns the values of keys, float32 [n, width]."""
+    def _look_up(
+        self, keys: tf.Tensor, training: bool | None
+    ) -> tuple[tf.Tensor, tf.Tensor | None]:
+        """Returns the values of keys, float32 [n, width], and their `LookupResult.penalties`."""
         if training is False:
-            return self.router.look_up([keys], False, False)[0].values
+            return self.router.look_up([keys], False, False)[0].values, None
         # See [Note: the gradient of a lookup].
         token, is_first = self._token()
         is_inferred = training is None
@@ -128,8 +137,10 @@ class Lookup:
         if not recorded and is_running(RECOMPUTING):
             raise ValueError(_RECOMPUTED)
         if is_inferred and not recorded:
-            return _without_gradient(self.router.look_up([keys], False, False)[0].values, token)
-        return self._differentiable(self._train(keys, is_first), token, is_inferred)
+            values = self.router.look_up([keys], False, False)[0].values
+            return _without_gradient(values, token), None
+        result = self._train(keys, is_first)
+        return self._differentiable(result, token, is_inferred), result.penalties
 
     def _train(self, keys: tf.Tensor, is_first: bool) -> LookupResult:
         """Looks up keys in training, together with those of the worker's other replicas."""

@@ -36,11 +36,11 @@ class ReplicatedRouter:
     ) -> list[LookupResult]:
         """Looks up the rows of keys; in training, all workers must call it together."""
         if not training:
-            return [self._find(each, None) for each in keys]
+            return [self._find(each, None, None) for each in keys]
         # Each worker inserts the keys of all, see [Note: admission per step] in router.py, and then
         # finds its own.
         own = join(keys)
-        inserted, _ = self._shard_lookup(self._collectives.all_gather(own), True, starts_step)
+        of_all, _ = self._shard_lookup(self._collectives.all_gather(own), True, starts_step)
         check_sizes(self._shard_lookup.bounds, self._shard_lookup.sizes())
         results = []
         for each in keys:
@@ -48,18 +48,23 @@ class ReplicatedRouter:
             if remote is not None:
                 remote *= self._collectives.size - 1
             self.traffic.record_lookup(remote, training)
-            with tf.control_dependencies([inserted]):
-                results.append(self._find(tf.identity(each), remote))
+            with tf.control_dependencies([of_all]):
+                results.append(self._find(tf.identity(each), remote, of_all))
         return results
 
-    def _find(self, keys: tf.Tensor, remote: tf.Tensor | None) -> LookupResult:
+    def _find(
+        self, keys: tf.Tensor, remote: tf.Tensor | None, of_all: tf.Tensor | None
+    ) -> LookupResult:
+        """Returns the result for keys; in training, `of_all` are the rows of all workers' keys."""
         rows, values = self._shard_lookup(keys, False, False)
+        has_penalty = of_all is not None and self._shard_lookup.has_penalty
+        penalties = self._shard_lookup.penalties(keys, rows, of_all) if has_penalty else None
 
         def scatter_gradient(gradient: tf.Tensor) -> tf.Tensor:
             self.traffic.record_gradients(remote)
             return gradient
 
-        return LookupResult(values, rows, True, scatter_gradient)
+        return LookupResult(values, rows, True, scatter_gradient, penalties)
 
     def reduce(self, gradient: tf.IndexedSlices) -> tf.IndexedSlices:
         """Returns the sum of all workers' gradients; all workers must call it together."""

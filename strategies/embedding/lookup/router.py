@@ -24,12 +24,14 @@ class LookupResult:
       are_distinct: whether `rows` contains each row once.
       scatter_gradient: sends the gradient of `values` to the owners of the rows; returns the
         received gradient, [m, width].
+      penalties: factor of each key's squared row in the L2 penalty, float32 [n]; None without one.
     """
 
     values: tf.Tensor
     rows: tf.Tensor
     are_distinct: bool
     scatter_gradient: Callable[[tf.Tensor], tf.Tensor]
+    penalties: tf.Tensor | None = None
 
 
 class LookupRouter(Protocol):
@@ -86,6 +88,13 @@ def split(joined: tf.Tensor, parts: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     if len(parts) == 1:
         return [joined]
     return tf.split(joined, tf.stack([tf.shape(each)[0] for each in parts]), num=len(parts))
+
+
+def split_penalties(values: tf.Tensor, width: int) -> tuple[tf.Tensor, tf.Tensor | None]:
+    """Splits what `ShardLookup` returns into rows, [n, width], and their penalties, [n], if any."""
+    if values.shape[1] == width:
+        return values, None
+    return values[:, :width], values[:, width]
 
 
 def check_sizes(bounds: dict[str, int], sizes: tf.Tensor) -> None:

@@ -11,7 +11,13 @@ import tensorflow as tf
 
 from strategies.collectives import Collectives
 from strategies.embedding.lookup.prefetch_queue import PrefetchQueue
-from strategies.embedding.lookup.router import LookupResult, check_sizes, join, split
+from strategies.embedding.lookup.router import (
+    LookupResult,
+    check_sizes,
+    join,
+    split,
+    split_penalties,
+)
 from strategies.embedding.lookup.traffic import TrafficCounter
 from strategies.embedding.shard.hashing import shard_of
 from strategies.embedding.shard.server_shard import RemoteTableShard
@@ -75,12 +81,17 @@ class ServerRouter:
                 self.traffic.record_prefetched(each * tf.ensure_shape(is_prefetched, []))
         if training and self._bounds:
             check_sizes(self._bounds, tf.ensure_shape(sizes, [len(self._bounds)]))
-        values = split(tf.ensure_shape(values, [None, self._width]), keys)
+        values = split(tf.ensure_shape(values, [None, self._columns(training)]), keys)
         parts = zip(values, split(tf.ensure_shape(rows, [None]), keys), remote, strict=True)
-        return [
-            LookupResult(values, rows, True, self._scatter(remote))
-            for values, rows, remote in parts
-        ]
+        results = []
+        for values, rows, remote in parts:
+            values, penalties = split_penalties(values, self._width)
+            results.append(LookupResult(values, rows, True, self._scatter(remote), penalties))
+        return results
+
+    def _columns(self, training: bool) -> int:
+        """Returns the width of what `ShardLookup` returns."""
+        return self._width + (training and self._shards[0].lookups[self._group].has_penalty)
 
     def _record_lookup(self, keys: tf.Tensor, training: bool) -> tf.Tensor:
         remote = self.traffic.remote_keys(keys, lambda: keys[:0])
@@ -153,7 +164,7 @@ class ServerRouter:
 
         num_shards = len(self._shards)
         rows = np.empty([len(keys)], np.int64)
-        values = np.empty([len(keys), self._width], np.float32)
+        values = np.empty([len(keys), self._columns(inserts)], np.float32)
         sizes = np.zeros([len(self._bounds)], np.int64)
         with self._track_wait(inserts):
             results = self._extended.servers.each(find_at)

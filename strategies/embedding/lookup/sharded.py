@@ -9,7 +9,13 @@ import tensorflow as tf
 
 from strategies.embedding.lookup.all_to_all import AllToAll, SentKeys
 from strategies.embedding.lookup.prefetch_queue import PrefetchQueue
-from strategies.embedding.lookup.router import LookupResult, check_sizes, join, split
+from strategies.embedding.lookup.router import (
+    LookupResult,
+    check_sizes,
+    join,
+    split,
+    split_penalties,
+)
 from strategies.embedding.lookup.traffic import TrafficCounter
 from strategies.embedding.shard.shard_lookup import ShardLookup
 
@@ -50,14 +56,23 @@ class ShardedRouter:
         are_distinct = is_single_worker and not self._shard_lookup.is_shared
         parts = zip(sent, remote, split(rows, received), split(values, received), strict=True)
         return [
-            LookupResult(
-                to_owners.gather_from_owners(values),
-                rows,
-                are_distinct,
-                self._scatter(to_owners, remote),
-            )
+            self._result(to_owners, remote, rows, are_distinct, values)
             for to_owners, remote, rows, values in parts
         ]
+
+    def _result(
+        self,
+        sent: SentKeys,
+        remote: tf.Tensor | None,
+        rows: tf.Tensor,
+        are_distinct: bool,
+        values: tf.Tensor,
+    ) -> LookupResult:
+        """Returns the result of one replica; `values` are those of the keys received."""
+        values, penalties = split_penalties(
+            sent.gather_from_owners(values), self._shard_lookup.width
+        )
+        return LookupResult(values, rows, are_distinct, self._scatter(sent, remote), penalties)
 
     def _scatter(
         self, sent: SentKeys, remote: tf.Tensor | None

@@ -31,6 +31,9 @@ class ShardLookup:
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the rows of keys, -1 for none, and their values, float32 [n, width].
 
+        In training, if there is an L2 penalty, a further column of the values has the factors that
+        `penalties` returns: they need the keys of all workers, which only the owner of a row has.
+
         Args:
           keys: number of the table, id and number of its occurrences, int64 [n, 3].
           training: whether ids get rows.
@@ -49,10 +52,39 @@ class ShardLookup:
         # Values are read after all insertions, which may reallocate the array.
         values = self._values(parts, rows, training)
         if count == 1:
-            return rows[0], values
-        positions = tf.dynamic_partition(tf.range(tf.size(numbers)), numbers, count)
-        order = tf.math.invert_permutation(tf.concat(positions, 0))
-        return tf.gather(tf.concat(rows, 0), order), tf.gather(values, order)
+            found = rows[0]
+        else:
+            positions = tf.dynamic_partition(tf.range(tf.size(numbers)), numbers, count)
+            order = tf.math.invert_permutation(tf.concat(positions, 0))
+            found, values = tf.gather(tf.concat(rows, 0), order), tf.gather(values, order)
+        if training and self.has_penalty:
+            values = tf.concat([values, self.penalties(keys, found)[:, tf.newaxis]], 1)
+        return found, values
+
+    def penalties(
+        self, keys: tf.Tensor, rows: tf.Tensor, of_all: tf.Tensor | None = None
+    ) -> tf.Tensor:
+        """Returns the factor of each key's squared row in the L2 penalty of a step, float32 [n].
+
+        The factors of a row's keys, of which each replica may have one, add up to the table's `l2`.
+
+        Args:
+          keys: keys of the tables, int64 [n, 3].
+          rows: their rows, -1 for none, int64 [n].
+          of_all: the rows of the keys of all workers; None if `keys` are those.
+        """
+        many = rows if of_all is None else tf.concat([of_all, rows], 0)
+        _, indices, counts = tf.unique_with_counts(many)
+        if of_all is not None:
+            indices, counts = indices[tf.size(of_all) :], counts - 1
+        tables = tf.constant([table.config.l2 for table in self._tables], tf.float32)
+        whole = tf.where(rows >= 0, tf.gather(tables, keys[:, 0]), 0.0)
+        return whole / tf.cast(tf.gather(counts, indices), tf.float32)
+
+    @property
+    def has_penalty(self) -> bool:
+        """Whether a table has an L2 penalty."""
+        return any(table.config.l2 for table in self._tables)
 
     def _find_or_insert(self, parts: Sequence[tf.Tensor], are_distinct: bool) -> list[tf.Tensor]:
         """Returns the rows of each table's keys, after inserting admitted ids.
@@ -139,6 +171,11 @@ class ShardLookup:
     def variable(self) -> RowVariable:
         """The variable of the rows."""
         return self._store.variable
+
+    @property
+    def width(self) -> int:
+        """The width of the rows."""
+        return self._store.width
 
     @property
     def bounds(self) -> dict[str, int]:

@@ -29,8 +29,13 @@ def test_models_built_by_fit_start_as_in_one_process(strategy, api):
     steps.check_models_built_by_fit(api, strategy)
 
 
-def test_merged_values_are_logged_once(strategy):
-    steps.check_logs_of_merged_values(tf_keras, strategy, eager=False)
+@pytest.mark.parametrize(
+    ("api", "eager"),
+    [(tf_keras, False), (tf_keras, True), (keras, False)],
+    ids=["tf_keras", "tf_keras-eager", "keras"],
+)
+def test_merged_values_are_logged_once(strategy, api, eager):
+    steps.check_logs_of_merged_values(api, strategy, eager)
 
 
 def test_a_subclassed_model_takes_ragged_inputs(strategy):

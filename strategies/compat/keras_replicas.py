@@ -1,0 +1,63 @@
+"""What the calls of Keras's layers keep in the layers, for replicas that share them.
+
+[Note: replicas that share layers]
+The replicas of a process call the same layers, in threads that take turns where they meet, such as
+in the mean of a `BatchNormalization`; see [Note: merged replicas] in core/extended.py. What a call
+keeps in a layer's attributes, for whoever called the layer to read later, is then replaced by the
+next replica's: the losses of `add_loss` and `activity_regularizer`, which Keras 3 keeps in a list
+and clears when a model is called, and tensors such as `self.last_mean = ...`. The replica would go
+on with values of another replica, whose gradients its own tape does not know. So each replica takes
+note of them before it waits, and puts them back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from strategies.compat.call_stack import outermost
+
+# Of Keras 3. In tf_keras, each thread has its own.
+_LOSSES = "_losses"
+
+
+@contextlib.contextmanager
+def keep_state_of_calls() -> Iterator[None]:
+    """Restores, after a block in which other replicas run, what running layers keep of their calls.
+
+    See [Note: replicas that share layers]. The layers are those of the outermost model or layer
+    whose method is running.
+    """
+    running = outermost(lambda found: hasattr(type(found), "_flatten_layers"))
+    layers = [] if running is None else list(running._flatten_layers())
+    kept = [(layer, _tensors_of(layer), _losses_of(layer)) for layer in layers]
+    yield
+    for layer, tensors, losses in kept:
+        vars(layer).update(tensors)
+        added = getattr(layer, _LOSSES, None)
+        if losses is not None and added is not None:
+            added.clear()
+            added.extend(losses)
+
+
+def _tensors_of(layer: Any) -> dict[str, Any]:
+    """Returns the attributes of a layer that are tensors, or lists or dictionaries of them."""
+    return {
+        name: value
+        for name, value in vars(layer).items()
+        if name != _LOSSES and any(map(tf.is_tensor, _elements(value)))
+    }
+
+
+def _elements(value: Any) -> list[Any]:
+    if isinstance(value, Mapping):
+        return list(value.values())
+    return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+def _losses_of(layer: Any) -> list[Any] | None:
+    losses = vars(layer).get(_LOSSES)
+    return list(losses) if isinstance(losses, list) else None
