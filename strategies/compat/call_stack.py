@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -64,18 +64,28 @@ def innermost(is_wanted: Callable[[Any], bool]) -> Any:
     return None
 
 
-def outermost(is_wanted: Callable[[Any], bool]) -> Any:
-    """Returns the outermost object whose method is running and that satisfies a predicate, or None.
+def visible_objects(libraries: Collection[str]) -> Iterator[Any]:
+    """Yields what the running functions of this thread can name, innermost first.
+
+    These are their local and global variables and the attributes of `self`. Of functions of
+    libraries it is only `self`.
 
     >>> class Loop:
-    ...     def run(self, inner=None):
-    ...         return inner.run() if inner else outermost(lambda found: isinstance(found, Loop))
-    >>> loop = Loop()
-    >>> loop.run(Loop()) is loop
+    ...     def run(self, step):
+    ...         return any(each is step for each in visible_objects(()))
+    >>> Loop().run(object())
     True
+
+    Args:
+      libraries: names of top-level packages.
     """
-    found = None
     for frame in frames():
-        if is_wanted(running := frame.f_locals.get("self")):
-            found = running
-    return found
+        local = frame.f_locals
+        owner = local.get("self")
+        if str(frame.f_globals.get("__name__")).partition(".")[0] in libraries:
+            yield owner
+            continue
+        yield from local.values()
+        yield from getattr(owner, "__dict__", {}).values()
+        names = (name for name in frame.f_code.co_names if name in frame.f_globals)
+        yield from map(frame.f_globals.__getitem__, names)

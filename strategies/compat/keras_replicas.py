@@ -18,22 +18,30 @@ from typing import Any
 
 import tensorflow as tf
 
-from strategies.compat.call_stack import outermost
+from strategies.compat.call_stack import visible_objects
 
 # Of Keras 3. In tf_keras, each thread has its own.
 _LOSSES = "_losses"
+# The method of layers, of Keras 3 and tf_keras alike, that returns their layers and themselves.
+_FLATTEN = "_flatten_layers"
+_LIBRARIES = ("keras", "tf_keras", "tensorflow", "strategies", "threading")
 
 
 @contextlib.contextmanager
 def keep_state_of_calls() -> Iterator[None]:
-    """Restores, after a block in which other replicas run, what running layers keep of their calls.
+    """Restores, after a block in which other replicas run, what layers keep of own calls.
 
-    See [Note: replicas that share layers]. The layers are those of the outermost model or layer
-    whose method is running.
+    See [Note: replicas that share layers]. The layers are those of all models and layers that the
+    running functions can name: a loop of the user's may read the losses of a model that it called
+    before the one that is running.
     """
-    running = outermost(lambda found: hasattr(type(found), "_flatten_layers"))
-    layers = [] if running is None else list(running._flatten_layers())
-    kept = [(layer, _tensors_of(layer), _losses_of(layer)) for layer in layers]
+    roots = [each for each in visible_objects(_LIBRARIES) if hasattr(type(each), _FLATTEN)]
+    layers = {
+        id(layer): layer
+        for root in {id(root): root for root in roots}.values()
+        for layer in getattr(root, _FLATTEN)()
+    }
+    kept = [(layer, _tensors_of(layer), _losses_of(layer)) for layer in layers.values()]
     yield
     for layer, tensors, losses in kept:
         vars(layer).update(tensors)

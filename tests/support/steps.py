@@ -225,3 +225,40 @@ def check_what_layers_keep_of_a_call(
         return model.get_weights()
 
     assert_all_close(train(strategy), train(None), rtol=1e-4, atol=1e-5)
+
+
+def check_losses_of_a_model_called_before(keras: Any, strategy: tf.distribute.Strategy) -> None:
+    """A loop of one's own reads them after replicas have met in another model."""
+    halves = [np.tile(each[: ROWS // 2], [2, 1]) for each in (X, Y)]
+
+    def train(strategy: tf.distribute.Strategy | None) -> list[np.ndarray]:
+        layers = keras.layers
+        regularized = {"activity_regularizer": "l2", "kernel_initializer": "ones"}
+        with scope_of(strategy):
+            first = keras.Sequential([layers.InputLayer([3]), layers.Dense(4, **regularized)])
+            last = layers.Dense(1, kernel_initializer="ones")
+            second = keras.Sequential(
+                [layers.InputLayer([4]), layers.BatchNormalization(synchronized=True), last]
+            )
+            optimizer = keras.optimizers.SGD(0.1)
+            variables = [*first.trainable_variables, *second.trainable_variables]
+            optimizer.build(variables)
+
+        def replica(x: tf.Tensor, y: tf.Tensor) -> None:
+            with tf.GradientTape() as tape:
+                found = second(first(x, training=True), training=True)
+                loss = tf.reduce_sum(tf.square(y - found)) / ROWS
+                loss += tf.nn.scale_regularization_loss(tf.add_n(first.losses))
+            gradients = tape.gradient(loss, variables)
+            optimizer.apply_gradients(zip(gradients, variables, strict=True))
+
+        run = (strategy or tf.distribute.get_strategy()).run
+        step = tf.function(lambda batch: run(replica, args=batch))
+        data = tf.data.Dataset.from_tensors(tuple(halves)).unbatch().batch(ROWS)
+        distributed = data if strategy is None else strategy.experimental_distribute_dataset(data)
+        for _ in range(2):
+            for batch in distributed:
+                step(batch)
+        return [*first.get_weights(), *second.get_weights()]
+
+    assert_all_close(train(strategy), train(None), rtol=1e-4, atol=1e-5)

@@ -21,3 +21,8 @@ REPLICAS = ["CPU:0", "CPU:1"]
 )
 def test_replicas_keep_what_layers_keep_of_their_own_call(kind, api, is_synchronized, in_fit):
     steps.check_what_layers_keep_of_a_call(api, kind(REPLICAS), is_synchronized, in_fit)
+
+
+@pytest.mark.parametrize("api", [keras, tf_keras], ids=["keras", "tf_keras"])
+def test_replicas_keep_the_losses_of_a_model_that_they_called_before(api):
+    steps.check_losses_of_a_model_called_before(api, strategies.MirroredStrategy(REPLICAS))
