@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from strategies.compat.keras import tensorflow_variable
 from strategies.variables.row_variable import RowVariable
 
 
@@ -54,7 +55,7 @@ def _copies(variable: Any) -> list[Any]:
 
     A variable whose parts on the replicas are aggregated on read has one value.
     """
-    value: Any = variable if hasattr(variable, "values") else getattr(variable, "value", None)
+    value = tensorflow_variable(variable)
     if isinstance(value, RowVariable):
         return [value.token().numpy()]  # its rows differ between workers
     on_read = tf.VariableSynchronization.ON_READ
