@@ -80,12 +80,11 @@ def visible_objects(libraries: Collection[str]) -> Iterator[Any]:
       libraries: names of top-level packages.
     """
     for frame in frames():
-        local = frame.f_locals
-        owner = local.get("self")
+        owner = frame.f_locals.get("self")
+        yield owner
         if str(frame.f_globals.get("__name__")).partition(".")[0] in libraries:
-            yield owner
             continue
-        yield from local.values()
+        yield from frame.f_locals.values()
         yield from getattr(owner, "__dict__", {}).values()
         names = (name for name in frame.f_code.co_names if name in frame.f_globals)
         yield from map(frame.f_globals.__getitem__, names)

@@ -13,7 +13,7 @@ note of them before it waits, and puts them back.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -24,7 +24,8 @@ from strategies.compat.call_stack import visible_objects
 _LOSSES = "_losses"
 # The method of layers, of Keras 3 and tf_keras alike, that returns their layers and themselves.
 _FLATTEN = "_flatten_layers"
-_LIBRARIES = ("keras", "tf_keras", "tensorflow", "strategies", "threading")
+_LIBRARIES = frozenset(["keras", "tf_keras", "tensorflow", "strategies", "threading"])
+_TENSORS = (tf.Tensor, tf.RaggedTensor, tf.SparseTensor)
 
 
 @contextlib.contextmanager
@@ -53,17 +54,23 @@ def keep_state_of_calls() -> Iterator[None]:
 
 def _tensors_of(layer: Any) -> dict[str, Any]:
     """Returns the attributes of a layer that are tensors, or lists or dictionaries of them."""
+    if _package_of(type(layer).__module__) in _LIBRARIES:
+        return {}  # Keras's own layers keep none, and a model may have hundreds of them
     return {
         name: value
         for name, value in vars(layer).items()
-        if name != _LOSSES and any(map(tf.is_tensor, _elements(value)))
+        if name != _LOSSES and any(isinstance(each, _TENSORS) for each in _elements(value))
     }
 
 
-def _elements(value: Any) -> list[Any]:
+def _package_of(module: str) -> str:
+    return module.partition(".")[0]
+
+
+def _elements(value: Any) -> Collection[Any]:
     if isinstance(value, Mapping):
-        return list(value.values())
-    return list(value) if isinstance(value, (list, tuple)) else [value]
+        return value.values()
+    return value if isinstance(value, (list, tuple)) else (value,)
 
 
 def _losses_of(layer: Any) -> list[Any] | None:
