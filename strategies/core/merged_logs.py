@@ -1,4 +1,4 @@
-"""The logs of tf_keras: values that are merged over the replicas already are not summed again."""
+"""The logs of a step: values that are merged over the replicas already are not summed again."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ class MergedLogs:
         """Returns the results of `call(fn)`, which runs a step, with each merged value once.
 
         Args:
-          fn: the function given to `strategy.run`; anything but a step of tf_keras is only called.
+          fn: the function given to `strategy.run`; anything but a step of Keras is only called. For
+            Keras 3, see `with_merged_metrics`.
           call: runs a function on all replicas.
         """
         if not is_summing_logs(fn):

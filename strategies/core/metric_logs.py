@@ -31,98 +31,102 @@ def with_merged_metrics(
     is_alone = replicas * collectives.size == 1
     if not variables or is_alone or not isinstance(logs, Mapping) or tf.executing_eagerly():
         return logs
-    merged = dict(logs)
+    copies = {}
     for name, value in logs.items():
         values = value.values if isinstance(value, PerReplica) else (value,)
         if len(values) == replicas and all(map(tf.is_symbolic_tensor, values)):
-            values = _merge(values, variables, collectives)
-            merged[name] = PerReplica(values) if replicas > 1 else values[0]
-    return merged
+            copies[name] = _copies(values, variables)
+    reads = [
+        read for each in copies.values() for read in zip(*(c.reads for c in each), strict=True)
+    ]
+    if not reads:
+        return logs
+    sums = collectives.all_reduce([tf.add_n([tensor for _, tensor in read]) for read in reads])
+    parts = replicas * collectives.size
+    merged = iter(
+        total / tf.cast(parts, total.dtype)
+        if read[0][0].aggregation == tf.VariableAggregation.MEAN
+        else total
+        for read, total in zip(reads, sums, strict=True)
+    )
+    computed = dict(logs)
+    for name, each in copies.items():
+        if each:
+            found = [next(merged) for _ in each[0].reads]
+            values = [copy.of(found) for copy in each]
+            computed[name] = PerReplica(values) if replicas > 1 else values[0]
+    return computed
 
 
-def _merge(
-    values: Sequence[tf.Tensor], variables: Sequence[SyncOnReadVariable], collectives: Collectives
-) -> Sequence[tf.Tensor]:
-    """Returns the values of a log, one of each replica, computed from the sums of what was read."""
+def _copies(
+    values: Sequence[tf.Tensor], variables: Sequence[SyncOnReadVariable]
+) -> Sequence[_Copy]:
+    """Returns a copy of each replica's value; none unless all read the same variables."""
+    graph = values[0].graph
     handles = {
-        id(value.graph.capture(part.handle)): variable
-        for value in values[:1]
+        graph.capture(part.handle).name: variable
         for variable in variables
         for part in variable.values
     }
     copies = [_Copy(value, handles) for value in values]
-    order = [variable for variable, _ in copies[0].reads]
-    if not order or any([v for v, _ in copy.reads] != order for copy in copies):
-        return values
-    sums = collectives.all_reduce(
-        [tf.add_n([copy.reads[position][1] for copy in copies]) for position in range(len(order))]
-    )
-    parts = len(values) * collectives.size
-    means = [
-        each / tf.cast(parts, each.dtype)
-        if variable.aggregation == tf.VariableAggregation.MEAN
-        else each
-        for variable, each in zip(order, sums, strict=True)
-    ]
-    return [copy.of(means) for copy in copies]
+    order = {tuple(id(variable) for variable, _ in copy.reads) for copy in copies}
+    return copies if len(order) == 1 and copies[0].reads else ()
 
 
 class _Copy:
     """A tensor of a graph, which can be computed again from other values of variables.
 
+    Without recursion: a loss depends on as many operations in a row as its model is deep.
+
     Args:
       tensor: the tensor.
-      handles: variables by the identities of their handles in the graph.
+      handles: variables by the names of their handles in the graph.
 
     Attributes:
       reads: the variables that the tensor is computed from, with the tensors read; none if an
         operation on the way has an effect, and so cannot be repeated.
     """
 
-    def __init__(self, tensor: tf.Tensor, handles: Mapping[int, SyncOnReadVariable]):
+    def __init__(self, tensor: tf.Tensor, handles: Mapping[str, SyncOnReadVariable]):
         self._tensor = tensor
         self.reads: list[tuple[SyncOnReadVariable, tf.Tensor]] = []
-        self._is_repeatable = True
-        self._depends: dict[str, bool] = {}
-        self._handles = handles
-        self._visit(tensor)
-        if not self._is_repeatable:
+        # In the order of the computation, without the reads.
+        self._following: list[tf.Operation] = []
+        names: set[str] = set()
+        for op in _operations_before(tensor):
+            variable = handles.get(op.inputs[0].name) if op.type == "ReadVariableOp" else None
+            if variable is not None:
+                self.reads.append((variable, op.outputs[0]))
+            elif any(each.name in names for each in op.inputs):
+                self._following.append(op)
+            else:
+                continue
+            names.update(output.name for output in op.outputs)
+        if any(op.op_def.is_stateful for op in self._following):
             self.reads = []
-
-    def _visit(self, tensor: tf.Tensor) -> bool:
-        """Returns whether a tensor depends on what was read."""
-        if tensor.name in self._depends:
-            return self._depends[tensor.name]
-        op = tensor.op
-        variable = None
-        if op.type == "ReadVariableOp":
-            variable = self._handles.get(id(op.inputs[0]))
-        if variable is not None:
-            self.reads.append((variable, tensor))
-        depends = [self._visit(each) for each in op.inputs if each.dtype != tf.resource]
-        depends_on_reads = variable is not None or any(depends)
-        if variable is None and depends_on_reads and op.op_def.is_stateful:
-            self._is_repeatable = False
-        self._depends[tensor.name] = depends_on_reads
-        return depends_on_reads
 
     def of(self, values: Sequence[tf.Tensor]) -> tf.Tensor:
         """Returns the tensor computed from other values in place of those of `reads`."""
         made = {tensor.name: value for (_, tensor), value in zip(self.reads, values, strict=True)}
-        return self._repeat(self._tensor, made)
-
-    def _repeat(self, tensor: tf.Tensor, made: dict[str, tf.Tensor]) -> tf.Tensor:
-        if not self._depends.get(tensor.name):
-            return tensor
-        if tensor.name not in made:
-            op = tensor.op
-            repeated = tensor.graph.create_op(
+        for op in self._following:
+            repeated = self._tensor.graph.create_op(
                 op.type,
-                [self._repeat(each, made) for each in op.inputs],
+                [made.get(each.name, each) for each in op.inputs],
                 [output.dtype for output in op.outputs],
                 attrs={name: op.node_def.attr[name] for name in op.node_def.attr},
                 op_def=op.op_def,
             )
             for output, again in zip(op.outputs, repeated.outputs, strict=True):
                 made[output.name] = again
-        return made[tensor.name]
+        return made[self._tensor.name]
+
+
+def _operations_before(tensor: tf.Tensor) -> list[tf.Operation]:
+    """Returns the operations that a tensor is computed by, in the order of their creation."""
+    found, todo = set(), [tensor.op]
+    while todo:
+        op = todo.pop()
+        if op.name not in found:
+            found.add(op.name)
+            todo += [each.op for each in op.inputs if each.dtype != tf.resource]
+    return [op for op in tensor.graph.get_operations() if op.name in found]
