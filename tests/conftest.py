@@ -22,6 +22,9 @@ from tests.support.job import Job
 hypothesis.settings.register_profile("any machine", deadline=None)
 hypothesis.settings.load_profile("any machine")
 
+# A check takes a few; a job of many has to end also where other jobs run beside it.
+SECONDS_OF_A_CHECK = 30
+
 # TensorFlow's modules and thousands of tests are objects for good. By its usual thresholds Python
 # looks through all of them so often that collecting takes a third as long again.
 gc.set_threshold(100_000, 50, 100)
@@ -193,10 +196,12 @@ def run_check(
     that differ in it alone runs the program, with all their checks; the others know by then.
     Programs may write where they are: the directory is new, and all workers' own. With no workers
     the program is one process without a launcher.
+
+    `timeout` is in seconds, for what a job does beside its checks.
     """
 
     def run(
-        check: Check, *arguments: object, workers: int = 2, ps: int = 0, timeout: float = 300
+        check: Check, *arguments: object, workers: int = 2, ps: int = 0, timeout: float = 150
     ) -> None:
         cluster = "--workers", workers, "--ps", ps, "--start-timeout", 60
         key = check.program, tuple(map(str, arguments)), cluster, forked.settings()
@@ -211,7 +216,7 @@ def run_check(
                 if workers
                 else forked.popen([forked.python, *program])
             )
-            return forked.finish(process, timeout)
+            return forked.finish(process, timeout + SECONDS_OF_A_CHECK * len(names))
 
         def names() -> list[str]:
             return [each.name for each in beside(request)]

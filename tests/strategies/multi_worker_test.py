@@ -69,9 +69,16 @@ def test_workers_do_what_one_process_does_however_they_communicate(run_check, ch
 
 
 @SLOW
-@pytest.mark.parametrize("check", checks_of(*BASIC))
-@pytest.mark.parametrize("communication", ["horovod", "tensorflow"], indirect=True)
-def test_workers_do_what_one_process_does_in_all_programs(run_check, check, communication):
+@pytest.mark.parametrize("check", checks_of("training.py"))
+@pytest.mark.parametrize("communication", ["horovod"], indirect=True)
+def test_workers_train_as_well_by_other_collectives(run_check, check, communication):
+    run_check(check, "keras")
+
+
+@SLOW
+@pytest.mark.parametrize("check", checks_of("parity.py", "custom_loop.py"))
+@pytest.mark.parametrize("communication", ["tensorflow"], indirect=True)
+def test_loops_reduce_as_well_by_other_collectives(run_check, check, communication):
     run_check(check, "keras")
 
 
@@ -80,10 +87,8 @@ def test_workers_do_what_one_process_does_in_all_programs(run_check, check, comm
     [
         ("shared_memory", 2),
         ("tensorflow", 2),
-        *(
-            pytest.param(*case, marks=SLOW)
-            for case in [("shared_memory", 3), ("shared_memory", 5), ("tensorflow", 3)]
-        ),
+        pytest.param("shared_memory", 5, marks=SLOW),
+        pytest.param("tensorflow", 3, marks=SLOW),
     ],
     indirect=["communication"],
 )
@@ -112,32 +117,23 @@ def test_collectives_on_hosts_of_two_workers(forked, run_check, check, communica
     run_check(check, workers=workers)
 
 
-@pytest.mark.parametrize(
-    ("communication", "workers"),
-    [("horovod", 3), *(pytest.param(*c, marks=SLOW) for c in [("horovod", 4), ("tensorflow", 4)])],
-)
-@pytest.mark.slow  # the collectives of such hosts are tested above
+@SLOW  # the collectives of such hosts are tested above
 @pytest.mark.parametrize("check", checks_of("parity.py"))
-def test_hosts_of_two_workers_do_what_one_process_does(
-    forked, run_check, check, communication, workers
-):
-    if communication == "tensorflow":
-        forked.hide_horovod()
+def test_hosts_of_two_workers_do_what_one_process_does(forked, run_check, check):
     forked.environ["KERAS_STRATEGIES_COMMUNICATION"] = "auto"
     forked.environ[hosts.WORKERS_A_HOST] = "2"
-    run_check(check, "keras", workers=workers)
+    run_check(check, "keras", workers=3)
 
 
-@pytest.mark.parametrize(
-    ("api", "workers"),
-    [
-        ("keras", 2),
-        pytest.param("tf_keras", 2, marks=SLOW),
-    ],
-)
 @pytest.mark.parametrize("check", some_of("parity.py", "training.py"))
-def test_workers_of_several_replicas_do_what_one_process_does(run_check, check, api, workers):
-    run_check(check, api, 2, workers=workers)
+def test_workers_of_several_replicas_do_what_one_process_does(run_check, check):
+    run_check(check, "keras", 2)
+
+
+@SLOW
+@pytest.mark.parametrize("check", checks_of("parity.py"))
+def test_workers_of_several_replicas_do_so_in_tf_keras(run_check, check):
+    run_check(check, "tf_keras", 2)
 
 
 @pytest.mark.parametrize(("workers", "replicas"), [pytest.param(1, 3, marks=SLOW), (2, 2)])
@@ -163,8 +159,6 @@ def test_parity_however_gradients_travel(run_check, check, api, options):
     ("communication", "api", "replicas"),
     [
         ("horovod", "keras", 1),
-        pytest.param("horovod", "tf_keras", 2, marks=SLOW),
-        pytest.param("tensorflow", "keras", 1, marks=SLOW),
         pytest.param("tensorflow", "tf_keras", 2, marks=SLOW),
     ],
     indirect=["communication"],
@@ -180,10 +174,7 @@ def test_compression(run_check, check, communication, api, replicas):
     ("api", "workers", "replicas"),
     [
         ("keras", 2, 1),
-        *(
-            pytest.param(*case, marks=SLOW)
-            for case in [("keras", 1, 2), ("keras", 2, 2), ("tf_keras", 2, 1)]
-        ),
+        *(pytest.param(*case, marks=SLOW) for case in [("keras", 2, 2), ("tf_keras", 2, 1)]),
     ],
 )
 @pytest.mark.parametrize(

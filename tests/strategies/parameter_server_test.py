@@ -18,10 +18,9 @@ slow = pytest.mark.slow
 @pytest.mark.parametrize(
     ("keras", "workers", "ps", "options", "exchange"),
     [
-        pytest.param("keras", 3, 1, {}, "in_memory", marks=slow),
-        pytest.param("keras", 2, 2, {"min_slice_size": None}, "on_servers", marks=slow),
+        pytest.param("keras", 3, 1, {"placement": "hash"}, "in_memory", marks=slow),
         pytest.param("keras", 2, 2, {"num_replicas": 2}, "in_memory", marks=slow),
-        pytest.param("tf_keras", 3, 2, {"placement": "hash"}, "on_servers", marks=slow),
+        pytest.param("tf_keras", 2, 2, {"min_slice_size": None}, "on_servers", marks=slow),
     ],
     indirect=["exchange"],
 )
@@ -29,7 +28,7 @@ slow = pytest.mark.slow
 def test_workers_in_step_follow_one_process(
     run_check, exchange, check, keras, workers, ps, options
 ):
-    run_check(check, keras, json.dumps(options), workers=workers, ps=ps, timeout=400)
+    run_check(check, keras, json.dumps(options), workers=workers, ps=ps)
 
 
 FIRST = ["a_dense_model_with_momentum", "an_embedding_with_sgd"]
@@ -40,15 +39,16 @@ FIRST = ["a_dense_model_with_momentum", "an_embedding_with_sgd"]
 )
 @pytest.mark.parametrize("check", checks_of("servers_parity.py", only=FIRST, slow=FIRST[1:]))
 def test_servers_in_step_do_what_one_process_does_with_momentum(run_check, exchange, check):
-    run_check(check, "keras", "{}", ps=2, timeout=400)
+    run_check(check, "keras", "{}", ps=2)
 
 
 @pytest.mark.parametrize(
-    "exchange", ["in_memory", pytest.param("on_servers", marks=slow)], indirect=True
+    ("exchange", "workers"),
+    [("in_memory", 2), pytest.param("on_servers", 3, marks=slow)],
+    indirect=["exchange"],
 )
-@pytest.mark.parametrize(("workers", "ps"), [(2, 2), pytest.param(3, 2, marks=slow)])
-def test_those_that_remain_go_on_when_a_worker_ends(train, exchange, workers, ps):
-    train("servers_early.py", workers=workers, ps=ps, timeout=200)
+def test_those_that_remain_go_on_when_a_worker_ends(train, exchange, workers):
+    train("servers_early.py", workers=workers, ps=2, timeout=200)
 
 
 @pytest.mark.parametrize(
@@ -129,15 +129,17 @@ def test_a_worker_that_only_serves_is_named(forked):
 @slow
 @pytest.mark.parametrize("check", checks_of("servers_ways.py"))
 def test_what_a_step_may_be_and_what_is_refused(run_check, check):
-    run_check(check, ps=2, timeout=500)
+    run_check(check, ps=2)
 
 
 @slow
-@pytest.mark.parametrize("mode", ["sync", "async", "half_async", "geo"])
-@pytest.mark.parametrize("keras", ["keras", "tf_keras"])
+@pytest.mark.parametrize(
+    ("keras", "mode"),
+    [("keras", "sync"), ("keras", "half_async"), ("tf_keras", "async"), ("tf_keras", "geo")],
+)
 @pytest.mark.parametrize("check", checks_of("servers_optimizers.py"))
 def test_every_optimizer_works_or_is_refused_by_name(run_check, check, keras, mode):
-    run_check(check, keras, mode, workers=1, ps=1, timeout=500)
+    run_check(check, keras, mode, workers=1, ps=1)
 
 
 @pytest.mark.parametrize(
@@ -151,10 +153,11 @@ def test_every_optimizer_works_or_is_refused_by_name(run_check, check, keras, mo
             {"max_merge": 3, "send_queue_size": 5, "pull_every": 2, "compression": "fp16"},
         ),  # fmt: skip
         ("half_async", 50, 2, 2, {}),
-        pytest.param("half_async", 50, 2, 2, {"compression": "fp16"}, marks=slow),
         ("geo", 12, 2, 2, {"geo_steps": 3}),
         pytest.param("async", 3334, 3, 2, {}, marks=slow),
-        pytest.param("half_async", 50, 2, 1, {"num_replicas": 2}, marks=slow),
+        pytest.param(
+            "half_async", 50, 2, 1, {"num_replicas": 2, "compression": "fp16"}, marks=slow
+        ),
         pytest.param("geo", 12, 3, 1, {"geo_steps": 2}, marks=slow),
         pytest.param("geo", 12, 1, 2, {"geo_steps": 2}, marks=slow),
     ],
@@ -163,7 +166,7 @@ def test_every_optimizer_works_or_is_refused_by_name(run_check, check, keras, mo
 def test_no_change_is_lost_and_staleness_is_bounded(
     run_check, check, mode, steps, workers, ps, options
 ):
-    run_check(check, mode, steps, json.dumps(options), workers=workers, ps=ps, timeout=400)
+    run_check(check, mode, steps, json.dumps(options), workers=workers, ps=ps)
 
 
 @pytest.mark.parametrize(
@@ -171,17 +174,15 @@ def test_no_change_is_lost_and_staleness_is_bounded(
     [
         ("keras", "async", 2, {}),
         pytest.param("keras", "async", 1, {}, marks=slow),
-        pytest.param("keras", "half_async", 2, {"num_replicas": 2}, marks=slow),
         pytest.param("keras", "geo", 2, {}, marks=slow),
-        pytest.param("tf_keras", "half_async", 2, {}, marks=slow),
-        pytest.param("tf_keras", "geo", 2, {"num_replicas": 2}, marks=slow),
+        pytest.param("tf_keras", "half_async", 2, {"num_replicas": 2}, marks=slow),
         ("keras", "sync", 2, {}),
         pytest.param("keras", "sync", 2, {"num_replicas": 2}, marks=slow),
     ],
 )
 @pytest.mark.parametrize("check", checks_of("servers_changes.py"))
 def test_what_changes_a_variable_and_what_does_not(run_check, check, keras, mode, workers, options):
-    run_check(check, keras, mode, json.dumps(options), workers=workers, ps=2, timeout=400)
+    run_check(check, keras, mode, json.dumps(options), workers=workers, ps=2)
 
 
 @pytest.mark.parametrize(
@@ -189,15 +190,15 @@ def test_what_changes_a_variable_and_what_does_not(run_check, check, keras, mode
     [
         ("keras", "async", 2, 2, {}),
         pytest.param("keras", "async", 3, 1, {"pull_every": 3, "max_merge": 2}, marks=slow),
-        pytest.param("tf_keras", "half_async", 2, 2, {"num_replicas": 2}, marks=slow),
-        pytest.param("tf_keras", "async", 2, 1, {"min_slice_size": None}, marks=slow),
-        pytest.param("keras", "sync", 2, 2, {}, marks=slow),
+        pytest.param(
+            "tf_keras", "half_async", 2, 2, {"num_replicas": 2, "min_slice_size": None}, marks=slow
+        ),
         pytest.param("keras", "sync", 3, 2, {"num_replicas": 2}, marks=slow),
     ],
 )
 @pytest.mark.parametrize("check", checks_of("servers_rows.py"))
 def test_only_rows_that_change_are_pulled(run_check, check, keras, mode, workers, ps, options):
-    run_check(check, keras, mode, json.dumps(options), workers=workers, ps=ps, timeout=400)
+    run_check(check, keras, mode, json.dumps(options), workers=workers, ps=ps)
 
 
 @pytest.mark.parametrize(
@@ -207,7 +208,6 @@ def test_only_rows_that_change_are_pulled(run_check, check, keras, mode, workers
         pytest.param("keras", "half_async", 1, 1, marks=slow),
         pytest.param("tf_keras", "geo", 2, 1, marks=slow),
         pytest.param("tf_keras", "sync", 1, 4, marks=slow),
-        pytest.param("keras", "sync", 2, 1, marks=slow),
     ],
 )
 @pytest.mark.parametrize(
@@ -222,7 +222,7 @@ def test_only_rows_that_change_are_pulled(run_check, check, keras, mode, workers
     ),
 )
 def test_all_rows_are_evaluated_on_every_worker(run_check, check, keras, mode, replicas, ps):
-    run_check(check, keras, mode, replicas, ps=ps, timeout=400)
+    run_check(check, keras, mode, replicas, ps=ps)
 
 
 @slow

@@ -32,7 +32,6 @@ pytestmark = pytest.mark.training
     [
         ((keras.__name__,), 0),
         pytest.param(("tf_keras",), 0, marks=pytest.mark.slow),
-        pytest.param(("keras", "async"), 1, marks=pytest.mark.slow),
         pytest.param(("keras", "sync"), 1, marks=pytest.mark.slow),
         pytest.param(("tf_keras", "half_async"), 1, marks=pytest.mark.slow),
     ],
@@ -43,6 +42,7 @@ def test_on_real_workers(run_check, check, arguments, ps):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("communication", ["horovod", "tensorflow"], indirect=True)
 @pytest.mark.parametrize("check", checks_of("timelines.py"))
 def test_every_way_of_communication_is_measured(run_check, check, communication):
     run_check(check, "keras")

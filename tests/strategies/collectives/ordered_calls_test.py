@@ -11,11 +11,9 @@ SLOW = pytest.mark.slow
     ("communication", "api", "workers", "replicas"),
     [
         ("shared_memory", "keras", 2, 1),
-        *(
-            pytest.param(communication, *case, marks=SLOW)
-            for communication in ("shared_memory", "horovod", "tensorflow")
-            for case in [("keras", 2, 2), ("tf_keras", 3, 1)]
-        ),
+        pytest.param("shared_memory", "keras", 2, 2, marks=SLOW),
+        pytest.param("horovod", "tf_keras", 3, 1, marks=SLOW),
+        pytest.param("tensorflow", "keras", 2, 2, marks=SLOW),
     ],
     indirect=["communication"],
 )

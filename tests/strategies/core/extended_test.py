@@ -14,10 +14,10 @@ CHECKS = pytest.mark.parametrize(
     "kind", [pytest.param(kind, marks=pytest.mark.slow) for kind in ("mirrored", "central_storage")]
 )
 def test_replicas_of_one_process(run_check, check, kind):
-    run_check(check, kind, workers=1, timeout=300)
+    run_check(check, kind, workers=1)
 
 
 @CHECKS
 @pytest.mark.parametrize("replicas", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_workers(run_check, check, replicas):
-    run_check(check, "workers", replicas, timeout=300)
+    run_check(check, "workers", replicas)

@@ -48,11 +48,16 @@ def test_synchronized_normalization(strategy, api):
     steps.check_synchronized_normalization(api, strategy)
 
 
-@pytest.mark.parametrize("api", ["tf_keras", pytest.param("keras", marks=slow)])
 @pytest.mark.parametrize(
-    ("ps", "mode"),
-    [(0, ()), *(pytest.param(1, (each,), marks=slow) for each in ("sync", "async", "geo"))],
-    ids=["workers", "sync", "async", "geo"],
+    ("api", "ps", "mode"),
+    [
+        ("tf_keras", 0, ()),
+        pytest.param("keras", 0, (), marks=slow),
+        pytest.param("tf_keras", 1, ("sync",), marks=slow),
+        pytest.param("keras", 1, ("async",), marks=slow),
+        pytest.param("tf_keras", 1, ("geo",), marks=slow),
+    ],
+    ids=["tf_keras", "keras", "sync", "async", "geo"],
 )
 @pytest.mark.parametrize("check", checks_of("steps.py"))
 def test_workers_do_what_one_process_does(run_check, check, api, ps, mode):

@@ -47,9 +47,8 @@ def test_keras_computes_with_tensorflow(monkeypatch):
         *(
             pytest.param(*case, marks=pytest.mark.slow)
             for case in [
-                ("tf_keras", 1, 0, []),
                 ("keras", 2, 1, ["sync"]),
-                ("tf_keras", 2, 1, ["async"]),
+                ("tf_keras", 1, 1, ["async"]),
             ]
         ),
     ],

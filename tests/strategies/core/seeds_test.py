@@ -22,7 +22,6 @@ CHECKS = pytest.mark.parametrize(
         *(
             pytest.param(*case, marks=SLOW)
             for case in [
-                ("keras", 1, 3),
                 ("keras", 2, 2),
                 ("tf_keras", 3, 1),
             ]
@@ -35,11 +34,10 @@ def test_200_steps_leave_all_replicas_equal(run_check, check, api, workers, repl
 
 
 @SLOW
-@pytest.mark.parametrize("api", ["keras", "tf_keras"])
 @CHECKS
-def test_200_steps_leave_all_replicas_equal_on_tensorflows_collectives(job, run_check, check, api):
+def test_200_steps_leave_all_replicas_equal_on_tensorflows_collectives(job, run_check, check):
     job.hide_horovod()
-    run_check(check, api)
+    run_check(check, "keras")
 
 
 def test_outside_of_replicas_a_seed_is_as_it_was_written():

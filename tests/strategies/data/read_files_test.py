@@ -273,20 +273,7 @@ def test_training_from_files(run_check, check, api):
     run_check(check, api)
 
 
-@pytest.mark.parametrize(
-    ("api", "workers"), [("tf_keras", 1), pytest.param("tf_keras", 2, marks=pytest.mark.slow)]
-)
-@pytest.mark.parametrize(
-    "check",
-    checks_of(
-        "reading.py",
-        slow=[
-            "training_cut_to_the_fewest_steps",
-            "training_where_some_steps_are_empty",
-            "seeds_of_each_worker_and_loose_orders_give_each_row_once",
-            "rows_in_another_order_on_each_worker_are_refused",
-        ],
-    ),
-)
-def test_training_from_files_with_several_replicas(run_check, check, api, workers):
-    run_check(check, api, 2, workers=workers)
+@pytest.mark.slow
+@pytest.mark.parametrize("check", checks_of("reading.py"))
+def test_training_from_files_with_several_replicas(run_check, check):
+    run_check(check, "tf_keras", 2)

@@ -395,8 +395,6 @@ def test_importing_the_package_is_enough_to_load_a_model(case, tmp_path):
     ("name", "kind", "workers", "ps"),
     [
         ("keras", "none", 1, 0),
-        ("keras", "mirrored", 1, 0),
-        ("keras", "cluster", 2, 0),
         ("keras", "cluster", 2, 1),
         ("tf_keras", "mirrored", 1, 0),
         ("tf_keras", "cluster", 2, 0),

@@ -53,7 +53,6 @@ def test_each_row_is_penalized_once_in_a_step(replicas):
             for ps, arguments in [
                 (0, ("workers", 2)),
                 (2, ("sync", 2)),
-                (1, ("async",)),
                 (1, ("half_async",)),
                 (1, ("geo",)),
                 (1, ("async", 2)),

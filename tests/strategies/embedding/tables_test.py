@@ -17,8 +17,7 @@ SLOW = pytest.mark.slow
             pytest.param(*case, marks=SLOW)
             for case in [
                 ("keras", 1, 2),
-                ("keras", 3, 1),
-                ("tf_keras", 2, 1),
+                ("tf_keras", 3, 1),
             ]
         ),
     ],

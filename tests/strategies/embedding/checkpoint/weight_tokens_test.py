@@ -46,7 +46,7 @@ APIS = pytest.mark.parametrize(
 )
 @CHECKS
 def test_in_one_process(run_check, check, api, kind):
-    run_check(check, api, kind, workers=0, timeout=500)
+    run_check(check, api, kind, workers=0)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_in_one_process(run_check, check, api, kind):
 )
 @CHECKS
 def test_on_several_workers_and_on_servers(run_check, check, api, workers, ps, mode):
-    run_check(check, api, "cluster", mode, workers=workers, ps=ps, timeout=500)
+    run_check(check, api, "cluster", mode, workers=workers, ps=ps)
 
 
 @APIS

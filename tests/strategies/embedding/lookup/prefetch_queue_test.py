@@ -116,7 +116,6 @@ def test_refusals(dataset, layer, steps, error, message):
     ("mode", "workers", "ps", "options"),
     [
         ("async", 2, 2, "{}"),
-        ("half_async", 2, 1, "{}"),
         ("half_async", 1, 2, '{"num_replicas": 2}'),
         ("geo", 2, 1, '{"geo_steps": 3}'),
         ("sync", 2, 2, "{}"),
@@ -124,4 +123,4 @@ def test_refusals(dataset, layer, steps, error, message):
 )
 @pytest.mark.parametrize("check", checks_of("servers_prefetch.py"))
 def test_nothing_is_lost_or_counted_twice(run_check, check, mode, workers, ps, options):
-    run_check(check, mode, options, workers=workers, ps=ps, timeout=300)
+    run_check(check, mode, options, workers=workers, ps=ps)
