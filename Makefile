@@ -4,9 +4,8 @@
 # make test    all tests but the slow ones; make test-all: those too
 # make test-versions   a part of the tests on older TensorFlow, on other Pythons, and on pre-releases
 # make conformance   TensorFlow's and Keras's own tests of strategies, over stock ones and ours
-# make benchmarks   this package and its peers in turn, on an idle machine; CASE=mirrored is one of them,
-#                   OPTIONS="--rounds 5" go to the case; PyTorch, Paddle and TFRA get environments of
-#                   their own, in .venv-peers
+# make benchmarks   this package and its peers in turn, on an idle machine; CASE="mirrored rows" are two
+#                   of them, OPTIONS="--rounds 5" go to each
 # make compatibility   what works under which strategy, stock TensorFlow's too, into docs/compatibility.md
 # make docs    README and docs/ as a site in site/, with the API reference; warnings are errors
 # make dist    the source distribution and the wheel of what is committed, into dist/
@@ -59,51 +58,8 @@ test-versions: setup
 conformance: setup
 	$(BIN)/python -m pytest -m "" tests/conformance
 
-# The program of a case that has not its name, and what a case takes beside what all of them do.
-PROGRAM_OF_rows := embedding.py rows
-OPTIONS_OF_rows := --optimizers Adam
-PROGRAM_OF_click_model_adam := click_model.py
-OPTIONS_OF_click_model_adam := --optimizer adam
-PROGRAM_OF_tiny := embedding.py tiny
-OPTIONS_OF_tiny := --workers 1
-# Peers that have an environment of their own, where they can be installed.
-PEERS_OF_all_reduce := torch
-PEERS_OF_mirrored := torch
-PEERS_OF_rows := torch tfra
-PEERS_OF_tiny := torch
-PEERS_OF_embedding := torch tfra
-PEERS_OF_click_model := paddle
-PEERS_OF_click_model_adam := paddle
-PACKAGES_OF_torch := torch==2.13.0 numpy
-PACKAGES_OF_tfra := tensorflow-recommenders-addons==0.8.1 tensorflow==2.16.2 tf_keras==2.16.0
-PACKAGES_OF_paddle := paddlepaddle==2.6.2 'protobuf<5' 'numpy<2' setuptools
-CASES := all_reduce two_hosts mirrored click_model rows tiny start
-CASE ?= $(CASES)
-PEERS := $(sort $(foreach case,$(CASE),$(PEERS_OF_$(case))))
-# More cases, by their name alone.
-OPTIONS_OF_scaling := --rounds 2 --json build/scaling.json docs/images/scaling.svg
-OPTIONS_OF_step := build/step.svg
-MORE_CASES := click_model_adam parameter_server embedding onednn scaling shared_memory step
-# Those whose numbers become a picture.
-CASES_OF_PICTURES := $(CASES) click_model_adam parameter_server
-
-benchmarks: setup $(PEERS:%=.venv-peers/%/.ready)
-	@test -z "$(filter-out $(CASES) $(MORE_CASES),$(CASE))" || { \
-		echo "CASE is of: $(CASES) $(MORE_CASES)." \
-		"Received: $(filter-out $(CASES) $(MORE_CASES),$(CASE))."; exit 2; }
-	failed=; $(foreach case,$(CASE),$(BIN)/python benchmarks/$(or $(PROGRAM_OF_$(case)),$(case).py) \
-		$(OPTIONS_OF_$(case)) $(OPTIONS) \
-		$(foreach peer,$(PEERS_OF_$(case)),$$(test -e .venv-peers/$(peer)/.ready && \
-		echo --$(peer) .venv-peers/$(peer)/bin/python)) \
-		$(if $(filter $(case),$(CASES_OF_PICTURES)),--json build/benchmarks/$(case).json) || failed+=' $(case)';) \
-	for file in build/benchmarks/*.json; do test ! -e $$file || $(BIN)/python benchmarks/plot.py \
-		$$file docs/images/$$(basename $$file .json).svg || exit; done; \
-	test -z "$$failed" || { echo "These cases failed:$$failed."; exit 1; }
-
-$(PEERS:%=.venv-peers/%/.ready): .venv-peers/%/.ready:
-	$(PYTHON) -m venv .venv-peers/$*
-	.venv-peers/$*/bin/pip install --quiet --disable-pip-version-check $(PACKAGES_OF_$*) && touch $@ || \
-		echo "Left out of the benchmarks: $*, which cannot be installed here."
+benchmarks: setup
+	$(BIN)/python -m benchmarks $(CASE) $(OPTIONS)
 
 compatibility: setup
 	mkdir -p docs
@@ -129,7 +85,7 @@ dist: setup
 		--wheel-dir dist dist/*.tar.gz
 
 faults: setup
-	$(BIN)/python tools/faults.py $(if $(SHORT),--short) $(addprefix --seed ,$(SEED))
+	$(BIN)/python -m tests.faults.run $(if $(SHORT),--short) $(addprefix --seed ,$(SEED))
 
 lint: setup
 	$(BIN)/ruff check .

@@ -10,12 +10,7 @@ import statistics
 import sys
 from pathlib import Path
 
-import matplotlib as mpl
-from matplotlib import pyplot as plt
-
-mpl.use("svg")
-# The same numbers give the same file.
-mpl.rcParams.update({"svg.hashsalt": "plot", "svg.fonttype": "none", "font.size": 9})
+from drawing import plt, save
 
 
 def main() -> None:
@@ -52,9 +47,7 @@ def draw(content: dict, path: Path) -> None:
         panel.set_xlim(left=0)
         if number:
             panel.set_yticklabels([])
-    figure.tight_layout()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, metadata={"Date": None})
+    save(figure, path)
 
 
 if __name__ == "__main__":

@@ -166,11 +166,7 @@ def report(content: dict, picture: Path | None) -> None:
 
 def draw(model: np.ndarray, path: Path) -> None:
     """Draws the efficiency that the model predicts for ResNet-50's gradients."""
-    import matplotlib as mpl
-
-    mpl.use("svg")
-    mpl.rcParams.update({"svg.hashsalt": "plot", "svg.fonttype": "none", "font.size": 9})
-    from matplotlib import pyplot as plt
+    from drawing import plt, save
 
     compute, length, each = 0.5, BYTES[RESNET], 8
     numbers = [2**n for n in range(11)]
@@ -194,9 +190,7 @@ def draw(model: np.ndarray, path: Path) -> None:
     title = f"Prediction: steps of {compute:g} s that sum {length / 1e6:.0f} MB"
     panel.set_title(title)
     panel.legend(fontsize=7)
-    figure.tight_layout()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, metadata={"Date": None})
+    save(figure, path)
 
 
 if __name__ == "__main__":

@@ -15,12 +15,8 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import matplotlib as mpl
-from matplotlib import pyplot as plt
+from drawing import plt, save
 from turns import PEERS, ROOT, measured, on_workers, parser
-
-mpl.use("svg")
-mpl.rcParams.update({"svg.hashsalt": "step", "svg.fonttype": "none", "font.size": 9})
 
 COLORS = {
     "forward pass": "#6ca965",
@@ -75,9 +71,7 @@ def draw(steps: dict[str, list[tuple[str, float, float]]], path: Path) -> None:
     axes.set_xlabel("milliseconds")
     handles = [plt.Rectangle((0, 0), 1, 1, color=color) for color in COLORS.values()]
     figure.legend(handles, list(COLORS), ncols=len(COLORS), loc="upper center", frameon=False)
-    figure.tight_layout(rect=(0, 0, 1, 0.92))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, metadata={"Date": None})
+    save(figure, path, rect=(0, 0, 1, 0.92))
 
 
 if __name__ == "__main__":

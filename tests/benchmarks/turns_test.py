@@ -5,6 +5,7 @@ import importlib.util
 import os
 import re
 import shutil
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -16,8 +17,9 @@ BENCHMARKS = ROOT / "benchmarks"
 
 
 @pytest.fixture
-def load():
+def load(monkeypatch):
     """Loads a file of the benchmarks as a module."""
+    monkeypatch.syspath_prepend(BENCHMARKS)  # they import each other as programs do
 
     def load(path):
         spec = importlib.util.spec_from_file_location(f"benchmarks_{path.stem}", path)
@@ -134,11 +136,31 @@ def test_of_several_units_that_of_the_case_is_drawn(load, tmp_path):
 
 
 def test_a_file_of_numbers_has_one_table(load, monkeypatch, capsys):
-    monkeypatch.syspath_prepend(BENCHMARKS)
     monkeypatch.setattr(sys, "argv", ["embedding.py", "rows", "--json", "rows.json"])
     with pytest.raises(SystemExit):
         load(BENCHMARKS / "embedding.py").main()
     assert "--json takes one table: tiny, or rows with one optimizer." in capsys.readouterr().err
+
+
+def test_options_go_to_each_case_that_is_named():
+    command = [sys.executable, "-m", "benchmarks", "start", "parameter_server", "--help"]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert run.returncode == 0
+    assert "usage: start.py" in run.stdout and "usage: parameter_server.py" in run.stdout
+
+
+def test_a_case_that_does_not_exist_is_refused():
+    command = [sys.executable, "-m", "benchmarks", "start", "strat"]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert run.returncode == 2
+    assert "must be one of all_reduce, " in run.stdout and "Received: strat." in run.stdout
+
+
+def test_every_program_is_of_a_case(load):
+    programs = {case.program for case in load(BENCHMARKS / "__main__.py").CASES.values()}
+    # They measure no peer, and are described in docs/capacity.md and docs/memory.md.
+    others = {"__main__.py", "turns.py", "plot.py", "drawing.py", "capacity.py", "memory.py"}
+    assert programs | others == {path.name for path in BENCHMARKS.glob("*.py")}
 
 
 def test_the_examples_in_them_hold(load, turns):
@@ -207,8 +229,7 @@ def test_the_model_of_steps_is_fitted_and_drawn(job):
     job.assert_nothing_left()
 
 
-def test_the_model_of_sums_finds_what_sums_are_made_of(load, monkeypatch):
-    monkeypatch.syspath_prepend(BENCHMARKS)
+def test_the_model_of_sums_finds_what_sums_are_made_of(load):
     scaling = load(BENCHMARKS / "scaling.py")
     true = [1e-3, 2e-10, 5e-3, 1e-3, 3e-10, 1.1]
     points = [

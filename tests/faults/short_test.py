@@ -9,7 +9,7 @@ from tests.support.job import ROOT
 
 
 def run_faults(forked_python, *options):
-    command = [sys.executable, "tools/faults.py", "--short", "--seed", "1", *options]
+    command = [sys.executable, "-m", "tests.faults.run", "--short", "--seed", "1", *options]
     command += ["--python", forked_python]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900)
     assert run.returncode == 0, run.stdout + run.stderr

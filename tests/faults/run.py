@@ -1,6 +1,6 @@
 """Does harm to jobs, files and inputs, and prints what came of it: `make faults`.
 
-    faults.py [--short] [--only KIND ...] [--seed N] [--python PYTHON]
+    python -m tests.faults.run [--short] [--only KIND ...] [--seed N] [--python PYTHON]
 
 Each line of the table is a kind of fault: how many were tried, after how many everything went on
 or ended as it should, how long it took to be noticed, what was lost beyond what a checkpoint of
@@ -27,14 +27,14 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-if TYPE_CHECKING:
-    from tests.support.job import Job
-    from tests.support.two_hosts import TwoHosts
+from tests.support import network_faults
+from tests.support.fork_server import ForkServer
+from tests.support.job import Job
+from tests.support.two_hosts import TwoHosts, missing
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+ROOT = Path(__file__).resolve().parents[2]
 
 PROGRAM = ROOT / "tests" / "distributed" / "killed_training.py"
 _KINDS = ("inputs", "files", "memory", "kills", "network")
@@ -264,8 +264,6 @@ def _ends(output: str) -> set[End]:
 
 
 def _job(way: Way, directory: Path, python: str) -> Job:
-    from tests.support.job import Job
-
     job = Job(directory)
     job.python = python
     job.environ["KERAS_STRATEGIES_COMMUNICATION"] = way.communication
@@ -361,8 +359,6 @@ _HUNGRY = {
 
 def starve(kind: str) -> Row:
     """Has one worker of two want more memory than it may have; the job ends, and says why."""
-    from tests.support.job import Job
-
     row = Row("a worker without memory")
     directory = Path(tempfile.mkdtemp())
     job = Job(directory)
@@ -387,8 +383,6 @@ def disturb(row: Row, hosts: TwoHosts, kind: str, name: str, whole: set[str]) ->
 
     TensorFlow's collectives may give a host up that is away for a while.
     """
-    from tests.support import network_faults
-
     is_cut, may_end = name == "cut", (kind, name) == ("tensorflow", "back")
     steps = 400 if is_cut and kind == "async" else 30
     ended = network_faults.train(hosts, kind, getattr(network_faults, name), 200.0, steps)
@@ -410,9 +404,6 @@ def disturb(row: Row, hosts: TwoHosts, kind: str, name: str, whole: set[str]) ->
 
 def disturb_all(short: bool) -> list[Row]:
     """Harms the network in all ways, one at a time, where two hosts can be made."""
-    from tests.support import network_faults
-    from tests.support.two_hosts import TwoHosts, missing
-
     if reason := missing():
         print(f"Left out: faults of the network, for {reason}.", flush=True)
         return []
@@ -462,8 +453,6 @@ def _submit(
 
 def _forking(stack: contextlib.ExitStack) -> str:
     """Returns a Python that has imported TensorFlow, which is half of a short job's work."""
-    from tests.support.fork_server import ForkServer
-
     server = ForkServer(Path(stack.enter_context(tempfile.TemporaryDirectory())))
     stack.callback(server.close)
     return server.python
