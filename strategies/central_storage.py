@@ -18,13 +18,12 @@ from strategies.compat.tensorflow import (
 from strategies.core.extended import ReplicatedExtended
 from strategies.mirrored import ReplicatedStrategy, resolve_devices, validate_devices
 from strategies.reduction import ReductionOptions
+from strategies.utils.devices import HOST
 from strategies.variables.on_read_variable import keep_state_per_replica
 from strategies.variables.optimizer_traits import update_without_xla
 from strategies.variables.row_variable import RowVariable
 from strategies.variables.scalars import MirroredVariable
 from strategies.variables.unsynchronized_state import is_unsynchronized_state
-
-_HOST = "/device:CPU:0"
 
 
 class CentralStorageStrategy(ReplicatedStrategy, tf.distribute.MirroredStrategy):
@@ -68,7 +67,7 @@ class CentralStorageStrategy(ReplicatedStrategy, tf.distribute.MirroredStrategy)
         num_replicas: int | None = None,
     ):
         compute_devices = resolve_devices(compute_devices, num_replicas, "compute_devices")
-        holder = _HOST if parameter_device is None else validate_devices([parameter_device])[0]
+        holder = HOST if parameter_device is None else validate_devices([parameter_device])[0]
         # A subclass of stock's mirrored strategy, which tf_keras checks for where it scales
         # gradients.
         extended = CentralStorageExtended(self, compute_devices, canonicalize(holder))

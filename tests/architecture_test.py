@@ -19,7 +19,7 @@ FILES = sorted([*ROOT.glob("tf_config/**/*.py"), *ROOT.glob("strategies/**/*.py"
 MAY_IMPORT = {
     "utils": "",
     "compat": "",
-    "profiling": "compat files",
+    "profiling": "compat utils files",
     "collectives": "compat utils diagnostics",
     "diagnostics": "compat utils collectives profiling",
     "files": "compat collectives diagnostics",

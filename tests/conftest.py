@@ -23,7 +23,7 @@ hypothesis.settings.register_profile("any machine", deadline=None)
 hypothesis.settings.load_profile("any machine")
 
 # A check takes a few; a job of many has to end also where other jobs run beside it.
-SECONDS_OF_A_CHECK = 30
+SECONDS_OF_A_CHECK = 60
 
 # TensorFlow's modules and thousands of tests are objects for good. By its usual thresholds Python
 # looks through all of them so often that collecting takes a third as long again.

@@ -15,6 +15,7 @@ from strategies.callbacks.base import Callback
 from strategies.collectives.workers import are_in_step, collectives_of
 from strategies.compat.keras import tensorflow_variable, watch_gradients
 from strategies.compat.tensorflow import ResourceVariable, is_compiled_by_xla
+from strategies.utils.devices import HOST
 
 _NAMED = 3  # variables in a message
 
@@ -121,7 +122,7 @@ class _Counts:
         # XLA compiles a step for the device that the variables are on.
         is_compiled = is_compiled_by_xla(tf.compat.v1.get_default_graph())
         first = tensorflow_variable(variables[0]) if variables else None
-        self._device = first.device if is_compiled and first is not None else "/device:CPU:0"
+        self._device = first.device if is_compiled and first is not None else HOST
         with tf.init_scope(), tf.device(self._device):
             self._found = ResourceVariable(tf.zeros([len(variables)], tf.int64), trainable=False)
 

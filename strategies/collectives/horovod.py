@@ -31,6 +31,7 @@ from strategies.compat.tensorflow import (
     ResourceVariable,
     place_in_function,
 )
+from strategies.utils.devices import HOST
 from tf_config import Address, ClusterConfigError, ClusterSpec, Task
 from tf_config.horovod.environment import place, rendezvous_at
 
@@ -73,7 +74,7 @@ class HorovodCollectives(StreamKeeper):
         # A graph numbers equal names. If a subset shared the names of all workers, its members
         # would count further than the others, and wait under names that these never use.
         self._name = f"keras_strategies.set_{self._process_set.process_set_id}.stream_{stream}"
-        with tf.init_scope(), tf.device("/device:CPU:0"):
+        with tf.init_scope(), tf.device(HOST):
             # The first value of the last result, if it has values; see `_run_named`.
             self._finished = ResourceVariable(
                 [0], dtype=tf.int64, trainable=False, shape=tf.TensorShape([None])
@@ -146,7 +147,7 @@ class HorovodCollectives(StreamKeeper):
     def all_to_all(self, tensor: tf.Tensor, counts: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the rows that the workers sent to this one; see `Collectives`."""
         check_is_numeric(tensor.dtype)
-        with tf.device("/device:CPU:0"):
+        with tf.device(HOST):
             splits = tf.cast(counts, tf.int32)
         carrier = _CARRIERS.get(tensor.dtype, tensor.dtype)
         sent = tensor if carrier == tensor.dtype else tf.bitcast(tensor, carrier)

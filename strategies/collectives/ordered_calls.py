@@ -9,8 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from strategies.compat.tensorflow import ResourceVariable
-
-_CPU = "/device:CPU:0"
+from strategies.utils.devices import HOST
 
 
 class OrderedCalls:
@@ -20,7 +19,7 @@ class OrderedCalls:
     """
 
     def __init__(self) -> None:
-        with tf.init_scope(), tf.device(_CPU):
+        with tf.init_scope(), tf.device(HOST):
             # See [Note: whose turn it is] in base.py.
             self._ticket = ResourceVariable(0, trainable=False, dtype=tf.int64)
 
@@ -41,7 +40,7 @@ class OrderedCalls:
         def in_order(ticket: np.ndarray, *arrays: np.ndarray) -> list[Any]:
             return [*function(*arrays), ticket + 1]
 
-        with tf.device(_CPU):
+        with tf.device(HOST):
             # The call takes the ticket, and the next call's read waits for this one's write. The
             # value itself means nothing: it only makes each operation depend on the one before.
             ticket = self._ticket.read_value()

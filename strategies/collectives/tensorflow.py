@@ -28,9 +28,9 @@ from strategies.collectives.dtypes import (
 from strategies.collectives.registry import Backend, register
 from strategies.collectives.startup.grpc_server import join
 from strategies.compat.tensorflow import CommunicationOptions, ResourceVariable
+from strategies.utils.devices import HOST
 from tf_config import ClusterSpec, Task
 
-_CPU = "/device:CPU:0"
 _Implementation = tf.distribute.experimental.CommunicationImplementation
 # The kinds of operations and their dtypes, each with its own group.
 _KINDS = (
@@ -129,7 +129,7 @@ class TensorFlowCollectives(StreamKeeper, AllToAllViaAllGather):
         ]
 
     def _make_stream(self) -> TensorFlowCollectives:
-        return TensorFlowCollectives(self.rank, self.size, _CPU, self._options)
+        return TensorFlowCollectives(self.rank, self.size, HOST, self._options)
 
     def subset(self, ranks: Sequence[int]) -> TensorFlowCollectives | None:
         """Returns collectives among some of the workers; see `NetworkCollectives`."""
@@ -188,7 +188,7 @@ class TensorFlowCollectives(StreamKeeper, AllToAllViaAllGather):
         }[kind]
         device, hint = self._placement(kind, vector.dtype)
         sent = vector if vector.shape[0] else _pad_if_empty(vector)
-        with tf.device(_CPU):
+        with tf.device(HOST):
             instance = tf.size(sent)
         with tf.device(device):
             result = operation(
@@ -210,7 +210,7 @@ class TensorFlowCollectives(StreamKeeper, AllToAllViaAllGather):
         on_gpu = "GPU" in self._device and self._options.implementation != _Implementation.RING
         if on_gpu and kind == "sum" and dtype.is_floating:
             return self._device, "nccl"
-        return _CPU, "ring"
+        return HOST, "ring"
 
     def _token(self, device: str) -> ResourceVariable:
         if device not in self._tokens:

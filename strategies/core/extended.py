@@ -58,6 +58,7 @@ from strategies.diagnostics.consistency import check_same_call
 from strategies.diagnostics.progress import tell_progress
 from strategies.reduction import ReductionOptions, ReplicaCrossDeviceOps
 from strategies.reduction.xla import check_devices
+from strategies.utils.devices import HOST
 from strategies.variables.merged import mark_merged
 from strategies.variables.on_read_variable import OnReadVariable, keep_state_per_replica
 from strategies.variables.optimizer_traits import update_without_xla
@@ -131,7 +132,7 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         self._num_devices_per_worker = len(self._devices)
         self._id_in_cluster = collectives.rank
         self._is_chief = collectives.rank == 0
-        self._worker_device = canonicalize("/device:CPU:0")
+        self._worker_device = canonicalize(HOST)
         self._input_workers_devices = ((self._worker_device, self._devices),)
         self._cfer_fn_cache: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         self._use_var_policy = False

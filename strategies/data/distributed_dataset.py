@@ -33,6 +33,7 @@ from strategies.diagnostics.calls import record_call
 from strategies.diagnostics.consistency import check_same_call, spec_text
 from strategies.files.file_locks import check_sole_writer
 from strategies.profiling.spans import INPUT, SpanStream
+from strategies.utils.devices import HOST
 
 _Replication = tf.distribute.InputReplicationMode
 _waits = SpanStream(INPUT)
@@ -367,7 +368,7 @@ def per_replica_datasets(
     """
     devices = strategy.extended.worker_devices
     on_devices = options.experimental_place_dataset_on_device
-    sources = devices if on_devices else [canonicalize("/device:CPU:0", d) for d in devices]
+    sources = devices if on_devices else [canonicalize(HOST, d) for d in devices]
     workers = InputWorkers([(one, (own,)) for one, own in zip(sources, devices, strict=True)])
     count = len(devices)
     contexts = [tf.distribute.InputContext(count, number, count) for number in range(count)]

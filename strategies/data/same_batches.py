@@ -18,6 +18,7 @@ from absl import logging
 from strategies.collectives.base import Collectives
 from strategies.data.elements import as_written, scan_dataset
 from strategies.data.input_consistency import different_examples_message
+from strategies.utils.devices import HOST
 
 # Batches are compared whose numbers are powers of two, then those at multiples of this one.
 _PERIOD = 256
@@ -49,16 +50,17 @@ class BatchComparison:
           batch: the batch.
           first_only: whether only the first batch of an epoch is compared.
         """
-        number, is_due = summary[0] + 1, summary[1] > 0
-        if first_only:
-            is_due = tf.equal(number, 1)
-        compared = tf.cond(
-            is_due,
-            lambda: tf.numpy_function(
-                self._compare, [self._stream.all_gather(summary[tf.newaxis])], tf.bool
-            ),
-            lambda: tf.constant(True),
-        )
+        with tf.device(HOST):
+            number, is_due = summary[0] + 1, summary[1] > 0
+            if first_only:
+                is_due = tf.equal(number, 1)
+            compared = tf.cond(
+                is_due,
+                lambda: tf.numpy_function(
+                    self._compare, [self._stream.all_gather(summary[tf.newaxis])], tf.bool
+                ),
+                lambda: tf.constant(True),
+            )
         with tf.control_dependencies([compared]):
             return tf.nest.map_structure(tf.identity, batch, expand_composites=True)
 

@@ -29,6 +29,7 @@ from strategies.data.elements import (
 )
 from strategies.data.same_batches import add_summaries, fingerprint
 from strategies.utils.assertions import assert_in_step
+from strategies.utils.devices import HOST
 from strategies.utils.partitioning import part_bounds
 
 _Policy = tf.data.experimental.AutoShardPolicy
@@ -85,7 +86,7 @@ class Epochs:
         goes_on = tf.data.Dataset.from_tensors(True).repeat()
         self._endless = tf.data.Dataset.zip((goes_on, self.one_epoch)).concatenate(end).repeat()
         run = iter(self._endless)
-        with tf.device("/device:CPU:0"):  # where tf.data runs
+        with tf.device(HOST):  # where tf.data runs
             inside = tf.Variable(False, trainable=False)
 
         @as_written

@@ -13,6 +13,7 @@ import tensorflow as tf
 from strategies.collectives.base import Collectives, StreamKeeper
 from strategies.compat.tensorflow import ResourceVariable
 from strategies.profiling.spans import EXCHANGE, SpanStream
+from strategies.utils.devices import HOST
 
 
 class OperationTracker:
@@ -55,7 +56,7 @@ class OperationTracker:
 
     def add_counters(self, kind: str) -> tuple[ResourceVariable, ResourceVariable]:
         """Returns new counters of the operations of a kind that functions have begun and ended."""
-        with tf.init_scope(), tf.device("/device:CPU:0"):
+        with tf.init_scope(), tf.device(HOST):
             begun, ended = (ResourceVariable(0, dtype=tf.int64, trainable=False) for _ in range(2))
         self._graphs.append((kind, begun, ended))
         return begun, ended

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 import tensorflow as tf
 
 from strategies.compat.tensorflow import ResourceVariable
+from strategies.utils.devices import HOST
 
 INPUT, EXCHANGE, BACKGROUND = "input", "exchange", "background"
 _KEPT = 1 << 16  # the number of newest spans kept per stream
@@ -97,7 +98,7 @@ class SpanStream:
         with tf.control_dependencies(tf.nest.flatten(result, expand_composites=True)):
             end = _now()
         count, rows = self._graph_ring()
-        with tf.device("/device:CPU:0"):
+        with tf.device(HOST):
             place = (count.assign_add(1).read_value() - 1) % _KEPT
             row = tf.stack([tf.constant(float(len(self._names)), tf.float64), begin, end])
             rows.scatter_nd_update([[place]], [row])
@@ -109,7 +110,7 @@ class SpanStream:
     def _graph_ring(self) -> tuple[ResourceVariable, ResourceVariable]:
         """Returns the variables for the number of spans recorded in functions and the last ones."""
         if self._ring is None:
-            with tf.init_scope(), tf.device("/device:CPU:0"):
+            with tf.init_scope(), tf.device(HOST):
                 count = ResourceVariable(0, dtype=tf.int64, trainable=False)
                 rows = ResourceVariable(tf.zeros([_KEPT, 3], tf.float64), trainable=False)
             self._ring = count, rows
@@ -214,5 +215,5 @@ def common(first: Sequence[Period], second: Sequence[Period]) -> list[Period]:
 
 
 def _now() -> Any:
-    with tf.device("/device:CPU:0"):
+    with tf.device(HOST):
         return tf.timestamp()

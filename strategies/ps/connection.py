@@ -24,10 +24,10 @@ from strategies.diagnostics.operations import OperationTracker
 from strategies.diagnostics.watchdog import LOST_SECONDS, step_timeout_seconds
 from strategies.ps.function_key import function_key
 from strategies.ps.lock import INCOMPLETE_CHANGE, Lock
+from strategies.utils.devices import HOST
 from tf_config import Address, ClusterSpec, Task
 from tf_config.reachability import connect
 
-_CPU = "/device:CPU:0"
 _ANSWER_SECONDS = 2.0
 _CLOSE_SECONDS = 60.0
 _LOST_ANSWER_SECONDS = 0.1
@@ -114,7 +114,7 @@ class ServerConnection:
         with (
             self._lock,
             self.graph.as_default(),
-            tf.device(_CPU),
+            tf.device(HOST),
             _function_call_options(self._options),
         ):
             yield

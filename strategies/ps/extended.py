@@ -55,10 +55,9 @@ from strategies.ps.variables import (
     reject_read,
 )
 from strategies.reduction import ReductionOptions
+from strategies.utils.devices import HOST
 from strategies.variables.on_read_variable import keep_state_per_replica
 from strategies.variables.row_variable import table_asked_for
-
-_CPU = "/device:CPU:0"
 
 
 class ParameterServerExtended(ReplicatedExtended):
@@ -195,7 +194,7 @@ class ParameterServerExtended(ReplicatedExtended):
         shared.remote, shared.kind, shared.base = remote, kind, None
         if kind is VariableKind.STATE or self.update_mode.has_local_optimizer:
             # The value that the copy and the servers last had in common.
-            with tf.device(_CPU):
+            with tf.device(HOST):
                 shared.base = ResourceVariable(present, trainable=False, dtype=remote.dtype)
         # Lets an optimizer find the variable to which a slice on a server belongs.
         for part in remote.parts:
@@ -210,7 +209,7 @@ class ParameterServerExtended(ReplicatedExtended):
             lambda: initial, beside=beside.remote,
         )  # fmt: skip
         # TensorFlow's class needs a component. This one is never initialized and takes no memory.
-        with tf.device(_CPU):
+        with tf.device(HOST):
             stand_in = UninitializedVariable(
                 trainable=False, shape=initial.shape, dtype=remote.dtype, name=kwargs.get("name")
             )
@@ -477,7 +476,7 @@ class ParameterServerExtended(ReplicatedExtended):
                 return [False, *(np.zeros([0], dtype) for dtype in dtypes)]
             return [True, *vectors]
 
-        with tf.device(_CPU):
+        with tf.device(HOST):
             tensors = program.pack(updates, [count for _, count in counts])
             fresh, *vectors = self.call_in_order(
                 "updates", deliver, tensors, [tf.bool, *program.dtypes]

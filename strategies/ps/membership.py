@@ -5,6 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from strategies.compat.tensorflow import ResourceVariable, Session
+from strategies.utils.devices import HOST
 
 # States of a worker. A killed worker stays PRESENT; a restarted one becomes PRESENT again.
 AWAITED, PRESENT, LEFT = 0, 1, 2
@@ -33,7 +34,7 @@ class Membership:
 
     def __init__(self, target: str, workers: int):
         self._graph = tf.Graph()
-        with self._graph.as_default(), tf.device("/device:CPU:0"):
+        with self._graph.as_default(), tf.device(HOST):
             self._states = worker_states(workers)
             with tf.name_scope("membership/"):
                 number = ResourceVariable(tf.zeros([], tf.int32), name="number", trainable=False)

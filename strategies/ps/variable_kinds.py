@@ -11,14 +11,13 @@ import tensorflow as tf
 
 from strategies.compat.keras import constraint_of, is_iterations
 from strategies.compat.tensorflow import CheckpointInitialValue
+from strategies.utils.devices import HOST
 from strategies.variables.unsynchronized_state import is_unsynchronized_state
-
-_CPU = "/device:CPU:0"
 
 
 def initial_value(kwargs: dict[str, Any]) -> np.ndarray:
     """Returns the initial value that this worker's script gives a new variable."""
-    with tf.init_scope(), tf.device(_CPU):
+    with tf.init_scope(), tf.device(HOST):
         value = kwargs["initial_value"]
         value = value() if callable(value) else value
         if isinstance(value, CheckpointInitialValue):

@@ -20,10 +20,9 @@ from strategies.compat.tensorflow import VARIABLE_VALUE_KEY, ResourceVariable
 from strategies.ps.connection import ServerConnection
 from strategies.ps.registry import RemoteVariable, VariableRegistry
 from strategies.ps.row_log import NEVER
+from strategies.utils.devices import HOST
 from strategies.variables.active_view import ActiveView
 from strategies.variables.scalars import MirroredVariable
-
-_CPU = "/device:CPU:0"
 
 
 class ServerView:
@@ -164,7 +163,7 @@ class SharedVariable(_RemoteMirroredVariable):
     def row_positions(self) -> ResourceVariable:
         """For each slice, the position in the log of its rows that the copy is up to date with."""
         if self._row_positions is None:
-            with tf.init_scope(), tf.device(_CPU):
+            with tf.init_scope(), tf.device(HOST):
                 never = tf.fill([len(self.remote.slices)], tf.constant(NEVER, tf.int64))
                 self._row_positions = ResourceVariable(never, trainable=False)
         return self._row_positions

@@ -14,6 +14,7 @@ import tensorflow as tf
 from strategies.compat.tensorflow import Session
 from strategies.diagnostics.watchdog import Watchdog, step_timeout_seconds, watch_seconds
 from strategies.ps.connection import ServerConnection, ServerGroup, answer_in_thread, state_of
+from strategies.utils.devices import HOST
 from tf_config import ClusterSpec, Task
 
 _ANSWER_SECONDS = 5.0
@@ -34,7 +35,7 @@ class ServerEntries:
     def __init__(self, server: ServerConnection):
         self._server = server
         graph = tf.Graph()
-        with graph.as_default(), tf.device("/device:CPU:0"):
+        with graph.as_default(), tf.device(HOST):
             table = tf.raw_ops.MutableHashTableV2(
                 key_dtype=tf.int64, value_dtype=tf.string, shared_name="operations"
             )

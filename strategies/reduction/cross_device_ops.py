@@ -18,6 +18,7 @@ from strategies.compat.tensorflow import (
 from strategies.reduction import sparse
 from strategies.reduction.options import ReductionOptions
 from strategies.reduction.xla import check_communication
+from strategies.utils.devices import HOST
 from strategies.utils.gpus import has_virtual_gpus
 
 _LARGEST_RANK = 16  # of tensors that are gathered
@@ -370,7 +371,8 @@ class ReplicaCrossDeviceOps(tf.distribute.CrossDeviceOps):
             return regroup((value,), wrap_class=Mirrored)
         copies = []
         for device in self._devices:
-            with tf.device(device):
+            # Rows of tables are updated on the host; see [Note: lookups on the host].
+            with tf.device(HOST if sparse.is_marked_reduced(value) else device):
                 copies.append(tf.nest.map_structure(tf.identity, value, expand_composites=True))
         return regroup(tuple(copies), wrap_class=Mirrored)
 

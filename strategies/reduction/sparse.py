@@ -24,8 +24,8 @@ from typing import Any
 import tensorflow as tf
 
 from strategies.collectives import Collectives
+from strategies.utils.devices import HOST
 
-_HOST = "/device:CPU:0"
 _WIDTH_OF_VECTORS = 32  # from which on TensorFlow multiplies by Eigen, with a call for each row
 # By the identity of a gradient's indices, which scaling and clipping do not change.
 _reduced_indices: weakref.WeakValueDictionary[int, tf.Tensor] = weakref.WeakValueDictionary()
@@ -141,7 +141,7 @@ def all_reduce(slices: tf.IndexedSlices, collectives: Collectives) -> tf.Indexed
 def unique_of_workers(slices: tf.IndexedSlices) -> tf.IndexedSlices:
     """Returns `unique` of a gradient that all workers have gathered: the same bits on each."""
     # A GPU adds the values of a row in an order that differs from run to run.
-    with tf.device(_HOST):
+    with tf.device(HOST):
         return unique(slices)
 
 
@@ -203,7 +203,8 @@ def sum_replicas(column: Sequence[tf.IndexedSlices]) -> tf.IndexedSlices:
     if len(column) == 1:
         return column[0]
     _, show = _rebuilders[id(column[0].indices)]
-    rows = tf.concat([_rebuilders[id(one.indices)][0] for one in column], 0)
-    values = tf.concat([one.values for one in column], 0)
-    total = unique(tf.IndexedSlices(values, rows))
-    return show(total.values, total.indices)
+    with tf.device(HOST):  # the rows are there; see [Note: lookups on the host]
+        rows = tf.concat([_rebuilders[id(one.indices)][0] for one in column], 0)
+        values = tf.concat([one.values for one in column], 0)
+        total = unique(tf.IndexedSlices(values, rows))
+        return show(total.values, total.indices)

@@ -12,8 +12,8 @@ import tensorflow as tf
 
 from strategies.compat.tensorflow import ResourceVariable
 from strategies.utils.assertions import assert_in_step
+from strategies.utils.devices import HOST
 
-HOST = "/device:CPU:0"
 # The shapes of new tensors are int32.
 _MAX_ROWS = 2**31 - 1
 # Number of rows that are copied or filled at once when an array grows.

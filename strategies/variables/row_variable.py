@@ -50,7 +50,8 @@ from strategies.compat.keras import (
 )
 from strategies.compat.tensorflow import ResourceVariable, add_variable_creator
 from strategies.reduction.sparse import as_tensors, sum_by_position
-from strategies.variables.growable_array import HOST, GrowableArray
+from strategies.utils.devices import HOST
+from strategies.variables.growable_array import GrowableArray
 from strategies.variables.optimizer_traits import ELEMENTWISE, check_trains_rows, update_without_xla
 from strategies.variables.row_view import RowView
 

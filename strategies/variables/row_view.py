@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from strategies.compat.tensorflow import ResourceVariable
 from strategies.utils.assertions import assert_in_step
-from strategies.variables.growable_array import HOST
+from strategies.utils.devices import HOST
 
 # Maximum number of unapplied gradients that are recognized as stale.
 _MAX_DROPPED = 1024

@@ -83,6 +83,9 @@ def moved(model, how):
             str(directory / "rows")
         )
     elif how == "weights":
+        # As from any file of weights, an optimizer loads the slot variables that it has.
+        with strategy.scope():
+            model.optimizer.build(model.trainable_variables)
         model.load_weights(str(directory / "model.weights.h5"))
     else:
         tf.train.Checkpoint(model=model).restore(str(directory / "checkpoint")).expect_partial()

@@ -60,7 +60,7 @@ def near():
 def check_float16_travels():
     assert 0 < distance(near(), alone()) < 0.01, distance(near(), alone())
     program = next(iter(strategy.extended._programs.values()))
-    assert [pack.dtype for pack in program._server_programs[0].packs] == [tf.float16]
+    assert [vector.dtype for vector in program._server_programs[0].dense] == [tf.float16]
 
 
 def check_eager_training():

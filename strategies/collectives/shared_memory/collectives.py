@@ -14,10 +14,10 @@ from strategies.collectives.shared_memory import transfers
 from strategies.collectives.shared_memory.channel import Channel
 from strategies.collectives.shared_memory.host import Host
 from strategies.collectives.shared_memory.stream import Stream
+from strategies.utils.devices import HOST
 
 _Transfer = Callable[[Channel, list[np.ndarray], str], list[np.ndarray]]
 
-_CPU = "/device:CPU:0"
 # Dtypes that NumPy lacks, and the dtypes in which their values are moved.
 _CARRIERS = {tf.bfloat16: tf.uint16}
 
@@ -44,7 +44,7 @@ class SharedMemoryCollectives(StreamKeeper):
 
     def all_reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Returns the sums over all workers; see `Collectives`."""
-        with tf.device(_CPU):
+        with tf.device(HOST):
             vectors = [
                 tf.reshape(tf.cast(tensor, accumulation_dtype(tensor.dtype)), [-1])
                 for tensor in tensors
@@ -98,7 +98,7 @@ class SharedMemoryCollectives(StreamKeeper):
     ) -> list[tf.Tensor]:
         """Runs an operation; returns its results or, if this worker gets none, the vectors."""
         dtypes = [vector.dtype for vector in vectors] if has_results else []
-        with tf.device(_CPU):
+        with tf.device(HOST):
             results = self._run(operation, vectors, dtypes) or list(vectors)
         pairs = zip(results, vectors, strict=True)
         return [tf.ensure_shape(result, vector.shape) for result, vector in pairs]
@@ -107,7 +107,7 @@ class SharedMemoryCollectives(StreamKeeper):
         """Runs an operation that only moves a tensor's values, whose bits do not change."""
         check_is_numeric(tensor.dtype)
         carrier = _CARRIERS.get(tensor.dtype)
-        with tf.device(_CPU):
+        with tf.device(HOST):
             sent = tensor if carrier is None else tf.bitcast(tensor, carrier), *others
             moved, *results = self._run(operation, sent, [value.dtype for value in sent])
             moved = moved if carrier is None else tf.bitcast(moved, tensor.dtype)

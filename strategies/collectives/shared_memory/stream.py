@@ -24,10 +24,10 @@ import tensorflow as tf
 from strategies.collectives.ordered_calls import OrderedCalls
 from strategies.collectives.shared_memory.buffers import ALIGNMENT
 from strategies.compat.tensorflow import ResourceVariable, eager_mode
+from strategies.utils.devices import HOST
 
 Operation = Callable[[list[np.ndarray], str], list[np.ndarray]]
 
-_CPU = "/device:CPU:0"
 _CAPACITY = 1 << 20
 _NO_ERROR = np.array(b"", object)  # TensorFlow converts text that is not bytes slowly
 _SECONDS_TO_END = 1.0  # an operation that waits for another worker may never end
@@ -74,7 +74,7 @@ class _Executions:
     """
 
     def __init__(self) -> None:
-        with tf.init_scope(), tf.device(_CPU):
+        with tf.init_scope(), tf.device(HOST):
             self._count = ResourceVariable(0, dtype=tf.int64, trainable=False)
         self._numbers: MutableMapping[tf.Graph, tf.Tensor] = weakref.WeakKeyDictionary()
 
@@ -131,7 +131,7 @@ class _InThread:
 
     def __init__(self, lock: threading.Lock):
         self._calls: list[_Call] = []
-        with tf.init_scope(), tf.device(_CPU):
+        with tf.init_scope(), tf.device(HOST):
             self._order = tf.queue.FIFOQueue(_CAPACITY, [tf.int32, tf.int64], [(), ()])
             self._tickets = ResourceVariable(0, dtype=tf.int64, trainable=False)
         self._executions = _Executions()
@@ -167,7 +167,7 @@ class _Call:
     ):
         self._operation = operation
         self._received = received
-        with tf.init_scope(), tf.device(_CPU):
+        with tf.init_scope(), tf.device(HOST):
             self._requests = tf.queue.FIFOQueue(_CAPACITY, [tf.int64, tf.int64, *sent])
             self._results = tf.queue.FIFOQueue(_CAPACITY, [tf.int64, tf.string, *received])
             self._no_error = tf.constant("")

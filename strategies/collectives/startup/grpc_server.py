@@ -14,6 +14,7 @@ from strategies.collectives.startup.liveness import LivenessWatch
 from strategies.collectives.startup.rendezvous import meeting
 from strategies.collectives.startup.waiting import wait_until
 from strategies.compat.tensorflow import context
+from strategies.utils.devices import HOST
 from tf_config import ClusterConfigError, ClusterSpec, Task
 
 _ANSWER_SECONDS = 2.0
@@ -78,7 +79,7 @@ def _leave(size: int, watch: LivenessWatch, process: int) -> None:
     watch.stop()
     if hasattr(sys, "last_value"):  # an error ends this process: no other worker is leaving
         return
-    with contextlib.suppress(tf.errors.OpError), tf.device("/device:CPU:0"):
+    with contextlib.suppress(tf.errors.OpError), tf.device(HOST):
         tf.raw_ops.CollectiveReduceV2(
             input=[0],
             group_size=size,

@@ -20,7 +20,7 @@ from strategies.embedding.checkpoint.snapshot import gather_all, ids_and_rows
 from strategies.embedding.shard.hashing import shard_of
 from strategies.embedding.shard.table import Table
 from strategies.embedding.shard.table_shard import TableShard
-from strategies.variables.growable_array import HOST
+from strategies.utils.devices import HOST
 
 
 class ServedTable(tf.lookup.experimental.MutableHashTable):

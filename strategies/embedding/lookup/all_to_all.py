@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from strategies.collectives import Collectives
 from strategies.embedding.shard.hashing import shard_of
-from strategies.variables.growable_array import HOST
+from strategies.utils.devices import HOST
 
 
 class AllToAll:

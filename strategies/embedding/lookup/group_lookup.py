@@ -18,13 +18,21 @@ optimizer gets.
 
 Where workers exchange rows, each of these steps is an exchange with all others, in the same order
 on all: that of the forward pass, and its reverse.
+
+[Note: lookups on the host]
+Tables and the ids in them are in the memory of the host, whatever the replica's device is. So all
+of a lookup is placed there, from the ids to the row of each, and all of its gradient from that of
+those rows on. Then the ids cross to the host once, and rows and gradients once between it and the
+replica's device. If only the operations on tables were on the host, the positions of the ids would
+cross several times, and a GPU would wait for each. On a host, sums of gradients also have the same
+bits in each run, because their order is the same.
 """
 
 from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -42,6 +50,7 @@ from strategies.core.extended import ReplicatedExtended
 from strategies.embedding.lookup.fused_optimizer import FusedOptimizer
 from strategies.embedding.lookup.router import LookupResult, LookupRouter
 from strategies.reduction import sparse as row_gradients
+from strategies.utils.devices import HOST
 from strategies.variables.row_variable import RowVariable
 from strategies.variables.row_view import RowView
 
@@ -109,20 +118,22 @@ class Lookup:
           ids: ids of each table, int64 [n].
           training: whether ids get rows and rows get gradients; None is true if a tape records.
         """
-        keys, positions = keys_of(ids)
-        sizes = [tf.size(each) for each in ids]
-        values, penalties = self._look_up(keys, training)
-        each = tf.gather(values, positions)
-        parts = tf.split(each, tf.stack(sizes)) if len(sizes) > 1 else [each]
-        rows = [tf.ensure_shape(part, [None, self._width]) for part in parts]
-        if penalties is None:
-            return rows, None
-        return rows, tf.reduce_sum(penalties[:, tf.newaxis] * tf.square(values))
+        with tf.device(HOST):  # see [Note: lookups on the host]
+            keys, positions = keys_of(ids)
+            sizes = [tf.size(each) for each in ids]
+            values, penalties = self._look_up(keys, training)
+            each = tf.gather(values, positions)
+            parts = tf.split(each, tf.stack(sizes)) if len(sizes) > 1 else [each]
+            rows = [tf.ensure_shape(part, [None, self._width]) for part in parts]
+            if penalties is None:
+                return rows, None
+            return rows, tf.reduce_sum(penalties[:, tf.newaxis] * tf.square(values))
 
     def all_rows(self, ids: tf.Tensor) -> tf.Tensor:
         """Returns the rows of distinct ids of a single table, which do not count as occurring."""
-        zeros = tf.zeros_like(ids)
-        return self._look_up(tf.stack([zeros, ids, zeros], 1), None)[0]
+        with tf.device(HOST):
+            zeros = tf.zeros_like(ids)
+            return self._look_up(tf.stack([zeros, ids, zeros], 1), None)[0]
 
     def _look_up(
         self, keys: tf.Tensor, training: bool | None
@@ -157,7 +168,8 @@ class Lookup:
 
         def look_up_together(_: tf.distribute.Strategy, keys: Any) -> PerReplica:
             each = [select_replica(replica, keys) for replica in replicas]
-            return PerReplica(self.router.look_up(each, True, is_first))
+            with tf.device(HOST):  # this is not called by the replica, whose block has no effect
+                return PerReplica(self.router.look_up(each, True, is_first))
 
         return tf.distribute.get_replica_context().merge_call(look_up_together, args=(keys,))
 
@@ -176,6 +188,7 @@ class Lookup:
 
         @tf.custom_gradient
         def look_up_rows(token: tf.Tensor) -> tuple[Any, ...]:
+            @_on_host
             def gradient(upstream: tf.Tensor | tf.IndexedSlices) -> tf.IndexedSlices:
                 if is_inferred and _function() is not function:
                     raise ValueError(_OUTSIDE)
@@ -221,6 +234,7 @@ class Lookup:
 
         @tf.custom_gradient
         def gate(token: tf.Tensor) -> tuple[Any, ...]:
+            @_on_host
             def gradient(upstream: tf.IndexedSlices) -> Any:
                 # The gradient of a branch or loop is a dense tensor, in which the rows are lost.
                 if not isinstance(upstream, tf.IndexedSlices):
@@ -242,6 +256,16 @@ class Lookup:
         if distinct is not None and distinct() is gradient.indices:
             return gradient
         return row_gradients.unique(gradient)
+
+
+def _on_host(gradient: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorates a gradient, which a tape calls outside of the block of the forward pass."""
+
+    def gradient_on_host(upstream: tf.Tensor | tf.IndexedSlices) -> Any:
+        with tf.device(HOST):
+            return gradient(upstream)
+
+    return gradient_on_host
 
 
 def _dense(gradient: tf.Tensor | tf.IndexedSlices, width: int) -> tf.Tensor:

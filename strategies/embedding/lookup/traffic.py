@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from strategies.compat.tensorflow import ResourceVariable
-from strategies.variables.growable_array import HOST
+from strategies.utils.devices import HOST
 from tf_config.capacity import KEY_BYTES
 
 # Rows of the counts, by kind of traffic.

@@ -11,7 +11,7 @@ from strategies.compat.tensorflow import ResourceVariable
 from strategies.embedding.config import Admission
 from strategies.embedding.shard.hashing import splitmix64
 from strategies.embedding.shard.id_map import IdMap
-from strategies.variables.growable_array import HOST
+from strategies.utils.devices import HOST
 from tf_config.capacity import MAP_ENTRY
 
 _DEPTH = 4

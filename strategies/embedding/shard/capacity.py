@@ -15,7 +15,7 @@ from strategies.collectives.single_worker import in_single_worker_scope
 from strategies.compat.tensorflow import ResourceVariable
 from strategies.embedding.shard.id_map import IdMap
 from strategies.embedding.shard.row_store import RowStore
-from strategies.variables.growable_array import HOST
+from strategies.utils.devices import HOST
 
 
 class Overflow:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from strategies.variables.growable_array import HOST
+from strategies.utils.devices import HOST
 
 
 class IdMap:

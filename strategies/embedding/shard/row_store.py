@@ -9,7 +9,8 @@ import tensorflow as tf
 
 from strategies.compat.tensorflow import ResourceVariable
 from strategies.embedding.shard.row_metadata import RowMetadata
-from strategies.variables.growable_array import HOST, GrowableArray
+from strategies.utils.devices import HOST
+from strategies.variables.growable_array import GrowableArray
 from strategies.variables.row_variable import RowVariable
 from tf_config.capacity import MAP_ENTRY
 

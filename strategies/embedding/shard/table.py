@@ -13,7 +13,7 @@ from strategies.embedding.shard.admission import make_counter
 from strategies.embedding.shard.capacity import Overflow
 from strategies.embedding.shard.id_map import IdMap
 from strategies.embedding.shard.row_store import RowStore
-from strategies.variables.growable_array import HOST
+from strategies.utils.devices import HOST
 
 # Counted events, in the order of `Table.counts`.
 STATISTICS = ("lookups", "unique", "new", "refused", "evicted", "shared")

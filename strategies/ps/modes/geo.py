@@ -11,6 +11,7 @@ from strategies.ps.connection import ServerGroup
 from strategies.ps.modes.base import Mode, PushAndPull
 from strategies.ps.updates import VariableUpdate
 from strategies.ps.variables import SharedVariable, add, assign_copy, local_copy
+from strategies.utils.devices import HOST
 
 
 class Geo(Mode):
@@ -68,6 +69,6 @@ class Geo(Mode):
         """Returns the counter of the steps that have changed exactly these variables."""
         names = frozenset(variable.remote.name for variable in variables)
         if names not in self._steps:
-            with tf.init_scope(), tf.device("/device:CPU:0"):
+            with tf.init_scope(), tf.device(HOST):
                 self._steps[names] = ResourceVariable(0, trainable=False, dtype=tf.int64)
         return self._steps[names]

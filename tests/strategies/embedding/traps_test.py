@@ -56,7 +56,7 @@ def by_id(results):
     return {one: row.tolist() for one, row in sorted(dict(pairs).items())}
 
 
-def test_1_duplicates_of_several_workers_are_added_up():
+def test_duplicates_of_several_workers_are_added_up():
     def worker(collectives):
         layer = layer_of(collectives, 1, embeddings_initializer="zeros")
         step(layer, keras.optimizers.SGD(1.0), [7, 7, 8] if collectives.rank else [7, 9])
@@ -66,7 +66,7 @@ def test_1_duplicates_of_several_workers_are_added_up():
 
 
 @pytest.mark.parametrize("name", ["SGD", "Adagrad", "Adam"])
-def test_2_a_gradient_has_one_scale_for_any_number_of_workers(name):
+def test_a_gradient_has_one_scale_for_any_number_of_workers(name):
     batches = np.random.default_rng(0).integers(0, 9, size=[4, 12])
 
     def worker(collectives):
@@ -83,7 +83,7 @@ def test_2_a_gradient_has_one_scale_for_any_number_of_workers(name):
     np.testing.assert_allclose(list(one.values()), list(three.values()), atol=1e-6)
 
 
-def test_3_a_mean_is_divided_after_the_sum_and_an_empty_bag_is_zero():
+def test_a_mean_is_divided_after_the_sum_and_an_empty_bag_is_zero():
     bags = tf.ragged.constant([[1, 2, 4], [], [1]], tf.int64)
 
     def worker(collectives):
@@ -96,7 +96,7 @@ def test_3_a_mean_is_divided_after_the_sum_and_an_empty_bag_is_zero():
 
 
 @pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
-def test_3_the_gradient_of_a_bag_without_ids_or_weight_is_a_number(combiner):
+def test_the_gradient_of_a_bag_without_ids_or_weight_is_a_number(combiner):
     layer = layer_of(LocalCollectives(), 2, combiner=combiner, embeddings_initializer="ones")
     bags = tf.ragged.constant([[1, 2], [], [3]], tf.int64)
     weights = tf.constant([1.0, 2.0, 0.0])
@@ -114,7 +114,7 @@ def test_3_the_gradient_of_a_bag_without_ids_or_weight_is_a_number(combiner):
 
 
 @pytest.mark.parametrize("nothing", [[], [[]], [[0, 0]]])
-def test_4_a_worker_without_ids_takes_part(nothing):
+def test_a_worker_without_ids_takes_part(nothing):
     def worker(collectives):
         layer = layer_of(
             collectives, 1, combiner="sum", mask_zero=True, embeddings_initializer="zeros"
@@ -130,7 +130,7 @@ def test_4_a_worker_without_ids_takes_part(nothing):
 
 
 @pytest.mark.parametrize("unseen", ["initial", "zeros"])
-def test_5_an_id_without_a_row_is_not_gathered(unseen):
+def test_an_id_without_a_row_is_not_gathered(unseen):
     layer = layer_of(LocalCollectives(), 2, embeddings_initializer="ones", unseen=unseen)
     absent = 1.0 if unseen == "initial" else 0.0
     assert layer(np.array([3, -3])).numpy().tolist() == [[absent] * 2] * 2  # of no rows at all
@@ -141,7 +141,7 @@ def test_5_an_id_without_a_row_is_not_gathered(unseen):
 
 
 @pytest.mark.parametrize("admission", [None, Admission(2), Admission(2, memory=2**16)])
-def test_6_every_int64_is_an_id(admission):
+def test_every_int64_is_an_id(admission):
     def worker(collectives):
         layer = layer_of(
             collectives, 2, embeddings_initializer="normal", admission=admission,
@@ -166,7 +166,7 @@ def test_6_every_int64_is_an_id(admission):
     np.testing.assert_allclose(list(found.values()), results[0][0] - 1.0, atol=1e-6)
 
 
-def test_7_a_row_and_its_slot_variables_are_of_one_moment_and_none_is_left_unset(tmp_path):
+def test_a_row_and_its_slot_variables_are_of_one_moment_and_none_is_left_unset(tmp_path):
     make = functools.partial(keras.optimizers.Adagrad, 1.0, initial_accumulator_value=0.5)
     first, second = (
         layer_of(LocalCollectives(), 1, embeddings_initializer="zeros") for _ in range(2)
@@ -188,7 +188,7 @@ def test_7_a_row_and_its_slot_variables_are_of_one_moment_and_none_is_left_unset
     np.testing.assert_array_equal(rows, [second.rows()[1][0]] * 3)
 
 
-def test_8_any_number_of_workers_restores_and_other_tables_are_named(tmp_path):
+def test_any_number_of_workers_restores_and_other_tables_are_named(tmp_path):
     def save(collectives):
         layer = layer_of(collectives, 2, embeddings_initializer="normal")
         for ids in (ENDS, ENDS[2:]):
@@ -353,7 +353,7 @@ def test_a_table_has_no_more_rows_than_it_may_wherever_they_come_from(tmp_path, 
 
 
 @pytest.mark.parametrize("memory", [None, 4096])
-def test_9_counts_times_and_filters_are_saved(memory, tmp_path):
+def test_counts_times_and_filters_are_saved(memory, tmp_path):
     options = {"admission": Admission(3, memory=memory), "eviction": Eviction(age=3)}
 
     def save(collectives):
@@ -378,7 +378,7 @@ def test_9_counts_times_and_filters_are_saved(memory, tmp_path):
     [(8192, "with the memory that it was saved with. Received: 4096 bytes"),
      (None, "Received: a sketch for 'table', whose admission has memory=None")],
 )  # fmt: skip
-def test_9_a_filter_that_another_has_no_use_for_is_refused(tmp_path, memory, message):
+def test_a_filter_that_another_has_no_use_for_is_refused(tmp_path, memory, message):
     layer, other = (
         layer_of(LocalCollectives(), 1, admission=Admission(3, memory=each))
         for each in (4096, memory)
@@ -390,7 +390,7 @@ def test_9_a_filter_that_another_has_no_use_for_is_refused(tmp_path, memory, mes
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_9_what_was_counted_for_each_id_goes_on_in_a_sketch(tmp_path, workers):
+def test_what_was_counted_for_each_id_goes_on_in_a_sketch(tmp_path, workers):
     def count(collectives):
         layer = layer_of(collectives, 1, admission=Admission(3))
         ids = [1, 1, -2] if collectives.rank == 0 else []
@@ -409,7 +409,7 @@ def test_9_what_was_counted_for_each_id_goes_on_in_a_sketch(tmp_path, workers):
     assert list(by_id(on_workers(workers, go_on))) == [1]
 
 
-def test_10_a_row_that_is_taken_away_in_a_step_does_not_come_back_used():
+def test_a_row_that_is_taken_away_in_a_step_does_not_come_back_used():
     layer = layer_of(LocalCollectives(), 1, embeddings_initializer="ones", eviction=Eviction(age=1))
     optimizer = keras.optimizers.SGD(1.0, momentum=0.5)
     step(layer, optimizer, [1, 2])
@@ -432,7 +432,7 @@ def test_10_a_row_that_is_taken_away_in_a_step_does_not_come_back_used():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["async", "half_async", "geo"])
-def test_10_servers_save_and_evict_when_the_steps_before_are_done(train, mode):
+def test_servers_save_and_evict_when_the_steps_before_are_done(train, mode):
     train("embedding_racing.py", mode, workers=2, ps=2)
 
 
@@ -448,12 +448,12 @@ def test_10_servers_save_and_evict_when_the_steps_before_are_done(train, mode):
         ),
     ],
 )
-def test_11_an_option_that_is_not_honoured_is_an_error(make):
+def test_an_option_that_is_not_honoured_is_an_error(make):
     with pytest.raises((TypeError, ValueError), match="unexpected keyword|: embeddings_|Move it"):
         make()
 
 
-def test_12_nothing_of_other_packages_is_replaced():
+def test_nothing_of_other_packages_is_replaced():
     modules = [keras, keras.layers, keras.optimizers, tf, tf.train, tf.nn, tf.lookup, tf.raw_ops]
     before = [dict(vars(module)) for module in modules]
     step(layer_of(LocalCollectives(), 1), keras.optimizers.Adam(1.0), [1])
@@ -487,7 +487,7 @@ def test_12_nothing_of_other_packages_is_replaced():
             assert not sets or ast.unparse(node.args[0]) == others.get(path.name, "self"), path
 
 
-def test_13_features_of_one_width_share_one_exchange():
+def test_features_of_one_width_share_one_exchange():
     def exchanges(widths):
         features = {
             str(number): FeatureConfig(TableConfig(f"t{number}", width))
@@ -509,7 +509,7 @@ def test_13_features_of_one_width_share_one_exchange():
     assert exchanges([2, 3, 2]) == [6, 6]
 
 
-def test_14_workers_have_batches_of_any_sizes():
+def test_workers_have_batches_of_any_sizes():
     sizes = [5, 0, 2]
 
     def worker(collectives):
