@@ -113,7 +113,7 @@ def python_of(peer: str) -> Path | None:
     folder = ENVIRONMENTS / peer
     python, ready = folder / "bin" / "python", folder / ".ready"
     if not ready.exists():
-        venv.create(folder, with_pip=True)
+        venv.create(folder, symlinks=True, with_pip=True)  # as `python -m venv` does
         install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
         if subprocess.run([*install, *PACKAGES[peer]]).returncode:
             print(f"Left out of the benchmarks: {peer}, which cannot be installed here.")

@@ -37,15 +37,19 @@ def test_a_lookup_crosses_to_the_host_and_back_once(run_check, check):
 @pytest.mark.parametrize("options", ['{"mode": "reduce", "split_above": 8}',
                                      '{"compression": "fp16", "sum_rows": true}'])  # fmt: skip
 @pytest.mark.parametrize("check", checks_of(PROGRAM, only=LAYERS))
-def test_gradients_that_travel_otherwise(run_check, check, options):
+def test_compression_and_state_in_parts(run_check, check, options):
     run_check(check, "keras", "workers", options)
 
 
 @SLOW
-@pytest.mark.parametrize("communication", ["tensorflow", "shared_memory"], indirect=True)
+@pytest.mark.parametrize(
+    ("api", "communication"),
+    [("keras", "tensorflow"), ("tf_keras", "shared_memory")],
+    indirect=["communication"],
+)
 @pytest.mark.parametrize("check", checks_of(PROGRAM, only=LAYERS))
-def test_workers(run_check, check, communication):
-    run_check(check, "tf_keras" if communication == "shared_memory" else "keras", "workers")
+def test_workers(run_check, check, api, communication):
+    run_check(check, api, "workers")
 
 
 @SLOW
@@ -77,6 +81,11 @@ def found_in(look, device):
 def test_an_operation_on_a_replica_without_a_gpu_kernel_is_found():
     assert {each.name for each in found_in(without_gpu_kernel, "CPU:1")} == {"StringJoin"}
     assert not found_in(without_gpu_kernel, "CPU:0")
+
+
+def test_functions_without_a_step_are_an_error():
+    with pytest.raises(ValueError, match="There must be a function of a step"):
+        without_gpu_kernel([])
 
 
 def test_a_tensor_that_crosses_is_found():

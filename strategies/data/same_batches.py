@@ -50,7 +50,7 @@ class BatchComparison:
           batch: the batch.
           first_only: whether only the first batch of an epoch is compared.
         """
-        with tf.device(HOST):
+        with tf.device(HOST):  # Python compares, and summaries are tf.data's
             number, is_due = summary[0] + 1, summary[1] > 0
             if first_only:
                 is_due = tf.equal(number, 1)

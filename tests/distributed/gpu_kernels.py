@@ -103,23 +103,19 @@ def check_tables_of_rows():
 
 
 def check_a_step_copies_ids_to_the_host_and_rows_and_gradients_once():
-    def make():
-        ids = keras.Input([5], dtype="int64")
-        return keras.Model(
-            ids, keras.layers.Dense(1)(DistributedEmbedding(8, combiner="mean")(ids))
-        )
-
     before = functions()
     with strategy.scope():
-        model = make()
+        ids = keras.Input([5], dtype="int64")
+        rows = DistributedEmbedding(8, combiner="mean")(ids)
+        model = keras.Model(ids, keras.layers.Dense(1)(rows))
         model.compile("adam", "mse")
     model.fit(random.integers(0, 100, [64, 5]), np.ones([64, 1]), batch_size=16, verbose=0)
     found = copies(functions() - before)
     replicas = strategy.num_replicas_in_sync
     of_rows = [each for each in found if "embedding" in each.of]
     kinds = Counter((each.to_host, each.type) for each in of_rows)
-    ids, rows, gradients = (True, "int64"), (False, "float"), (True, "float")
-    assert kinds == dict.fromkeys([ids, rows, gradients], replicas), found
+    expected = [(True, "int64"), (False, "float"), (True, "float")]  # ids, rows, gradients
+    assert kinds == dict.fromkeys(expected, replicas), found
     # The table is updated with the optimizer's step and learning rate.
     assert len(found) - len(of_rows) <= 2, found
 

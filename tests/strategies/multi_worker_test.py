@@ -71,14 +71,16 @@ def test_workers_do_what_one_process_does_however_they_communicate(run_check, ch
 @SLOW
 @pytest.mark.parametrize("check", checks_of("training.py"))
 @pytest.mark.parametrize("communication", ["horovod"], indirect=True)
-def test_workers_train_as_well_by_other_collectives(run_check, check, communication):
+def test_workers_over_horovod_train_as_one_process_does(run_check, check, communication):
     run_check(check, "keras")
 
 
 @SLOW
 @pytest.mark.parametrize("check", checks_of("parity.py", "custom_loop.py"))
 @pytest.mark.parametrize("communication", ["tensorflow"], indirect=True)
-def test_loops_reduce_as_well_by_other_collectives(run_check, check, communication):
+def test_workers_over_tensorflows_collectives_reduce_as_one_process_does(
+    run_check, check, communication
+):
     run_check(check, "keras")
 
 
@@ -132,7 +134,7 @@ def test_workers_of_several_replicas_do_what_one_process_does(run_check, check):
 
 @SLOW
 @pytest.mark.parametrize("check", checks_of("parity.py"))
-def test_workers_of_several_replicas_do_so_in_tf_keras(run_check, check):
+def test_workers_of_several_replicas_do_what_one_process_does_in_tf_keras(run_check, check):
     run_check(check, "tf_keras", 2)
 
 

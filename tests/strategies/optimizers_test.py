@@ -29,7 +29,12 @@ def test_every_optimizer_does_so_on_tensorflows_collectives(job, run_check, chec
 
 
 @SLOW
-@pytest.mark.parametrize("options", [REDUCE, '{"mode": "reduce", "split_above": 10}'])
+@pytest.mark.parametrize(
+    ("api", "options"),
+    [("tf_keras", REDUCE), ("keras", '{"mode": "reduce", "split_above": 10}')],
+)
 @pytest.mark.parametrize("check", checks_of("optimizers.py", only=SOME))
-def test_optimizers_do_so_with_their_state_in_parts(run_check, check, options):
-    run_check(check, "tf_keras" if options == REDUCE else "keras", 1, options)
+def test_optimizers_whose_state_is_in_parts_do_what_they_do_in_one_process(
+    run_check, check, api, options
+):
+    run_check(check, api, 1, options)

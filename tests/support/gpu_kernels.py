@@ -129,9 +129,16 @@ def _definitions(names: Iterable[str]) -> dict[str, object]:
 
 
 def _on_replicas(definitions: dict[str, object]) -> dict[str, object]:
-    """Returns the functions of Keras's steps, and those that they call on replicas."""
+    """Returns the functions of Keras's steps, and those that they call on replicas.
+
+    Raises:
+      ValueError: if there is no step, as if Keras gave its functions other names: nothing would be
+        looked at.
+    """
     found = {}
     following = [name for name in definitions if _STEP.search(name)]
+    if not following:
+        raise ValueError(f"There must be a function of a step. Received: {sorted(definitions)}")
     while following:
         name = following.pop()
         if name in definitions and name not in found:
