@@ -4,6 +4,7 @@
 # make test    all tests but the slow ones; make test-all: those too
 # make test-versions   a part of the tests on older TensorFlow, on other Pythons, and on pre-releases
 # make conformance   TensorFlow's and Keras's own tests of strategies, over stock ones and ours
+# make gpu-lookalike   every strategy and mode on devices that look like GPUs; see docs/gpus.md
 # make benchmarks   this package and its peers in turn, on an idle machine; CASE="mirrored rows" are two
 #                   of them, OPTIONS="--rounds 5" go to each
 # make compatibility   what works under which strategy, stock TensorFlow's too, into docs/compatibility.md
@@ -22,11 +23,11 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.10 python3; 
 # Of three at once one often waits, for a timeout or another process.
 PARALLEL := -n 3 --dist loadfile --no-loadscope-reorder
 
-.PHONY: setup demo check test test-all test-versions conformance benchmarks compatibility docs dist faults lint types format clean
+.PHONY: setup demo check test test-all test-versions gpu-lookalike conformance benchmarks compatibility docs dist faults lint types format clean
 
 setup: .venv/.ready
 
-.venv/.ready: setup.py constraints.txt tf_config/horovod/wheel.py
+.venv/.ready: setup.py constraints.txt $(wildcard tf_config/horovod/*.py)
 	@test -n "$(PYTHON)" || { echo "make setup needs Python 3.10 to 3.13 with its venv module." \
 		"Received: none on the PATH. Install one, or name it: make setup PYTHON=..."; exit 2; }
 	$(PYTHON) -m venv .venv
@@ -54,6 +55,9 @@ test-all: setup
 
 test-versions: setup
 	$(BIN)/python tools/versions.py
+
+gpu-lookalike: setup
+	$(BIN)/python -m pytest -m "" tests/gpu_lookalike
 
 conformance: setup
 	$(BIN)/python -m pytest -m "" tests/conformance

@@ -17,7 +17,7 @@ from tests.support.check_jobs import PROGRAMS, Check, CheckJobs, beside
 from tests.support.checks import CHOICE
 from tests.support.combinations import mark_others_slow
 from tests.support.fork_server import ForkServer
-from tests.support.job import Job
+from tests.support.job import HANGING_SECONDS, Job
 
 hypothesis.settings.register_profile("any machine", deadline=None)
 hypothesis.settings.load_profile("any machine")
@@ -133,9 +133,9 @@ def shell(forked: Job) -> Callable[..., str]:
 
     def run(text: str) -> str:
         process = forked.popen(["bash", "-ec", text])
-        code, output = forked.finish(process, timeout=180)
+        code, output = forked.finish(process, timeout=HANGING_SECONDS)
         if code is None:
-            pytest.fail(f"Not done after 180 s: {text}\n{output}")
+            pytest.fail(f"Not done after {HANGING_SECONDS} s: {text}\n{output}")
         assert code == 0, output
         return output
 

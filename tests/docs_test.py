@@ -25,6 +25,7 @@ from tests.support.documents import (
     program,
     prose,
 )
+from tests.support.job import HANGING_SECONDS
 from tf_config.cli import parser
 
 DOCS = [page for page in PAGES if page.parent != ROOT]
@@ -49,7 +50,9 @@ def test_the_python_of_a_page_runs(page, forked):
     if cluster_of(page):
         code, output = forked.run(*cluster_of(page), script)
     else:
-        code, output = forked.finish(forked.popen([forked.python, str(script)]), timeout=120)
+        code, output = forked.finish(
+            forked.popen([forked.python, str(script)]), timeout=HANGING_SECONDS
+        )
     assert code == 0, output
 
 
@@ -182,7 +185,9 @@ def test_the_script_of_the_readme(cluster, forked):
     if cluster:
         code, output = forked.run(*cluster.split(), script)
     else:
-        code, output = forked.finish(forked.popen([forked.python, str(script)]), timeout=120)
+        code, output = forked.finish(
+            forked.popen([forked.python, str(script)]), timeout=HANGING_SECONDS
+        )
     assert code == 0, output
     said = re.findall(r"^.*strategies: .* 2 workers x 1 replica \(CPU\); .*$", output, re.M)
     assert len(said) == bool(cluster), output

@@ -14,7 +14,7 @@ NAME = re.compile(
     re.VERBOSE,
 )
 # What is handed over to Slurm's and Horovod's own programs, or read by nobody here.
-ELSEWHERE = {"SLURM_CONF", "OMPI_MCA_", "HOROVOD_WITH_MPI", "HOROVOD_WITHOUT_MPI"}
+ELSEWHERE = {"SLURM_CONF", "OMPI_MCA_", "HOROVOD_WITH_MPI", "HOROVOD_WITHOUT_MPI", "HOROVOD_GPU_"}
 FILES = sorted([*ROOT.glob("strategies/**/*.py"), *ROOT.glob("tf_config/**/*.py")])
 NAMES = sorted({name.strip("\"'") for path in FILES for name in NAME.findall(path.read_text())})
 

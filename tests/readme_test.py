@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.job import HANGING_SECONDS
+
 ROOT = Path(__file__).resolve().parent.parent
 TEXT = (ROOT / "README.md").read_text()
 COMMANDS = [
@@ -25,7 +27,7 @@ def test_the_example_trains(forked):
     assert name == ".venv/bin/tf-config"
     (forked.directory / "examples").symlink_to(ROOT / "examples")
     process = forked.popen([forked.python, "-m", "tf_config", *words])
-    code, output = forked.finish(process, timeout=120)
+    code, output = forked.finish(process, timeout=HANGING_SECONDS)
     assert code == 0, output
     check_training(output)
     forked.assert_nothing_left()

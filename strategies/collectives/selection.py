@@ -21,6 +21,7 @@ from strategies.collectives import (  # noqa: F401
     tensorflow,
 )
 from strategies.collectives.base import NetworkCollectives
+from strategies.collectives.gpu import GpuCollectives
 from strategies.collectives.hierarchical import HierarchicalCollectives
 from strategies.collectives.registry import Backend, backend_of, backends, select_backend
 from strategies.collectives.shared_memory import Host, SharedMemoryCollectives, exchange_over
@@ -84,9 +85,12 @@ def start(
         _network = backend.connect(config.cluster, config.task, timeout, device, options)
         return _network
 
-    is_wanted = "GPU" not in device and _leaves_open(options)
     shared = None
     if communication in _SHARING:
+        if _is_gpu(device):
+            # First, because TensorFlow's collectives start before anything of TensorFlow is used.
+            connect()
+        is_wanted = _may_share(communication, device, options)
         shared = _share_memory(config, timeout, is_wanted, connect)
     if communication == "shared_memory" and not isinstance(shared, SharedMemoryCollectives):
         raise ClusterConfigError(
@@ -95,7 +99,10 @@ def start(
             f"collectives. Received: {', '.join(map(str, config.cluster.training_tasks))} on "
             f"{device}, which cannot share memory. Omit the argument to select what is possible."
         )
-    collectives = connect() if shared is None else shared
+    if shared is None:
+        collectives: Collectives = connect()
+    else:
+        collectives = GpuCollectives(connect(), shared) if _is_gpu(device) else shared
     way = _describe(collectives, communication, device, options)
     return watch(collectives, config.cluster, config.task, seconds), way
 
@@ -110,7 +117,7 @@ def _check_workers(config: TFConfig, options: CommunicationOptions, device: str)
             "The cluster must list all workers, numbered from 0 without gaps. Received: "
             f"{', '.join(map(str, tasks))}. Add the missing ones."
         )
-    if options.implementation == _Implementation.NCCL and "GPU" not in device:
+    if options.implementation == _Implementation.NCCL and not _is_gpu(device):
         raise ValueError(
             "NCCL cannot communicate between CPUs. Received: CommunicationImplementation.NCCL, and "
             f"replicas on {device}. Use AUTO or RING, or workers with GPUs."
@@ -138,6 +145,10 @@ def _describe(
     """Returns a description of how workers communicate, and why."""
     if isinstance(used, SharedMemoryCollectives):
         return "shared memory (all workers are on this host)"
+    if isinstance(used, GpuCollectives):
+        backend, _ = _resolve_network(communication, device, options)
+        others = _describe(used.others, communication, device, options)
+        return f"NCCL for sums of floats, through {backend.title}; for everything else {others}"
     backend, reason = _resolve_network(communication, device, options)
     between = f"{backend.title} ({reason})"
     if isinstance(used, HierarchicalCollectives):
@@ -210,9 +221,17 @@ def _build_collectives(
     )
 
 
-def _leaves_open(options: CommunicationOptions) -> bool:
-    """Returns whether the options ask for nothing that only TensorFlow's collectives provide."""
-    return options.implementation == _Implementation.AUTO and not options.timeout_seconds
+def _may_share(communication: str, device: str, options: CommunicationOptions) -> bool:
+    """Returns whether this worker may share memory with others, as far as it was asked."""
+    if options.timeout_seconds:  # which only TensorFlow's collectives have
+        return False
+    if _is_gpu(device):  # NCCL is what sums between GPUs beside shared memory
+        return communication == "auto" and options.implementation != _Implementation.RING
+    return options.implementation == _Implementation.AUTO
+
+
+def _is_gpu(device: str) -> bool:
+    return "GPU" in device
 
 
 def resolve_communication(

@@ -9,6 +9,7 @@ asks the first worker and keeps a kilobyte forever. Checked on TensorFlow 2.21.0
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Sequence
 from typing import Any
@@ -147,27 +148,40 @@ class TensorFlowCollectives(StreamKeeper, AllToAllViaAllGather):
 
     def all_gather(self, tensor: tf.Tensor) -> tf.Tensor:
         """Returns the workers' tensors concatenated along axis 0; see `Collectives`."""
-        own = tf.stack([tf.shape(tensor, tf.int64)[0], bytes_of(tensor)])
-        rows, lengths = tf.unstack(tf.reshape(self._all_gather_vector(own), [self.size, 2]), axis=1)
-        words = to_words(tensor)
-        # TensorFlow gathers vectors of one length only, and an instance key stands for a length. So
-        # all workers pad to the longest, whose key is the same on all.
-        longest = (tf.reduce_max(lengths) + 3) // 4
-        words = tf.pad(words, [[0, longest - tf.size(words, tf.int64)]])
-        contents = to_bytes(tf.reshape(self._all_gather_vector(words), [self.size, -1]))
-        parts = [contents[rank, : lengths[rank]] for rank in range(self.size)]
-        values = from_bytes(tf.concat(parts, 0), tensor.dtype)
-        shape = tf.concat([[tf.reduce_sum(rows)], tf.shape(tensor, tf.int64)[1:]], 0)
-        return tf.ensure_shape(tf.reshape(values, shape), [None, *tensor.shape[1:]])
+        with self._beside_words():
+            own = tf.stack([tf.shape(tensor, tf.int64)[0], bytes_of(tensor)])
+            rows, lengths = tf.unstack(
+                tf.reshape(self._all_gather_vector(own), [self.size, 2]), axis=1
+            )
+            words = to_words(tensor)
+            # TensorFlow gathers vectors of one length only, and an instance key stands for a
+            # length. So all workers pad to the longest, whose key is the same on all.
+            longest = (tf.reduce_max(lengths) + 3) // 4
+            words = tf.pad(words, [[0, longest - tf.size(words, tf.int64)]])
+            contents = to_bytes(tf.reshape(self._all_gather_vector(words), [self.size, -1]))
+            parts = [contents[rank, : lengths[rank]] for rank in range(self.size)]
+            values = from_bytes(tf.concat(parts, 0), tensor.dtype)
+            shape = tf.concat([[tf.reduce_sum(rows)], tf.shape(tensor, tf.int64)[1:]], 0)
+            return tf.ensure_shape(tf.reshape(values, shape), [None, *tensor.shape[1:]])
 
     def broadcast(self, tensor: tf.Tensor) -> tf.Tensor:
         """Returns the first worker's tensor; see `Collectives`."""
-        words = to_words(tensor)
-        # Adding zeros changes no bit, so that a broadcast needs no kind of operation of its own.
-        content = to_bytes(
-            self._all_reduce_vector(words if self.rank == 0 else tf.zeros_like(words))
-        )
-        return reshape_like(tensor, from_bytes(content[: bytes_of(tensor)], tensor.dtype))
+        with self._beside_words():
+            words = to_words(tensor)
+            # Adding zeros changes no bit, so that a broadcast needs no kind of operation of its
+            # own.
+            content = to_bytes(
+                self._all_reduce_vector(words if self.rank == 0 else tf.zeros_like(words))
+            )
+            return reshape_like(tensor, from_bytes(content[: bytes_of(tensor)], tensor.dtype))
+
+    def _beside_words(self) -> contextlib.AbstractContextManager[Any]:
+        """Returns a scope of the device on which words are exchanged: the host, beside GPUs too.
+
+        Kernels for GPUs keep int32 values in the host's memory or on the GPU, depending on the
+        operation, so each step from a value to its words could copy it.
+        """
+        return contextlib.nullcontext() if self._at_device else tf.device(HOST)
 
     def _all_reduce_vector(self, vector: tf.Tensor) -> tf.Tensor:
         return self._run_collective("sum", vector, merge_op="Add", final_op="Id")

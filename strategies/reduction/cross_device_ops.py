@@ -184,22 +184,27 @@ class ReplicaCrossDeviceOps(tf.distribute.CrossDeviceOps):
         is_nccl = isinstance(local, tf.distribute.NcclAllReduce)
         for dtype in dict.fromkeys(column[0].dtype for column in columns):
             positions = [n for n, column in enumerate(columns) if column[0].dtype == dtype]
-            if is_nccl and dtype not in _NCCL_DTYPES:
+            # TensorFlow's operation for NCCL has no bfloat16; summed on one device, it would need
+            # as many copies to that device as there are replicas.
+            sent_as = tf.float32 if is_nccl and dtype == tf.bfloat16 else dtype
+            if is_nccl and sent_as not in _NCCL_DTYPES:
                 totals: list[Any] = [tf.add_n(columns[n]) for n in positions]
             else:
-                values = [PerReplica(self._on_own_devices(columns[n])) for n in positions]
+                values = [PerReplica(self._on_own_devices(columns[n], sent_as)) for n in positions]
                 op = tf.distribute.ReduceOp.SUM
                 totals = local.batch_reduce(op, [(value, value) for value in values])
+            if sent_as != dtype:
+                totals = [Mirrored(self._on_own_devices(_components(t), dtype)) for t in totals]
             for n, total in zip(positions, totals, strict=True):
                 sums[n] = total
         return sums
 
-    def _on_own_devices(self, column: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Returns the replicas' tensors on their devices, which NCCL requires."""
+    def _on_own_devices(self, column: Sequence[tf.Tensor], dtype: tf.DType) -> list[tf.Tensor]:
+        """Returns the replicas' tensors in a dtype on their devices, which NCCL requires."""
         placed = []
         for value, scope in zip(column, self._scopes(len(column)), strict=True):
             with scope:
-                placed.append(tf.identity(value))
+                placed.append(tf.cast(tf.identity(value), dtype))
         return placed
 
     def _scopes(self, count: int) -> list[contextlib.AbstractContextManager[Any]]:

@@ -10,6 +10,8 @@ from types import ModuleType
 import pytest
 from absl import flags
 
+from tests.support.job import HANGING_SECONDS
+
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
@@ -50,7 +52,7 @@ def run(forked) -> Callable[..., str]:
             code, output = forked.run("--start-timeout", "60", *under, script, *given)
         else:
             process = forked.popen([forked.python, script, *given])
-            output, code = process.communicate(timeout=150)[0], process.returncode
+            output, code = process.communicate(timeout=HANGING_SECONDS)[0], process.returncode
         assert (code != 0) == fails, output
         return output
 

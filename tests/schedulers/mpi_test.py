@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.job import HANGING_SECONDS
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 EXAMPLE = ROOT / "examples" / "digits.py"
 MPIRUN = {
@@ -32,7 +34,7 @@ def mpirun(request, job):
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=150,
+            timeout=HANGING_SECONDS,
         )
         assert result.returncode == 0, result.stdout + result.stderr
         return result.stdout

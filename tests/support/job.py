@@ -17,6 +17,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 _MARK = "KERAS_STRATEGIES_TEST"
+# After this time a program hangs. It is many times what any takes: other load slows all of them.
+HANGING_SECONDS = 600.0
 
 
 def heed_signals() -> None:
@@ -82,7 +84,7 @@ class Job:
         self._started.append(process)
         return process
 
-    def run(self, *arguments: object, timeout: float = 150) -> tuple[int, str]:
+    def run(self, *arguments: object, timeout: float = HANGING_SECONDS) -> tuple[int, str]:
         """Runs `tf-config run` to its end; returns the exit code and the output."""
         code, output = self.finish(self.start(*arguments), timeout)
         if code is None:

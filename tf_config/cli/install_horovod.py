@@ -6,6 +6,7 @@ import argparse
 import sys
 
 from tf_config.horovod import wheel as horovod_wheel
+from tf_config.horovod.build_error import BuildError
 
 NAME = "install-horovod"
 USAGE = "[--wheel]"
@@ -29,7 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
             print(horovod_wheel.wheel())
         else:
             horovod_wheel.install()
-    except horovod_wheel.BuildError as error:
+    except BuildError as error:
         print(f"tf-config: error: {error}", file=sys.stderr)
         return 1
     return 0

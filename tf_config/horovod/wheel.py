@@ -22,6 +22,9 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from tf_config.horovod import cuda
+from tf_config.horovod.build_error import BuildError
+
 VERSION = "0.28.1"
 NEWEST_WITHOUT_FLAG = (2, 18)
 # Horovod's Gloo meets at HOROVOD_GLOO_IFACE, but transfers data over the address that the machine's
@@ -45,16 +48,18 @@ DEFAULTS = {
 _HEARTBEAT_SECONDS = 15
 
 
-class BuildError(Exception):
-    """Raised when something for the build is missing or failed; the message has the remedy."""
-
-
 def install() -> Path:
     """Installs the wheel into this Python's environment; returns the wheel's path.
 
     Raises:
       BuildError: if the wheel cannot be built or installed.
     """
+    options = build_options(_tensorflow(), os.environ)
+    if cuda.is_wanted(options):
+        # Installed first, so that the build links with the NCCL that is found at run time.
+        requirement = cuda.nccl_requirement(options)
+        if requirement is not None:
+            run_pip("install", "--no-deps", str(requirement))
     made = wheel()
     run_pip("install", str(made))
     # Forced: a wheel of the same version, built for another TensorFlow, may be installed already.
@@ -68,13 +73,7 @@ def wheel() -> Path:
     Raises:
       BuildError: if the wheel cannot be built.
     """
-    try:
-        tensorflow = importlib.metadata.version("tensorflow")
-    except importlib.metadata.PackageNotFoundError:
-        raise BuildError(
-            "Horovod must be built for an installed TensorFlow. Received: none in "
-            f"{sys.executable}. Install keras-strategies there, which installs TensorFlow."
-        ) from None
+    tensorflow = _tensorflow()
     options = build_options(tensorflow, os.environ)
     kept = cache_directory(tensorflow, options)
     found = sorted(kept.glob("*.whl"))
@@ -85,6 +84,8 @@ def wheel() -> Path:
     with tempfile.TemporaryDirectory() as scratch:
         environ = {**os.environ, **options, **provide_setuptools(Path(scratch))}
         environ["PATH"] = provide_cmake(Path(scratch))
+        if cuda.is_wanted(options):
+            environ |= cuda.provide(Path(scratch), environ, run_pip, say)
         # Horovod's own choice is eight compilers, of 0.4 GB each, on any machine.
         environ["MAKEFLAGS"] = environ.get("MAKEFLAGS") or f"-j{len(os.sched_getaffinity(0))}"
         log = Path(tempfile.gettempdir()) / f"horovod-{VERSION}-build-{os.getpid()}.log"
@@ -97,6 +98,17 @@ def wheel() -> Path:
         part.replace(kept / made.name)
         log.unlink()
     return kept / made.name
+
+
+def _tensorflow() -> str:
+    """Returns the version of the installed TensorFlow."""
+    try:
+        return importlib.metadata.version("tensorflow")
+    except importlib.metadata.PackageNotFoundError:
+        raise BuildError(
+            "Horovod must be built for an installed TensorFlow. Received: none in "
+            f"{sys.executable}. Install keras-strategies there, which installs TensorFlow."
+        ) from None
 
 
 def build_options(tensorflow: str, environ: Mapping[str, str]) -> dict[str, str]:
@@ -113,10 +125,17 @@ def build_options(tensorflow: str, environ: Mapping[str, str]) -> dict[str, str]
     return options
 
 
+def fixes(options: Mapping[str, str]) -> tuple[tuple[str, str, str], ...]:
+    """Returns the fixes of the source for a build with the given variables."""
+    return (*FIXES, *cuda.FIXES) if cuda.is_wanted(options) else FIXES
+
+
 def cache_directory(tensorflow: str, options: dict[str, str]) -> Path:
     """Returns the wheel's cache directory, whose name has everything that the wheel depends on."""
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    recipe = hashlib.sha256(repr((sorted(options.items()), FIXES)).encode()).hexdigest()[:8]
+    recipe = hashlib.sha256(repr((sorted(options.items()), fixes(options))).encode()).hexdigest()[
+        :8
+    ]
     tag = f"cp{sys.version_info[0]}{sys.version_info[1]}-{sysconfig.get_platform()}"
     name = f"horovod-{VERSION}-tensorflow-{tensorflow}-{tag}-{platform.libc_ver()[1]}-{recipe}"
     return base / "keras-strategies" / name
@@ -188,7 +207,7 @@ def build(scratch: Path, environ: Mapping[str, str], tensorflow: str, log: Path)
 
 
 def fix_source(scratch: Path, environ: Mapping[str, str]) -> Path:
-    """Returns the directory of Horovod's source with FIXES applied."""
+    """Returns the directory of Horovod's source with the fixes applied."""
     run_pip(
         "download", "--quiet", "--no-deps", "--no-binary", ":all:", "--no-build-isolation",
         "--dest", str(scratch), f"horovod=={VERSION}", environ=environ,
@@ -196,7 +215,7 @@ def fix_source(scratch: Path, environ: Mapping[str, str]) -> Path:
     (archive,) = scratch.glob("horovod-*.tar.gz")
     shutil.unpack_archive(archive, scratch)
     source = scratch / f"horovod-{VERSION}"
-    for name, old, new in FIXES:
+    for name, old, new in fixes(environ):
         text = (source / name).read_text()
         if text.count(old) != 1:
             raise BuildError(

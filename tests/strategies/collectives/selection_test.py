@@ -8,6 +8,8 @@ import tensorflow as tf
 import strategies
 from strategies import ReductionOptions
 from strategies.collectives import registry, selection
+from strategies.collectives.base import LocalCollectives
+from strategies.collectives.gpu import GpuCollectives
 from strategies.collectives.horovod import _check_options
 from strategies.collectives.registry import Backend, backends
 from strategies.collectives.selection import resolve_communication, with_implementation
@@ -16,6 +18,7 @@ from strategies.reduction.options import with_bucket_bytes
 from tf_config import TFConfig
 
 Implementation = tf.distribute.experimental.CommunicationImplementation
+DTYPES = [tf.float32, tf.int64, tf.bfloat16, tf.int32]
 
 
 def test_the_argument_wins_over_the_environment():
@@ -117,6 +120,48 @@ def test_nccl_between_cpus_is_refused():
     options = CommunicationOptions(implementation=Implementation.NCCL)
     with pytest.raises(ValueError, match="NCCL cannot communicate between CPUs"):
         selection.start(config, "auto", options, 1.0, "/device:CPU:0")
+
+
+@pytest.mark.parametrize(
+    ("communication", "device", "options", "expected"),
+    [
+        ("auto", "CPU:0", {}, True),
+        ("shared_memory", "CPU:0", {}, True),
+        ("auto", "CPU:0", {"implementation": Implementation.RING}, False),
+        ("auto", "CPU:0", {"timeout_seconds": 3.0}, False),
+        ("auto", "GPU:0", {}, True),
+        ("auto", "GPU:0", {"implementation": Implementation.NCCL}, True),
+        ("auto", "GPU:0", {"implementation": Implementation.RING}, False),
+        ("auto", "GPU:0", {"timeout_seconds": 3.0}, False),
+        ("shared_memory", "GPU:0", {}, False),  # that everything goes this way is not possible
+    ],
+)
+def test_who_may_share_memory(communication, device, options, expected):
+    device = f"/device:{device}"
+    assert selection._may_share(communication, device, CommunicationOptions(**options)) == expected
+
+
+def test_workers_with_gpus_sum_floats_by_one_way_and_do_the_rest_by_another():
+    class Ways(LocalCollectives):
+        def __init__(self, name):
+            self.name = name
+
+        def new_stream(self):
+            return Ways(f"stream of {self.name}")
+
+        def all_reduce(self, tensors):
+            used[self.name] = [tensor.dtype for tensor in tensors]
+            return tensors
+
+    used = {}
+    gpu = GpuCollectives(Ways("nccl"), Ways("host"))
+    values = [tf.constant([number], dtype) for number, dtype in enumerate(DTYPES)]
+    assert [int(total[0]) for total in gpu.all_reduce(values)] == list(range(len(DTYPES)))
+    assert used == {"nccl": [DTYPES[0], DTYPES[2]], "host": [DTYPES[1], DTYPES[3]]}
+    assert gpu.new_stream().name == "stream of host"
+    assert [int(total[0]) for total in gpu.all_reduce(values[:1])] == [0]
+    described = selection._describe(gpu, "auto", "/device:GPU:0", CommunicationOptions())
+    assert described.startswith("NCCL for sums of floats, through ")
 
 
 def test_packs_are_buckets():
