@@ -11,7 +11,7 @@ import pytest
 
 from tests.gpu_lookalike import environment
 
-PROGRAM = environment.DEVICE.parent / "scripts" / "train.py"
+PROGRAM = environment.ROOT / "tools" / "scripts" / "gpu_train.py"
 ONE_PROCESS = [
     ("dense", "mirrored"),
     ("dense", "mirrored", "tf_keras"),
@@ -51,9 +51,11 @@ def train(job, python_of_lookalikes):
         job.environ["CUDA_VISIBLE_DEVICES"] = "0,1" if gpus else "-1"
         if under:
             each = ("--gpus-per-worker", 1) if gpus else ()
-            code, output = job.run(*under, *each, PROGRAM, *words)
+            code, output = job.run(*under, *each, PROGRAM, *words, "lookalike")
         else:
-            code, output = job.finish(job.popen([job.python, str(PROGRAM), *words]), 600)
+            code, output = job.finish(
+                job.popen([job.python, str(PROGRAM), *words, "lookalike"]), 600
+            )
         assert code == 0, output
         lines = re.findall(r"^(?:\[worker \d\] )?(\{.*\})$", output, re.M)
         return [json.loads(line) for line in lines], output

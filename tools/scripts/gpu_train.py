@@ -1,11 +1,19 @@
-"""Trains a model on devices that look like GPUs, or on as many CPUs, and prints what came of it.
+"""Trains a model on GPUs, or on as many CPUs, and prints what came of it as JSON.
 
-Command line: the model, the strategy, and options of it.
+Command line: the model, the strategy, and options:
+
+* alone: one replica, where two are the default;
+* logical: both replicas are on one GPU, divided into two;
+* lookalike: the GPUs only look like some, see tests/gpu_lookalike;
+* stock: TensorFlow's own strategy, for its speed;
+* deterministic, mixed, prefetch, reduce, ring, tf_keras: as their names say;
+* timed: the examples per second, too.
 """
 
 import hashlib
 import json
 import sys
+import time
 
 import numpy as np
 import tensorflow as tf
@@ -22,10 +30,24 @@ else:
     import keras
 
     from strategies import DistributedEmbedding
-# The optimizer would put in operations for which only the wheel with CUDA has kernels.
-tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
-tf.config.threading.set_inter_op_parallelism_threads(2)
-tf.config.threading.set_intra_op_parallelism_threads(1)
+IS_LOOKALIKE = "lookalike" in OPTIONS
+REPLICAS = 1 if "alone" in OPTIONS else 2
+TIMED_EXAMPLES, TIMED_BATCH = 65536, 1024
+if IS_LOOKALIKE:
+    # The optimizer would put in operations for which only the wheel with CUDA has kernels.
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+    tf.config.threading.set_inter_op_parallelism_threads(2)
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+elif GPUS:
+    # float32 as on the CPU, with which numbers are compared, instead of TensorFloat-32.
+    tf.config.experimental.enable_tensor_float_32_execution(False)
+if "logical" in OPTIONS:
+    half = tf.config.LogicalDeviceConfiguration(memory_limit=1024)
+    tf.config.set_logical_device_configuration(
+        tf.config.list_physical_devices("GPU")[0], [half, half]
+    )
+if "deterministic" in OPTIONS:
+    tf.config.experimental.enable_op_determinism()
 RING = tf.distribute.experimental.CommunicationOptions(
     implementation=tf.distribute.experimental.CommunicationImplementation.RING
 )
@@ -40,18 +62,24 @@ def replace_nccl():
 
 
 def make_strategy():
+    """Returns the strategy that the command line names."""
+    if "stock" in OPTIONS:
+        kind = "GPU" if GPUS else "CPU"
+        return tf.distribute.MirroredStrategy([f"{kind}:{n}" for n in range(REPLICAS)])
     if STRATEGY == "mirrored":
         reduce = {"options": strategies.ReductionOptions(mode="reduce", split_above=8)}
         return strategies.MirroredStrategy(
-            num_replicas=2,
-            cross_device_ops=tf.distribute.ReductionToOneDevice(),
+            num_replicas=REPLICAS,
+            cross_device_ops=tf.distribute.ReductionToOneDevice() if IS_LOOKALIKE else None,
             **(reduce if "reduce" in OPTIONS else {}),
         )
     if STRATEGY == "central":
-        return strategies.CentralStorageStrategy(num_replicas=2)
+        return strategies.CentralStorageStrategy(num_replicas=REPLICAS)
     if STRATEGY == "workers":
         if "ring" in OPTIONS:
             return strategies.MultiWorkerMirroredStrategy(communication_options=RING)
+        if not IS_LOOKALIKE:
+            return strategies.MultiWorkerMirroredStrategy()
         replace_nccl()
         # Between CPUs, the same sums: those of TensorFlow's ring.
         return strategies.MultiWorkerMirroredStrategy(
@@ -67,9 +95,11 @@ def dense_model():
     pixels = layers.Conv2D(4, 3)(image)
     pixels = layers.ReLU()(layers.BatchNormalization()(pixels))
     pixels = layers.Dropout(0.2)(layers.GlobalAveragePooling2D()(pixels))
-    # Keras would choose cuDNN's, for which only the wheel with CUDA has kernels. tf_keras's
-    # Embedding needs a kernel of GatherV2 on the variable's device, which these have not.
-    if "tf_keras" in OPTIONS:
+    # On what looks like a GPU, Keras would choose cuDNN's layer, for which only the wheel with CUDA
+    # has kernels; and tf_keras's Embedding needs a kernel of GatherV2 on the variable's device.
+    if not IS_LOOKALIKE:
+        text = layers.GRU(4)(layers.Embedding(100, 4)(words))
+    elif "tf_keras" in OPTIONS:
         vectors = layers.Dense(4)(layers.Lambda(lambda ids: tf.one_hot(ids, 100))(words))
         text = layers.GRU(4, reset_after=False)(vectors)
     else:
@@ -100,6 +130,7 @@ def embedding_model():
 
 
 def data():
+    """Returns the model's inputs, and labels."""
     draw = np.random.default_rng(0)
     labels = draw.normal(size=[64, 1]).astype("float32")
     if MODEL == "embedding":
@@ -108,6 +139,22 @@ def data():
         draw.normal(size=[64, 8, 8, 3]).astype("float32"),
         draw.integers(0, 100, [64, 6]),
     ), labels
+
+
+def examples_per_second():
+    """Returns the median speed of three epochs of a perceptron, after one that is not counted."""
+    draw = np.random.default_rng(0)
+    x = draw.normal(size=[TIMED_EXAMPLES, 256]).astype("float32")
+    with strategy.scope():
+        layers = [keras.layers.Dense(1024, "relu") for _ in range(4)]
+        wide = keras.Sequential([keras.Input([256]), *layers, keras.layers.Dense(1)])
+        wide.compile("adam", "mse", jit_compile=False)
+    seconds = []
+    for _ in range(4):
+        start = time.perf_counter()
+        wide.fit(x, x[:, :1], batch_size=TIMED_BATCH, verbose=0)
+        seconds.append(time.perf_counter() - start)
+    return TIMED_EXAMPLES / sorted(seconds[1:])[1]
 
 
 strategy = make_strategy()
@@ -135,4 +182,6 @@ found["variables"] = sorted({value.device[-5:] for value in values if hasattr(va
 predicted = np.asarray(model.predict(inputs, batch_size=16, verbose=0), np.float32)
 found["predicted"] = hashlib.sha256(predicted.tobytes()).hexdigest()
 found["near"] = float(np.abs(predicted).sum())
+if "timed" in OPTIONS:
+    found["examples_per_second"] = examples_per_second()
 print(json.dumps(found), flush=True)

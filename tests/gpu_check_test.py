@@ -1,0 +1,86 @@
+"""tools/gpu_check.py: what it makes of outcomes, and a part of it here, on CPUs."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import gpu_check
+import pytest
+from gpu_check import Check
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture
+def trained(monkeypatch):
+    """Sets what a training on GPUs, and then one on CPUs, find."""
+
+    def set_to(gpus, cpus=()):
+        found = {True: gpus, False: cpus}
+        monkeypatch.setattr(
+            gpu_check, "train", lambda words, under, on_gpus: (found[on_gpus], "it\nended so\n")
+        )
+
+    return set_to
+
+
+def worker(near, device="GPU:0"):
+    replica = f"/job:localhost/replica:0/task:0/device:{device}"
+    return {"near": near, "replicas": [replica], "predicted": str(near)}
+
+
+@pytest.mark.parametrize(
+    ("gpus", "cpus", "words", "verdict", "note"),
+    [
+        ([worker(1.0)], [worker(1.0)], ("dense",), "yes", "on GPU:0; difference 0.0e+00"),
+        ([worker(1.0)], [worker(1.01)], ("dense",), "no", "difference 9.9e-03"),
+        ([worker(1.0)], [worker(1.01)], ("dense", "mixed"), "yes", "difference 9.9e-03"),
+        ([worker(1.0, "CPU:0")], [worker(1.0)], ("dense",), "no", "ran on CPU:0"),
+        ([worker(float("nan"))], [worker(1.0)], ("dense",), "no", "not finite"),
+        ([], [worker(1.0)], ("dense",), "no", "ended so"),
+        ([worker(1.0)], [], ("dense",), "no", "what it is compared with: ended so"),
+    ],
+)
+def test_numbers_on_gpus_are_compared_with_those_on_cpus(trained, gpus, cpus, words, verdict, note):
+    trained(gpus, cpus)
+    outcome = gpu_check.run(Check("a check", words), gpus=1)
+    assert outcome.verdict == verdict and note in outcome.note
+
+
+def test_what_needs_more_gpus_is_left_out(trained):
+    trained([worker(1.0, "CPU:0")])
+    assert gpu_check.run(Check("nccl", ("dense",), gpus=2), gpus=1).verdict == "left out"
+    assert gpu_check.run(Check("halves", ("dense", "logical")), gpus=0).verdict == "left out"
+    alone = gpu_check.run(Check("here", ("dense",)), gpus=0)
+    assert alone.verdict == "yes" and alone.note == "on CPU:0; not compared"
+
+
+def test_what_is_deterministic_gives_the_same_bits_twice(monkeypatch):
+    check = Check("twice", ("dense",), has_twin=True)
+    for seconds, verdict in ([1.0, "yes"], [1.0000001, "no"]):
+        runs = iter([[worker(1.0)], [worker(seconds)]])
+        monkeypatch.setattr(gpu_check, "train", lambda *_, on_gpus, runs=runs: (next(runs), ""))
+        assert gpu_check.run(check, gpus=1).verdict == verdict
+
+
+def test_each_check_is_one_of_the_programs():
+    for gpus in (0, 1, 2):
+        titles = [check.title for check in gpu_check.checks(gpus)]
+        assert len(set(titles)) == len(titles) > 12
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.parametrize("only", ["mixed", "servers, sync", "logical"])
+def test_a_part_runs_here(job, tmp_path, only):
+    command = [sys.executable, str(ROOT / "tools" / "gpu_check.py"), "--only", only]
+    done = subprocess.run(
+        command, env=job.environ, cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads((tmp_path / "gpu_check.json").read_text())
+    (outcome,) = report["outcomes"]
+    assert outcome["verdict"] == ("left out" if only == "logical" else "yes"), report
+    assert report["machine"]["gpus"] == [] and report["machine"]["cuda"]
+    assert "TensorFlow sees no GPU" in done.stdout
