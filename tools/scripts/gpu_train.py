@@ -32,7 +32,7 @@ else:
     from strategies import DistributedEmbedding
 IS_LOOKALIKE = "lookalike" in OPTIONS
 REPLICAS = 1 if "alone" in OPTIONS else 2
-TIMED_EXAMPLES, TIMED_BATCH = 65536, 1024
+TIMED_EXAMPLES, TIMED_BATCH = 65536 if GPUS else 4096, 1024
 if IS_LOOKALIKE:
     # The optimizer would put in operations for which only the wheel with CUDA has kernels.
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
