@@ -27,7 +27,7 @@ PARALLEL := -n 3 --dist loadfile --no-loadscope-reorder
 
 setup: .venv/.ready
 
-.venv/.ready: setup.py constraints.txt $(wildcard tf_config/horovod/*.py)
+.venv/.ready: setup.py constraints.txt tf_config/horovod/wheel.py tf_config/horovod/cuda.py
 	@test -n "$(PYTHON)" || { echo "make setup needs Python 3.10 to 3.13 with its venv module." \
 		"Received: none on the PATH. Install one, or name it: make setup PYTHON=..."; exit 2; }
 	$(PYTHON) -m venv .venv

@@ -27,10 +27,12 @@ from typing import Any
 import rich
 import rich.progress
 import rich.table
+from rich.markup import escape
 
 ROOT = Path(__file__).resolve().parent.parent
 PROGRAM = ROOT / "tools" / "scripts" / "gpu_train.py"
 LIMIT_SECONDS = 180
+SPEED = "examples per second"
 # Between a GPU and a CPU: other orders of sums, and other algorithms.
 TOLERANCE, MIXED_TOLERANCE = 1e-3, 5e-2
 PACKAGES = ("tensorflow", "keras", "tf_keras", "horovod", "nvidia-nccl-cu12")
@@ -45,7 +47,7 @@ print(json.dumps({
     "cuda": build.get("cuda_version"), "cudnn": build.get("cudnn_version"),
 }))
 """
-READ_HOROVOD = "import horovod.tensorflow as hvd; print('NCCL', hvd.nccl_built())"
+READ_HOROVOD = "import horovod.tensorflow as hvd; print('NCCL' if hvd.nccl_built() else 'no NCCL')"
 
 
 @dataclass(frozen=True)
@@ -169,6 +171,9 @@ def judge(check: Check, gpus: int) -> tuple[str, str, str]:
     on = f"on {', '.join(sorted(devices))}"
     if gpus and not all(device.startswith("GPU") for device in devices):
         return "no", f"ran {on}", output
+    fetched = [device for each in found for device in each.get("fetched", ())]
+    if gpus and not all(device.startswith("GPU") for device in fetched):
+        return "no", f"{on}; batches on {', '.join(fetched)}", output
     if not all(math.isfinite(each["near"]) for each in found):
         return "no", f"{on}; predictions are not finite", output
     if check.has_twin:
@@ -207,11 +212,11 @@ def speed(gpus: int) -> Outcome:
         found, output = train((*words, *extra), (), on_gpus=True)
         if not found:
             note = f"{name}: {last_line(output)}"
-            return Outcome("examples per second", "no", note, time.monotonic() - start, output)
+            return Outcome(SPEED, "no", note, time.monotonic() - start, output)
         figures[name].append(found[0]["examples_per_second"])
     ours, stock = max(figures["ours"]), max(figures["stock"])
     note = f"{ours:,.0f}; stock MirroredStrategy {stock:,.0f} ({ours / stock:.2f} times)"
-    return Outcome("examples per second", "yes", note, time.monotonic() - start)
+    return Outcome(SPEED, "yes", note, time.monotonic() - start)
 
 
 def machine() -> dict[str, Any]:
@@ -249,17 +254,24 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--output", type=Path, default=Path("gpu_check.json"))
     parser.add_argument("--only", default="", help="the checks whose titles contain this")
     options = parser.parse_args(arguments)
+    if not options.output.absolute().parent.is_dir():
+        parser.error(f"--output must be in a directory that exists. Received: {options.output}")
+    titles = [*(check.title for check in checks(2)), SPEED]
+    if not any(options.only in title for title in titles):
+        parser.error(f"--only must be a part of a title. Received: {options.only!r}")
     about = machine()
     gpus = len(about["gpus"])
     for name, value in about.items():
-        rich.print(f"{name}: {value}")
+        rich.print(escape(f"{name}: {value}"))
     wanted = [check for check in checks(gpus) if options.only in check.title]
     outcomes = []
     with rich.progress.Progress(transient=True) as progress:
         for check in progress.track(wanted, description="checks"):
             outcomes.append(run(check, gpus))
-            progress.console.print(f"{check.title}: {outcomes[-1].verdict} {outcomes[-1].note}")
-    if options.only in "examples per second":
+            line = f"{check.title}: {outcomes[-1].verdict} {outcomes[-1].note}"
+            progress.console.print(escape(line))
+    if options.only in SPEED:
+        rich.print(f"{SPEED}: this package and stock TensorFlow in turn ...")
         outcomes.append(speed(gpus))
     rich.print(table(outcomes))
     if not gpus:
@@ -274,7 +286,7 @@ def table(outcomes: list[Outcome]) -> rich.table.Table:
     """Returns the outcomes as a table for the terminal."""
     found = rich.table.Table("check", "works", "note", "s")
     for each in outcomes:
-        found.add_row(each.title, each.verdict, each.note, f"{each.seconds:.0f}")
+        found.add_row(each.title, each.verdict, escape(each.note), f"{each.seconds:.0f}")
     return found
 
 

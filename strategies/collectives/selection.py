@@ -222,7 +222,7 @@ def _build_collectives(
 
 
 def _may_share(communication: str, device: str, options: CommunicationOptions) -> bool:
-    """Returns whether this worker may share memory with others, as far as it was asked."""
+    """Returns whether this worker's device and arguments let it share memory with others."""
     if options.timeout_seconds:  # which only TensorFlow's collectives have
         return False
     if _is_gpu(device):  # NCCL is what sums between GPUs beside shared memory

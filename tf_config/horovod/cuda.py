@@ -64,7 +64,7 @@ COMPILER = "cuda-toolkit[nvcc,cudart,crt,cccl]==13.0.*"
 # Where NVIDIA's installers put toolkits, each in a directory cuda-X.Y.
 _LOCAL = Path("/usr/local")
 _HOME = "HOROVOD_CUDA_HOME"
-_NCCL_HOME = "HOROVOD_NCCL_HOME"
+_NCCL_HOME, _NCCL_LINK = "HOROVOD_NCCL_HOME", "HOROVOD_NCCL_LINK"
 
 
 class Toolkit(NamedTuple):
@@ -134,8 +134,16 @@ def provide(
     Raises:
       BuildError: if a part is missing.
     """
+    requirement = nccl_requirement(environ)
+    if requirement is None:
+        _check_nccl(Path(environ[_NCCL_HOME]))
+    elif environ.get(_NCCL_LINK, "shared") != "shared":
+        raise BuildError(
+            f"{_NCCL_LINK} must be 'shared' for the package of NCCL, which has no static library. "
+            f"Received: {environ[_NCCL_LINK]!r}. Unset it, or set {_NCCL_HOME} to another NCCL."
+        )
     wanted = int(_nccl_of_tensorflow().name.removeprefix("nvidia-nccl-cu"))
-    toolkit = _named_toolkit(environ) or _found_toolkit(environ, wanted)
+    toolkit = _named_toolkit(environ) or _find_toolkit(environ, wanted)
     if toolkit is None:
         toolkit = _install_toolkit(scratch / "cuda", run_pip, say)
     number = ".".join(map(str, toolkit.version))
@@ -150,9 +158,8 @@ def provide(
         _HOME: str(toolkit.home),
         # Horovod asks the first nvcc on the PATH for which GPUs it can compile.
         "PATH": f"{toolkit.home / 'bin'}:{environ['PATH']}",
-        "HOROVOD_NCCL_LINK": environ.get("HOROVOD_NCCL_LINK", "shared"),
+        _NCCL_LINK: environ.get(_NCCL_LINK, "shared"),
     }
-    requirement = nccl_requirement(environ)
     if requirement is not None:
         home = _installed_nccl(requirement)
         if home is None:
@@ -160,8 +167,17 @@ def provide(
             target = scratch / "nccl"
             run_pip("install", "--quiet", "--no-deps", "--target", str(target), str(requirement))
             home = target / "nvidia" / "nccl"
-        found |= {_NCCL_HOME: str(_linkable(home, scratch)), "HOROVOD_RPATH": RPATH}
+        found |= {_NCCL_HOME: str(_make_linkable(home, scratch)), "HOROVOD_RPATH": RPATH}
     return found
+
+
+def _check_nccl(home: Path) -> None:
+    """Raises BuildError if the user names a directory that has no NCCL."""
+    if not (home / "include" / "nccl.h").exists():
+        raise BuildError(
+            f"{_NCCL_HOME} must be the directory of NCCL, with include/nccl.h. Received: {home}. "
+            "Correct it, or unset it to install the package that TensorFlow asks for."
+        )
 
 
 def _named_toolkit(environ: Mapping[str, str]) -> Toolkit | None:
@@ -179,7 +195,7 @@ def _named_toolkit(environ: Mapping[str, str]) -> Toolkit | None:
     return toolkit
 
 
-def _found_toolkit(environ: Mapping[str, str], major: int) -> Toolkit | None:
+def _find_toolkit(environ: Mapping[str, str], major: int) -> Toolkit | None:
     """Returns the machine's toolkit of a major version; failing that, its newest later one."""
     nvcc = shutil.which("nvcc", path=environ["PATH"])
     homes = [Path(environ["CUDA_HOME"])] if environ.get("CUDA_HOME") else []
@@ -237,7 +253,7 @@ def _installed_nccl(requirement: Requirement) -> Path | None:
     return Path(str(package.locate_file("nvidia/nccl")))
 
 
-def _linkable(home: Path, scratch: Path) -> Path:
+def _make_linkable(home: Path, scratch: Path) -> Path:
     """Returns a directory with NCCL as a linker searches for it."""
     made = scratch / "linkable_nccl"
     (made / "lib").mkdir(parents=True)

@@ -54,13 +54,11 @@ def install() -> Path:
     Raises:
       BuildError: if the wheel cannot be built or installed.
     """
-    options = build_options(_tensorflow(), os.environ)
-    if cuda.is_wanted(options):
-        # Installed first, so that the build links with the NCCL that is found at run time.
-        requirement = cuda.nccl_requirement(options)
-        if requirement is not None:
-            run_pip("install", "--no-deps", str(requirement))
     made = wheel()
+    if cuda.is_wanted(os.environ):
+        requirement = cuda.nccl_requirement(os.environ)
+        if requirement is not None:  # not before: a build that fails changes no environment
+            run_pip("install", "--no-deps", str(requirement))
     run_pip("install", str(made))
     # Forced: a wheel of the same version, built for another TensorFlow, may be installed already.
     run_pip("install", "--quiet", "--no-deps", "--force-reinstall", str(made))

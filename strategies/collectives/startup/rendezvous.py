@@ -222,7 +222,8 @@ def _has_arrived(store: HttpStore, task: Task, expected: bytes) -> bool:
         raise ClusterConfigError(
             f"All workers must use the same communication. Received: {theirs} on {task}, {ours} "
             "here. Pass the same argument communication to all of them, or set the same "
-            "KERAS_STRATEGIES_COMMUNICATION; 'tf-config doctor' shows where Horovod can be used."
+            "KERAS_STRATEGIES_COMMUNICATION; 'tf-config doctor' shows where Horovod can be used. "
+            "If one of them has GPUs and another has none, set CUDA_VISIBLE_DEVICES=-1 on all."
         )
     if entry is not None and entry != expected:
         raise ClusterConfigError(

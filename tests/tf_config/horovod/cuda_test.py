@@ -4,6 +4,7 @@ Nothing here needs a GPU. Whether NCCL's sums are right on GPUs is not tested.
 """
 
 import importlib.metadata
+import importlib.util
 import json
 import os
 import re
@@ -94,7 +95,11 @@ def test_the_machines_toolkit_is_taken(machine, tmp_path, versions, taken):
 def test_what_the_user_names_is_taken(machine, tmp_path):
     toolkit(tmp_path / "local" / "cuda-12.5", "12.5")
     mine = toolkit(tmp_path / "mine", "13.0")
-    found = machine(HOROVOD_CUDA_HOME=str(mine), HOROVOD_NCCL_HOME="/opt/nccl")
+    (tmp_path / "nccl" / "include").mkdir(parents=True)
+    (tmp_path / "nccl" / "include" / "nccl.h").touch()
+    nccl = {"HOROVOD_NCCL_HOME": str(tmp_path / "nccl"), "HOROVOD_NCCL_LINK": "static"}
+    found = machine(HOROVOD_CUDA_HOME=str(mine), **nccl)
+    assert found["HOROVOD_NCCL_LINK"] == "static"
     assert found["HOROVOD_CUDA_HOME"] == str(mine)
     assert machine.asked == [] and "HOROVOD_RPATH" not in found
 
@@ -105,6 +110,14 @@ def test_a_named_toolkit_must_be_one(machine, tmp_path, missing):
     (mine / missing).unlink()
     with pytest.raises(BuildError, match=f"HOROVOD_CUDA_HOME must be .* Received: {mine}"):
         machine(HOROVOD_CUDA_HOME=str(mine))
+
+
+def test_a_named_nccl_must_be_one(machine, tmp_path):
+    with pytest.raises(BuildError, match=f"HOROVOD_NCCL_HOME must be .* Received: {tmp_path}"):
+        machine(HOROVOD_NCCL_HOME=str(tmp_path))
+    with pytest.raises(BuildError, match="HOROVOD_NCCL_LINK must be 'shared'.*Received: 'static'"):
+        machine(HOROVOD_NCCL_LINK="static")
+    assert machine.asked == []
 
 
 def test_tensorflow_must_be_built_for_cuda(machine, monkeypatch):
@@ -129,7 +142,7 @@ def test_a_streams_handle_is_a_virtual_function():
     assert re.search(declared, header.read_text())
 
 
-@pytest.mark.slow  # three to six minutes and 0.6 GB, once; later runs find the wheel
+@pytest.mark.slow  # three to six minutes and 0.46 GB, once; later runs find the wheel
 @pytest.mark.processes
 def test_it_is_built_and_imported_and_two_processes_sum(forked, tmp_path):
     environ = {**os.environ, "HOROVOD_GPU_OPERATIONS": "NCCL"}

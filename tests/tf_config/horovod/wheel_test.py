@@ -58,6 +58,15 @@ def test_it_is_built_once_and_installed_over_another_build(pip, builds, compiler
     assert second == ("install", "--quiet", "--no-deps", "--force-reinstall", first[-1])
 
 
+def test_nccl_is_installed_with_a_wheel_that_needs_it(pip, builds, compiler, monkeypatch):
+    monkeypatch.setenv("HOROVOD_GPU_OPERATIONS", "NCCL")
+    monkeypatch.setattr(horovod_wheel.cuda, "provide", lambda *_: {"HOROVOD_CUDA_HOME": "/cuda"})
+    assert main(["install-horovod"]) == 0
+    assert builds[0]["HOROVOD_CUDA_HOME"] == "/cuda"
+    installed = [words[-1] for words in pip if words[0] == "install"]
+    assert [word.startswith("nvidia-nccl-cu") for word in installed] == [True, False, False]
+
+
 def test_the_wheel_alone(pip, builds, compiler, capsys):
     assert main(["install-horovod", "--wheel"]) == 0
     (line,) = capsys.readouterr().out.splitlines()
