@@ -2,7 +2,7 @@
 
     $ .venv/bin/python tools/gpu_check.py [--output gpu_check.json]
 
-It takes less than ten minutes, on one machine with one or more GPUs. Each row of the table is a
+It runs on one machine with one or more GPUs. Each row of the table is a
 process of its own, or several, so that one that fails or hangs ends no other. What is trained on
 GPUs is compared with the same on CPUs. The file has everything that was printed, for a report.
 Without a GPU, all rows run on CPUs, and those that need GPUs are left out.
@@ -155,7 +155,7 @@ def train(
 def run(check: Check, gpus: int) -> Outcome:
     """Returns the outcome of a check on this machine's GPUs."""
     if max(gpus, 1) < check.gpus or ("logical" in check.words and not gpus):
-        note = f"needs {check.gpus} of {gpus} GPUs"
+        note = f"GPUs required: {check.gpus}; here: {gpus}"
         return Outcome(check.title, "left out", note)
     start = time.monotonic()
     verdict, note, output = judge(check, gpus)
