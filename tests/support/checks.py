@@ -10,6 +10,9 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable
+from pathlib import Path
+
+from tests.support import costs
 
 # The names of the checks to run, with commas; all where it is not set.
 CHOICE = "KERAS_STRATEGIES_TEST_CHECKS"
@@ -40,5 +43,8 @@ def run_checks(namespace: dict, wait: Callable[[], None] | None = None) -> None:
         if number and wait is not None:
             wait()
         print(BEGUN.format(name), flush=True)
+        before = costs.seconds_of_this_process()
         checks[name]()
+        seconds = costs.seconds_of_this_process() - before
+        costs.record(f"{Path(namespace['__file__']).stem}.{name}", costs.CHECKS, seconds)
         print(PASSED.format(name), flush=True)
