@@ -195,14 +195,14 @@ def _discover_host(
     rank, names = tasks.index(config.task), [str(task) for task in tasks]
     if _network is None and len({config.cluster.addresses[task].host for task in tasks}) == 1:
         with meeting(config.cluster, config.task, timeout, "shared_memory") as exchange:
-            host = Host.meet(rank, names, exchange, is_wanted)
+            host = Host.discover(rank, names, exchange, is_wanted)
         if host is not None and len(host.leaders) == 1:
             return host
         # What is connected next meets at the same address, and must not find entries of this store.
         wait_for_end(config.cluster, config.task)
         if host is None:
             return None
-    return Host.meet(rank, names, exchange_over(_network or connect()), is_wanted)
+    return Host.discover(rank, names, exchange_over(_network or connect()), is_wanted)
 
 
 def _build_collectives(

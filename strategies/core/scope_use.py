@@ -12,7 +12,7 @@ from strategies.diagnostics.calls import call_in
 from strategies.diagnostics.stack import stack_of
 from strategies.diagnostics.watchdog import place_in
 from strategies.utils.background_thread import BackgroundThread
-from tf_config.launcher.sidecar import CREATED, ENTERED, is_reported, report
+from tf_config.launcher.reports import CREATED, ENTERED, is_reported, report
 
 _PAUSE_SECONDS = 0.1
 _SECONDS_TO_END = 5.0

@@ -78,7 +78,7 @@ class ServerCollectives(StreamKeeper, AllToAllViaAllGather):
         Returns:
           Whether all want it and are on one host.
         """
-        host = Host.meet(self.rank, names, exchange_over(self), is_wanted)
+        host = Host.discover(self.rank, names, exchange_over(self), is_wanted)
         if host is None or len(host.leaders) > 1:
             return False
         self._host, self._channel = host, host.new_channel()

@@ -14,10 +14,10 @@ from tf_config.builder import free_ports
 from tf_config.cli import main
 from tf_config.hosts import Host
 from tf_config.launcher.job import JobSpec, shell_line
+from tf_config.launcher.reports import CREATED, ENTERED, report
 from tf_config.launcher.settings import SIDECAR_VARIABLE
-from tf_config.launcher.sidecar import CREATED, ENTERED, Sidecar, report
-from tf_config.rendezvous import Participant
-from tf_config.rendezvous import rendezvous as meet
+from tf_config.launcher.sidecar import Sidecar
+from tf_config.rendezvous import Participant, rendezvous
 from tf_config.rendezvous.http_store import StoreServer, ask
 from tf_config.roles import Roles
 from tf_config.secret import SECRET_VARIABLE, is_signed, secret_of, signature
@@ -120,7 +120,7 @@ def test_a_meeting_is_of_those_who_have_the_secret(monkeypatch):
     url, notes, results = f"tcp://127.0.0.1:{port}", [], {}
 
     def come(rank):
-        results[rank] = meet(url, Participant(Roles(2), rank), 20.0, notes.append)
+        results[rank] = rendezvous(url, Participant(Roles(2), rank), 20.0, notes.append)
 
     leader = threading.Thread(target=come, args=[0])
     leader.start()
@@ -153,7 +153,7 @@ def test_a_meeting_of_others_is_not_joined(monkeypatch):
         threading.Thread(target=answer, daemon=True).start()
         url = f"tcp://127.0.0.1:{impostor.getsockname()[1]}"
         with pytest.raises(ClusterConfigError, match="answers without this job's KERAS_"):
-            meet(url, Participant(Roles(2), 1), 0.5, lambda text: None)
+            rendezvous(url, Participant(Roles(2), 1), 0.5, lambda text: None)
 
 
 def test_each_start_has_a_secret_of_its_own_that_is_printed_nowhere():

@@ -8,33 +8,26 @@ reports for which task it waits.
 
 from __future__ import annotations
 
-import hashlib
-import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from http import HTTPStatus
 
 from tf_config.address import Address
 from tf_config.background import call_regularly
 from tf_config.bind_address import bind_first
 from tf_config.cluster import ClusterSpec, Task, TFConfig
 from tf_config.horovod import environment as horovod
+from tf_config.launcher.horovod_proxy import HERE, HorovodProxy
 from tf_config.launcher.process_probe import ProcessProbe
+from tf_config.launcher.reports import CREATED, ENTERED
 from tf_config.launcher.settings import RENDEZVOUS_VARIABLE, SIDECAR_VARIABLE
 from tf_config.launcher.task_resolution import start_timeout
-from tf_config.rendezvous.http_store import HttpStore, StoreServer, ask
-from tf_config.rendezvous.waiting import Deadline
-from tf_config.secret import SECRET_VARIABLE, secret_of
+from tf_config.rendezvous.http_store import StoreServer
+from tf_config.secret import secret_of
 
 # Reports to the launcher that a task on another host trained apart: the last bytes of its output,
 # which a terminal does not show.
 UNSYNCHRONIZED = b"\x1b]tf-config;apart\x07"
-# Reported by a strategy when it is created and when its scope is entered.
-CREATED, ENTERED = "made", "used"
-_REPORTS = "tf-config"
-_HERE = "127.0.0.1"
 _LAST_PORT = 65535
-_POLL_SECONDS = 0.1
 _SAMPLE_EVERY_SECONDS = 0.5
 
 
@@ -71,10 +64,10 @@ class Sidecar:
         if config.task == config.cluster.training_tasks[0]:
             self._store = _serve_store(at, secret, note)
         timeout = start_timeout(environ)
-        self._proxy = _HorovodProxy(config, at, timeout, secret, self._reports, note)
+        self._proxy = HorovodProxy(config, at, timeout, secret, self._reports, note)
         port = self._proxy.server_address[1]
         self.environ = {
-            SIDECAR_VARIABLE: f"{_HERE}:{port}",
+            SIDECAR_VARIABLE: f"{HERE}:{port}",
             **_horovod_environment(config, port, environ),
         }
 
@@ -123,18 +116,6 @@ class Sidecar:
                 server.close()
 
 
-def report(word: str, environ: Mapping[str, str] = os.environ) -> None:
-    """Reports `CREATED` or `ENTERED` to this process's sidecar, if it has one."""
-    if is_reported(environ):
-        at = Address.parse(environ[SIDECAR_VARIABLE])
-        HttpStore(at, _REPORTS, secret_of(environ)).put(word, b"")
-
-
-def is_reported(environ: Mapping[str, str] = os.environ) -> bool:
-    """Returns whether this process has a sidecar to which `report` reports."""
-    return SIDECAR_VARIABLE in environ
-
-
 def rendezvous_address(cluster: ClusterSpec) -> Address:
     """Returns the address of a cluster's rendezvous, which each task derives from the cluster.
 
@@ -148,81 +129,6 @@ def rendezvous_address(cluster: ClusterSpec) -> Address:
     above = range(first.port + 1, _LAST_PORT + 1)
     below = range(first.port - 1, 0, -1)
     return Address(first.host, next(port for port in (*above, *below) if port not in taken))
-
-
-class _HorovodProxy(StoreServer):
-    """Forwards the requests of Horovod's process to the store, and receives strategies' reports.
-
-    Horovod gives its rendezvous 1.5 seconds, and sends requests without a signature. The proxy
-    keeps each request until the store has the entry, and signs what it forwards. It listens on this
-    machine only.
-
-    Args:
-      config: the task's configuration.
-      at: the address of the store.
-      timeout: the number of seconds that a process waits for the others.
-      secret: the job's secret.
-      reports: collects the reports.
-      note: receives messages.
-    """
-
-    def __init__(
-        self,
-        config: TFConfig,
-        at: Address,
-        timeout: float,
-        secret: str,
-        reports: set[str],
-        note: Callable[[str], None],
-    ):
-        super().__init__((_HERE, 0), secret=secret)
-        self._config = config
-        self._at = at
-        self._timeout = timeout
-        self._reports = reports
-        self._note = note
-        self._is_late = False
-        self._server_name = f"the rendezvous beside {config.cluster.training_tasks[0]} at {at}"
-        # Another server there, such as that of an earlier job, has no entries of this job.
-        text = repr(config.cluster.to_dict()).encode()
-        self._prefix = f"/{hashlib.sha256(text).hexdigest()[:16]}"
-
-    def admits(self, method: str, path: str, body: bytes, signed: str) -> bool:
-        """Returns whether a request is answered; Horovod's requests have no signature."""
-        return not path.startswith(f"/{_REPORTS}/") or super().admits(method, path, body, signed)
-
-    def answer(self, method: str, path: str, body: bytes) -> tuple[int, bytes]:
-        """Returns the store's answer, once the store has one."""
-        if path.startswith(f"/{_REPORTS}/"):
-            self._reports.add(path.removeprefix(f"/{_REPORTS}/"))
-            return HTTPStatus.OK, b""
-        self._reports.add("horovod")
-        deadline = Deadline(self._timeout, self._note, _POLL_SECONDS)
-        while True:
-            status, content = ask(self._at, method, self._prefix + path, body, self._secret)
-            if status == HTTPStatus.OK or method == "DELETE":
-                return HTTPStatus.OK, content
-            waiting = f"{self._config.task} waits in Horovod's init() for {self._who(path, status)}"
-            # Horovod repeats a request that failed: after the first one, none waits any more.
-            if self._is_late or deadline.is_over:
-                if not self._is_late:
-                    self._note(f"{waiting}: it gives up after {deadline.elapsed:.0f} s")
-                self._is_late = True
-                is_reached = status == HTTPStatus.NOT_FOUND
-                return status if is_reached else HTTPStatus.SERVICE_UNAVAILABLE, b""
-            deadline.tick(f"{waiting}: {deadline.elapsed:.0f} s of {self._timeout:g} s")
-
-    def _who(self, path: str, status: int) -> str:
-        """Returns whom a request waits for, given the status of the store's answer."""
-        tasks = self._config.cluster.training_tasks
-        if status == HTTPStatus.FORBIDDEN:
-            return f"{self._server_name}, which has another {SECRET_VARIABLE}"
-        if status != HTTPStatus.NOT_FOUND:
-            return self._server_name
-        key = path.rpartition("/")[2].removeprefix("rank_")
-        if path.startswith("/global/") and key.isdigit() and int(key) < len(tasks):
-            return f"{tasks[int(key)]} to start Horovod as well"
-        return "another process of Horovod"
 
 
 def _serve_store(at: Address, secret: str, note: Callable[[str], None]) -> StoreServer | None:
@@ -246,7 +152,7 @@ def _horovod_environment(config: TFConfig, port: int, environ: Mapping[str, str]
         # the same in all tasks.
         **{name: value for name, value in defaults.items() if name not in environ},
         **horovod.place(config.cluster, config.task),
-        **horovod.rendezvous_at(_HERE, port),
+        **horovod.rendezvous_at(HERE, port),
     }
 
 

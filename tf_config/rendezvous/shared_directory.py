@@ -36,8 +36,8 @@ def rendezvous(
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
-        meet = _lead if participant.leads else _follow
-        return meet(FileStore(path), participant, report, deadline)
+        exchange = _lead if participant.leads else _follow
+        return exchange(FileStore(path), participant, report, deadline)
     except OSError as error:
         raise ClusterConfigError(
             "The directory of a rendezvous must be writable by all tasks. Received: "

@@ -28,7 +28,7 @@ class WorkerEndedError(RuntimeError):
 
 
 class Host:
-    """The workers of this host and the memory that they share; created by `meet`.
+    """The workers of this host and the memory that they share; created by `discover`.
 
     Args:
       rank: this worker's rank on this host.
@@ -64,7 +64,7 @@ class Host:
         self._channels = itertools.count()
 
     @classmethod
-    def meet(
+    def discover(
         cls, rank: int, names: Sequence[str], exchange: Exchange, is_wanted: bool = True
     ) -> Host | None:
         """Returns this worker's host; None on all workers if one of them cannot share memory.

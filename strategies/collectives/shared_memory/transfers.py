@@ -321,8 +321,8 @@ def _exchange(
         chunk if rank == channel.rank else channel.begin_read(rank) for rank in range(channel.size)
     ]
     headers = np.stack([chunk[: header.nbytes].view(np.int64) for chunk in received])
-    wishes = select_pieces(headers)
-    start, target = wishes[channel.rank]
+    wanted = select_pieces(headers)
+    start, target = wanted[channel.rank]
     target[:] = payload[start : start + len(target)]
     lengths = headers[:, -1]
     # As many rounds on all workers, so that each reads all chunks of the others.
@@ -338,7 +338,7 @@ def _exchange(
             if number and low >= lengths[peer]:
                 continue
             chunk = channel.begin_read(peer) if number else received[peer][header.nbytes :]
-            start, target = wishes[peer]
+            start, target = wanted[peer]
             begin, end = max(start, low), min(start + len(target), high)
             if begin < end:
                 target[begin - start : end - start] = chunk[begin - low : end - low]

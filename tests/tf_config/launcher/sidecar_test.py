@@ -13,8 +13,9 @@ from tf_config import ClusterSpec, Task, TFConfig
 from tf_config.address import Address
 from tf_config.builder import free_ports
 from tf_config.horovod import environment as horovod
+from tf_config.launcher.reports import CREATED, ENTERED, report
 from tf_config.launcher.settings import RENDEZVOUS_VARIABLE, SIDECAR_VARIABLE
-from tf_config.launcher.sidecar import CREATED, ENTERED, Sidecar, report
+from tf_config.launcher.sidecar import Sidecar
 from tf_config.rendezvous import waiting
 
 # What TensorFlow does to a process as it is seen from outside, without its seconds of import.

@@ -11,8 +11,7 @@ import pytest
 
 from tf_config import Address, ClusterConfigError, Task
 from tf_config.builder import free_ports
-from tf_config.rendezvous import Participant, check_url
-from tf_config.rendezvous import rendezvous as meet
+from tf_config.rendezvous import Participant, check_url, rendezvous
 from tf_config.roles import Roles
 
 
@@ -40,8 +39,10 @@ class RendezvousConfig:
     def _come(self, roles, rank, name, leader, address):
         note = self.notes[name].append
         try:
-            seat = Participant(roles, rank, leader)
-            self.results[name] = meet(self.url, seat, self.timeout, note, address=address)
+            participant = Participant(roles, rank, leader)
+            self.results[name] = rendezvous(
+                self.url, participant, self.timeout, note, address=address
+            )
         except ClusterConfigError as error:
             self.results[name] = error
 

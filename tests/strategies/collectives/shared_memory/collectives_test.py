@@ -158,7 +158,7 @@ def test_where_one_may_have_no_memory_none_shares_any(monkeypatch):
     refuse = OSError(errno.EFBIG, "File too large")
     monkeypatch.setattr(os, "ftruncate", lambda *args: (_ for _ in ()).throw(refuse))
     told = []
-    assert Host.meet(0, ["worker 0"], lambda mine: told.append(mine) or [mine]) is None
+    assert Host.discover(0, ["worker 0"], lambda mine: told.append(mine) or [mine]) is None
     assert told == [b""]
 
 

@@ -12,11 +12,11 @@ from tf_config import Address, ClusterConfigError, ClusterSpec, Task, TFConfig, 
 from tf_config.builder import free_ports
 from tf_config.rendezvous.http_store import HttpStore
 
-MEET = "import strategies; strategies.MultiWorkerMirroredStrategy(start_timeout=7)"
-QUICKLY = f"from absl import logging; logging.set_verbosity('info'); {MEET.replace('7', '4')}"
+START = "import strategies; strategies.MultiWorkerMirroredStrategy(start_timeout=7)"
+QUICKLY = f"from absl import logging; logging.set_verbosity('info'); {START.replace('7', '4')}"
 
 
-def start_worker(forked, cluster, task, code=MEET):
+def start_worker(forked, cluster, task, code=START):
     forked.environ["TF_CONFIG"] = TFConfig(cluster, task).to_json()
     return forked.popen([forked.python, "-c", code])
 
