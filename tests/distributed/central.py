@@ -98,7 +98,7 @@ def check_an_embedding_follows_one_process():
     follows_one_process(embedding, words)
 
 
-def trains_on_uneven_rows(policy):
+def trains_on_uneven_examples(policy):
     """96 rows in batches of 25 leave 21 for the last, and 7 a replica; of one row two get none."""
     keras.mixed_precision.set_global_policy(policy)
     try:
@@ -116,16 +116,16 @@ def trains_on_uneven_rows(policy):
     assert all(np.isfinite(weight).all() for weight in after)
 
 
-def check_uneven_rows():
-    trains_on_uneven_rows("float32")
+def check_uneven_examples():
+    trains_on_uneven_examples("float32")
 
 
-def check_uneven_rows_in_bfloat16():
-    trains_on_uneven_rows("mixed_bfloat16")
+def check_uneven_examples_in_bfloat16():
+    trains_on_uneven_examples("mixed_bfloat16")
 
 
-def check_uneven_rows_in_float16():
-    trains_on_uneven_rows("mixed_float16")
+def check_uneven_examples_in_float16():
+    trains_on_uneven_examples("mixed_float16")
 
 
 def check_there_is_one_moving_mean_for_all():

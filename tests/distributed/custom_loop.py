@@ -218,7 +218,7 @@ def check_sharding_policies():
         assert sorted(everyone) == sorted(list(range(10)) * (n if policy == "OFF" else 1))
 
 
-def check_a_ragged_batch_of_rows_without_values_is_no_empty_batch():
+def check_a_ragged_batch_of_examples_without_values_is_no_empty_batch():
     @tf.function
     def mean_of_ones(batch):
         return strategy.run(

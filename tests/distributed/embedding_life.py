@@ -124,11 +124,11 @@ def is_admitted_in_the_step_of_the_third(memory):
     assert counted["rows"] == len(ids_of(layer)) == counted["new"]
 
 
-def check_an_id_is_admitted_in_the_step_in_which_it_comes_for_the_third_time():
+def check_an_id_is_admitted_in_the_step_of_its_third_time():
     is_admitted_in_the_step_of_the_third(None)
 
 
-def check_so_it_is_where_a_sketch_counts():
+def check_an_id_is_admitted_in_the_step_of_its_third_time_where_a_sketch_counts():
     is_admitted_in_the_step_of_the_third(2**16)
 
 

@@ -104,7 +104,7 @@ def check_each_replica_drops_units_of_its_own_in_every_step():
     all_differ(inside=False)
 
 
-def check_so_it_does_where_the_replica_is_a_function():
+def check_each_replica_that_is_a_function_drops_units_of_its_own():
     all_differ(inside=True)
 
 

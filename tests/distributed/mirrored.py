@@ -66,7 +66,7 @@ def check_prediction_and_evaluation_give_the_numbers_of_one_process():
     np.testing.assert_allclose(found, expected, rtol=1e-4)
 
 
-def check_uneven_rows():
+def check_uneven_examples():
     """100 rows in batches of 24: of the last one's 4 rows a replica gets two and the others one,
     and of a batch of 1 two get none."""
     with strategy.scope():

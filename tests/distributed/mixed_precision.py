@@ -103,7 +103,7 @@ def check_float16_skips_the_steps_that_one_process_skips():
     skips_the_same_steps("mixed_float16")
 
 
-def check_so_it_does_where_gradients_are_accumulated():
+def check_float16_skips_the_steps_that_one_process_skips_where_gradients_are_accumulated():
     if is_keras_3 and not is_on_servers and not is_central:
         skips_the_same_steps("mixed_float16", 2)
 

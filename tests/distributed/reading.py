@@ -61,7 +61,7 @@ def seen(dataset):
     return sorted(map(int, found)), steps
 
 
-def check_seeds_of_each_worker_and_loose_orders_give_each_row_once():
+def check_seeds_of_each_worker_and_loose_orders_give_each_example_once():
     """As Horovod's guides seed by rank, and as pipelines are made faster."""
     is_common = not hasattr(strategy.extended, "in_step") or strategy.extended.in_step
     numbers = tf.data.Dataset.range(64).map(lambda row: (tf.cast([row], tf.float32),) * 2)
@@ -79,7 +79,7 @@ def check_seeds_of_each_worker_and_loose_orders_give_each_row_once():
     tf.random.set_seed(1)
 
 
-def check_rows_in_another_order_on_each_worker_are_refused():
+def check_examples_in_another_order_on_each_worker_are_refused():
     with strategy.scope():
         model = keras.Sequential([keras.layers.Dense(1)])
         model.compile("sgd", "mse")
@@ -127,21 +127,21 @@ def check_other_files_on_each_worker_are_refused():
         raise AssertionError("Other files are taken for the same.")
 
 
-def check_every_row_comes_once_where_some_steps_are_empty():
+def check_every_example_comes_once_where_some_steps_are_empty():
     assert seen(read("empty")) == (every, max(per_step))
 
 
-def check_so_it_does_where_rows_are_sharded():
+def check_every_example_comes_once_where_examples_are_sharded():
     assert seen(read("empty", shard="rows"))[0] == every
 
 
-def check_rows_are_cut_to_the_fewest_steps():
+def check_examples_are_cut_to_the_fewest_steps():
     found, steps = seen(read("cut"))
     assert steps == min(per_step)
     assert len(found) == len(set(found)) == sum(min(count, 4 * steps) for count in per_worker)
 
 
-def check_rows_come_again_to_the_most_steps():
+def check_examples_come_again_to_the_most_steps():
     found, steps = seen(read("resample"))
     assert steps == max(per_step)
     assert len(found) == 4 * workers * steps and sorted(set(found)) == every

@@ -125,7 +125,7 @@ def check_gradients_and_variables_of_every_kind():
     strategies.verify_equal(strategy, [weight, table, summed, averaged])
 
 
-def check_every_row_of_a_dataset_comes_once():
+def check_every_example_of_a_dataset_comes_once():
     """In parts that differ by one row at most."""
     data = tf.data.Dataset.range(4 * n + 3).batch(2 * n)
     seen, steps = [], 0

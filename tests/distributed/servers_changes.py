@@ -63,7 +63,7 @@ def stepping(change):
     return step
 
 
-def check_moving_statistics_are_shared_and_kept_by_a_batch_without_rows():
+def check_moving_statistics_are_shared_and_kept_by_a_batch_without_examples():
     """The one row of each batch is the first worker's."""
     if mode == "sync":
         return
@@ -81,7 +81,7 @@ def check_moving_statistics_are_shared_and_kept_by_a_batch_without_rows():
     np.testing.assert_allclose(on_servers(variance), 1 - 0.75 / shared_out, rtol=1e-6)
 
 
-def check_a_step_without_rows_sends_nothing():
+def check_a_step_without_examples_sends_nothing():
     if mode in ("geo", "sync"):
         return
     weight = zeros()
@@ -91,7 +91,7 @@ def check_a_step_without_rows_sends_nothing():
     np.testing.assert_array_equal(on_servers(weight), np.full([3], 2 * size - 1))
 
 
-def check_a_step_without_rows_does_not_train_a_workers_own_copy():
+def check_a_step_without_examples_does_not_train_a_workers_own_copy():
     """The momentum of the steps before would move it."""
     if mode != "geo":
         return

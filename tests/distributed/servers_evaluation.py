@@ -86,15 +86,15 @@ def check_each_layer_goes_where_its_own_path_says():
         assert line in strategy.placement().splitlines(), (line, strategy.placement())
 
 
-def check_all_rows_are_evaluated_on_every_worker():
+def check_all_examples_are_evaluated_on_every_worker():
     is_as_one_process(model, one)
 
 
-def check_so_is_one_row_for_all_workers():
+def check_one_example_is_evaluated_on_every_worker():
     is_as_one_process(model, one, rows=1)
 
 
-def check_so_is_validation_whenever_a_worker_comes_to_it():
+def check_validation_is_of_all_examples_whenever_a_worker_comes_to_it():
     """Training is of each worker's part."""
     epochs = 2 if in_step else 1 + 2 * rank
     loss, *_ = evaluated(one)

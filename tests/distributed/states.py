@@ -75,7 +75,7 @@ def sums():
     return x.reshape([BATCHES, -1]).cumsum(axis=0)
 
 
-def check_a_stateful_rnn_goes_on_from_the_rows_of_each_replica():
+def check_a_stateful_rnn_goes_on_from_the_states_of_each_replica():
     if keras.__name__ == "tf_keras":
         with strategy.scope(), raises(ValueError, "not yet supported with tf.distribute"):
             keras.layers.LSTM(1, stateful=True)
@@ -91,7 +91,7 @@ def check_a_stateful_rnn_goes_on_from_the_rows_of_each_replica():
     assert len(model.weights) == 2, "the states are not trained or saved"
 
 
-def check_a_layer_can_keep_a_value_for_the_rows_of_each_replica():
+def check_a_layer_can_keep_a_value_for_the_examples_of_each_replica():
     with strategy.scope():
         layer = Sum()
         model = keras.Sequential([layer])

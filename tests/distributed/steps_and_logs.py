@@ -98,7 +98,7 @@ def check_steps_are_counted_that_had_data():
         assert_all_close(model.get_weights(), expected.get_weights(), atol=1e-6)
 
 
-def check_so_are_several_in_one_execution_with_leftovers():
+def check_steps_of_an_execution_with_leftovers_are_counted():
     if is_keras_3:  # tf_keras asks for the number of steps
         assert_counts_steps(trained(is_known=False, steps_per_execution=2)[0])
 

@@ -133,7 +133,7 @@ def check_training_on_uneven_data_has_the_same_logs_everywhere_and_no_nan():
     assert model.predict(x, batch_size=16, verbose=0).shape == (97, 1)
 
 
-def check_arrays_are_shuffled_anew_in_each_epoch_and_each_row_comes_once():
+def check_arrays_are_shuffled_anew_in_each_epoch_and_each_example_comes_once():
     """One worker has Keras's own datasets, which repeat their order where a seed is set."""
     numbers = np.arange(40, dtype="float32").reshape(40, 1)
     seen: list = []
@@ -296,7 +296,7 @@ class MeansOfRows(keras.Model):
         return {"seen": self.seen.result(), "latest": self.latest.result()}
 
 
-def check_a_worker_without_rows_leaves_no_trace_in_metrics():
+def check_a_worker_without_examples_leaves_no_trace_in_metrics():
     n = strategy.num_replicas_in_sync
     with strategy.scope():
         model = MeansOfRows()

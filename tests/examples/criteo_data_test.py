@@ -30,7 +30,7 @@ def written(directory, stream="train"):
     return [path.read_text() for path in sorted(directory.glob(f"{stream}-*"))]
 
 
-def test_a_line_is_the_row(data, tmp_path):
+def test_a_line_is_the_example(data, tmp_path):
     data.write(tmp_path, "train", rows=1000, files=1, seed=3)
     rows = next(data.blocks(seed=3))
     lines = written(tmp_path)[0].splitlines()
@@ -52,7 +52,7 @@ def test_a_line_is_the_row(data, tmp_path):
 
 
 @pytest.mark.parametrize(("rows", "files"), [(10, 3), (25_000, 4)])
-def test_rows_do_not_depend_on_the_files(data, tmp_path, rows, files):
+def test_examples_do_not_depend_on_the_files(data, tmp_path, rows, files):
     one = data.write(tmp_path / "one", "train", rows, 1, seed=3)
     many = data.write(tmp_path / "many", "train", rows, files, seed=3)
     parts = written(tmp_path / "many")

@@ -44,7 +44,7 @@ def test_a_value_has_an_id_in_each_feature(model):
     assert again.numpy()[0, 25] != ids[0, 25]
 
 
-def test_a_file_becomes_rows(model, tmp_path):
+def test_a_file_becomes_examples(model, tmp_path):
     count = model.PARSED_TOGETHER + 3
     path = tmp_path / "file"
     path.write_text("".join(line(str(row % 2)) + "\n" for row in range(count)))

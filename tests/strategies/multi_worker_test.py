@@ -183,7 +183,10 @@ def test_compression(run_check, check, communication, api, replicas):
     "check",
     checks_of(
         "mixed_precision.py",
-        slow=["so_it_does_where_gradients_are_accumulated", "bfloat16_follows_one_process"],
+        slow=[
+            "float16_skips_the_steps_that_one_process_skips_where_gradients_are_accumulated",
+            "bfloat16_follows_one_process",
+        ],
     ),
 )
 def test_half_precision(run_check, check, api, workers, replicas):

@@ -47,7 +47,7 @@ def test_servers_in_step_do_what_one_process_does_with_momentum(run_check, excha
     [("in_memory", 2), pytest.param("on_servers", 3, marks=slow)],
     indirect=["exchange"],
 )
-def test_those_that_remain_go_on_when_a_worker_ends(train, exchange, workers):
+def test_the_other_workers_go_on_when_one_ends(train, exchange, workers):
     train("servers_early.py", workers=workers, ps=2, timeout=200)
 
 
@@ -217,11 +217,11 @@ def test_only_rows_that_change_are_pulled(run_check, check, keras, mode, workers
         slow=[
             "nobody_waits_for_a_worker_that_does_something_else",
             "nobody_waits_for_a_worker_that_has_ended",
-            "so_is_one_row_for_all_workers",
+            "one_example_is_evaluated_on_every_worker",
         ],
     ),
 )
-def test_all_rows_are_evaluated_on_every_worker(run_check, check, keras, mode, replicas, ps):
+def test_all_examples_are_evaluated_on_every_worker(run_check, check, keras, mode, replicas, ps):
     run_check(check, keras, mode, replicas, ps=ps)
 
 

@@ -163,7 +163,7 @@ def test_an_overflow_that_is_skipped_is_no_error(caplog):
     assert all(np.isfinite(each).all() for each in model.get_weights())
 
 
-def test_a_replica_without_rows_counts_for_nothing(caplog):
+def test_a_replica_without_examples_counts_for_nothing(caplog):
     strategy = strategies.MirroredStrategy(["/cpu:0"])
     with strategy.scope():
         model = model_of(keras)

@@ -31,7 +31,7 @@ slow = pytest.mark.slow
     checks_of(
         "steps_and_logs.py",
         slow=[
-            "so_are_several_in_one_execution_with_leftovers",
+            "steps_of_an_execution_with_leftovers_are_counted",
             "steps_run_eagerly_are_counted",
         ],
     ),

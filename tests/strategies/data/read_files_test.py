@@ -46,7 +46,7 @@ def all_rows(counts):
     st.sampled_from(["files", "rows"]),
     st.sampled_from([0, 5]),
 )
-def test_each_row_is_one_workers_once_an_epoch(tmp_path_factory, counts, size, shard, shuffle):
+def test_each_example_is_one_workers_once_an_epoch(tmp_path_factory, counts, size, shard, shuffle):
     names = files_of(tmp_path_factory.mktemp("files"), counts)
     parts = [
         examples_of(names, with_steps(rank, size), shard=shard, shuffle=shuffle, seed=1, readers=2)
@@ -66,7 +66,7 @@ def test_files_are_shared_out_by_their_place(tmp_path):
         assert {row.split(":")[0] for row in rows} == {str(n) for n in range(5) if n % 2 == rank}
 
 
-def test_rows_are_taken_from_several_files_in_turn(tmp_path):
+def test_examples_are_taken_from_several_files_in_turn(tmp_path):
     names = files_of(tmp_path, [2, 2, 2])
     assert text(examples_of(names, with_steps(0, 1), readers=1)) == all_rows([2, 2, 2])
     two = text(examples_of(names, with_steps(0, 1), readers=2))
@@ -104,7 +104,7 @@ def epoch(tmp_path, monkeypatch, uneven, rank, counts=COUNTS, steps=STEPS):
 
 
 @pytest.mark.parametrize("rank", range(3))
-def test_empty_batches_let_every_row_come_once(tmp_path, monkeypatch, rank):
+def test_empty_batches_let_every_example_come_once(tmp_path, monkeypatch, rank):
     batches = epoch(tmp_path, monkeypatch, "empty", rank)
     own = [f"{rank}:{row}" for row in range(COUNTS[rank])]
     assert batches == [own[start : start + 2] for start in range(0, 8, 2)]
@@ -125,13 +125,13 @@ def test_resampling_fills_all_batches_up(tmp_path, monkeypatch, rank):
     assert max(times.values()) - min(times.values()) <= 1
 
 
-def test_a_worker_without_rows(tmp_path, monkeypatch):
+def test_a_worker_without_examples(tmp_path, monkeypatch):
     assert epoch(tmp_path, monkeypatch, "resample", 2, [3, 1, 0], [2, 1, 0]) == [[], []]
     with pytest.raises(ValueError, match="no examples for worker 2. Pass uneven='empty'"):
         epoch(tmp_path, monkeypatch, "cut", 0, [3, 1, 0], [2, 1, 0])
 
 
-def test_a_worker_without_rows_learns_their_shape(tmp_path, monkeypatch):
+def test_a_worker_without_examples_learns_their_shape(tmp_path, monkeypatch):
     def reader(file):
         return tf.data.TextLineDataset(file).map(lambda row: tf.strings.split(row, ":"))
 
@@ -188,7 +188,7 @@ def test_a_batch_is_cut_for_several_replicas():
     assert shard_dataset(whole, with_steps(1, 2)) is whole
 
 
-def test_the_first_workers_have_one_row_more(tmp_path, monkeypatch):
+def test_the_first_workers_have_one_example_more(tmp_path, monkeypatch):
     sizes = []
     for rank in range(3):
         use(monkeypatch, with_steps(rank, 3))
@@ -261,7 +261,7 @@ def test_wrong_arguments(tmp_path, arguments, message):
         strategies.read_files(files_of(tmp_path, [1]), tf.distribute.get_strategy(), **arguments)
 
 
-def test_a_batch_has_a_row_for_each_worker(tmp_path, monkeypatch):
+def test_a_batch_has_an_example_for_each_worker(tmp_path, monkeypatch):
     use(monkeypatch, with_steps(0, 3))
     with pytest.raises(ValueError, match="the number of workers, 3. Received: batch_size=2"):
         strategies.read_files(files_of(tmp_path, [1, 1, 1]), None, 2)

@@ -38,7 +38,7 @@ def slices(*components):
     return tf.data.Dataset.from_tensor_slices(components)
 
 
-def test_the_same_rows_are_the_same():
+def test_the_same_examples_are_the_same():
     assert are_same(slices(ROWS, LABELS), slices(ROWS.copy(), LABELS.copy()))
     assert are_same(slices(NAMES), slices(list(NAMES)))
 
@@ -81,11 +81,11 @@ def test_nan_and_infinity_are_compared_too():
         tf.data.Dataset.from_generator(lambda: [1, 2], output_signature=tf.TensorSpec([])),
     ],
 )
-def test_what_has_no_rows_to_compare_passes(dataset):
+def test_what_has_no_examples_to_compare_passes(dataset):
     assert are_same(dataset, dataset)
 
 
-def test_a_shard_of_the_rows_is_not_the_same():
+def test_a_shard_of_the_examples_is_not_the_same():
     whole = slices(ROWS, LABELS)
     assert not are_same(whole.shard(2, 0), whole.shard(2, 1))
     assert are_same(whole.shard(2, 1), whole.shard(2, 1))

@@ -9,7 +9,7 @@ LONG_LIVES = [
     "growth_keeps_what_was_there_and_what_travels_is_counted",
     "the_same_row_wherever_and_whenever_it_comes",
     "rows_are_loaded_from_files_of_which_the_last_one_is_whole",
-    "so_it_is_where_a_sketch_counts",
+    "an_id_is_admitted_in_the_step_of_its_third_time_where_a_sketch_counts",
     "a_small_sketch_refuses_no_id_that_came_often_enough",
     "the_number_of_ids_of_all_workers_together_is_bounded",
 ]

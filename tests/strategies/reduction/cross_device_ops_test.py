@@ -47,7 +47,7 @@ def test_the_rows_of_indexed_slices_are_joined():
     np.testing.assert_allclose(tf.convert_to_tensor(joined)[3], [2.0])
 
 
-def test_a_worker_without_rows_counts_for_nothing_in_a_mean():
+def test_a_worker_without_examples_counts_for_nothing_in_a_mean():
     ops = ReplicaCrossDeviceOps(Twins(others=[1.0, 6.0]))
     nothing = tf.constant(0.0)
     assert ops.all_reduce(MEAN, [[tf.constant(float("nan"))]], [nothing])[0] == 6
@@ -55,7 +55,7 @@ def test_a_worker_without_rows_counts_for_nothing_in_a_mean():
     assert ops.all_reduce(MEAN, [[tf.constant(4.0)]], [tf.constant(1.0)])[0] == 5
 
 
-def test_a_worker_without_rows_counts_for_nothing_in_a_mean_of_rows():
+def test_a_worker_without_examples_counts_for_nothing_in_a_mean_of_slices():
     ops = ReplicaCrossDeviceOps(Twins(others=[1.0]))
     slices = tf.IndexedSlices(tf.constant([[2.0]]), tf.constant([3]), tf.constant([5, 1]))
     nothing = tf.constant(0.0)
