@@ -16,6 +16,8 @@ def run_faults(forked_python, *options):
     return run.stdout
 
 
+# inputs_test.py and checkpoint_test.py have these faults one by one.
+@pytest.mark.slow
 @pytest.mark.processes
 def test_wrong_inputs_and_damaged_files_lose_nothing(forked_python):
     table = run_faults(forked_python, "--only", "inputs", "files")

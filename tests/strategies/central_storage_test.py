@@ -17,6 +17,7 @@ def test_replicas_do_what_one_process_does(run_check, check, api):
     run_check(check, api, workers=1)
 
 
+@pytest.mark.in_turn
 @pytest.mark.training
 @pytest.mark.parametrize("name", ["Adam", "SGD"])
 def test_updates_are_not_compiled_by_xla(name):

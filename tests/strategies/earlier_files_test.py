@@ -60,6 +60,7 @@ def version_of_writer(path):
         return Version(json.loads(archive.read("metadata.json"))["keras_version"])
 
 
+@pytest.mark.in_turn
 def test_a_model(written):
     keras, directory = written
     writer = version_of_writer(directory / "model.keras")
@@ -74,6 +75,7 @@ def test_a_model(written):
     check(model, directory / "later.npz")
 
 
+@pytest.mark.in_turn
 def test_a_checkpoint(written):
     keras, directory = written
     model = new_model(keras)

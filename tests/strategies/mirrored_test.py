@@ -24,7 +24,7 @@ def test_replicas_do_what_one_process_does(run_check, check, api, ops):
 
 
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("check", checks_of("accumulation.py"))
+@pytest.mark.parametrize("check", checks_of("accumulation.py", slow=["adam_over_two_steps"]))
 def test_replicas_reduce_inside_conditions(run_check, check, workers):
     run_check(check, 2, workers=workers)
 

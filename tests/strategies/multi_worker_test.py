@@ -44,6 +44,11 @@ def some_of(*programs):
     checks_of(
         *BASIC,
         slow=[
+            "arrays_are_shuffled_anew_in_each_epoch_and_each_example_comes_once",
+            "each_batch_of_a_dataset_with_threads_comes_once",
+            "a_generator_gives_all_workers_the_same_batches",
+            "datasets_of_unknown_length_take_nothing_for_good",
+            "metrics_are_updated_in_a_function_of_its_own",
             "a_dense_model_with_sgd",
             "a_wide_model_with_sgd",
             "an_embedding_with_adam",
@@ -108,9 +113,9 @@ def test_after_a_step_that_failed_midway_workers_do_not_go_on(forked, next_step)
 
 @pytest.mark.parametrize(
     ("communication", "workers"),
-    [("horovod", 3), *(pytest.param(*c, marks=SLOW) for c in [("horovod", 4), ("tensorflow", 3)])],
+    [("horovod", 3), ("horovod", 4), ("tensorflow", 3)],
 )
-@pytest.mark.parametrize("check", checks_of("collectives.py", slow=[ONE_SIZE]))
+@pytest.mark.parametrize("check", checks_of("collectives.py", marks=SLOW))
 def test_collectives_on_hosts_of_two_workers(forked, run_check, check, communication, workers):
     if communication == "tensorflow":
         forked.hide_horovod()

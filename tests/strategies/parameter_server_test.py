@@ -44,9 +44,10 @@ def test_servers_in_step_do_what_one_process_does_with_momentum(run_check, excha
 
 @pytest.mark.parametrize(
     ("exchange", "workers"),
-    [("in_memory", 2), pytest.param("on_servers", 3, marks=slow)],
+    [("in_memory", 2), ("on_servers", 3)],
     indirect=["exchange"],
 )
+@slow  # test_workers_of_different_epochs_save_and_end_together is of those not in step
 def test_the_other_workers_go_on_when_one_ends(train, exchange, workers):
     train("servers_early.py", workers=workers, ps=2, timeout=200)
 
@@ -180,7 +181,21 @@ def test_no_change_is_lost_and_staleness_is_bounded(
         pytest.param("keras", "sync", 2, {"num_replicas": 2}, marks=slow),
     ],
 )
-@pytest.mark.parametrize("check", checks_of("servers_changes.py"))
+@pytest.mark.parametrize(
+    "check",
+    checks_of(
+        "servers_changes.py",
+        slow=[
+            "a_step_without_examples_does_not_train_a_workers_own_copy",
+            "a_setting_that_changes_is_heeded",
+            "models_in_turn_are_all_exchanged",
+            "what_another_step_brought_stays",
+            "a_changed_variable_is_not_read_before_the_step_is_complete",
+            "muon_decays_what_the_servers_have",
+            "layers_that_are_excluded_do_not_decay",
+        ],
+    ),
+)
 def test_what_changes_a_variable_and_what_does_not(run_check, check, keras, mode, workers, options):
     run_check(check, keras, mode, json.dumps(options), workers=workers, ps=2)
 
@@ -196,7 +211,9 @@ def test_what_changes_a_variable_and_what_does_not(run_check, check, keras, mode
         pytest.param("keras", "sync", 3, 2, {"num_replicas": 2}, marks=slow),
     ],
 )
-@pytest.mark.parametrize("check", checks_of("servers_rows.py"))
+@pytest.mark.parametrize(
+    "check", checks_of("servers_rows.py", slow=["a_value_that_is_given_is_pulled_as_a_whole"])
+)
 def test_only_rows_that_change_are_pulled(run_check, check, keras, mode, workers, ps, options):
     run_check(check, keras, mode, json.dumps(options), workers=workers, ps=ps)
 
@@ -215,6 +232,9 @@ def test_only_rows_that_change_are_pulled(run_check, check, keras, mode, workers
     checks_of(
         "servers_evaluation.py",
         slow=[
+            "validation_is_of_all_examples_whenever_a_worker_comes_to_it",
+            "a_loop_of_ones_own_takes_the_workers_part",
+            "what_is_a_workers_alone_is_said",
             "nobody_waits_for_a_worker_that_does_something_else",
             "nobody_waits_for_a_worker_that_has_ended",
             "one_example_is_evaluated_on_every_worker",

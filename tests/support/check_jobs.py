@@ -38,14 +38,17 @@ def checks_of(
       slow: the names of those that are marked slow.
       marks: of each of them.
     """
+    checks = [Check(program, name) for program in programs for name in _names(program, only)]
+    unknown = {*slow} - {check.name.removeprefix("check_") for check in checks}
+    if unknown:
+        raise ValueError(f"No check of {programs} has these names. Received: {sorted(unknown)}")
     return [
         pytest.param(
-            Check(program, name),
-            marks=pytest.mark.slow if name.removeprefix("check_") in slow else marks,
-            id=f"{Path(program).stem}.{name.removeprefix('check_')}",
+            check,
+            marks=pytest.mark.slow if check.name.removeprefix("check_") in slow else marks,
+            id=f"{Path(check.program).stem}.{check.name.removeprefix('check_')}",
         )
-        for program in programs
-        for name in _names(program, only)
+        for check in checks
     ]
 
 

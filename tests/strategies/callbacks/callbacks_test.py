@@ -34,6 +34,8 @@ KERAS = pytest.mark.parametrize("api", [keras, tf_keras])
     checks_of(
         "around.py",
         slow=[
+            "a_checkpoint_is_written_once",
+            "weights_are_written_once",
             "interrupted_training_ends_where_the_whole_one_ends",
             "tensorboard_has_each_epoch_once_and_keeps_workers_in_step",
             "training_ends_on_all_workers_at_one_workers_gradient_that_is_no_number",
@@ -166,7 +168,7 @@ def test_a_backup_that_is_cut_short_leaves_the_last_one(tmp_path, double, save_f
     assert (tmp_path / "latest.weights.h5.bkp").exists() == double
 
 
-@pytest.mark.each_value
+@pytest.mark.in_turn
 @KERAS
 @pytest.mark.parametrize("optimizer", ["SGD", "Adam"])
 def test_the_learning_rate_rises_step_by_step(api, optimizer):
@@ -217,6 +219,7 @@ def test_just_behind_a_warm_up_its_rate_is_not_multiplied_again():
         warmup.on_train_begin()
 
 
+@pytest.mark.in_turn
 @KERAS
 def test_another_optimizer_has_a_warm_up_of_its_own(api):
     warmup = LearningRateWarmup(epochs=1, scale=4)
@@ -315,6 +318,7 @@ def test_wrong_warm_ups(arguments, message):
         LearningRateWarmup(**arguments)
 
 
+@pytest.mark.in_turn
 @KERAS
 def test_throughput_leaves_validation_out_and_the_bar_shows_it(api, capsys):
     ticks = iter([0.0, 2.0, 100.0, 102.0] * 2)

@@ -37,6 +37,7 @@ def fit(model, callback, y, **options):
     return len(batches)
 
 
+@pytest.mark.in_turn
 @KERAS
 def test_it_ends_in_the_step_and_names_the_variable(api, caplog):
     y = X[:, :1].copy()
@@ -109,6 +110,7 @@ def said(caplog):
     return [record.getMessage() for record in caplog.records if record.name != "tensorflow"]
 
 
+@pytest.mark.in_turn
 @KERAS
 def test_without_one_nothing_changes(api, caplog):
     model, other = model_of(api), model_of(api)
@@ -120,6 +122,7 @@ def test_without_one_nothing_changes(api, caplog):
     assert not said(caplog)
 
 
+@pytest.mark.in_turn
 @KERAS
 def test_it_is_used_again_and_leaves_the_optimizer_as_it_was(api):
     callback = TerminateOnNaN()

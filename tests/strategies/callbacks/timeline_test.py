@@ -21,6 +21,7 @@ pytestmark = pytest.mark.training
     checks_of(
         "timelines.py",
         slow=[
+            "tensorboard_has_the_speed_and_the_share_of_communication",
             "a_drawing_has_what_each_task_holds",
             "the_last_steps_are_kept",
             "no_worker_goes_on_if_the_file_cannot_be_written",

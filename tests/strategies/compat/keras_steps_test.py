@@ -54,7 +54,7 @@ def results(keras, strategy, source):
     return [*model.get_weights(), loss, model.predict(source(), steps=3, verbose=0)]
 
 
-@pytest.mark.each_value
+@pytest.mark.in_turn
 @pytest.mark.parametrize("source", [generator, stateful, shuffled])
 @pytest.mark.parametrize("api", ["keras", pytest.param("tf_keras", marks=pytest.mark.slow)])
 def test_replicas_train_on_the_batches_of_one_process(api, source):

@@ -34,6 +34,7 @@ def watched(seen):
     return Watched(["CPU:0"])
 
 
+@pytest.mark.in_turn
 def test_the_method_that_runs_is_known(keras):
     seen = []
     strategy = watched(seen)
@@ -63,7 +64,7 @@ def test_the_method_that_runs_is_known(keras):
     assert seen == [None]
 
 
-@pytest.mark.each_value
+@pytest.mark.in_turn
 @pytest.mark.parametrize("built_in", ["constructor", "fit"])
 def test_paths_tell_layers_apart(keras, built_in):
     paths = {}

@@ -5,7 +5,17 @@ import pytest
 from tests.support.check_jobs import checks_of
 
 CHECKS = pytest.mark.parametrize(
-    "check", checks_of("replica_context.py", slow=["an_optimizers_state_is_updated_once_a_step"])
+    "check",
+    checks_of(
+        "replica_context.py",
+        slow=[
+            "iterators_in_a_function",
+            "batches_are_dealt_out_to_devices",
+            "batches_stay_on_the_host_where_they_are_not_fetched",
+            "a_variable_without_aggregation_is_written_once_a_step",
+            "an_optimizers_state_is_updated_once_a_step",
+        ],
+    ),
 )
 
 

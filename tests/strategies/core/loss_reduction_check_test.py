@@ -124,7 +124,7 @@ def model_of(
     return model
 
 
-@pytest.mark.each_value
+@pytest.mark.in_turn
 @pytest.mark.parametrize("own", ["has_step", "has_loss"])
 def test_a_mean_that_nobody_divides(keras, own, warnings):
     model = model_of(keras, mean_of_functions, **{own: True})
@@ -132,7 +132,7 @@ def test_a_mean_that_nobody_divides(keras, own, warnings):
     assert warnings() == 1
 
 
-@pytest.mark.each_value
+@pytest.mark.in_turn
 @pytest.mark.parametrize(
     "loss_of", [by_the_strategy, by_the_context, by_tensorflow, by_compiled_loss]
 )
@@ -142,7 +142,7 @@ def test_a_step_that_divides_its_loss(keras, loss_of, warnings):
     assert warnings() == 0
 
 
-@pytest.mark.each_value
+@pytest.mark.in_turn
 @pytest.mark.parametrize("loss_of", [by_the_strategy, by_compiled_loss])
 def test_a_loss_that_is_divided(keras, loss_of, warnings):
     model = model_of(keras, loss_of, has_loss=True)
@@ -176,6 +176,7 @@ def test_a_mean_that_nobody_divides_by_a_count_that_was_read_before(keras, loss_
     assert warnings() == 1
 
 
+@pytest.mark.in_turn
 def test_a_sum_needs_no_count(keras, warnings):
     def a_sum(model, y, predicted):
         return tf.reduce_sum(tf.square(y - predicted)) / 4
@@ -199,12 +200,14 @@ def test_one_replica_has_nothing_to_divide(keras, warnings):
     assert warnings() == 0
 
 
+@pytest.mark.in_turn
 def test_a_step_that_is_run_eagerly_is_told_once(keras, warnings):
     model = model_of(keras, mean_of_functions, has_step=True, run_eagerly=True)
     model.fit(X, Y, batch_size=4, epochs=2, verbose=0)
     assert warnings() == 1
 
 
+@pytest.mark.in_turn
 def test_the_steps_of_a_function_that_is_not_traced_anew_say_nothing(keras, warnings):
     model = model_of(keras, by_the_strategy, has_step=True, decorate=tf.function)
     for _ in range(2):
@@ -228,6 +231,7 @@ def test_what_makes_no_loss_says_nothing(keras, warnings):
     assert warnings() == 0
 
 
+@pytest.mark.in_turn
 def test_the_gradients_are_as_many_times_as_large_as_is_said(keras, warnings):
     moved = []
     for replicas in 1, 2:
@@ -299,6 +303,7 @@ def test_the_logs_of_a_compiled_loss_that_is_not_reduced(warnings):
     assert warnings() == 1
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("regularizer", [None, "l2"])
 def test_compiled_losses_that_keras_divides(regularizer, warnings):
     import keras

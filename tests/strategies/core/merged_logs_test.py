@@ -23,7 +23,7 @@ def strategy(request):
     return request.param(REPLICAS)
 
 
-@pytest.mark.each_value
+@pytest.mark.in_turn
 @pytest.mark.parametrize("api", [keras, tf_keras], ids=["keras", "tf_keras"])
 def test_models_built_by_fit_start_as_in_one_process(strategy, api):
     steps.check_models_built_by_fit(api, strategy)
@@ -42,7 +42,7 @@ def test_a_subclassed_model_takes_ragged_inputs(strategy):
     steps.check_ragged_inputs_of_a_subclassed_model(keras, strategy)
 
 
-@pytest.mark.each_value
+@pytest.mark.in_turn
 @pytest.mark.parametrize("api", [keras, tf_keras], ids=["keras", "tf_keras"])
 def test_synchronized_normalization(strategy, api):
     steps.check_synchronized_normalization(api, strategy)
@@ -59,7 +59,12 @@ def test_synchronized_normalization(strategy, api):
     ],
     ids=["tf_keras", "keras", "sync", "async", "geo"],
 )
-@pytest.mark.parametrize("check", checks_of("steps.py"))
+@pytest.mark.parametrize(
+    "check",
+    checks_of(
+        "steps.py", slow=["a_subclassed_model_takes_ragged_inputs", "synchronized_normalization"]
+    ),
+)
 def test_workers_do_what_one_process_does(run_check, check, api, ps, mode):
     run_check(check, api, *mode, ps=ps)
 

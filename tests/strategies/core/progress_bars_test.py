@@ -34,6 +34,7 @@ def trained(request, monkeypatch):
     return train
 
 
+@pytest.mark.in_turn
 def test_the_first_worker_prints_each_epoch_once_and_the_others_none(trained, monkeypatch):
     monkeypatch.setenv("KERAS_STRATEGIES_BARS", "whole")
     begins, above, first, *rest = trained(is_first=True).splitlines()

@@ -53,7 +53,18 @@ def test_keras_computes_with_tensorflow(monkeypatch):
         ),
     ],
 )
-@pytest.mark.parametrize("check", checks_of("scope.py"))
+@pytest.mark.parametrize(
+    "check",
+    checks_of(
+        "scope.py",
+        slow=[
+            "a_loop_with_a_model_from_outside_is_refused",
+            "an_optimizer_from_outside_is_refused",
+            "a_metric_from_outside_is_refused",
+            "a_model_that_only_predicts_may_come_from_outside",
+        ],
+    ),
+)
 def test_workers_refuse_to_fit_a_model_from_outside_the_scope(
     run_check, check, api, workers, ps, options
 ):

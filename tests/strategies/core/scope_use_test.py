@@ -46,6 +46,7 @@ def run_horovod(job, program):
     assert "tf-config: warning" not in output
 
 
+@pytest.mark.slow
 def test_a_plain_horovod_script_trains_in_step(job):
     run_horovod(job, "horovod_tape.py")
 

@@ -11,7 +11,14 @@ from tests.support.check_jobs import checks_of
 SLOW = pytest.mark.slow
 CHECKS = pytest.mark.parametrize(
     "check",
-    checks_of("in_step.py", slow=["replicas_of_a_model_that_is_loaded_draw_their_own_numbers"]),
+    checks_of(
+        "in_step.py",
+        slow=[
+            "each_replica_that_is_a_function_drops_units_of_its_own",
+            "restored_replicas_draw_the_same_numbers_again",
+            "replicas_of_a_model_that_is_loaded_draw_their_own_numbers",
+        ],
+    ),
 )
 
 

@@ -31,6 +31,7 @@ slow = pytest.mark.slow
     checks_of(
         "steps_and_logs.py",
         slow=[
+            "moving_averages_and_accumulated_gradients_have_no_more_steps",
             "steps_of_an_execution_with_leftovers_are_counted",
             "steps_run_eagerly_are_counted",
         ],

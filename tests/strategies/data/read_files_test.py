@@ -268,7 +268,17 @@ def test_a_batch_has_an_example_for_each_worker(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("api", ["keras", pytest.param("tf_keras", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("check", checks_of("reading.py"))
+@pytest.mark.parametrize(
+    "check",
+    checks_of(
+        "reading.py",
+        slow=[
+            "training_cut_to_the_fewest_steps",
+            "training_to_the_most_steps",
+            "every_example_comes_once_where_examples_are_sharded",
+        ],
+    ),
+)
 def test_training_from_files(run_check, check, api):
     run_check(check, api)
 

@@ -13,6 +13,7 @@ from strategies.diagnostics.progress import where
 pytestmark = pytest.mark.training
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("api", [keras, tf_keras], ids=["keras", "tf_keras"])
 def test_the_step_the_call_and_the_line_are_known_from_another_thread(api):
     main, said = threading.get_ident(), []

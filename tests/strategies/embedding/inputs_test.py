@@ -222,7 +222,7 @@ def test_fit_builds_a_model_of_several_replicas(form, strategy):
     np.testing.assert_array_equal(model.embedding.rows()[0], np.unique(ids))
 
 
-@pytest.mark.each_value
+@pytest.mark.in_turn
 @pytest.mark.parametrize("embedding", [DistributedEmbedding, TfKerasEmbedding])
 @pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
 @pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])

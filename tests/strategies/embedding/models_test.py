@@ -215,6 +215,7 @@ def test_two_replicas_and_a_loop_of_ones_own():
     assert model.embedding.rows()[0].tolist() == IDS.ravel().tolist()
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_ids_in_floating_point_are_exact_or_refused(dtype):
     bound = {"float16": 2**11, "float32": 2**24, "float64": 2**53}[dtype]
@@ -297,7 +298,7 @@ def test_output_shapes_are_told_beforehand():
     }
 
 
-@pytest.mark.each_value
+@pytest.mark.in_turn
 @pytest.mark.parametrize("name", APIS)
 @pytest.mark.parametrize("form", ["functional", "sequential", "subclassed"])
 def test_masks_reach_the_next_layer(name, form):

@@ -24,7 +24,7 @@ KINDS = pytest.mark.parametrize(
 )
 
 
-@pytest.mark.each_value
+@pytest.mark.in_turn
 @APIS
 @KINDS
 @pytest.mark.parametrize(
@@ -47,10 +47,10 @@ def test_each_row_is_penalized_once_in_a_step(replicas):
     ("ps", "arguments"),
     [
         (0, ("workers",)),
-        (1, ("sync",)),
         *(
             pytest.param(ps, arguments, marks=SLOW)
             for ps, arguments in [
+                (1, ("sync",)),
                 (0, ("workers", 2)),
                 (2, ("sync", 2)),
                 (1, ("half_async",)),

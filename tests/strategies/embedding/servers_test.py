@@ -22,7 +22,16 @@ slow = pytest.mark.slow
     ],
 )
 @pytest.mark.parametrize(
-    "check", checks_of("servers_embedding.py", slow=["what_is_saved_is_of_one_moment"])
+    "check",
+    checks_of(
+        "servers_embedding.py",
+        slow=[
+            "each_row_is_in_one_workers_part",
+            "what_is_loaded_is_saved_again_before_an_optimizer_is_made",
+            "a_step_of_a_program_sees_the_steps_before_it",
+            "what_is_saved_is_of_one_moment",
+        ],
+    ),
 )
 def test_no_change_of_a_row_is_lost(run_check, check, mode, steps, workers, ps, options):
     run_check(check, mode, steps, json.dumps(options), workers=workers, ps=ps)

@@ -26,7 +26,13 @@ SLOW = pytest.mark.slow
     "check",
     checks_of(
         "embedding_tables.py",
-        slow=["a_shared_row_is_saved_with_its_slot_variables_and_goes_on"],
+        slow=[
+            "what_is_exported_looks_up_as_the_model_does_where_tensorflow_alone_loads_it",
+            "a_served_table_has_shared_rows",
+            "a_shared_row_is_not_left_out_where_rows_are_loaded",
+            "plain_files_of_others_are_read",
+            "a_shared_row_is_saved_with_its_slot_variables_and_goes_on",
+        ],
     ),
 )
 def test_own_optimizers_shared_rows_plain_files_and_serving(

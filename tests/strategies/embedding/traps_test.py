@@ -65,6 +65,7 @@ def test_duplicates_of_several_workers_are_added_up():
     assert by_id(on_workers(2, worker)) == {7: [-3.0], 8: [-1.0], 9: [-1.0]}
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("name", ["SGD", "Adagrad", "Adam"])
 def test_a_gradient_has_one_scale_for_any_number_of_workers(name):
     batches = np.random.default_rng(0).integers(0, 9, size=[4, 12])
@@ -265,6 +266,7 @@ def test_what_moves_in_pieces_is_whole(tmp_path, pieces_of_three_rows):
         layer_of(LocalCollectives(), 16, **rule).load_rows(str(tmp_path / "rows"))
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 2), (1, 2), (2, 1)])
 def test_a_full_table_is_restored_by_another_number_of_workers(tmp_path, before, after):
     rule = {"overflow": "share", "embeddings_initializer": "ones"}
@@ -309,6 +311,7 @@ def test_a_full_table_is_restored_by_another_number_of_workers(tmp_path, before,
     assert np.sum([there for *_, there in results], axis=0).tolist() == [room] * 3
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(("before", "after"), [(1, 3), (3, 2)])
 def test_a_table_has_no_more_rows_than_it_may_wherever_they_come_from(tmp_path, before, after):
     many = np.arange(60)
@@ -389,6 +392,7 @@ def test_a_filter_that_another_has_no_use_for_is_refused(tmp_path, memory, messa
         other.load_rows(str(tmp_path))
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("workers", [1, 2])
 def test_what_was_counted_for_each_id_goes_on_in_a_sketch(tmp_path, workers):
     def count(collectives):
@@ -564,6 +568,7 @@ def test_the_bytes_between_workers_are_counted():
     assert "a hash of the id says which worker has its row" in first[1]
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_a_step_is_one_of_all_replicas_however_often_it_looks_up(replicas):
     strategy = strategies.MirroredStrategy(["CPU:0", "CPU:1"][:replicas])

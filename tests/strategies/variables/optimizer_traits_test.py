@@ -107,6 +107,7 @@ def test_an_id_that_comes_twice_is_trained_by_the_sum(name):
     compare("keras", lambda: cls(rate_of(name)), np.tile(EACH_ID, 2))
 
 
+@pytest.mark.in_turn
 @pytest.mark.training
 @pytest.mark.parametrize("ids_of_second", [20, 21], ids=["as many ids", "more ids"])
 def test_a_dense_gradient_of_several_replicas_is_refused(ids_of_second):
@@ -148,6 +149,7 @@ def test_legacy_optimizers_are_refused(name):
         train(layer, optimizer, np.zeros([1, IDS, WIDTH], np.float32))
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("name", ["SGD", "Adam"])
 def test_updates_of_rows_are_not_compiled_by_xla(name):
     """Where there is a GPU, optimizers of tf_keras compile theirs."""

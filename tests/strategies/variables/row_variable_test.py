@@ -62,7 +62,7 @@ def test_a_gradient_of_rows_that_are_not_in_view_any_more_is_refused(
     np.testing.assert_equal(dict(zip(*layer.rows(), strict=True)), before)
 
 
-@pytest.mark.each_value
+@pytest.mark.in_turn
 @APIS
 @OPTIMIZERS
 @pytest.mark.parametrize("change", [as_is, dense])
@@ -105,7 +105,7 @@ def test_gradients_that_were_concatenated_are_refused(api, embedding):
         apply(api.optimizers.Adam(1.0), [both], layer)
 
 
-@pytest.mark.each_value
+@pytest.mark.in_turn
 @APIS
 @OPTIMIZERS
 def test_it_is_refused_within_a_function(api, embedding, name):
@@ -123,6 +123,7 @@ def test_it_is_refused_within_a_function(api, embedding, name):
         step()
 
 
+@pytest.mark.in_turn
 @APIS
 def test_the_gradient_may_come_from_another_function(api, embedding):
     layer = layer_of(embedding)
@@ -136,6 +137,7 @@ def test_the_gradient_may_come_from_another_function(api, embedding):
     np.testing.assert_array_equal(layer.rows()[1], -np.ones([3, 2]))
 
 
+@pytest.mark.in_turn
 @APIS
 def test_replicas_of_a_worker_have_one_gradient(api, embedding):
     strategy = strategies.MirroredStrategy(["CPU:0", "CPU:1"])

@@ -35,6 +35,8 @@ SLOW = pytest.mark.slow
     checks_of(
         "split_state.py",
         slow=[
+            "gradient_accumulation",
+            "what_one_strategy_saves_the_others_read_whole",
             "optimizers_that_look_at_a_whole_variable_gather_their_state",
             "weight_decay",
             "averages_that_overwrite",

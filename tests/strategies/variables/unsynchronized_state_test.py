@@ -17,6 +17,9 @@ slow = pytest.mark.slow
         pytest.param("tf_keras", "sync", 2, 1, marks=slow),
     ],
 )
-@pytest.mark.parametrize("check", checks_of("states.py"))
+@pytest.mark.parametrize(
+    "check",
+    checks_of("states.py", slow=["a_layer_can_keep_a_value_for_the_examples_of_each_replica"]),
+)
 def test_replicas_do_what_one_process_does(run_check, check, api, setup, workers, ps):
     run_check(check, api, setup, workers=workers, ps=ps)

@@ -193,6 +193,7 @@ def test_the_first_save_of_a_delta_may_be_older_than_the_optimizer(tmp_path):
     np.testing.assert_array_equal(before[1], after[1])
 
 
+@pytest.mark.in_turn
 @APIS
 def test_slot_variables_go_with_their_optimizer(tmp_path, api, embedding):
     def model():

@@ -106,6 +106,7 @@ def test_tables_with_optimizers_and_shared_rows_are_saved_and_go_on(tmp_path):
     assert int(layer.table_optimizers["own"].iterations) == 10
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("api", [keras, tf_keras], ids=["keras", "tf_keras"])
 def test_features_that_share_a_table_are_saved(tmp_path, api):
     kind = DistributedEmbedding if api is keras else tf_keras_layer.DistributedEmbedding

@@ -21,6 +21,9 @@ CHECKS = pytest.mark.parametrize(
     checks_of(
         "embedding_weights.py",
         slow=[
+            "early_stopping_restores_the_best_weights",
+            "only_the_present_optimizers_state_is_saved",
+            "what_is_restored_is_the_next_optimizers_and_not_a_former_ones",
             "centered_rmsprop",
             "frozen_rows_stay",
             "other_values_than_its_own_are_refused",

@@ -35,6 +35,7 @@ def layer_of(embedding, rows=ROWS, **arguments):
     return layer, layer.embeddings
 
 
+@pytest.mark.in_turn
 @APIS
 def test_who_reads_a_table_gets_all_rows(api, embedding):
     layer, weight = layer_of(embedding)
@@ -61,7 +62,7 @@ def test_who_reads_a_table_gets_all_rows(api, embedding):
     np.testing.assert_array_equal(layer.rows()[0], np.arange(4))
 
 
-@pytest.mark.each_value
+@pytest.mark.in_turn
 @APIS
 @pytest.mark.parametrize("is_eager", [True, False], ids=["eager", "function"])
 def test_the_gradient_of_a_read_is_that_of_a_stock_layer(api, embedding, is_eager):
@@ -132,7 +133,7 @@ def test_weight_decay_is_of_the_touched_rows(api, embedding):
     np.testing.assert_allclose(layer.rows()[1], expected, rtol=1e-6)
 
 
-@pytest.mark.each_value
+@pytest.mark.in_turn
 @APIS
 @STRATEGIES
 def test_weight_decay_of_replicas_is_of_the_rows_of_their_step(api, embedding, make):
@@ -180,7 +181,7 @@ def trained(api, embedding, strategy, **arguments):
     return *layer.rows(), {name: counts[name] for name in ("lookups", "unique", "new", "refused")}
 
 
-@pytest.mark.each_value
+@pytest.mark.in_turn
 @APIS
 @STRATEGIES
 def test_replicas_decide_on_rows_together(api, embedding, make):
@@ -209,7 +210,7 @@ def test_replicas_that_cannot_decide_together_say_so():
         strategy.run(lambda: forward())
 
 
-@pytest.mark.each_value
+@pytest.mark.in_turn
 @APIS
 @pytest.mark.parametrize("fits_inside", [True, False], ids=["inside", "behind"])
 def test_in_the_scope_of_the_default_strategy(api, embedding, fits_inside):
@@ -224,6 +225,7 @@ def test_in_the_scope_of_the_default_strategy(api, embedding, fits_inside):
     assert list(model.layers[0].tables.weights[0][0].slots)
 
 
+@pytest.mark.in_turn
 @APIS
 def test_slots_of_a_file_need_a_built_optimizer_like_others(api, embedding, tmp_path, caplog):
     def make():
