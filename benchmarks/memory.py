@@ -29,12 +29,12 @@ class Model:
     Attributes:
       blocks: how many.
       width: the units of each.
-      rows: of one worker's batch.
+      examples: of one worker's batch.
     """
 
     blocks: int
     width: int
-    rows: int
+    examples: int
 
     @property
     def parameters(self) -> int:
@@ -42,8 +42,8 @@ class Model:
         return self.blocks * (self.width + 1) * self.width + self.width + 1
 
 
-LARGE = Model(blocks=4, width=4096, rows=32)
-DEEP = Model(blocks=24, width=256, rows=8192)
+LARGE = Model(blocks=4, width=4096, examples=32)
+DEEP = Model(blocks=24, width=256, examples=8192)
 # The rows of the table: what is trained, and how.
 WAYS: dict[str, tuple[Model, dict[str, Any]]] = {
     "all_reduce": (LARGE, {}),
@@ -85,7 +85,7 @@ def table(results: dict[str, dict[str, float]]) -> str:
     rows = [["way", "model", "peak", "of tensors", "optimizer's state"], ["---"] * 5]
     for way, result in results.items():
         model, _ = WAYS[way]
-        about = f"{model.parameters / 1e6:.1f} M parameters, {model.rows} rows a worker"
+        about = f"{model.parameters / 1e6:.1f} M parameters, {model.examples} examples a worker"
         numbers = [f"{result[name]:.0f}" for name in ("peak", "tensors", "optimizer")]
         rows.append([TITLES[way], about, *numbers])
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
@@ -109,7 +109,7 @@ def measured(model: Model, how: dict[str, Any]) -> dict[str, float]:
             1e-4, gradient_accumulation_steps=accumulate if accumulate > 1 else None
         )
         stack.compile(optimizer, "mse")
-    batch = model.rows * WORKERS // accumulate
+    batch = model.examples * WORKERS // accumulate
     x = np.random.default_rng(0).normal(size=[batch * STEPS * accumulate, model.width])
     x = x.astype("float32")
     losses = stack.fit(x, x[:, :1], batch_size=batch, shuffle=False, verbose=0).history["loss"]

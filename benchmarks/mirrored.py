@@ -2,7 +2,7 @@
 
     $ .venv/bin/python benchmarks/mirrored.py --torch ~/torch/bin/python
 
-Layers of 1024, 1024 and 10 units above 784 inputs, Adam, batches of 128 rows a worker.
+Layers of 1024, 1024 and 10 units above 784 inputs, Adam, batches of 128 examples a worker.
 What processes reach that exchange nothing is the ceiling of `fit`.
 """
 

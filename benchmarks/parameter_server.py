@@ -3,7 +3,7 @@
     $ .venv/bin/python benchmarks/parameter_server.py --optimizer sgd
 
 The click model of examples/ctr_dnn.py: 26 ids a row in one table of 1,000,001 embeddings of 10
-numbers, 13 integers, three layers of 400 units; batches of 512 rows a worker.
+numbers, 13 integers, three layers of 400 units; batches of 512 examples a worker.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ def make_loss() -> keras.losses.Loss:
 
 def data() -> tf.data.Dataset:
     """Returns one batch of this worker's rows, others in each process."""
-    # From the same rows even workers that exchange nothing would get equal weights.
+    # From the same examples even workers that exchange nothing would get equal weights.
     random = np.random.default_rng()
     x = random.standard_normal([ROWS, 784], dtype=np.float32)
     return tf.data.Dataset.from_tensors((x, random.integers(0, 10, [ROWS])))

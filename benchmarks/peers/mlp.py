@@ -32,8 +32,8 @@ def make_model() -> keras.Model:
 
 
 def data() -> tf.data.Dataset:
-    """Returns endless batches of this worker's rows, others in each process."""
-    # From the same rows even workers that exchange nothing would get equal weights.
+    """Returns endless batches of this worker's examples, others in each process."""
+    # From the same examples even workers that exchange nothing would get equal weights.
     random = np.random.default_rng()
     x = random.standard_normal([20, ROWS, 784], dtype=np.float32)
     y = random.integers(0, 10, [20, ROWS])

@@ -56,7 +56,7 @@ def alone():
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_a_mode_predicts_no_worse_than_one_process(forked, many_logs, alone, mode):
-    """To 0.003 of the AUC, on the same rows; another seed moves one process by 0.0003."""
+    """To 0.003 of the AUC, on the same examples; another seed moves one process by 0.0003."""
     if not alone:
         alone["auc"] = _auc(forked, ["--workers", "1"], many_logs)
     assert 0.76 < alone["auc"] < 0.805  # the best there can be

@@ -16,14 +16,14 @@ def _model(lab: Lab) -> Any:
 
 
 def uneven(lab: Lab) -> dict[str, Any]:
-    """Uneven data (last batch of 1 row)"""
+    """Uneven data (last batch of 1 example)"""
     model = _model(lab)
     lab.compile(model)
     return lab.fit(model, *lab.rows(2 * BATCH + 1))
 
 
 def few_rows(lab: Lab) -> dict[str, Any]:
-    """Fewer rows than a batch (7)"""
+    """Fewer examples than a batch (7)"""
     model = _model(lab)
     lab.compile(model)
     return lab.fit(model, *lab.rows(7))

@@ -1,4 +1,4 @@
-"""Workers with different rows, told from tensors; the others are only numbers."""
+"""Workers with different examples, told from tensors; the others are only numbers."""
 
 import numpy as np
 import pytest
