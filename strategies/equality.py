@@ -27,9 +27,15 @@ def verify_equal(strategy: tf.distribute.Strategy, variables: Iterable[Any]) -> 
       variables: Keras or TensorFlow variables, such as `model.variables`.
 
     Raises:
+      TypeError: if `variables` is a model, or anything else that is not a collection of variables.
       RuntimeError: if values differ from the first worker's. The message has the ranks of the
         workers, and the number of the first such variable.
     """
+    if not isinstance(variables, Iterable):
+        raise TypeError(
+            "The second argument of verify_equal must be a collection of variables. Received: "
+            f"{type(variables).__name__}. Pass for example model.variables."
+        )
     digests = [[_digest(value) for value in _copies(variable)] for variable in variables]
     copies = max(map(len, digests), default=1)
     for own in digests:

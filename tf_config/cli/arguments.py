@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import os
 import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,6 +13,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from tf_config.cli.launchers import STARTERS, translate_option
+from tf_config.environments.allocation import find_allocation
 from tf_config.errors import ClusterConfigError, quoted, suggestion
 from tf_config.hosts import Host, parse_hostfile, parse_hosts
 from tf_config.roles import Roles
@@ -165,6 +167,11 @@ def add_hosts(parser: argparse.ArgumentParser, default_ports: str) -> None:
         "--hostfile", type=Path, metavar="FILE", help="file of hosts, with lines 'H1 slots=N'"
     )
     offer_paths(hostfile, "file")
+    where.add_argument(
+        "--allocation",
+        action="store_true",
+        help="the hosts of this batch job: PBS, LSF, Grid Engine",
+    )
     parser.add_argument(
         "--ps-hosts",
         metavar="H3,H4",
@@ -185,6 +192,8 @@ def hosts(arguments: argparse.Namespace) -> list[Host]:
         return parse_hosts(arguments.hosts)
     if getattr(arguments, "hostfile", None) is not None:
         return parse_hostfile(text_of(arguments.hostfile, "--hostfile"), str(arguments.hostfile))
+    if getattr(arguments, "allocation", False):
+        return find_allocation(os.environ).hosts
     return []
 
 

@@ -7,6 +7,7 @@ import io
 import os
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from tf_config.cli.arguments import (
@@ -27,6 +28,7 @@ from tf_config.cli.program import (
     request,
     warn_of_options_behind,
 )
+from tf_config.environments.allocation import find_allocation
 from tf_config.environments.detect import ENVIRONMENTS
 from tf_config.errors import ClusterConfigError, quoted
 from tf_config.launcher import runner as launch
@@ -46,9 +48,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_hosts(parser, "free ones, chosen at start")
     parser.add_argument(
         "--ssh",
-        default="ssh",
         metavar="COMMAND",
-        help="ssh command, as in --ssh 'ssh -p 2222' (ssh)",
+        help="ssh command, as in --ssh 'ssh -p 2222' (ssh, or that of --allocation)",
     )
     add_settings(parser)
     add_verbosity(parser)
@@ -83,7 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
         request(arguments),
         hosts(arguments),
         ps_hosts(arguments),
-        _words(arguments.ssh),
+        _remote_shell(arguments),
         arguments.port,
     )
     if arguments.min_workers is not None and not arguments.max_restarts:
@@ -107,7 +108,8 @@ def run(arguments: argparse.Namespace) -> int:
         sys.stdout.reconfigure(errors="replace")  # a character that cannot be shown is no error
     console = Console(sys.stdout, job.roles.tasks[0], arguments.verbosity)
     if job.elsewhere and sys.stdout.isatty():
-        console.begin(f"asking {', '.join(job.elsewhere)} over ssh for free ports and processors")
+        names, shell = ", ".join(job.elsewhere), Path(job.ssh[0]).name
+        console.begin(f"asking {names} over {shell} for free ports and processors")
     restarts = Restarts(job, os.environ, arguments.min_workers, console.note)
     return launch.run(
         restarts.commands,
@@ -118,7 +120,11 @@ def run(arguments: argparse.Namespace) -> int:
     )
 
 
-def _words(text: str) -> list[str]:
+def _remote_shell(arguments: argparse.Namespace) -> Sequence[str]:
+    """Returns the command that reaches other hosts."""
+    if arguments.ssh is None:
+        return find_allocation(os.environ).shell if arguments.allocation else ("ssh",)
+    text = arguments.ssh
     try:
         words = shlex.split(text)
     except ValueError:

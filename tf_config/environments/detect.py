@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tf_config.cluster import VARIABLE, TFConfig
-from tf_config.environments import kubernetes, openmpi, paddle, pmi, pytorch, slurm
+from tf_config.environments import (
+    kubeflow,
+    kubernetes,
+    lsf,
+    openmpi,
+    paddle,
+    pmi,
+    pytorch,
+    sagemaker,
+    slurm,
+    vertex,
+)
 from tf_config.environments.environment import Environment, Resolved, Variables
 from tf_config.errors import ClusterConfigError, quoted, suggestion
 
@@ -21,7 +32,20 @@ def _read_tf_config(variables: Variables) -> TFConfig:
 ENVIRONMENTS: Mapping[str, Environment] = {
     environment.name: environment
     for environment in (
-        Environment("tf_config", (VARIABLE,), _read_tf_config, names_roles=True),
+        Environment(
+            "tf_config",
+            (VARIABLE,),
+            _read_tf_config,
+            is_superseded=vertex.is_there,
+            names_roles=True,
+        ),
+        Environment(
+            "vertex",
+            (vertex.VARIABLE,),
+            vertex.read,
+            is_superseded=lambda environ: not vertex.is_there(environ),
+            names_roles=True,
+        ),
         Environment(
             "paddle",
             paddle.MARKERS,
@@ -37,6 +61,25 @@ ENVIRONMENTS: Mapping[str, Environment] = {
             pytorch.read,
             is_superseded=pytorch.is_address_of_script,
             companions=dict.fromkeys(("MASTER_PORT", "WORLD_SIZE"), "MASTER_ADDR"),
+        ),
+        Environment(
+            "kubeflow",
+            (kubeflow.MARKER,),
+            kubeflow.read,
+            companions=dict.fromkeys(("PET_NODE_RANK", "PET_MASTER_PORT"), kubeflow.MARKER),
+        ),
+        Environment(
+            "sagemaker",
+            (sagemaker.HOSTS_VARIABLE,),
+            sagemaker.read,
+            companions={"SM_CURRENT_HOST": sagemaker.HOSTS_VARIABLE},
+        ),
+        # Under jsrun there are the variables of Open MPI as well, but not its directory.
+        Environment(
+            "lsf",
+            (lsf.RANK_VARIABLE,),
+            lsf.read,
+            companions={"JSM_NAMESPACE_SIZE": lsf.RANK_VARIABLE},
         ),
         Environment(
             "openmpi",

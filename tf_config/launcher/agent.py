@@ -1,9 +1,10 @@
 """The launcher's agent on another host, controlled by its standard input.
 
-The launcher starts it by ssh as `python -m tf_config.launcher.agent`.
+The launcher starts it, by ssh for example, as `python -m tf_config.launcher.agent`.
 
 The first line is JSON: either `{"ports": 2, "files": [...]}`, to report what this host has, or
-`{"argv": [...], "environ": {...}, "size": [80, 24]}`, to run a program. Each later line is the
+`{"argv": [...], "environ": {...}, "size": [80, 24]}`, to run a program, each with the `directory`
+in which the launcher was started. Each later line is the
 number of a signal for the program, or empty as a heartbeat of the launcher. If the input ends or
 nothing arrives for 30 seconds, the launcher is gone, and the agent ends the program.
 """
@@ -24,6 +25,7 @@ from typing import Any
 from tf_config.builder import free_ports
 from tf_config.launcher.commands import cores, gpus
 from tf_config.launcher.exit_diagnosis import ExitDiagnosis, describe_exit
+from tf_config.launcher.orphan_reaper import OrphanReaper
 from tf_config.launcher.pty_process import PtyProcess, shell_code
 from tf_config.launcher.sidecar import UNSYNCHRONIZED, Sidecar
 
@@ -42,6 +44,11 @@ def main() -> int:
             return 2
         line += step
     request = json.loads(line)
+    try:
+        os.chdir(request["directory"])
+    except OSError as error:
+        print(f"{request['directory']}: {error.strerror}", file=sys.stderr, flush=True)
+        return 1
     if "argv" not in request:
         # A login script may have printed text without a final line break.
         print(f"\n{json.dumps(_answer(request))}", flush=True)
@@ -56,9 +63,14 @@ def main() -> int:
     except OSError as error:
         print(f"tf-config: error: {request['argv'][0]}: {error.strerror}", flush=True)
         return 127
-    if sidecar is not None:
-        sidecar.start(session.popen.pid)
-    return _Relay(session, sidecar, diagnosis, notes).run()
+    # A scheduler that ends the job kills the agent, but not the program, which leads its own group.
+    with OrphanReaper() as reaper:
+        reaper.watch(session.popen.pid)
+        if sidecar is not None:
+            sidecar.start(session.popen.pid)
+        code = _Relay(session, sidecar, diagnosis, notes).run()
+        reaper.forget(session.popen.pid)
+    return code
 
 
 def _answer(request: dict[str, Any]) -> dict[str, object]:

@@ -2,7 +2,8 @@
 
 It reads process group IDs from its standard input: `N` to watch a group, `-N` to forget it. When
 the input ends, the launcher is gone (even after SIGKILL, which cannot be caught), and the reaper
-kills every group that it still watches. See [Note: the end of a job] in `runner.py`.
+kills every group that it still watches. See [Note: the end of a job] in `runner.py`. The agent on
+another host has one as well.
 """
 
 from __future__ import annotations
@@ -10,7 +11,52 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
 import sys
+from types import TracebackType
+
+
+class OrphanReaper:
+    """Kills the process groups that it watches, once this process is gone; a context manager.
+
+    The pipe to it is its only sign that this process lives. No task inherits this process's end,
+    because Python closes descriptors in the programs that it starts; otherwise a task that is left
+    behind would keep the reaper waiting.
+    """
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tf_config.launcher.orphan_reaper"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,  # what kills this process's group must not kill the reaper
+            text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        )
+
+    def watch(self, group: int) -> None:
+        """Begins to watch a process group."""
+        self._tell(group)
+
+    def forget(self, group: int) -> None:
+        """Stops watching a process group, which has ended."""
+        self._tell(-group)
+
+    def _tell(self, number: int) -> None:
+        with contextlib.suppress(BrokenPipeError):
+            print(number, file=self._process.stdin, flush=True)
+
+    def __enter__(self) -> OrphanReaper:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Ends the reaper, which kills the groups that were not forgotten."""
+        self._process.communicate()
 
 
 def main() -> None:

@@ -9,7 +9,6 @@ import queue
 import re
 import selectors
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -21,6 +20,7 @@ from tf_config.cluster import Task
 from tf_config.launcher.commands import Command
 from tf_config.launcher.console import Console, Line, without_escapes
 from tf_config.launcher.exit_diagnosis import signal_name
+from tf_config.launcher.orphan_reaper import OrphanReaper
 from tf_config.launcher.sidecar import describe_unsynchronized
 from tf_config.launcher.signals import handle_signals
 from tf_config.launcher.ssh import HEARTBEAT_SECONDS
@@ -135,7 +135,7 @@ class JobRunner:
     def run(self, commands: Sequence[Command]) -> None:
         """Starts the commands and returns when all have ended."""
         # The reaper is started before and ends after all tasks, so that none is ever without it.
-        with _start_reaper() as reaper, _collect_signals() as (received, wakeup), self._selector:
+        with OrphanReaper() as reaper, _collect_signals() as (received, wakeup), self._selector:
             self._selector.register(wakeup, selectors.EVENT_READ, None)
             try:
                 for command in commands:
@@ -144,7 +144,7 @@ class JobRunner:
                     self._running.append(process)
                     self._selector.register(process.terminal, selectors.EVENT_READ, process)
                     self._console.note(f"{command.task} started{process.place}", 1)
-                    _tell(reaper, process.popen.pid)
+                    reaper.watch(process.popen.pid)
                 self._console.begin(describe_start(commands))
                 if any(command.via for command in commands):
                     # In a thread, because a paused terminal (Ctrl-S) blocks the one that prints.
@@ -195,7 +195,7 @@ class JobRunner:
             else:
                 self._console.line(process.task, line)
 
-    def _reap(self, reaper: subprocess.Popen[str]) -> None:
+    def _reap(self, reaper: OrphanReaper) -> None:
         ended = [process for process in self._running if process.popen.poll() is not None]
         for process in ended:
             self._end_group(process, reaper)
@@ -295,9 +295,9 @@ class JobRunner:
                 break
             self._escalation.pop(0)
 
-    def _end_group(self, process: TaskProcess, reaper: subprocess.Popen[str]) -> None:
+    def _end_group(self, process: TaskProcess, reaper: OrphanReaper) -> None:
         process.kill()
-        _tell(reaper, -process.popen.pid)
+        reaper.forget(process.popen.pid)
 
     def _drain(self, process: TaskProcess) -> None:
         """Shows the output that the process wrote before it ended."""
@@ -326,33 +326,6 @@ def describe_start(commands: Sequence[Command]) -> str:
     text = f"starting {', '.join(tasks)} on {', '.join(dict.fromkeys(hosts))}"
     is_python = any(command.argv[0] == sys.executable for command in commands)
     return f"{text} (importing TensorFlow takes some seconds)" if is_python else text
-
-
-@contextlib.contextmanager
-def _start_reaper() -> Iterator[subprocess.Popen[str]]:
-    """Runs the orphan reaper beside the block.
-
-    The pipe to it is its only sign that this process lives. No task inherits this process's end,
-    because Python closes descriptors in the programs that it starts; otherwise a task that is left
-    behind would keep the reaper waiting.
-    """
-    reaper = subprocess.Popen(
-        [sys.executable, "-m", "tf_config.launcher.orphan_reaper"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        start_new_session=True,  # what kills this process's group must not kill the reaper
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-    )
-    try:
-        yield reaper
-    finally:
-        reaper.communicate()
-
-
-def _tell(reaper: subprocess.Popen[str], group: int) -> None:
-    with contextlib.suppress(BrokenPipeError):
-        print(group, file=reaper.stdin, flush=True)
 
 
 @contextlib.contextmanager

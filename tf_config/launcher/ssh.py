@@ -1,4 +1,4 @@
-"""Other hosts, reached by ssh: their resources, and how a task is started there.
+"""Other hosts, reached by ssh or a scheduler: their resources, and how a task is started there.
 
 On each host, `tf_config.launcher.agent` runs in the same Python and the same directory. It gets its
 request through standard input, so that no environment is visible in a list of processes.
@@ -31,6 +31,9 @@ _OPTIONS = (
     "-oServerAliveCountMax=3",
 )
 _PROBE_SECONDS = 60
+# Commands of batch schedulers, which take no options of ssh. With some of them a shell reads the
+# words, so no word may need quotes: the directory is in the agent's request instead.
+_OF_SCHEDULERS = ("qrsh", "blaunch")
 # Prefixes of the variables that are also set on other hosts: settings of libraries, not paths.
 _PASSED_ON = ("TF_", "KERAS_", "HOROVOD_", "NCCL_", "GLOO_", "OMP_", "MKL_", "XLA_", "PYTHON")
 
@@ -51,10 +54,23 @@ class HostResources:
 
 
 def ssh_command(host: Host, ssh: Sequence[str]) -> tuple[str, ...]:
-    """Returns the command that runs the agent on a host, in this directory and this Python."""
+    """Returns the command that runs the agent on a host, in this directory and this Python.
+
+    Raises:
+      ClusterConfigError: if the command of a batch scheduler cannot pass on a path.
+    """
     python = [sys.executable, "-m", "tf_config.launcher.agent"]
     if os.environ.get("PYTHONPATH"):
         python = ["env", f"PYTHONPATH={os.environ['PYTHONPATH']}", *python]
+    if Path(ssh[0]).name in _OF_SCHEDULERS:
+        special = next((word for word in python if shlex.quote(word) != word), None)
+        if special is not None:
+            raise ClusterConfigError(
+                f"Under {ssh[0]}, the paths of Python and of PYTHONPATH cannot have characters "
+                f"that are special in a shell. Received: {quoted(special)}. Use --ssh ssh, or "
+                "other paths."
+            )
+        return (*ssh, host.name, *python)
     command = f"cd {shlex.quote(os.getcwd())} && exec {shlex.join(python)}"
     return (*ssh, *_OPTIONS, "--", host.login, command)
 
@@ -88,7 +104,12 @@ def probe(
 
 def request(command: Command, size: tuple[int, int]) -> bytes:
     """Returns the agent's request to start a command with a terminal of the given size."""
-    message = {"argv": command.argv, "environ": dict(command.environ), "size": size}
+    message = {
+        "argv": command.argv,
+        "environ": dict(command.environ),
+        "size": size,
+        "directory": os.getcwd(),
+    }
     return json.dumps(message).encode() + b"\n"
 
 
@@ -99,7 +120,7 @@ def _probe(
     try:
         result = subprocess.run(
             command,
-            input=json.dumps({"ports": count, "files": files}) + "\n",
+            input=json.dumps({"ports": count, "files": files, "directory": os.getcwd()}) + "\n",
             capture_output=True,
             text=True,
             errors="replace",
@@ -148,10 +169,14 @@ class HostUnreachable(ClusterConfigError):
 
 
 def _unreachable(host: Host, command: Sequence[str], said: str) -> HostUnreachable:
+    name = Path(command[0]).name
+    if name in _OF_SCHEDULERS:
+        attempt = shlex.join([*command[: command.index(host.name) + 1], "true"])
+    else:
+        attempt = shlex.join([*command[:-1], "cd " + shlex.quote(os.getcwd())])
     message = (
-        "Each host must be reachable by ssh without a password, and must have this directory and "
-        f"this Python with this package. Received: {host.login}: {quoted(said)}. Try: "
-        f"{shlex.join([*command[:-1], 'cd ' + shlex.quote(os.getcwd())])}; python is "
-        f"{Path(sys.executable)}."
+        f"Each host must be reachable by {name} without a password, and must have this directory "
+        f"and this Python with this package. Received: {host.login}: {quoted(said)}. Try: "
+        f"{attempt}; python is {Path(sys.executable)}."
     )
     return HostUnreachable(message, host.name, said)

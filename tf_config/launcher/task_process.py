@@ -52,6 +52,7 @@ class TaskProcess:
         self.log = TaskLog(log_dir, command.task, append)
         self.last_lines: collections.deque[str] = collections.deque(maxlen=_LAST_LINES)
         self._host = command.host
+        self._shell = Path(command.via[0]).name if command.via else ""
         self._last_bytes = b""
         self._stdin_lock = threading.Lock()
         columns, lines = shutil.get_terminal_size()
@@ -113,7 +114,7 @@ class TaskProcess:
     @property
     def place(self) -> str:
         """A description of where the process runs."""
-        host = "" if self._host is None else f" on {self._host.login}, by ssh"
+        host = "" if self._host is None else f" on {self._host.login}, by {self._shell}"
         return f"{host} as process {self.popen.pid}"
 
     @property

@@ -42,7 +42,7 @@ def script(tmp_path, capsys):
         (["run", "--workers", "2", "--log-dir", "d"], ["data"]),
         (["run", "--workers", "2", "t"], ["train.py"]),
         (["run", "train.py", "d"], ["data"]),
-        (["show", "--from", "s"], ["slurm"]),
+        (["show", "--from", "sl"], ["slurm"]),
         (["exec", "--from", "tf"], ["tf_config"]),
         (["check", "--file", "tr"], ["train.py"]),
         (["split", "tr"], ["train.py"]),

@@ -1,5 +1,7 @@
 """Each environment as a table: variables in, TF_CONFIG out."""
 
+import json
+
 import pytest
 
 from tf_config import Address, ClusterConfigError, Task
@@ -210,9 +212,13 @@ def test_tf_config_comes_before_the_scheduler_it_may_run_under():
     assert resolve(environ, "slurm").origin == "slurm"
     assert list(ENVIRONMENTS) == [
         "tf_config",
+        "vertex",
         "paddle",
         "kubernetes",
         "pytorch",
+        "kubeflow",
+        "sagemaker",
+        "lsf",
         "openmpi",
         "pmi",
         "slurm",
@@ -220,8 +226,8 @@ def test_tf_config_comes_before_the_scheduler_it_may_run_under():
 
 
 def test_an_unknown_environment_is_refused():
-    with pytest.raises(ClusterConfigError, match="--from must be one of tf_config, paddle,"):
-        resolve({}, "lsf")
+    with pytest.raises(ClusterConfigError, match="--from must be one of tf_config, vertex,"):
+        resolve({}, "flux")
     with pytest.raises(ClusterConfigError, match="must set SLURM_STEP_NODELIST or"):
         resolve({}, "slurm")
 
@@ -236,6 +242,23 @@ OPEN_MPI = {
 }
 MPICH = {"PMI_RANK": "1", "PMI_SIZE": "2", "PMI_FD": "6", "MPI_LOCALNRANKS": "2"}
 TORCH = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "node1", "MASTER_PORT": "29500"}
+# As IBM's jsrun sets them, beside those of Open MPI that Spectrum MPI needs.
+JSRUN = {
+    "JSM_NAMESPACE_RANK": "1",
+    "JSM_NAMESPACE_SIZE": "2",
+    "JSM_NAMESPACE_LOCAL_RANK": "0",
+    "LSB_JOBID": "77",
+    "OMPI_COMM_WORLD_RANK": "1",
+    "OMPI_COMM_WORLD_SIZE": "2",
+}
+# As Kubeflow Trainer's runtime for PyTorch sets them on each node.
+TRAIN_JOB = {
+    "PET_MASTER_ADDR": "train-node-0-0.train",
+    "PET_MASTER_PORT": "29400",
+    "PET_NNODES": "2",
+    "PET_NODE_RANK": "1",
+    "PET_NPROC_PER_NODE": "auto",
+}
 
 
 @pytest.mark.parametrize(
@@ -249,6 +272,10 @@ TORCH = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "node1", "MASTER_PORT": 
         ),
         (MPICH, "pmi", (1, 2, "file:.tf-config-pmi")),
         (TORCH, "pytorch", (1, 2, "tcp://node1:29500")),
+        ({**TRAIN_JOB, **TORCH}, "pytorch", (1, 2, "tcp://node1:29500")),  # torchrun there
+        (TRAIN_JOB, "kubeflow", (1, 2, "tcp://train-node-0-0.train:29400")),
+        (JSRUN, "lsf", (1, 2, "file:.tf-config-lsf-77-1")),
+        ({**JSRUN, "PMIX_NAMESPACE": "3"}, "lsf", (1, 2, "file:.tf-config-lsf-77-3")),
         ({**TORCH, "MASTER_ADDR": "fd00::7"}, "pytorch", (1, 2, "tcp://[fd00::7]:29500")),
         (
             {**TORCH, "TORCHELASTIC_USE_AGENT_STORE": "True"},
@@ -269,10 +296,95 @@ def test_mpirun_inside_slurm_is_mpirun_and_srun_with_pmi_is_slurm():
     assert resolve({**STEP, **MPICH, "SLURM_STEP_NUM_TASKS": "2"}).origin == "slurm"
 
 
-@pytest.mark.parametrize("environ", [OPEN_MPI, MPICH, TORCH])
+@pytest.mark.parametrize("environ", [OPEN_MPI, MPICH, TORCH, JSRUN, TRAIN_JOB])
 def test_each_variable_that_is_needed_and_missing_is_named(environ):
     (origin,) = {resolve(environ).origin}
     needed = set(resolve(environ).variables) - {"PMIX_SERVER_TMPDIR", "PMIX_NAMESPACE"}
     for name in needed - set(ENVIRONMENTS[origin].markers):
         with pytest.raises(ClusterConfigError, match=name):
             resolve({other: environ[other] for other in environ if other != name})
+
+
+SAGEMAKER = {"SM_HOSTS": '["algo-1", "algo-2"]', "SM_CURRENT_HOST": "algo-2"}
+
+
+def test_sagemaker_has_a_worker_on_each_host():
+    assert resolve(SAGEMAKER).config.task == Task("worker", 1)
+    assert hosts(SAGEMAKER) == ["algo-1", "algo-2"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"SM_HOSTS": "algo-1"}, "SM_HOSTS must be a JSON list of different host names"),
+        ({"SM_HOSTS": '{"a": 1}'}, "SM_HOSTS must be a JSON list"),
+        ({"SM_HOSTS": "[]"}, "SM_HOSTS must be a JSON list"),
+        ({"SM_HOSTS": "[1]"}, "SM_HOSTS must be a JSON list"),
+        ({"SM_HOSTS": '["algo-2", "algo-2"]'}, "of different host names"),
+        ({"SM_CURRENT_HOST": "algo-3"}, "Received: 'algo-3', of 'algo-1, algo-2'"),
+        ({"SM_CURRENT_HOST": ""}, "must set SM_CURRENT_HOST"),
+        ({"SM_HOSTS": ""}, "must set SM_HOSTS"),
+    ],
+)
+def test_wrong_sagemaker_variables(changes, message):
+    with pytest.raises(ClusterConfigError) as error:
+        resolve({**SAGEMAKER, **changes})
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_host_of_sagemaker_without_the_others_is_refused():
+    with pytest.raises(ClusterConfigError, match="SM_CURRENT_HOST and SM_HOSTS must be set toge"):
+        resolve({"SM_CURRENT_HOST": "algo-1"})
+
+
+def vertex(pool="workerpool1", index=1, pools=4):
+    addresses = {
+        "workerpool0": ["a-0:2222"],
+        "workerpool1": ["b-0:2222", "b-1:2222"],
+        "workerpool2": ["c-0:2222"],
+        "workerpool3": ["d-0:2222"],
+    }
+    cluster = dict(list(addresses.items())[:pools])
+    task = {"type": pool, "index": index, "trial": ""}
+    text = json.dumps({"cluster": cluster, "environment": "cloud", "task": task, "job": "{}"})
+    return {"CLUSTER_SPEC": text}
+
+
+@pytest.mark.parametrize(
+    ("environ", "task"),
+    [
+        (vertex(), Task("worker", 1)),
+        (vertex("workerpool0", 0), Task("chief", 0)),
+        (vertex("workerpool2", 0), Task("ps", 0)),
+        (vertex("workerpool3", 0), Task("evaluator", 0)),
+        (vertex("workerpool0", 0, pools=1), Task("worker", 0)),
+    ],
+)
+def test_the_pools_of_vertex_are_types_of_tasks(environ, task):
+    # Vertex AI sets TF_CONFIG, too, in which the evaluator is a part of the cluster.
+    resolved = resolve({**environ, "TF_CONFIG": '{"cluster": {"evaluator": ["d-0:2222"]}}'})
+    assert resolved.origin == "vertex"
+    assert resolved.config.task == task
+    if task.type != "worker" or task.index:
+        assert resolved.config.cluster.to_dict() == {
+            "chief": ["a-0:2222"],
+            "worker": ["b-0:2222", "b-1:2222"],
+            "ps": ["c-0:2222"],
+        }
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        vertex("workerpool9"),
+        vertex("worker"),
+        {"CLUSTER_SPEC": '{"cluster": {"workerpool0": ["a:1"]}}'},
+        {"CLUSTER_SPEC": '["workerpool0"]'},
+        {"CLUSTER_SPEC": '{"workerpool0": '},
+    ],
+)
+def test_wrong_variables_of_vertex(environ):
+    with pytest.raises(ClusterConfigError, match="CLUSTER_SPEC must have the worker pools"):
+        resolve(environ)
+    assert resolve({"CLUSTER_SPEC": "/etc/cluster.yaml"}) is None

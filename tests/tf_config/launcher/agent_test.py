@@ -6,12 +6,14 @@ import subprocess
 import sys
 import time
 
+import psutil
 import pytest
 
 SPEAKS = "import os, time; print('up', os.environ['A'], flush=True)\n"
 
 
 def agent(job, request):
+    request = {"directory": str(job.directory), **request}
     process = job.popen([sys.executable, "-m", "tf_config.launcher.agent"], stdin=subprocess.PIPE)
     process.stdin.write(json.dumps(request) + "\n")
     process.stdin.flush()
@@ -27,7 +29,8 @@ def outcome(process):
 
 def program(code, **environ):
     environ = {"A": "1", **environ}
-    return {"argv": [sys.executable, "-c", SPEAKS + code], "environ": environ, "size": [80, 24]}
+    argv = [sys.executable, "-c", SPEAKS + code]
+    return {"argv": argv, "environ": environ, "size": [80, 24], "directory": "/"}
 
 
 def test_it_says_what_the_host_has(job, tmp_path):
@@ -87,6 +90,16 @@ def test_a_program_that_does_not_listen_is_killed(job):
     job.assert_nothing_left()
 
 
+def test_a_program_does_not_outlive_an_agent_that_is_killed(job):
+    """Schedulers kill the process group of the agent, which is not that of the program."""
+    process = agent(job, program("print(os.getpid(), flush=True); time.sleep(60)"))
+    assert process.stdout.readline() == "up 1\n"
+    pid = int(process.stdout.readline())
+    process.kill()
+    job.wait_for(lambda: not psutil.pid_exists(pid), 10)
+    job.assert_nothing_left()
+
+
 def test_a_launcher_that_is_silent_for_long_is_gone(job):
     """A connection that broke without a word: nothing comes, and nothing says that it ended."""
     code = (
@@ -97,6 +110,13 @@ def test_a_launcher_that_is_silent_for_long_is_gone(job):
     process.stdin.flush()
     process.wait(10)
     job.assert_nothing_left()
+
+
+def test_a_program_runs_in_the_launchers_directory(job):
+    request = program("print(os.getcwd())") | {"directory": str(job.directory)}
+    assert outcome(agent(job, request)) == (f"up 1\n{job.directory}\n", 0)
+    process = agent(job, {"ports": 1, "files": [], "directory": "/nosuch"})
+    assert outcome(process) == ("/nosuch: No such file or directory\n", 1)
 
 
 def test_a_program_that_is_not_there(job):
