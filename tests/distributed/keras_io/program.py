@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 import strategies
+from strategies.collectives.workers import are_in_step
 
 
 @dataclass(frozen=True)
@@ -76,8 +77,12 @@ class Runtime:
         return 0 if self._strategy is None else strategies.worker_rank(self._strategy)
 
     def directory(self) -> str:
-        """Returns a directory of the run's own, which its workers share."""
-        return f"alone_{os.getpid()}" if self.is_alone else "together"
+        """Returns a directory of the run's own, which workers that are in step share."""
+        if self._strategy is None:
+            return f"alone_{os.getpid()}"
+        if are_in_step(self._strategy):
+            return "together"
+        return strategies.own_path("apart", self._strategy)
 
     def scope(self) -> contextlib.AbstractContextManager:
         """Returns what the model is made and compiled in."""
