@@ -132,9 +132,9 @@ class MultiWorkerMirroredStrategy(ReplicatedStrategy, tf.distribute.MultiWorkerM
         tf.distribute.Strategy.__init__(self, extended)
         print_whole_bars(is_first=collectives.rank == 0)
         if collectives.size > 1 or len(devices) > 1:
-            announce(self, collectives, devices, f"they communicate by {way}")
+            announce(self, collectives, devices, way)
         if collectives.size > 1:
-            logging.info("%d workers of %d replicas: %s", collectives.size, len(devices), options)
+            logging.debug("%d workers of %d replicas: %s", collectives.size, len(devices), options)
             warn_of_training_outside(type(self).__name__, collectives.size)
             share_seed(lambda seed: int(collectives.broadcast(tf.constant(seed, tf.int64))))
 

@@ -192,7 +192,7 @@ class ParameterServerStrategy(ReplicatedStrategy, tf.distribute.MultiWorkerMirro
         print_whole_bars(is_first=servers.rank == 0)
         announce(self, workers, devices, where)
         warn_of_training_outside(type(self).__name__, servers.size)
-        logging.info("Worker %d of %d: %s", servers.rank, servers.size, options)
+        logging.debug("Worker %d of %d: %s", servers.rank, servers.size, options)
 
     @property
     def _cluster_coordinator(self) -> None:

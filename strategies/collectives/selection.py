@@ -33,7 +33,7 @@ from tf_config import ClusterConfigError, ClusterSpec, Task, TFConfig
 VARIABLE = "KERAS_STRATEGIES_COMMUNICATION"
 # With these, the back end over the network, if one is needed, is the best that is possible.
 _SHARING = ("auto", "shared_memory")
-_ALONE = "nothing, for one worker"
+_ALONE = "a single worker, which communicates with no other"
 _Implementation = tf.distribute.experimental.CommunicationImplementation
 
 # The job that this process has joined: there is one, but it may have many strategies.
@@ -53,7 +53,7 @@ def start(
     timeout: float,
     device: str,
 ) -> tuple[Collectives, str]:
-    """Waits for all workers; returns their collectives and a description of the choice.
+    """Waits for all workers; returns their collectives, and who communicates by what.
 
     Args:
       config: the cluster and this task; None is a single worker.
@@ -81,7 +81,7 @@ def start(
         backend, reason = _resolve_network(communication, device, options)
         if config.task == config.cluster.training_tasks[0]:
             workers = len(config.cluster.training_tasks)
-            logging.info("%d workers communicate by %s: %s.", workers, backend.name, reason)
+            logging.debug("%d workers communicate by %s: %s.", workers, backend.name, reason)
         _network = backend.connect(config.cluster, config.task, timeout, device, options)
         return _network
 
@@ -104,7 +104,7 @@ def start(
     else:
         collectives = GpuCollectives(connect(), shared) if _is_gpu(device) else shared
     way = _describe(collectives, communication, device, options)
-    return watch(collectives, config.cluster, config.task, seconds), way
+    return watch(collectives, config.cluster, config.task, seconds), f"they communicate by {way}"
 
 
 def _check_workers(config: TFConfig, options: CommunicationOptions, device: str) -> None:
@@ -213,7 +213,7 @@ def _build_collectives(
         return None
     if host.is_first:
         way = "all of them are on this host" if hosts == 1 else f"those of each of {hosts} hosts"
-        logging.info("%d workers share memory: %s.", workers, way)
+        logging.debug("%d workers share memory: %s.", workers, way)
     return (
         SharedMemoryCollectives(host, has_thread=False)
         if hosts == 1

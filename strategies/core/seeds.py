@@ -88,7 +88,7 @@ def share_seed(shared: Callable[[int], int]) -> None:
         return
     tf.random.set_seed(seed)
     if own is None:
-        logging.info("All workers use the random seed %d.", seed)
+        logging.debug("All workers use the random seed %d.", seed)
     else:
         logging.warning(
             "All workers must have the same random seed, to shuffle the data alike. Received: seed "

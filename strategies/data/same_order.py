@@ -132,7 +132,7 @@ def _graph(dataset: tf.data.Dataset) -> Any:
             external_state_policy=_IGNORE.value,
         )
     except tf.errors.OpError as error:
-        logging.info("A dataset keeps its own order: %s", error)
+        logging.debug("A dataset keeps its own order: %s", error)
         return None
     graph = tf.compat.v1.GraphDef.FromString(serialized.numpy())
     nodes = [*graph.node, *(node for one in graph.library.function for node in one.node_def)]
@@ -151,7 +151,7 @@ def _copy_with_seed(dataset: tf.data.Dataset, seed: int) -> tf.data.Dataset | No
     try:
         variant = tf.raw_ops.DatasetFromGraph(graph_def=graph.SerializeToString())
     except tf.errors.OpError as error:
-        logging.info("A dataset keeps its own order: %s", error)
+        logging.debug("A dataset keeps its own order: %s", error)
         return None
     copied = tf.data.experimental.from_variant(variant, dataset.element_spec)
     # Functions and tables are deleted with the dataset that they were created for.

@@ -13,7 +13,7 @@ from tf_config.builder import free_ports
 from tf_config.rendezvous.http_store import HttpStore
 
 START = "import strategies; strategies.MultiWorkerMirroredStrategy(start_timeout=7)"
-QUICKLY = f"from absl import logging; logging.set_verbosity('info'); {START.replace('7', '4')}"
+QUICKLY = f"from absl import logging; logging.set_verbosity('debug'); {START.replace('7', '4')}"
 
 
 def start_worker(forked, cluster, task, code=START):
