@@ -61,7 +61,7 @@ SUBSET = {
         "tests/strategies/parameter_server_test.py",
         "tests/strategies/embedding/layer_test.py",
         "-k",
-        "parity and (keras-2 or no_horovod) or compression or with_momentum or life",
+        "parity and keras-2 or compression or with_momentum or life",
     ),
     "in one process": (
         "tests/strategies/central_storage_test.py",

@@ -242,20 +242,33 @@ sys.exit(int(sys.argv[1]) if TFConfig.from_env().task.index == 1 else 0)
 """
 
 
+@pytest.fixture
+def who(grid_engine):
+    """A script that prints which task it is; worker 1 exits with the code in its argument."""
+    path = grid_engine.directory / "who.py"
+    path.write_text(WHO)
+    return path
+
+
 @pytest.mark.processes
-def test_a_job_starts_its_tasks_on_all_of_its_hosts(grid_engine):
-    script = grid_engine.directory / "who.py"
-    script.write_text(WHO)
-    code, output = grid_engine.submit("who", *RUN, script, 0)
+def test_a_job_starts_its_tasks_on_all_of_its_hosts(grid_engine, who):
+    code, output = grid_engine.submit("who", *RUN, who, 0)
     assert code == 0, output
-    for worker, name in enumerate(grid_engine.names):
-        line = f"[worker {worker}] worker {worker} on {name} in {grid_engine.directory}"
-        assert line in output.splitlines(), output
+    lines = output.splitlines()
+    # The scheduler chooses which host is the first one.
+    orders = [grid_engine.names, grid_engine.names[::-1]]
+    assert any(
+        all(
+            f"[worker {worker}] worker {worker} on {name} in {grid_engine.directory}" in lines
+            for worker, name in enumerate(names)
+        )
+        for names in orders
+    ), output
 
 
 @pytest.mark.processes
-def test_a_task_that_fails_on_another_host_is_named(grid_engine):
-    code, output = grid_engine.submit("fails", *RUN, grid_engine.directory / "who.py", 7)
+def test_a_task_that_fails_on_another_host_is_named(grid_engine, who):
+    code, output = grid_engine.submit("fails", *RUN, who, 7)
     assert code == 7, output
     assert "tf-config: worker 1 failed with exit code 7" in output
 
@@ -281,14 +294,6 @@ def test_a_job_that_is_deleted_leaves_no_task_on_any_host(grid_engine, job):
     assert all(map(psutil.pid_exists, pids))
     grid_engine.delete_job(number)
     job.wait_for(lambda: not any(map(psutil.pid_exists, pids)), 60)
-
-
-@pytest.mark.processes
-def test_more_workers_than_slots_are_refused(grid_engine):
-    script = grid_engine.directory / "who.py"
-    code, output = grid_engine.submit("many", *RUN, "--workers", 5, script, 0)
-    assert code != 0
-    assert "Received: 5 for the 2 slots of " in output
 
 
 @pytest.mark.slow

@@ -42,8 +42,10 @@ def test_two_workers_of_ray_train_one_model(job):
     job.environ |= {"RAY_DEDUP_LOGS": "0", "RAY_USAGE_STATS_ENABLED": "0"}
     process = job.popen([job.python, str(job.script(TRAIN))])
     code, output = job.finish(process, timeout=1200)
-    assert code == 0 and output.rstrip().endswith("done"), output
-    trained = re.findall(r"trained (\d) (\d) (\w+)", output)
-    assert sorted(rank for rank, _, _ in trained) == ["0", "1"], output
-    assert len({(workers, digest) for _, workers, digest in trained}) == 1
-    assert trained[0][1] == "2"
+    assert code == 0 and "\ndone\n" in output, output
+    # Ray may print a line of a worker twice.
+    trained = {*re.findall(r"trained (\d) (\d) (\w+)", output)}
+    assert sorted((rank, workers) for rank, workers, _ in trained) == [("0", "2"), ("1", "2")], (
+        output
+    )
+    assert len({digest for _, _, digest in trained}) == 1

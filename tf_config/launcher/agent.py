@@ -3,10 +3,10 @@
 The launcher starts it, by ssh for example, as `python -m tf_config.launcher.agent`.
 
 The first line is JSON: either `{"ports": 2, "files": [...]}`, to report what this host has, or
-`{"argv": [...], "environ": {...}, "size": [80, 24]}`, to run a program, each with the `directory`
-in which the launcher was started. Each later line is the
-number of a signal for the program, or empty as a heartbeat of the launcher. If the input ends or
-nothing arrives for 30 seconds, the launcher is gone, and the agent ends the program.
+`{"argv": [...], "environ": {...}, "size": [80, 24]}`, to run a program; both have the `directory`
+in which the launcher was started. Each later line is the number of a signal for the program, or
+empty as a heartbeat of the launcher. If the input ends or nothing arrives for 30 seconds, the
+launcher is gone, and the agent ends the program.
 """
 
 from __future__ import annotations
@@ -53,6 +53,14 @@ def main() -> int:
         # A login script may have printed text without a final line break.
         print(f"\n{json.dumps(_answer(request))}", flush=True)
         return 0
+    # Before the program. A scheduler that ends the job kills the agent, but not the program, which
+    # leads a group of its own.
+    with OrphanReaper() as reaper:
+        return _run(request, reaper)
+
+
+def _run(request: dict[str, Any], reaper: OrphanReaper) -> int:
+    """Runs the program of a request to its end; returns its exit code as a shell would."""
     environ = {**os.environ, **request["environ"]}
     notes: queue.SimpleQueue[str] = queue.SimpleQueue()
     sidecar = Sidecar.beside(environ, notes.put)
@@ -63,13 +71,11 @@ def main() -> int:
     except OSError as error:
         print(f"tf-config: error: {request['argv'][0]}: {error.strerror}", flush=True)
         return 127
-    # A scheduler that ends the job kills the agent, but not the program, which leads its own group.
-    with OrphanReaper() as reaper:
-        reaper.watch(session.popen.pid)
-        if sidecar is not None:
-            sidecar.start(session.popen.pid)
-        code = _Relay(session, sidecar, diagnosis, notes).run()
-        reaper.forget(session.popen.pid)
+    reaper.watch(session.popen.pid)
+    if sidecar is not None:
+        sidecar.start(session.popen.pid)
+    code = _Relay(session, sidecar, diagnosis, notes).run()
+    reaper.forget(session.popen.pid)
     return code
 
 
