@@ -1,7 +1,7 @@
 # make setup   .venv with everything, Horovod built once; does nothing the second time
 # make demo    two workers train on real handwritten digits
 # make check   lint, types and the tests that start no processes: before each commit
-# make test    all tests but the slow ones; make test-all: those too
+# make test    all tests but the slow ones; make test-all: those too, but for make conformance
 # make test-versions   a part of the tests on older TensorFlow, on other Pythons, and on pre-releases
 # make conformance   TensorFlow's and Keras's own tests of strategies, over stock ones and ours
 # make gpu-lookalike   every strategy and mode on devices that look like GPUs; see docs/gpus.md
@@ -51,7 +51,7 @@ test: setup
 
 test-all: export TF_ENABLE_ONEDNN_OPTS ?= 1
 test-all: setup
-	$(BIN)/python -m pytest $(PARALLEL) -m ""
+	$(BIN)/python -m pytest $(PARALLEL) -m "" --ignore tests/conformance
 
 test-versions: setup
 	$(BIN)/python tools/versions.py

@@ -170,7 +170,7 @@ def column(
                 results[name] = judged(ended, expected.get(name))
                 facts[name] = ended[0].get("facts")
                 if again is not None and again[0] == name and results[name].state == "ok":
-                    results[name] = Result("alone", again[1].note)
+                    results[name] = Result("alone", again[1].note or again[1].state)
         if group.code == 0:
             return results, facts
         name, failure = group.failure()

@@ -12,7 +12,7 @@ SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "capacity.py"
 def test_the_bytes_of_two_workers_are_those_of_the_plan(job):
     command = [sys.executable, str(SCRIPT), "--rows", "2e5", "--optimizers", "sgd"]
     process = job.popen([*command, "--workers", "2"])
-    output, _ = process.communicate(timeout=200)
+    output, _ = process.communicate(timeout=1200)
     assert process.returncode == 0, output
     (line,) = (line for line in output.splitlines() if line.startswith("| 2 | 0.2 M | sgd |"))
     cells = [cell.strip() for cell in line.strip("|").split("|")]
