@@ -70,6 +70,7 @@ CASES = {
         is_drawn=False,
         is_default=False,
     ),
+    "checkpoint": Case("checkpoint.py", is_drawn=False, is_default=False),
     "shared_memory": Case("shared_memory.py", is_drawn=False, is_default=False),
     "step": Case("step.py", ("build/step.svg",), is_drawn=False, is_default=False),
 }

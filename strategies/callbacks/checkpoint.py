@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-import re
+import time
 from collections.abc import Callable, Mapping
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,10 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
+from strategies.callbacks import checkpoint_files
 from strategies.callbacks.base import Callback, is_of_tf_keras
+from strategies.callbacks.checkpoint_files import CheckpointSave
+from strategies.collectives import Collectives
 from strategies.collectives.workers import (
     are_in_step,
     barrier,
@@ -23,26 +25,18 @@ from strategies.collectives.workers import (
 )
 from strategies.compat.keras import (
     begin_at,
-    layers_of,
-    optimizer_variables,
     optimizers_of,
     running_fit,
-    tensorflow_variable,
 )
 from strategies.diagnostics.consistency import check_same_call, raise_on_all
-from strategies.embedding.layer import EmbeddingLayer
-from strategies.files.atomic_files import (
-    all_writing,
-    read_json,
-    remove,
-    sync_directory,
-    write_json,
-    write_npz,
-)
 from strategies.utils.argument_checks import check_whole_number
-from strategies.variables.row_variable import RowVariable
+from strategies.utils.delayed_termination import DelayedTermination
 
-_LATEST, _STATE, _ROWS = "latest.json", "state.npz", "rows{}"
+# How long a checkpoint that is being written may delay SIGTERM. Slurm and Kubernetes kill a process
+# 30 seconds after the signal.
+_TERMINATION_SECONDS = 25.0
+# About how often workers ask one another whether they have written their parts of a checkpoint.
+_POLL_SECONDS = 0.1
 
 
 class Checkpoint(Callback):
@@ -69,11 +63,22 @@ class Checkpoint(Callback):
     `fit` with the same directory has nothing left to do unless it has more epochs. Give each
     `fit` its own directory. The state of other callbacks is not restored. Requires Keras 3.
 
+    If workers train in step, training goes on while a checkpoint is written. It waits only for a
+    copy of the variables, of which each worker takes a part, and of the embedding rows that were
+    trained on since the writing began; the other rows are written before that, a few megabytes at
+    a time. So a checkpoint with rows may be of a later step than the one in which it was due. If a
+    copy would take more than a quarter of the available memory, training waits until it is written;
+    it also waits if the next checkpoint is due before the previous one is complete. If writing
+    fails, the error is raised in one of the next steps, or at the end of `fit`. SIGTERM, with
+    which schedulers end a job, is delayed until the checkpoint is complete, but not by more than 25
+    seconds, and not if the program handles the signal itself.
+
     With parameter servers in the modes "async", "half_async" and "geo", workers are not in step.
-    They meet at the end of an epoch to save, and training resumes after that epoch; in "geo" with
-    the first worker's copy of the variables. A worker that has fewer epochs, or stops early, waits
-    at the end of `fit` until the others have finished training. A worker that is restarted alone
-    would wait for the others in `fit`: restart all tasks.
+    They meet at the end of an epoch to save, and train again when the checkpoint is complete.
+    Training resumes after that epoch; in "geo" with the first worker's copy of the variables. A
+    worker that has fewer epochs, or stops early, waits at the end of `fit` until the others have
+    finished training. A worker that is restarted alone would wait for the others in `fit`: restart
+    all tasks.
 
     Args:
       directory: a directory that all workers can access.
@@ -81,20 +86,34 @@ class Checkpoint(Callback):
         `steps_per_execution`, a checkpoint is saved at the next end of an execution. If Keras does
         not know the number of steps in an epoch, or workers are not in step, it is saved at the
         next end of an epoch.
+      background: whether training goes on while a checkpoint is written. None, the default, is True
+        if workers train in step.
 
     Raises:
-      ValueError: if `every_steps` is not a positive integer; when training begins, if the
-        checkpoint is damaged or belongs to another model, if the model is one of tf_keras, or if
-        an optimizer other than that of `compile`, such as the second one of a GAN, is not built.
-        No variable has been changed then.
+      ValueError: if `every_steps` is not a positive integer; when training begins, if `background`
+        is true and workers are not in step, if the checkpoint is damaged or belongs to another
+        model, if the model is one of tf_keras, or if an optimizer other than that of `compile`,
+        such as the second one of a GAN, is not built. No variable has been changed then.
       OSError: during training, if the worker cannot write a file; a `RuntimeError` on the others.
     """
 
-    def __init__(self, directory: str | os.PathLike[str], *, every_steps: int):
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        every_steps: int,
+        background: bool | None = None,
+    ):
         check_whole_number("every_steps", every_steps, 1)
         self._path = Path(directory)
         self._every_steps = every_steps
-        self._step = self._saved_step = 0
+        self._background = background
+        self._in_background = False
+        self._saving: CheckpointSave | None = None
+        self._poll: Any = None
+        self._termination: Any = None
+        # The steps in which the last checkpoint was begun and of which it is.
+        self._step = self._begun_step = self._saved_step = 0
         self._epoch = self._batch = 0
         self._to_skip = 0
         self._in_step = True
@@ -108,6 +127,17 @@ class Checkpoint(Callback):
             )
         strategy = self.model.distribute_strategy
         self._in_step = are_in_step(strategy)
+        if self._background and not self._in_step:
+            raise ValueError(
+                "background=True requires workers that train in step, because a checkpoint is of "
+                "one step of all workers. Received: parameter servers in a mode other than 'sync'. "
+                "Leave out background; the workers wait while a checkpoint is written."
+            )
+        self._in_background = self._in_step and self._background is not False
+        if self._saving is not None:  # of a `fit` that ended by an error
+            self._saving.stop()
+            self._termination.release()
+            self._saving = None
         if not self.model.optimizer.built:
             with strategy.scope():
                 self.model.optimizer.build(self.model.trainable_variables)
@@ -120,10 +150,10 @@ class Checkpoint(Callback):
                 )
         drain(strategy)  # an update of an earlier fit would change the restored values
         collectives = collectives_of(strategy)
-        self._step = self._saved_step = self._to_skip = 0
+        self._step = self._saved_step = self._begun_step = self._to_skip = 0
         checkpoint, error = None, None
         try:
-            checkpoint = self._read()
+            checkpoint = checkpoint_files.read(self._path, self.model)
         except (OSError, ValueError, KeyError, TypeError) as raised:
             error = ValueError(
                 "A checkpoint must be complete, and must be of the same model. Received: "
@@ -149,6 +179,7 @@ class Checkpoint(Callback):
     def on_train_batch_begin(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
         """Saves a checkpoint if one is due and the epoch is known to continue."""
         # Before a step, so that what other callbacks changed after the previous one is saved, too.
+        self._continue(self._epoch, batch)
         if self._in_step and self._is_due() and (self.params or {}).get("steps"):
             self._save(self._epoch, batch)
 
@@ -163,6 +194,7 @@ class Checkpoint(Callback):
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
         """Saves a checkpoint if one is due."""
+        self._continue(epoch + 1, 0)
         is_due, _ = self._any_and_all(self._is_due(), has_ended=False)
         if is_due:
             self._save(epoch + 1, 0)
@@ -170,6 +202,7 @@ class Checkpoint(Callback):
     def on_train_end(self, logs: Mapping[str, Any] | None = None) -> None:
         """Saves the final state; workers that are not in step wait until all have finished."""
         begin_at(self.model, 0)
+        self._continue(self._epoch + 1, 0, wait=True)
         have_all_ended = False
         # Each turn is this worker's part in one exchange of a worker that still trains: that is in
         # its `on_epoch_end`, and saves with the others if a checkpoint is due.
@@ -178,6 +211,7 @@ class Checkpoint(Callback):
             is_due, have_all_ended = self._any_and_all(is_new, has_ended=True)
             if is_due:
                 self._save(self._epoch + 1, 0)
+                self._continue(self._epoch + 1, 0, wait=True)
 
     def _any_and_all(self, is_due: bool, has_ended: bool) -> tuple[bool, bool]:
         """Returns whether a checkpoint is due on any worker, and whether all have ended training.
@@ -194,66 +228,63 @@ class Checkpoint(Callback):
         return bool(due.any()), bool(ended.all())
 
     def _is_due(self) -> bool:
-        return self._step - self._saved_step >= self._every_steps
+        return self._step - self._begun_step >= self._every_steps
 
     def _save(self, epoch: int, batch: int) -> None:
-        collectives = collectives_of(self.model.distribute_strategy)
+        """Saves a checkpoint of this step; in the background, begins to save one."""
+        self._continue(epoch, batch, wait=True)  # the previous one
+        strategy = self.model.distribute_strategy
+        collectives = collectives_of(strategy)
         if not self._in_step:
-            refresh(self.model.distribute_strategy)
+            refresh(strategy)
             # Workers may have taken different numbers of steps, but all write to one folder.
             steps = collectives.all_gather(tf.constant([self._step], tf.int64))
             self._step = int(tf.reduce_max(steps))
-        folder = self._path / f"step-{self._step:09d}"
-        first = collectives.rank == 0
-        arrays = list(map(_value, self._variables()))
-        with all_writing(collectives, "Checkpoints", str(self._path), folder):
-            if first:
-                remove(folder)  # left by a job that was killed while saving
-                folder.mkdir(parents=True)
-        for number, layer in enumerate(_embeddings(self.model)):
-            layer.save_rows(str(folder / _ROWS.format(number)))
-        with all_writing(collectives, "Checkpoints", str(self._path), folder):
-            if first:
-                _write_arrays(folder / _STATE, arrays)
-                state = {"step": self._step, "epoch": epoch, "batch": batch}
-                names = list(map(_name, self._variables()))
-                values = {**state, "folder": folder.name, "variables": names, "checked": True}
-                # Last: this makes the folder the newest checkpoint. See [Note: complete or absent]
-                # in files/atomic_files.py.
-                write_json(self._path / _LATEST, values)
-        self._saved_step = self._step
-        with all_writing(collectives, "Checkpoints", str(self._path)):
-            if first:
-                for other in self._path.glob("step-*"):
-                    if other != folder:
-                        remove(other)
+        self._begun_step = self._step
+        if self._in_step and self._saved_step == self._step:
+            return  # the previous one was cut only now
+        self._termination = DelayedTermination(_TERMINATION_SECONDS)
+        self._saving = CheckpointSave(
+            self._path, self.model, collectives, self._in_background, is_divided=self._in_step
+        )
+        self._poll = _Poll(collectives, self._step)
+        # Without rows nothing is written before the cut. Without a known number of steps, training
+        # can be resumed at the start of an epoch only, so the cut has to be at this one.
+        cut = not self._saving.has_rows or not (self.params or {}).get("steps")
+        self._continue(epoch, batch, wait=not self._in_background, cut=cut)
 
-    def _read(self) -> tuple[dict[str, Any], list[np.ndarray]] | None:
-        """Returns the checkpoint after checking it against the model; None if there is none."""
-        if not (self._path / _LATEST).exists():
-            return None
-        latest = read_json(self._path / _LATEST)
-        names = list(map(_name, self._variables()))
-        if latest.get("variables") != names:
-            other = next(
-                pair for pair in zip_longest(latest.get("variables", ()), names)
-                 if pair[0] != pair[1]
-            )  # fmt: skip
-            raise ValueError(f"the variable {other[0]!r} where this model has {other[1]!r}")
-        arrays = _read_arrays(self._path / latest["folder"] / _STATE)
-        if len(arrays) != len(names):
-            raise ValueError(f"{len(arrays)} variables, for {len(names)}")
-        for name, array, variable in zip(names, arrays, self._variables(), strict=True):
-            if array.shape != tuple(variable.shape):
-                raise ValueError(f"{name} of shape {array.shape}, for {tuple(variable.shape)}")
-        return latest, arrays
+    def _continue(self, epoch: int, batch: int, wait: bool = False, cut: bool = False) -> None:
+        """Takes the checkpoint that is being saved through the stages that all are ready for.
+
+        Args:
+          epoch: the epoch in which training would be resumed if the next stage is the cut.
+          batch: the batch of the epoch.
+          wait: whether to wait for all stages.
+          cut: whether to wait for the cut.
+        """
+        while self._saving is not None:
+            if not (wait or (cut and not self._saving.is_cut)):
+                is_ready, is_ending = self._poll.ask(
+                    self._step, self._saving.is_ready, self._termination.is_requested
+                )
+                if not (is_ready or is_ending):
+                    return
+                wait = is_ending
+            saving, self._saving = self._saving, None
+            try:
+                saving.finish_stage()
+                if saving.is_cut:
+                    saving.publish()
+                else:
+                    saving.cut(self._step, epoch, batch)
+                    self._saving, self._saved_step = saving, self._step
+            finally:
+                if self._saving is None:  # it is published, or given up by an error
+                    self._termination.release()
 
     def _restore(self, latest: Mapping[str, Any], arrays: list[np.ndarray]) -> None:
-        # Rows first: all of them are checked before any is set, and the rest is checked already.
-        for number, layer in enumerate(_embeddings(self.model)):
-            layer.load_rows(str(self._path / latest["folder"] / _ROWS.format(number)))
-        _assign(self._variables(), arrays)
-        self._step = self._saved_step = latest["step"]
+        checkpoint_files.restore(self._path, self.model, latest, arrays)
+        self._step = self._saved_step = self._begun_step = latest["step"]
         self._to_skip = latest["batch"]
         logging.info("Training continues after step %d.", self._step)
         epochs, first_epoch = running_fit()
@@ -280,55 +311,34 @@ class Checkpoint(Callback):
 
         return train_or_skip
 
-    def _variables(self) -> list[Any]:
-        """Returns the variables of the model and its optimizers, except embedding rows."""
-        every = [*self.model.variables, *optimizer_variables(self.model)]
-        unique = {id(each): each for each in every}
-        return [
-            each
-            for each in unique.values()
-            if not isinstance(tensorflow_variable(each), RowVariable)
-        ]
 
+class _Poll:
+    """Asks the workers about ten times a second, at the same steps, whether all are ready.
 
-def _embeddings(model: Any) -> list[EmbeddingLayer]:
-    return [layer for layer in layers_of(model) if isinstance(layer, EmbeddingLayer)]
-
-
-def _name(variable: Any) -> str:
-    """Returns a variable's path without the numbers that Keras adds to make names unique."""
-    return re.sub(r"_\d+", "", getattr(variable, "path", variable.name))
-
-
-def _value(variable: Any) -> np.ndarray:
-    return np.array(tensorflow_variable(variable).numpy())
-
-
-def _assign(variables: list[Any], arrays: list[np.ndarray]) -> None:
-    for variable, array in zip(variables, arrays, strict=True):
-        inner = tensorflow_variable(variable)
-        if array.dtype.kind == "V":  # bfloat16, which NumPy does not know
-            array = array.view(inner.dtype.as_numpy_dtype)
-        inner.assign(tf.constant(array))
-
-
-def _read_arrays(path: Path) -> list[np.ndarray]:
-    """Returns the arrays that `_write_arrays` wrote.
-
-    Raises:
-      ValueError: if the file is damaged.
+    Args:
+      collectives: the workers.
+      step: the present step.
     """
-    try:
-        with path.open("rb") as stream, np.load(stream) as file:
-            return [file[str(number)] for number in range(len(file.files))]
-    except Exception as error:  # from the zip file's checksums or from NumPy's headers
-        raise ValueError(f"the file {path.name!r} ({error})") from None
 
+    def __init__(self, collectives: Collectives, step: int):
+        self._collectives = collectives
+        self._asked_at, self._asked_step, self._next_step = time.monotonic(), step, step + 1
 
-def _write_arrays(path: Path, arrays: list[np.ndarray]) -> None:
-    """Writes a .npz file, whose members have checksums, and flushes it to disk."""
-    with path.open("wb") as file:
-        write_npz(file, {str(number): array for number, array in enumerate(arrays)})
-        file.flush()
-        os.fsync(file.fileno())
-    sync_directory(path.parent)
+    def ask(self, step: int, is_ready: bool, is_ending: bool) -> tuple[bool, bool]:
+        """Returns whether all workers are ready, and whether any worker is to end.
+
+        Args:
+          step: the present step, the same on all workers.
+          is_ready: whether this worker is ready.
+          is_ending: whether this worker is to end.
+        """
+        if step < self._next_step:
+            return False, False
+        now = time.monotonic()
+        seconds = (now - self._asked_at) / (step - self._asked_step)
+        steps = max(int(_POLL_SECONDS / max(seconds, 1e-6)), 1)
+        answers = tf.constant([[is_ready, is_ending, steps]], tf.int32)
+        ready, ending, proposed = self._collectives.all_gather(answers).numpy().T
+        # All have to ask at the same step, so each takes what the slowest one proposes.
+        self._asked_at, self._asked_step, self._next_step = now, step, step + int(proposed.min())
+        return bool(ready.all()), bool(ending.any())

@@ -14,6 +14,7 @@ from strategies.collectives import Collectives
 from strategies.compat.tensorflow import in_save_context
 from strategies.embedding.checkpoint import export_import, snapshot
 from strategies.embedding.checkpoint import row_checkpoint as checkpoint
+from strategies.embedding.checkpoint.background_save import BackgroundSave
 from strategies.embedding.checkpoint.saved_model import Serving
 from strategies.embedding.checkpoint.snapshot import Arrays
 from strategies.embedding.checkpoint.weight_tokens import Snapshots
@@ -350,6 +351,20 @@ class Tables:
             return checkpoint.save(
                 self._shards, directory, self.collectives, delta, self._delta_bases
             )
+
+    def begin_save(self, directory: str) -> BackgroundSave:
+        """Begins to save the rows to a directory while training goes on."""
+        with self._change_rows():
+            snapshot.find_former_slots(self._shards)
+            self._check_slots_in_bases()
+            return BackgroundSave(self._shards, directory, self.collectives, self._delta_bases)
+
+    def cut(self, save: BackgroundSave, memory: int) -> None:
+        """Lets a save that was begun take the present rows; see `BackgroundSave.cut`."""
+        with self._change_rows():
+            snapshot.find_former_slots(self._shards)
+            self._check_slots_in_bases()
+            save.cut(memory)
 
     def load(self, directory: str) -> None:
         """Restores the rows from a directory; see `checkpoint`."""

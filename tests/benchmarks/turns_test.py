@@ -249,6 +249,7 @@ def test_the_model_of_sums_finds_what_sums_are_made_of(load):
         "parameter_server",
         "click_model",
         "start",
+        "checkpoint",
         pytest.param("two_hosts", marks=needs_hosts),
     ],
 )

@@ -27,6 +27,9 @@ parser.add_argument("directory", type=Path)
 parser.add_argument("--kill", type=int, nargs="*", default=[])
 parser.add_argument("--pause", type=float, default=0.0, help="seconds after each step")
 parser.add_argument("--every", type=int, default=3)
+parser.add_argument(
+    "--flush", type=float, default=0.0, help="seconds that each flush to disk takes"
+)
 parser.add_argument("--embedding", action="store_true")
 parser.add_argument("--lost", type=int, default=0, help="of so many workers the last is lost")
 parser.add_argument("--replicas", type=int)
@@ -36,6 +39,14 @@ parser.add_argument("--uneven", action="store_true", help="a batch less on each 
 parser.add_argument("--reduce", action="store_true", help="split the optimizer's state")
 arguments = parser.parse_args()
 
+if arguments.flush:  # so that a checkpoint of a small model is written during many steps
+    flush = os.fsync
+
+    def flush_slowly(descriptor):
+        time.sleep(arguments.flush)
+        flush(descriptor)
+
+    os.fsync = flush_slowly
 task = TFConfig.from_env()
 count = 1 if task is None else len(task.cluster.training_tasks)
 restarts = int(os.environ.get("KERAS_STRATEGIES_RESTARTS", "0"))

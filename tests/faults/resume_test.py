@@ -1,5 +1,10 @@
 """Training that was interrupted ends with the bits of training that was not."""
 
+import json
+import shutil
+import signal
+import time
+
 import keras
 import numpy as np
 import pytest
@@ -8,6 +13,7 @@ import tensorflow as tf
 import strategies
 from strategies.callbacks import Checkpoint
 from tests.support.check_jobs import PROGRAMS
+from tests.support.job import HANGING_SECONDS
 
 SLOW = pytest.mark.slow
 
@@ -32,7 +38,7 @@ class Interruption(keras.callbacks.Callback):
             raise Interrupted
 
 
-def train(directory, *callbacks, every=3, known=True, embedding=False, **options):
+def train(directory, *callbacks, every=3, known=True, embedding=False, background=None, **options):
     """Trains as a new process would; returns the weights and the history."""
     keras.utils.set_random_seed(7)
     x = np.random.default_rng(0).normal(size=[20, 4]).astype("float32")
@@ -50,7 +56,9 @@ def train(directory, *callbacks, every=3, known=True, embedding=False, **options
     model = keras.Model(inputs, outputs)
     optimizer = keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(0.01, 15))
     model.compile(optimizer, "mse", metrics=["mae"], **options)
-    saved = [] if directory is None else [Checkpoint(directory, every_steps=every)]
+    saved = []
+    if directory is not None:
+        saved = [Checkpoint(directory, every_steps=every, background=background)]
     options = {"epochs": EPOCHS, "verbose": 0, "shuffle": False}
     history = model.fit(data, callbacks=[*saved, *callbacks], **options).history
     values = [each.numpy() for each in model.variables if "rows" not in each.path]
@@ -81,6 +89,43 @@ def test_it_ends_with_the_bits_of_the_whole(tmp_path, stops, options):
     assert_same(train(tmp_path, **options), whole)
 
 
+@pytest.mark.parametrize("embedding", [False, True], ids=["dense", "rows"])
+def test_a_checkpoint_that_is_written_beside_training_is_of_one_step(tmp_path, embedding):
+    class Slow(keras.callbacks.Callback):
+        """Lets the thread that writes take some steps, as a large state does."""
+
+        def on_train_batch_end(self, batch, logs=None):
+            time.sleep(0.02)
+
+    whole = train(None, embedding=embedding)
+    with pytest.raises(Interrupted):
+        train(tmp_path, Slow(), Interruption(13), embedding=embedding)
+    latest = json.loads((tmp_path / "latest.json").read_text())
+    assert 3 <= latest["step"] <= 13
+    assert latest["folder"] == f"step-{latest['step']:09d}"
+    assert_same(train(tmp_path, embedding=embedding), whole)
+
+
+def test_an_error_of_the_thread_ends_training(tmp_path):
+    class Damage(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            for file in tmp_path.glob("unfinished/rows0"):
+                shutil.rmtree(file)
+
+    with pytest.raises(OSError, match="Checkpoints cannot be saved. Received: No such file"):
+        train(tmp_path, Damage(), embedding=True)
+
+
+def test_sigterm_waits_for_the_checkpoint(forked):
+    process = forked.popen([forked.python, str(PROGRAMS / "terminated.py"), str(forked.directory)])
+    code, output = forked.finish(process, timeout=HANGING_SECONDS)
+    assert code == -signal.SIGTERM, output
+    assert "terminates" in output and "goes on" not in output
+    # The checkpoint was begun two steps before the signal, and takes seconds.
+    assert json.loads((forked.directory / "latest.json").read_text())["step"] == 5
+    forked.assert_nothing_left()
+
+
 def test_several_steps_an_execution(tmp_path):
     whole = train(None, steps_per_execution=5)
     with pytest.raises(Interrupted):
@@ -94,16 +139,17 @@ def test_what_has_ended_is_not_trained_again(tmp_path):
 
 
 def test_one_checkpoint_is_kept_and_a_killed_save_is_in_nobodys_way(tmp_path):
-    (tmp_path / "step-000000003").mkdir(parents=True)
-    (tmp_path / "step-000000003" / "state.npz").write_bytes(b"half")
+    for folder in ("step-000000003", "unfinished"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "state-0.npz").write_bytes(b"half")
     train(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["latest.json", "step-000000015"]
 
 
 def test_a_damaged_checkpoint_changes_nothing(tmp_path):
     with pytest.raises(Interrupted):
-        train(tmp_path, Interruption(5))
-    for name in ("latest.json", "step-000000003/state.npz"):
+        train(tmp_path, Interruption(5), background=False)
+    for name in ("latest.json", "step-000000003/state-0.npz"):
         path = tmp_path / name
         data = path.read_bytes()
         for damaged in (data[: len(data) // 2], data[:-1], data[:300] + b"\1" + data[301:], b""):

@@ -282,9 +282,12 @@ def kill(victim: str, name: str, seed: str, whole: set[End], python: str) -> Row
     (total,) = {end.steps for end in whole}
     # Where workers are not in step, one may have ended when the other makes its last steps.
     step, delay = chance.randrange(1, total * 7 // 8), chance.random() * 0.1
+    # On a slow disk, a checkpoint is being written most of the time.
+    flush = chance.choice([0.0, 0.05])
     arguments = [*way.arguments, "--max-restarts", 2, "--verbose", *_program(way)]
+    arguments += ["--flush", flush]
     row.tried += 1
-    what = f"{victim} at step {step} + {delay:.3f} s"
+    what = f"{victim} at step {step} + {delay:.3f} s, flushes of {flush} s"
     try:
         process = job.start(*arguments, "--pause", 0.05)
         pids, lines, killed = {"launcher": process.pid}, [], 0.0

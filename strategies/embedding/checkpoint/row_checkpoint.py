@@ -13,8 +13,9 @@ these, only the shapes and dtypes of the arrays are verified.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from strategies.collectives import Collectives
 from strategies.diagnostics.consistency import raise_on_all
 from strategies.embedding.checkpoint import array_specs, npy_stream, snapshot
 from strategies.embedding.checkpoint.npy_stream import NpyWriter, read_chunks
+from strategies.embedding.shard.table import Table
 from strategies.embedding.shard.table_shard import TableShard
 from strategies.files.atomic_files import (
     all_writing,
@@ -45,14 +47,19 @@ class DeltaBases:
     A row records when it was trained on, but not whether it was set or restored. So a delta can
     only build on rows that these tables saved to a directory or loaded from it, unless rows have
     since changed other than by training, or another job saved to the directory.
+
+    Attributes:
+      changes: the number of times that rows changed other than by training.
     """
 
     def __init__(self) -> None:
         self._latest: dict[Path, Any] = {}
+        self.changes = 0
 
     def clear(self) -> None:
         """Removes all directories, when rows change other than by training."""
         self._latest.clear()
+        self.changes += 1
 
     def add(self, path: Path) -> None:
         """Adds a directory that the rows were just saved to or loaded from."""
@@ -105,12 +112,7 @@ def save(
     folder = path / f"{number:06d}"
     since = before["steps"] if delta and before is not None else None
     tables = shards[0].tables
-    with all_writing(collectives, "Rows", directory, folder):
-        if collectives.rank == 0:
-            # A job that was killed while saving may have left other files there.
-            remove(folder)
-            folder.mkdir(parents=True)
-    # Separate from the above: no worker may write to a folder that is being removed.
+    make_folders([folder], directory, collectives)
     with all_writing(collectives, "Rows", directory, folder):
         _write_part(shards, folder, collectives.rank, since)
     with all_writing(collectives, "Rows", directory):
@@ -122,15 +124,46 @@ def save(
                 "folders": folders,
                 "seen": [*(before["seen"] if before else []), folder.name],
                 "steps": {name: int(snapshot.step_of(shards[0], name)) for name in tables},
-                "tables": {name: table.config.output_dim for name, table in tables.items()},
                 "workers": {**known["workers"], folder.name: collectives.size},
                 "checked": [*known.get("checked", []), folder.name],
             }
-            write_json(path / _LATEST, latest)
+            write_latest(path, tables, latest)
             for name in set(chain) - set(folders):
                 remove(path / name)
     bases.add(path)
     return str(folder)
+
+
+def make_folders(folders: Sequence[Path], directory: str, collectives: Collectives) -> None:
+    """Creates empty folders for all workers' files; all workers must call it.
+
+    No worker may write to a folder before this has returned on all of them: a job that was killed
+    while saving may have left a folder of this name, which is removed.
+    """
+    with all_writing(collectives, "Rows", directory, folders[0]):
+        for folder in folders if collectives.rank == 0 else ():
+            remove(folder)
+            folder.mkdir(parents=True)
+
+
+def write_latest(path: Path, tables: Mapping[str, Table], values: Mapping[str, Any]) -> None:
+    """Writes the file that makes folders the saved rows of a directory."""
+    widths = {name: table.config.output_dim for name, table in tables.items()}
+    write_json(path / _LATEST, {**values, "tables": widths})
+
+
+@contextlib.contextmanager
+def part_files(folder: Path, rank: int) -> Iterator[Callable[[int], NpyWriter]]:
+    """Yields a function that opens the files of a table, given its position; writes the manifest.
+
+    Args:
+      folder: the folder of all workers' files.
+      rank: the worker that writes the files.
+    """
+    yield lambda position: NpyWriter(partial(_file, folder, position, rank))
+    written = sorted(folder.glob(f"table*-worker{rank}-*.npy"))
+    sizes = {file.name: [file.stat().st_size, npy_stream.checksum(file)] for file in written}
+    write_json(folder / _MANIFEST.format(rank), {"files": sizes})
 
 
 def _write_part(
@@ -138,15 +171,13 @@ def _write_part(
 ) -> None:
     """Writes the rows of this worker's shards and its manifest."""
     local = [shard for shard in shards if shard.is_local_owner]
-    for position, name in enumerate(shards[0].tables):
-        after = None if since is None else since[name]
-        with NpyWriter(partial(_file, folder, position, rank)) as files:
-            for chunk in snapshot.row_chunks(local, name, after):
-                files.append(chunk)
-            files.append(snapshot.extra_arrays(local, name))
-    written = sorted(folder.glob(f"table*-worker{rank}-*.npy"))
-    sizes = {file.name: [file.stat().st_size, npy_stream.checksum(file)] for file in written}
-    write_json(folder / _MANIFEST.format(rank), {"files": sizes})
+    with part_files(folder, rank) as files_of:
+        for position, name in enumerate(shards[0].tables):
+            after = None if since is None else since[name]
+            with files_of(position) as files:
+                for chunk in snapshot.row_chunks(local, name, after):
+                    files.append(chunk)
+                files.append(snapshot.extra_arrays(local, name))
 
 
 def load(shards: Sequence[TableShard], directory: str, collectives: Collectives) -> None:

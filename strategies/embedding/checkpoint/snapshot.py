@@ -70,6 +70,7 @@ def row_chunks(
     since: int | None = None,
     only: Sequence[str] | None = None,
     of_all_owners: bool = False,
+    lengths: Mapping[int, int] | None = None,
 ) -> Iterator[Arrays]:
     """Yields a table's rows in chunks of bounded size, at least one for each shard.
 
@@ -80,6 +81,9 @@ def row_chunks(
         returned, in `present_ids`. None returns all rows.
       only: names of the arrays besides `ids`; None is all arrays.
       of_all_owners: whether to include shards that other workers own.
+      lengths: for a save while training goes on, the number of rows of each shard that
+        `grow_columns` returned. Rows that were added since are left out, because their values may
+        not exist yet in all columns.
     """
     for shard in shards:
         table = shard.tables[name]
@@ -89,6 +93,9 @@ def row_chunks(
         if table.config.is_replicated and not of_all_owners:
             owned = shard.owns(ids)
             ids, numbers = ids[owned], numbers[owned]
+        if lengths is not None:
+            there = numbers < lengths[shard.index]
+            ids, numbers = ids[there], numbers[there]
         for part in _chunks(len(ids), table):
             chunk = {} if since is None else {PRESENT: ids[part]}
             some_ids, some = ids[part], numbers[part]
@@ -97,14 +104,34 @@ def row_chunks(
                 gathered = shard.call(last_step.gather, some, idempotent=True)
                 newer = gathered > since
                 some_ids, some = some_ids[newer], some[newer]
-            yield {**chunk, "ids": some_ids, **_gather_columns(shard, table, some, only)}
+            grows = lengths is None
+            yield {**chunk, "ids": some_ids, **_gather_columns(shard, table, some, only, grows)}
+
+
+def grow_columns(shards: Sequence[TableShard], name: str) -> dict[int, int]:
+    """Grows the slot variables of a table to the length of its rows; returns it, by the shard."""
+
+    def grow(table: Table) -> tf.Tensor:
+        _columns_of(table)
+        return table.store.view.length.read_value()
+
+    lengths = {}
+    for shard in shards:
+        table = shard.tables[name]
+        slots = table.store.saved_slots().items()
+        lengths[shard.index] = int(shard.call(functools.partial(grow, table), state=slots))
+    return lengths
 
 
 def _gather_columns(
-    shard: TableShard, table: Table, numbers: np.ndarray, only: Sequence[str] | None = None
+    shard: TableShard,
+    table: Table,
+    numbers: np.ndarray,
+    only: Sequence[str] | None = None,
+    grows: bool = True,
 ) -> Arrays:
     def gather(numbers: tf.Tensor) -> dict[str, tf.Tensor]:
-        columns = _columns_of(table)
+        columns = _columns_of(table, grows)
         return {key: columns[key].gather(numbers) for key in only or columns}
 
     slots = table.store.saved_slots().items()
@@ -130,11 +157,7 @@ def _extra(shard: TableShard, table: Table) -> Arrays:
         refused = zip(("ids", "counts"), counter.map.all(), strict=True)
         return {f"refused_{key}": tf.repeat(each, times) for key, each in refused}
 
-    slots = table.store.slots()
-    extra = {
-        f"{INITIAL}slot_{slot}": np.array(slots[key].fill, np.float32)[np.newaxis]
-        for slot, key in table.store.saved_slots().items()
-    }
+    extra = initial_arrays(table)
     if counter is not None:
         extra |= shard.call(counts, np.bool_(shard.is_local_owner), idempotent=True)
     if overflow is not None:
@@ -142,6 +165,15 @@ def _extra(shard: TableShard, table: Table) -> Arrays:
         shared = _gather_columns(shard, table, row)
         extra |= {OVERFLOW + key.replace("/", "_"): each for key, each in shared.items()}
     return extra
+
+
+def initial_arrays(table: Table) -> Arrays:
+    """Returns the initial values of a table's slot variables."""
+    slots = table.store.slots()
+    return {
+        f"{INITIAL}slot_{slot}": np.array(slots[key].fill, np.float32)[np.newaxis]
+        for slot, key in table.store.saved_slots().items()
+    }
 
 
 def _chunks(count: int, table: Table) -> list[slice]:
@@ -459,12 +491,18 @@ def _restore_counts(shard: TableShard, table: Table, arrays: Mapping[str, np.nda
         shard.call(restore_sketch, arrays["sketch"])
 
 
-def _columns_of(table: Table) -> dict[str, Column]:
-    """Returns the columns of a table's rows by the names of their arrays."""
+def _columns_of(table: Table, grows: bool = True) -> dict[str, Column]:
+    """Returns the columns of a table's rows by the names of their arrays.
+
+    Args:
+      table: the table.
+      grows: whether to grow the slot variables to the length of the rows. They must not grow while
+        a step trains: what fills the new rows could overwrite what the step has written to them.
+    """
     store = table.store
     arrays = store.slots()
     slots = {SLOT + name: arrays[key] for name, key in store.saved_slots().items()}
-    for slot in slots.values():
+    for slot in slots.values() if grows else ():
         slot.resize(store.view.length.read_value())
     return {
         "rows": store.variable.table,

@@ -1,0 +1,303 @@
+"""The files of a checkpoint of `Checkpoint`, and how all workers write them.
+
+A checkpoint is a folder with
+
+* `state-0.npz`, `state-1.npz` and so on, one for each worker: the variables but for embedding rows,
+  each in the file of one worker, under the number that it has in the list of variables;
+* `rows0`, `rows1` and so on: the rows of each embedding layer, as its `save_rows` writes them.
+
+`latest.json` beside it names the folder and the variables; see [Note: complete or absent] in
+files/atomic_files.py. Version 0.1.0 wrote all variables to one file, `state.npz`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from absl import logging
+
+from strategies.collectives import Collectives
+from strategies.compat.keras import (
+    layers_of,
+    optimizer_variables,
+    tensorflow_variable,
+    variables_of,
+)
+from strategies.diagnostics.consistency import raise_on_all
+from strategies.embedding.checkpoint.background_save import BackgroundSave
+from strategies.embedding.layer import EmbeddingLayer
+from strategies.files.atomic_files import (
+    all_writing,
+    read_json,
+    remove,
+    sync_directory,
+    write_json,
+    write_npz,
+)
+from strategies.utils.background_thread import BackgroundTask
+from strategies.utils.memory import available_memory
+from strategies.variables.row_variable import RowVariable
+
+_LATEST, _UNFINISHED, _ROWS, _STATE = "latest.json", "unfinished", "rows{}", "state-{}.npz"
+_STATE_OF_ALL = "state.npz"  # of version 0.1.0
+# Of the memory that is available, the part that a copy of the state may take.
+_SHARE_OF_MEMORY = 4
+
+
+class CheckpointSave:
+    """One checkpoint that all workers write, together, stage by stage.
+
+    1. All rows are written, while training goes on; left out if there are none.
+    2. `cut`, between two steps: the rows that have changed since and a copy of the other variables
+       are taken. The checkpoint is of this step. They are written while training goes on.
+    3. `publish`, when all workers have written: the new checkpoint takes the place of the last one.
+
+    All workers create it between the same two steps, and call its methods between the same two
+    later steps.
+
+    Args:
+      path: the directory of the checkpoints.
+      model: the model.
+      collectives: the workers.
+      background: whether training goes on meanwhile. If not, each stage ends before the call does.
+      is_divided: whether all workers have the same variables, so that each can write a part of
+        them. If not, the first one writes its own.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        model: Any,
+        collectives: Collectives,
+        background: bool,
+        is_divided: bool,
+    ):
+        self.is_cut = False
+        self._path = path
+        self._folder = path / _UNFINISHED
+        self._model = model
+        self._collectives = collectives
+        self._background = background
+        self._is_divided = is_divided
+        self._latest: dict[str, Any] = {}
+        self._task: BackgroundTask | None = None
+        self._rows: list[BackgroundSave] = []
+        with self._all_writing():
+            if collectives.rank == 0:
+                remove(self._folder)  # left by a job that was killed while saving
+                self._folder.mkdir(parents=True)
+        # The tables of each layer; all are built, because the model trains.
+        tables = [layer.tables for layer in embeddings_of(model)]
+        self._tables = [each for each in tables if each is not None]
+        if background:
+            for number, each in enumerate(self._tables):
+                self._rows.append(each.begin_save(self._rows_of(number)))
+        if self._rows:
+            self._task = BackgroundTask(self._write_rows, "checkpoint")
+
+    def _rows_of(self, number: int) -> str:
+        return str(self._folder / _ROWS.format(number))
+
+    def _all_writing(self, folder: Path | None = None) -> Any:
+        return all_writing(self._collectives, "Checkpoints", str(self._path), folder)
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether rows are written before the cut."""
+        return bool(self._rows)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether this worker is ready for the next stage."""
+        return self._task is None or self._task.is_done
+
+    def finish_stage(self) -> None:
+        """Waits until all workers are ready for the next stage.
+
+        Raises:
+          OSError: if this worker cannot write a file.
+          RuntimeError: if another worker cannot.
+        """
+        error = None
+        if self._task is not None:
+            self._task.wait()
+            error = self._task.error
+        with self._all_writing(self._folder):
+            if isinstance(error, OSError):
+                raise error
+        raise_on_all(self._collectives, "Saving a checkpoint", error)
+
+    def stop(self) -> None:
+        """Ends this worker's writing, for a checkpoint that is given up."""
+        if self._task is not None:
+            self._task.stop()
+
+    def _write_rows(self, check: Callable[[], None]) -> None:
+        for rows in self._rows:
+            rows.write_first(check)
+
+    def cut(self, step: int, epoch: int, batch: int) -> None:
+        """Takes the state of the present step."""
+        self.is_cut = True
+        variables = variables_of_checkpoint(self._model)
+        self._latest = {
+            "step": step,
+            "epoch": epoch,
+            "batch": batch,
+            "folder": f"step-{step:09d}",
+            "variables": list(map(_name, variables)),
+            "parts": self._collectives.size if self._is_divided else 1,
+            "checked": True,
+        }
+        for number, tables in enumerate(self._tables):
+            if self._background:
+                tables.cut(self._rows[number], available_memory() // _SHARE_OF_MEMORY)
+            else:
+                tables.save(self._rows_of(number), delta=False)
+        # On all workers, because a variable that is sharded over them is gathered to be read.
+        values = [tensorflow_variable(each).numpy() for each in variables]
+        own = {number: values[number] for number in self._numbers_of_own(variables, values)}
+        size = sum(value.nbytes for value in own.values())
+        if self._background and size > available_memory() // _SHARE_OF_MEMORY:
+            logging.warning(
+                "A checkpoint is written while training waits, because a copy of the variables "
+                "takes %d MiB, and of the memory that is available %d MiB may be used for it.",
+                size >> 20, available_memory() // _SHARE_OF_MEMORY >> 20,
+            )  # fmt: skip
+        elif self._background:
+            own = {number: np.array(value) for number, value in own.items()}
+            self._task = BackgroundTask(lambda _: self._write(own), "checkpoint")
+            return
+        with self._all_writing(self._folder):
+            self._write(own)
+
+    def _write(self, own: Mapping[int, np.ndarray]) -> None:
+        for rows in self._rows:
+            rows.write_rest()
+        if self._is_divided or self._collectives.rank == 0:
+            _write_arrays(self._folder / _STATE.format(self._collectives.rank), own)
+
+    def _numbers_of_own(self, variables: Sequence[Any], values: Sequence[np.ndarray]) -> list[int]:
+        """Returns the numbers of the variables that this worker writes."""
+        if not self._is_divided:
+            return list(range(len(variables))) if self._collectives.rank == 0 else []
+        # Any other variable may differ between workers, such as a counter of a custom layer.
+        same = {id(each) for each in variables_of(self._model, "trainable_variables")}
+        same |= {id(each) for each in optimizer_variables(self._model)}
+        sizes = [0] * self._collectives.size
+        own = []
+        for number, (variable, value) in enumerate(zip(variables, values, strict=True)):
+            rank = sizes.index(min(sizes)) if id(variable) in same else 0
+            sizes[rank] += value.nbytes
+            if rank == self._collectives.rank:
+                own.append(number)
+        return own
+
+    def publish(self) -> None:
+        """Makes this the newest checkpoint, and removes the last one."""
+        folder = self._path / self._latest["folder"]
+        with self._all_writing(self._folder):
+            for rows in self._rows:
+                rows.publish()
+            if self._collectives.rank == 0:
+                sync_directory(self._folder)
+                remove(folder)
+                self._folder.rename(folder)
+                # Last: this makes the folder the newest checkpoint.
+                write_json(self._path / _LATEST, self._latest)
+        with self._all_writing():
+            if self._collectives.rank == 0:
+                for other in self._path.glob("step-*"):
+                    if other != folder:
+                        remove(other)
+
+
+def read(path: Path, model: Any) -> tuple[dict[str, Any], list[np.ndarray]] | None:
+    """Returns a checkpoint after checking it against the model; None if there is none.
+
+    Raises:
+      OSError: if a file cannot be read.
+      ValueError, KeyError, TypeError: if a file is damaged or of another model.
+    """
+    if not (path / _LATEST).exists():
+        return None
+    latest = read_json(path / _LATEST)
+    variables = variables_of_checkpoint(model)
+    names = list(map(_name, variables))
+    if latest.get("variables") != names:
+        other = next(
+            pair for pair in zip_longest(latest.get("variables", ()), names) if pair[0] != pair[1]
+        )
+        raise ValueError(f"the variable {other[0]!r} where this model has {other[1]!r}")
+    parts = latest.get("parts")
+    files = [_STATE_OF_ALL] if parts is None else [_STATE.format(rank) for rank in range(parts)]
+    arrays: dict[str, np.ndarray] = {}
+    for file in files:
+        arrays |= _read_arrays(path / latest["folder"] / file)
+    if set(arrays) != set(map(str, range(len(names)))):
+        raise ValueError(f"{len(arrays)} variables, for {len(names)}")
+    in_order = [arrays[str(number)] for number in range(len(names))]
+    for name, array, variable in zip(names, in_order, variables, strict=True):
+        if array.shape != tuple(variable.shape):
+            raise ValueError(f"{name} of shape {array.shape}, for {tuple(variable.shape)}")
+    return latest, in_order
+
+
+def restore(path: Path, model: Any, latest: Mapping[str, Any], arrays: list[np.ndarray]) -> None:
+    """Sets the rows and the variables of a model to those that `read` returned."""
+    # Rows first: all of them are checked before any is set, and the rest is checked already.
+    for number, layer in enumerate(embeddings_of(model)):
+        layer.load_rows(str(path / latest["folder"] / _ROWS.format(number)))
+    for variable, array in zip(variables_of_checkpoint(model), arrays, strict=True):
+        inner = tensorflow_variable(variable)
+        if array.dtype.kind == "V":  # bfloat16, which NumPy does not know
+            array = array.view(inner.dtype.as_numpy_dtype)
+        inner.assign(tf.constant(array))
+
+
+def variables_of_checkpoint(model: Any) -> list[Any]:
+    """Returns the variables of a model and its optimizers, except embedding rows."""
+    every = [*model.variables, *optimizer_variables(model)]
+    unique = {id(each): each for each in every}
+    return [
+        each for each in unique.values() if not isinstance(tensorflow_variable(each), RowVariable)
+    ]
+
+
+def embeddings_of(model: Any) -> list[EmbeddingLayer]:
+    """Returns the distributed embedding layers of a model."""
+    return [layer for layer in layers_of(model) if isinstance(layer, EmbeddingLayer)]
+
+
+def _name(variable: Any) -> str:
+    """Returns a variable's path without the numbers that Keras adds to make names unique."""
+    return re.sub(r"_\d+", "", getattr(variable, "path", variable.name))
+
+
+def _read_arrays(path: Path) -> dict[str, np.ndarray]:
+    """Returns the arrays that `_write_arrays` wrote.
+
+    Raises:
+      ValueError: if the file is damaged.
+    """
+    try:
+        with path.open("rb") as stream, np.load(stream) as file:
+            return {name: file[name] for name in file.files}
+    except Exception as error:  # from the zip file's checksums or from NumPy's headers
+        raise ValueError(f"the file {path.name!r} ({error})") from None
+
+
+def _write_arrays(path: Path, arrays: Mapping[int, np.ndarray]) -> None:
+    """Writes a .npz file, whose members have checksums, and flushes it to disk."""
+    with path.open("wb") as file:
+        write_npz(file, {str(number): array for number, array in arrays.items()})
+        file.flush()
+        os.fsync(file.fileno())
+    sync_directory(path.parent)
