@@ -89,7 +89,9 @@ def test_it_ends_with_the_bits_of_the_whole(tmp_path, stops, options):
     assert_same(train(tmp_path, **options), whole)
 
 
-@pytest.mark.parametrize("embedding", [False, True], ids=["dense", "rows"])
+@pytest.mark.parametrize(
+    "embedding", [pytest.param(False, marks=SLOW), True], ids=["dense", "rows"]
+)
 def test_a_checkpoint_that_is_written_beside_training_is_of_one_step(tmp_path, embedding):
     class Slow(keras.callbacks.Callback):
         """Lets the thread that writes take some steps, as a large state does."""

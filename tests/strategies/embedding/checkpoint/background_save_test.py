@@ -9,8 +9,9 @@ import strategies
 from strategies.embedding.checkpoint.row_checkpoint import DeltaBases
 
 pytestmark = pytest.mark.training
-# Some chunks of a save: 80 bytes of values and slots, and those of metadata and id, for each row.
-COUNT = 300_000
+SLOW = pytest.mark.slow
+# Some chunks of 16 MiB: a row takes 3 KiB with its slot variables.
+COUNT, WIDTH = 25_000, 256
 
 
 class Trained:
@@ -19,7 +20,7 @@ class Trained:
     def __init__(self, **options):
         keras.utils.set_random_seed(1)
         inputs = keras.Input([None], dtype="int64")
-        self.layer = strategies.DistributedEmbedding(16, name="table", combiner="sum", **options)
+        self.layer = strategies.DistributedEmbedding(WIDTH, name="table", combiner="sum", **options)
         self.model = keras.Model(inputs, self.layer(inputs))
         self.optimizer = keras.optimizers.Adam(0.1)
         self.optimizer.build(self.model.trainable_variables)
@@ -79,7 +80,9 @@ def assert_loaded(directory, expected, **options):
         np.testing.assert_array_equal(found[name], array, err_msg=name)
 
 
-@pytest.mark.parametrize("memory", [1 << 30, 0], ids=["kept", "written at once"])
+@pytest.mark.parametrize(
+    "memory", [1 << 30, pytest.param(0, marks=SLOW)], ids=["kept", "written at once"]
+)
 def test_rows_that_are_trained_and_inserted_meanwhile(tmp_path, memory):
     trained = Trained()
     trained.train(np.arange(COUNT))
@@ -108,19 +111,21 @@ def test_rows_that_are_evicted_meanwhile_and_whose_places_others_take(tmp_path):
     assert_loaded(tmp_path, save(trained, tmp_path, during), **options)
 
 
+@SLOW
 def test_rows_that_are_set_meanwhile(tmp_path):
     trained = Trained()
     trained.train(np.arange(COUNT))
 
     def during(number):
         if number == 2:
-            trained.layer.set_rows(np.array([3, COUNT - 1]), np.ones([2, 16], np.float32))
+            trained.layer.set_rows(np.array([3, COUNT - 1]), np.ones([2, WIDTH], np.float32))
 
     at_cut = save(trained, tmp_path, during)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["000002", "latest"]
     assert_loaded(tmp_path, at_cut)
 
 
+@SLOW
 def test_counts_and_shared_rows_are_those_of_the_cut(tmp_path):
     options = {
         "input_dim": COUNT + 10, "overflow": "share", "admission": strategies.Admission(2)
