@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tf_config.capacity import shown_bytes
+from tf_config.capacity import format_bytes
 from tf_config.text_table import text_table
 
 
@@ -104,8 +104,8 @@ def report(tables: Sequence[TableUsage]) -> str:
                 table.placement.where,
                 f"{table.rows:,} x {table.width}",
                 f"{table.row_bytes:,} ({slots})",
-                shown_bytes(size),
-                shown_bytes(table.traffic_bytes / max(table.steps, 1)),
+                format_bytes(size),
+                format_bytes(table.traffic_bytes / max(table.steps, 1)),
             )
         )
     reasons = dict.fromkeys(f"{table.placement.where}: {table.placement.why}" for table in tables)

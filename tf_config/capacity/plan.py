@@ -162,7 +162,7 @@ class CapacityPlan:
                 f"{table.rows:,.0f} x {table.width}",
                 f"{self.traffic[table.name].unique:,.0f}",
                 *(
-                    shown_bytes(getattr(self.traffic[table.name], name))
+                    format_bytes(getattr(self.traffic[table.name], name))
                     for name in ("ids", "rows", "gradients")
                 ),
             )
@@ -171,7 +171,7 @@ class CapacityPlan:
         header = ("table", "rows", "unique ids per step", "ids", "rows", "gradients")
         lines = [
             text_table(
-                (f"memory of each {kind}", ""), [(k, shown_bytes(v)) for k, v in held.items()]
+                (f"memory of each {kind}", ""), [(k, format_bytes(v)) for k, v in held.items()]
             ),
             text_table(header, traffic, "traffic of one worker per step"),
             *self._words(kind),
@@ -180,10 +180,10 @@ class CapacityPlan:
 
     def _words(self, kind: str) -> list[str]:
         """Returns the lines that sum up the plan."""
-        sent, received = map(shown_bytes, self.worker_bytes)
+        sent, received = map(format_bytes, self.worker_bytes)
         lines = [f"a worker sends {sent} per step, and receives {received}"]
         if self.servers:
-            sent, received = map(shown_bytes, self.server_bytes)
+            sent, received = map(format_bytes, self.server_bytes)
             lines.append(f"a server sends {sent} per step, and receives {received}")
         seconds = self.network_seconds
         if seconds:
@@ -276,10 +276,10 @@ def plan_capacity(
     )
 
 
-def shown_bytes(count: float) -> str:
+def format_bytes(count: float) -> str:
     """Returns a number of bytes as text in a suitable unit.
 
-    >>> shown_bytes(12), shown_bytes(3 << 19), shown_bytes(7e12)
+    >>> format_bytes(12), format_bytes(3 << 19), format_bytes(7e12)
     ('12 bytes', '1.5 MiB', '6.4 TiB')
     """
     units = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tf_keras
 
-from strategies.parameter_server import update_mode_of
+from strategies.parameter_server import create_update_mode
 from strategies.ps.options import ParameterServerOptions
 from strategies.ps.push import Push, merge_pushes
 from strategies.ps.updates import VariableUpdate, check_applicable
@@ -58,7 +58,7 @@ def push(value):
 
 
 def update_mode(**settings):
-    return update_mode_of(ParameterServerOptions("async", **settings), OneServer())
+    return create_update_mode(ParameterServerOptions("async", **settings), OneServer())
 
 
 def steps(update_mode, program, numbers):
