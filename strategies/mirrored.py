@@ -25,7 +25,7 @@ class ReplicatedStrategy(tf.distribute.Strategy):
     @property
     def num_replicas_in_sync(self) -> int:
         """The number of replicas, of all workers in step, whose gradients are summed."""
-        self.extended.loss_scale.note()
+        self.extended.loss_reduction_check.note_read()
         self.extended.loss_logs.note_divided()
         return super().num_replicas_in_sync
 

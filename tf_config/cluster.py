@@ -39,7 +39,7 @@ class Task:
         _check_type(self.type)
         if not isinstance(self.index, int) or isinstance(self.index, bool) or self.index < 0:
             raise ClusterConfigError(
-                f"A task's index must be a whole number from 0. Received: {quoted(self.index)}. "
+                f"A task's index must be an integer >= 0. Received: {quoted(self.index)}. "
                 "Number the tasks of a type 0, 1, 2, ..."
             )
 
@@ -318,7 +318,7 @@ def _parse_index(value: object) -> int:
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= 9:
         return int(value)
     raise ClusterConfigError(
-        f"A task's index must be a whole number from 0. Received: {quoted(value)}. Number the "
+        f"A task's index must be an integer >= 0. Received: {quoted(value)}. Number the "
         "tasks of a type 0, 1, 2, ..."
     )
 

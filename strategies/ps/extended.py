@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from strategies.collectives import Collectives, LocalCollectives
 from strategies.collectives.ordered_calls import OrderedCalls
-from strategies.compat.call_stack import innermost
+from strategies.compat.call_stack import innermost_self
 from strategies.compat.keras import is_iterations, is_optimizer, optimizer_of, path_of
 from strategies.compat.tensorflow import (
     ResourceVariable,
@@ -287,7 +287,8 @@ class ParameterServerExtended(ReplicatedExtended):
         if not self._is_updated_on_servers(var):
             self._touched[id(var)] = var
             return var.update_copy(self.where_examples(fn), value, **kwargs)
-        if is_assignment(fn) and not self._is_recorded(var) and innermost(is_optimizer) is not None:
+        is_from_optimizer = innermost_self(is_optimizer) is not None
+        if is_assignment(fn) and not self._is_recorded(var) and is_from_optimizer:
             # Weight decay such as Muon's, computed from a copy that may lack others' updates.
             return self._add(var, tf.cast(value, var.dtype) - local_copy(var))
         if self._use_merge_call():
@@ -321,7 +322,7 @@ class ParameterServerExtended(ReplicatedExtended):
 
         Otherwise, momentum and weight decay would change it. Accumulated gradients may be due.
         """
-        accumulated = getattr(innermost(is_optimizer), "gradient_accumulation_steps", None)
+        accumulated = getattr(innermost_self(is_optimizer), "gradient_accumulation_steps", None)
         return self.where_examples(fn) if self.is_stepping() and accumulated is None else fn
 
     def where_examples(self, fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -366,7 +367,7 @@ class ParameterServerExtended(ReplicatedExtended):
     def check_read(self, var: SharedVariable) -> None:
         """Checks that a copy that is read has not been changed by the step, on the servers."""
         if self._is_recorded(var):
-            is_constraint = self._may_constrain() and innermost(is_optimizer) is not None
+            is_constraint = self._may_constrain() and innermost_self(is_optimizer) is not None
             self._flush() if is_constraint else reject_read(var)
 
     def _may_constrain(self) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from strategies.compat.call_stack import innermost
+from strategies.compat.call_stack import innermost_self
 from strategies.compat.keras import is_optimizer
 from strategies.compat.tensorflow import VARIABLE_VALUE_KEY, ResourceVariable
 from strategies.ps.connection import ServerConnection
@@ -80,7 +80,7 @@ class LocalVariable(MirroredVariable):
 
     def _update(self, update_fn: Callable[..., Any], value: Any, **kwargs: Any) -> Any:
         if active_view.current is not None:
-            optimizer = innermost(is_optimizer)
+            optimizer = innermost_self(is_optimizer)
             raise ValueError(
                 "An update on a parameter server can only write one variable and its state. "
                 f"Received: {type(optimizer).__name__ if optimizer else 'a function'}, which also "

@@ -101,7 +101,7 @@ def watch_by_servers(
     entries = ServerEntries(servers.servers[0])
     watchdog = Watchdog(
         entries, cluster, task, servers.operations, watch_seconds(), end,
-        step_timeout=step_timeout_seconds(), misses_ended=False, keeper=Task("ps", 0),
+        step_timeout=step_timeout_seconds(), needs_all=False, keeper=Task("ps", 0),
     )  # fmt: skip
     watchdog.start()
     return watchdog, entries.session

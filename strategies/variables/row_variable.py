@@ -39,7 +39,7 @@ from typing import Any, NoReturn, Protocol
 import numpy as np
 import tensorflow as tf
 
-from strategies.compat.call_stack import innermost
+from strategies.compat.call_stack import innermost_self
 from strategies.compat.keras import (
     gradient_in_update,
     is_legacy,
@@ -158,7 +158,7 @@ class RowVariable(ResourceVariable):
           ValueError: if the value does not have this variable's shape, or the optimizer cannot
             train only the touched rows.
         """
-        optimizer = innermost(is_optimizer)
+        optimizer = innermost_self(is_optimizer)
         if optimizer is not None:
             check_trains_rows(optimizer)
             update_without_xla(optimizer)

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from strategies.collectives import Collectives
 from strategies.collectives.single_worker import in_single_worker_scope
-from strategies.compat.call_stack import innermost
+from strategies.compat.call_stack import innermost_self
 from strategies.compat.keras import (
     is_legacy,
     is_optimizer,
@@ -75,7 +75,7 @@ class ShardedOptimizerState:
         # State of another shape, such as Adafactor's means of rows, has no parts like a variable.
         if value.shape != kwargs["colocate_with"].shape:
             return None
-        _prepare(innermost(is_optimizer))
+        _prepare(innermost_self(is_optimizer))
         partition = self._partition_of(beside)
         options = {k: v for k, v in kwargs.items() if k not in _OF_WHOLE}
         parts = []

@@ -251,7 +251,7 @@ def plan_capacity(
     for name, count, least in (("workers", workers, 1), ("servers", servers, 0)):
         number(name, count, least)
         if count != int(count):
-            raise ClusterConfigError(f"{name} must be a whole number. Received: {count!r}.")
+            raise ClusterConfigError(f"{name} must be an integer. Received: {count!r}.")
     number("batch", batch, 1)
     for name, value in (
         ("memory_gib", memory_gib),

@@ -46,9 +46,7 @@ class PlannedTable:
         for name, least in (("rows", 1), ("width", 1), ("hotness", 0)):
             number(f"{name} of the table {quoted(self.name)}", getattr(self, name), least)
         if self.width != int(self.width):
-            raise ClusterConfigError(
-                f"width must be a whole number. Received: width={self.width!r}."
-            )
+            raise ClusterConfigError(f"width must be an integer. Received: width={self.width!r}.")
         if self.unique_ratio is not None:
             number("unique_ratio", self.unique_ratio, 0, 1)
         if self.zipf is not None:

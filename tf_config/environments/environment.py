@@ -134,7 +134,7 @@ class Variables:
         return value
 
     def number(self, *names: str) -> int:
-        """Returns the first of these variables that is set, as a whole number from 0.
+        """Returns the first of these variables that is set, as an integer >= 0.
 
         Raises:
           ClusterConfigError: if none is set, or its value is not such a number.
@@ -143,7 +143,7 @@ class Variables:
         if not (value.isascii() and value.isdigit() and len(value) <= 10):
             name = next(name for name in names if name in self.seen)
             raise ClusterConfigError(
-                f"{name} must be a whole number from 0. Received: {quoted(value)}. Check that it "
+                f"{name} must be an integer >= 0. Received: {quoted(value)}. Check that it "
                 "was not changed by hand."
             )
         return int(value)

@@ -39,10 +39,10 @@ import tensorflow as tf
 
 from strategies.compat.call_stack import is_running
 from strategies.compat.tensorflow import (
-    RECOMPUTING,
+    RECOMPUTE_CODE,
     PerReplica,
     function_graph,
-    is_left,
+    has_left,
     is_recorded,
     select_replica,
 )
@@ -145,7 +145,7 @@ class Lookup:
         token, is_first = self._token()
         is_inferred = training is None
         recorded = is_recorded([token])
-        if not recorded and is_running(RECOMPUTING):
+        if not recorded and is_running(RECOMPUTE_CODE):
             raise ValueError(_RECOMPUTED)
         if is_inferred and not recorded:
             values = self.router.look_up([keys], False, False)[0].values
@@ -192,7 +192,7 @@ class Lookup:
             def gradient(upstream: tf.Tensor | tf.IndexedSlices) -> tf.IndexedSlices:
                 if is_inferred and _function() is not function:
                     raise ValueError(_OUTSIDE)
-                if is_left(graph):
+                if has_left(graph):
                     raise ValueError(_IN_BRANCH)
                 scattered = result.scatter_gradient(_dense(upstream, self._width))
                 # Ids without a row, which admission has refused, train nothing.

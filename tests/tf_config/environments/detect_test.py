@@ -92,7 +92,7 @@ def test_slurm_jobs_and_steps_at_once_have_ports_of_their_own():
     [
         ({"SLURM_STEP_NODELIST": "n[9"}, "A node list must have Slurm's form"),
         ({"SLURM_STEP_TASKS_PER_NODE": "2"}, "Received: 2 nodes"),
-        ({"SLURM_PROCID": "x"}, "SLURM_PROCID must be a whole number from 0. Received: 'x'"),
+        ({"SLURM_PROCID": "x"}, "SLURM_PROCID must be an integer >= 0. Received: 'x'"),
         ({"SLURM_PROCID": ""}, "must set SLURM_PROCID. Received: it is not set"),
         ({"SLURM_PROCID": "3"}, "'task' must be one of the tasks in 'cluster'. Received: worker 3"),
         ({"SLURM_NODEID": "0"}, "rank 1 on node '0', where node 1 was expected"),

@@ -116,8 +116,8 @@ def test_tasks_are_read_as_they_were_written(roles):
         ({"KERAS_STRATEGIES_TASKS": "chief=1,ps=2"}, "Received: worker 1, of 'chief=1,ps=2'"),
         ({"KERAS_STRATEGIES_TASK_TYPE": "boss"}, "A task's type must be one of"),
         ({"KERAS_STRATEGIES_TASK_TYPE": "ps"}, "Received: ps 1"),
-        ({"KERAS_STRATEGIES_PORT": "x"}, "KERAS_STRATEGIES_PORT must be a whole number from 0"),
-        ({"KERAS_STRATEGIES_PORT": "tcp://10.0.0.1:80"}, "PORT must be a whole number from 0"),
+        ({"KERAS_STRATEGIES_PORT": "x"}, "KERAS_STRATEGIES_PORT must be an integer >= 0"),
+        ({"KERAS_STRATEGIES_PORT": "tcp://10.0.0.1:80"}, "PORT must be an integer >= 0"),
         ({"KERAS_STRATEGIES_PORT": "0"}, "A port must be a number from 1 to 65535"),
         ({"KERAS_STRATEGIES_PORT": "70000"}, "A port must be a number from 1 to 65535"),
         ({"HOSTNAME": ""}, "must set HOSTNAME. Received: it is not set"),
@@ -126,7 +126,7 @@ def test_tasks_are_read_as_they_were_written(roles):
         ({"HOSTNAME": "train-worker-0"}, "Received: '1' and 'train-worker-0'"),
         ({"HOSTNAME": "train-1"}, "must contain the type of its task"),
         ({"HOSTNAME": "homeworker-1"}, "must contain the type of its task"),
-        ({"JOB_COMPLETION_INDEX": "x"}, "JOB_COMPLETION_INDEX must be a whole number from 0"),
+        ({"JOB_COMPLETION_INDEX": "x"}, "JOB_COMPLETION_INDEX must be an integer >= 0"),
     ],
 )
 def test_wrong_variables(changes, message):
