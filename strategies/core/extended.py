@@ -65,7 +65,7 @@ from strategies.variables.optimizer_traits import update_without_xla
 from strategies.variables.row_variable import (
     RowVariable,
     check_identifies_rows,
-    table_asked_for,
+    requested_table,
 )
 from strategies.variables.scalars import MirroredVariable
 from strategies.variables.sharded_optimizer_state import ShardedOptimizerState
@@ -394,7 +394,7 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         8. With mode "reduce", the slot variables of large variables are divided among replicas.
         9. All others are TensorFlow's: mirrored, or summed when read, such as metrics.
         """
-        table = table_asked_for(kwargs)
+        table = requested_table(kwargs)
         if table is not None:
             return table
         kwargs = keep_state_per_replica(kwargs)

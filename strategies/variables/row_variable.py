@@ -467,7 +467,7 @@ def recognize_slots() -> None:
         add_variable_creator(_create)
 
 
-def table_asked_for(kwargs: dict[str, Any]) -> RowVariable | None:
+def requested_table(kwargs: dict[str, Any]) -> RowVariable | None:
     """Returns the table's variable that has the requested name; None if there is none.
 
     Keras 3 creates a layer's weights later if it builds a model by tracing it.
@@ -477,7 +477,7 @@ def table_asked_for(kwargs: dict[str, Any]) -> RowVariable | None:
 
 def _create(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
     name = kwargs.get("name") or ""
-    table = table_asked_for(kwargs)
+    table = requested_table(kwargs)
     if table is not None:
         return table
     # A variable without an initial value is one that TensorFlow loads from a SavedModel.

@@ -25,7 +25,7 @@ class AllToAll:
             return SentKeys(self.collectives, keys, None, tf.shape(keys)[:1])
         owners = self.owner_of(keys[:, 1])
         order = tf.argsort(owners, stable=True)
-        with tf.device(HOST):  # its kernel for GPUs refuses `enable_op_determinism`
+        with tf.device(HOST):  # the GPU kernel of bincount does not support op determinism
             counts = tf.math.bincount(
                 tf.cast(owners, tf.int32), minlength=self.collectives.size, dtype=tf.int32
             )
@@ -42,7 +42,7 @@ class SentKeys:
     Args:
       collectives: collectives among the workers.
       keys: keys to send, ordered by owner.
-      order: original positions of the keys; None if they were ordered already.
+      order: original positions of the keys; None if they were already ordered.
       counts: number of keys for each worker.
 
     Attributes:

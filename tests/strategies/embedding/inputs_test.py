@@ -150,10 +150,10 @@ def test_one_layer_called_twice_in_a_step_has_the_gradient_of_both():
         ),
         (lambda: Admission(0), "count must be an integer >= 1. Received: 0"),
         (lambda: Eviction(), "requires an age, a count, or both. Received: neither"),
-        (lambda: DistributedEmbedding(2).rows(), "Received: a layer that was not called"),
+        (lambda: DistributedEmbedding(2).rows(), "Received: the layer .*, which is not built"),
         (
             lambda: DistributedEmbedding(2)(np.array([0.5])),
-            r"or whole numbers of float64 between -\d+ and \d+, .* Received: \[0.5\]. Make",
+            r"or whole numbers of float64 between -\d+ and \d+, .* Received: \[0.5\]. Create",
         ),
         (lambda: DistributedEmbedding(2)(tf.constant(["a"])), "integers. Received: string. Create"),
         (
