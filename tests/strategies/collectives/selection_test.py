@@ -171,7 +171,7 @@ def test_packs_are_buckets():
         50, dense_below=1
     )
     assert with_bucket_bytes(ReductionOptions(50), fifty).bucket_bytes == 50
-    with pytest.raises(ValueError, match="bytes_per_pack=50 and bucket_bytes=7. Leave out one"):
+    with pytest.raises(ValueError, match="bytes_per_pack=50 and bucket_bytes=7. Omit one of them"):
         with_bucket_bytes(ReductionOptions(7), fifty)
 
 
