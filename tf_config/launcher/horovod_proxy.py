@@ -9,7 +9,7 @@ from http import HTTPStatus
 from tf_config.address import Address
 from tf_config.cluster import TFConfig
 from tf_config.launcher.reports import REPORTS
-from tf_config.rendezvous.http_store import StoreServer, ask
+from tf_config.rendezvous.http_store import StoreServer, send_request
 from tf_config.rendezvous.waiting import Deadline
 from tf_config.secret import SECRET_VARIABLE
 
@@ -67,7 +67,9 @@ class HorovodProxy(StoreServer):
         self._reports.add("horovod")
         deadline = Deadline(self._timeout, self._note, _POLL_SECONDS)
         while True:
-            status, content = ask(self._at, method, self._prefix + path, body, self._secret)
+            status, content = send_request(
+                self._at, method, self._prefix + path, body, self._secret
+            )
             if status == HTTPStatus.OK or method == "DELETE":
                 return HTTPStatus.OK, content
             waiting = f"{self._config.task} waits in Horovod's init() for {self._who(path, status)}"

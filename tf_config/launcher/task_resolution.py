@@ -76,7 +76,7 @@ def resolve_task(
         return how.run(url, participant, environ, config.address)
     environment = ENVIRONMENTS.get(resolved.origin)
     if environment is not None and not environment.names_roles:
-        config = roles(len(config.cluster.training_tasks)).given_to(config)
+        config = roles(len(config.cluster.training_tasks)).assign_to(config)
     if how.url is not None:
         return how.run(how.url, _participant(config), environ)
     return config if environment is None else environment.locate(config)

@@ -133,7 +133,7 @@ def test_a_file_and_flags_say_the_same(form, tmp_path, capsys):
         ([], "Received: no --table"),
         (["--table", "t:rows=1,width=1"], "Received: no --batch"),
         (["--table", "t"], "--table must be NAME:rows=N,width=N"),
-        (["--table", "t:rows=1,widht=1", "--batch", "1"], "'widht' for 't'. Correct it, or leave"),
+        (["--table", "t:rows=1,widht=1", "--batch", "1"], "'widht' for 't'. Correct or omit it"),
         (["--table", "t:rows=1,widht=1", "--batch", "1"], "Did you mean 'width'?"),
         (["--table", "t:rows=1", "--batch", "1"], "Received: no width for 't'"),
         (["--table", "t:rows=1,rows=2,width=1", "--batch", "1"], "Received: 'rows' twice"),

@@ -148,7 +148,7 @@ def test_check_reads_a_file(tmp_path, capsys):
         (["run", "--quiet", "--verbose", "x"], "not allowed with"),
         (["build", "--port", "0"], "the port must be from 1 to 65535"),
         (["build", "--port", "65535", "--workers", "2"], "Use a lower --port"),
-        (["build", "--hosts", "a:1", "--workers", "2"], "2 for the 1 slots of a"),
+        (["build", "--hosts", "a:1", "--workers", "2"], "2 tasks for the 1 slots of a"),
         (["build", "--ps-hosts", "a"], "--ps-hosts requires parameter servers"),
         (["build", "--hostfile", "none"], "--hostfile must name a text file"),
         (["build", "--format", "xml"], "invalid choice: 'xml'"),
