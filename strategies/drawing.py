@@ -86,17 +86,15 @@ def _describe_contents(
             lines[task].append(f"variables: {format_bytes(of_model)}")
             lines[task].append(f"optimizer: {format_bytes(of_optimizer)}")
     for layer in [] if model is None else layers_of(model):
-        for name, rows in layer.rows_by_owner().items() if _has_tables(layer) else ():
+        for name, rows in (
+            layer.rows_by_owner().items() if isinstance(layer, EmbeddingLayer) else ()
+        ):
             for (kind, number), count in rows.items():
                 task = Task("ps", number) if kind == "ps" else tasks[number]
                 lines[task].append(f"table {name}: {count:,} rows")
     for number, variables in on_servers.items():
         lines[Task("ps", number)] += [f"{name}: {format_bytes(size)}" for name, size in variables]
     return lines
-
-
-def _has_tables(layer: Any) -> bool:
-    return isinstance(layer, EmbeddingLayer)
 
 
 def _bytes(variables: Sequence[Any]) -> int:

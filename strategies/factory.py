@@ -97,7 +97,7 @@ def from_tf_config(
         logging.warning(
             "%s ignores %s, because the cluster has %s.",
             strategy.__name__,
-            _format_options(unused),
+            ", ".join(f"{name}={value!r}" for name, value in unused.items()),
             tasks,
         )
     return strategy(
@@ -138,7 +138,3 @@ def _check_known(settings: Mapping[str, Any]) -> None:
             f"options=ParameterServerOptions(...). Received: {name!r}."
             + (f" Did you mean {close[0]!r}?" if close else " Omit it.")
         )
-
-
-def _format_options(arguments: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name}={value!r}" for name, value in arguments.items())

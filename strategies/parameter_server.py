@@ -63,9 +63,8 @@ class ParameterServerStrategy(ReplicatedStrategy, tf.distribute.MultiWorkerMirro
     The mode determines what a worker waits for, and how stale the variables are that it uses:
 
     * "sync": all workers take each step together, and the servers make one update from it. N
-      workers train like one process with the same global batch, and nothing is stale. A worker
-      that ends before the others counts as one without examples; a worker that is killed is waited
-      for.
+      workers train like one process with the same global batch, and nothing is stale. A worker that
+      ends before the others counts as one without examples; a worker that is killed is waited for.
     * "async": no worker waits. Updates are queued and sent in the background. A worker's copy lacks
       at most `send_queue_size` of its own steps that are queued or being sent, and `pull_every - 1`
       steps that were sent since the last pull. The number of other workers' steps that it lacks is
@@ -274,7 +273,6 @@ def _require_servers(config: TFConfig | None) -> TFConfig:
 
 
 def _register(servers: ServerGroup, timeout: float, in_step: bool) -> list[Membership]:
-    """Registers this worker with all servers."""
     memberships = [
         Membership(f"grpc://{server.address}", servers.size) for server in servers.servers
     ]
@@ -318,7 +316,6 @@ def _wait_until_serving(
 
 
 def _wait_for_workers(tasks: Sequence[Task], memberships: list[Membership], timeout: float) -> None:
-    """Waits until all workers have registered."""
 
     def missing() -> list[int]:
         return sorted({rank for each in memberships for rank in each.workers(AWAITED)})
@@ -366,7 +363,6 @@ def _leave(
 def _announce_end(
     membership: Membership, server: ServerConnection, rank: int, tasks: Sequence[Task]
 ) -> None:
-    """Tells a server that this worker has ended."""
     with contextlib.suppress(tf.errors.OpError):
         membership.set_state(rank, LEFT)
         if server.number == 0 and (missing := membership.workers(AWAITED)):

@@ -15,10 +15,9 @@ def listening_hosts(host: str) -> tuple[tuple[int, str], ...]:
     """Returns the address families and hosts to listen on, in order of preference.
 
     The last entry stands for all addresses of this machine. It is needed behind network address
-    translation, where the name that other machines use is not an address of this machine, and in a
-    pod, whose name resolves only some seconds after its start. It is the only entry if this machine
-    resolves its own name to a loopback address, as Debian does by default, because other machines
-    cannot reach a loopback address.
+    translation, where this machine does not have the address that others use, and in a pod, whose
+    name resolves only some seconds after its start. It is the only entry if this machine resolves
+    its own name to a loopback address, as on Debian, because others cannot reach that address.
 
     >>> listening_hosts("127.0.0.1") == ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET, ""))
     True
@@ -34,10 +33,6 @@ def listening_hosts(host: str) -> tuple[tuple[int, str], ...]:
 
 def bind_first(host: str, bind: Callable[[str], T]) -> T:
     """Binds to the first of `listening_hosts` that this machine has; returns the result of `bind`.
-
-    Args:
-      host: the name or IP address of this machine in the cluster.
-      bind: binds to the host that it is given; raises OSError if it cannot.
 
     Raises:
       OSError: if `bind` fails for another reason, such as a port in use.

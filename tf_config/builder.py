@@ -77,13 +77,9 @@ def place(
     servers = list(ps_hosts or hosts)
     if roles.ps:
         check_reachable([*hosts, *(host for host in servers if host not in hosts)])
-    by_type = {
-        "chief": slots,
-        "worker": slots[roles.chief :],
-        "ps": servers,
-        "evaluator": slots[-1:],
-    }
-    return {task: by_type[task.type][task.index % len(by_type[task.type])] for task in roles.tasks}
+    workers = slots[roles.chief :]
+    where = {"chief": slots, "worker": workers, "ps": servers, "evaluator": slots[-1:]}
+    return {task: where[task.type][task.index % len(where[task.type])] for task in roles.tasks}
 
 
 def cluster(where: Mapping[Task, str], ports: Mapping[str, Sequence[int]]) -> ClusterSpec:

@@ -124,7 +124,7 @@ def _panel(
     rows = [boxes[start : start + columns] for start in range(0, len(boxes), columns)]
     drawn = []
     for row in rows:
-        height = max(_box_height(box) for box in row)
+        height = max(1 + len(_format(box)) for box in row) * _LINE + _PAD
         drawn += [(box, left + _GAP + n * (width + _GAP), y, height) for n, box in enumerate(row)]
         y += height + _GAP
     _rectangle(panel, (left, top, panel_width, y - top), "none", "#afb8c1", dashed=True)
@@ -153,10 +153,6 @@ def _format(box: Box) -> list[str]:
     if len(lines) <= _MOST_LINES:
         return lines
     return [*lines[: _MOST_LINES - 1], f"and {len(lines) - _MOST_LINES + 1} more"]
-
-
-def _box_height(box: Box) -> float:
-    return (1 + len(_format(box))) * _LINE + _PAD
 
 
 def _box_width(boxes: Sequence[Box]) -> float:

@@ -1,10 +1,9 @@
 """Collectives over Horovod, started from TF_CONFIG alone; the only module that imports Horovod.
 
 Neither horovodrun nor mpirun nor ssh is needed: the cluster gives each process its rank, and the
-first worker serves Horovod's rendezvous at its own address (Horovod's class
-`RendezvousHTTPServer`, github.com/horovod/horovod, horovod/runner/http/http_server.py). Horovod's
-operations run on Gloo between CPUs, and on NCCL between GPUs if Horovod was built with it. Tested
-with Horovod 0.28.1.
+first worker serves Horovod's rendezvous at its own address (Horovod's class `RendezvousHTTPServer`,
+github.com/horovod/horovod, horovod/runner/http/http_server.py). Horovod's operations run on Gloo
+between CPUs, and on NCCL between GPUs if Horovod was built with it. Tested with Horovod 0.28.1.
 """
 
 from __future__ import annotations

@@ -54,17 +54,13 @@ def keep_state_of_calls() -> Iterator[None]:
 
 def _tensors_of(layer: Any) -> dict[str, Any]:
     """Returns the attributes of a layer that are tensors, or lists or dictionaries of them."""
-    if _package_of(type(layer).__module__) in _LIBRARIES:
+    if type(layer).__module__.partition(".")[0] in _LIBRARIES:
         return {}  # Keras's own layers keep none, and a model may have hundreds of them
     return {
         name: value
         for name, value in vars(layer).items()
         if name != _LOSSES and any(isinstance(each, _TENSORS) for each in _elements(value))
     }
-
-
-def _package_of(module: str) -> str:
-    return module.partition(".")[0]
 
 
 def _elements(value: Any) -> Collection[Any]:

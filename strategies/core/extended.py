@@ -417,15 +417,12 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
             )
             if variable is not None:
                 return variable
-        variable = super()._create_variable(next_creator, **kwargs)
-        cls: Any = None
-        if isinstance(variable, SyncOnReadVariable) and self._may_lack_examples:
-            cls = OnReadVariable
-        elif type(variable) is StockMirroredVariable:
-            cls = MirroredVariable
-        if cls is None:
-            return variable
-        return cls(variable.distribute_strategy, variable.values, variable.aggregation)
+        stock = super()._create_variable(next_creator, **kwargs)
+        if isinstance(stock, SyncOnReadVariable) and self._may_lack_examples:
+            return OnReadVariable(stock.distribute_strategy, stock.values, stock.aggregation)
+        if type(stock) is StockMirroredVariable:
+            return MirroredVariable(stock.distribute_strategy, stock.values, stock.aggregation)
+        return stock
 
     def _is_of_only_replica(self, kwargs: Mapping[str, Any]) -> bool:
         """Returns whether a variable takes the first replica's value, and that is the only one."""

@@ -173,7 +173,8 @@ def _project_floats(values: tf.Tensor) -> tf.Tensor:
     flat = tf.where(tf.math.is_finite(flat), flat, 0.0)
     flat = tf.pad(flat, [[0, -tf.size(flat) % _COLUMNS]])
     table = tf.reshape(flat, [-1, _COLUMNS])
-    products = tf.linalg.matvec(table, tf.constant(_noise(np.arange(_COLUMNS)), tf.float32))
+    noise = np.arange(_COLUMNS) * 40503 % 65536 / 32768 - 1.0
+    products = tf.linalg.matvec(table, tf.constant(noise, tf.float32))
     places = tf.range(tf.shape(table)[0])
     # Multiplied as integers, whose products are the same on all processors. 40503 is 2**16 divided
     # by the golden ratio: Fibonacci hashing (Knuth, The Art of Computer Programming 3, 6.4).
@@ -181,10 +182,6 @@ def _project_floats(values: tf.Tensor) -> tf.Tensor:
     length = tf.sqrt(tf.reduce_sum(tf.cast(tf.reduce_sum(tf.square(table), 1), tf.float64)))
     product = tf.reduce_sum(tf.cast(products * (mixed + 1.0), tf.float64))
     return tf.math.divide_no_nan(product, length)
-
-
-def _noise(places: np.ndarray) -> np.ndarray:
-    return (places * 40503 % 65536) / 32768 - 1.0
 
 
 def _is_varied(values: tf.Tensor) -> tf.Tensor:

@@ -104,7 +104,6 @@ class Epochs:
         self._run, self._inside = run, inside
 
     def _is_at_start(self) -> bool:
-        """Returns whether the run is at the start of an epoch."""
         if self._run is None:
             return False
         # A caller that knows the number of steps reads the last batch, but not the end mark.
@@ -250,7 +249,6 @@ def _ignores_state(dataset: tf.data.Dataset) -> bool:
 
 
 def _is_per_replica(spec: Any) -> bool:
-    """Returns whether elements have a batch for each replica."""
     return any(isinstance(leaf, PerReplicaSpec) for leaf in tf.nest.flatten(spec))
 
 

@@ -44,8 +44,7 @@ class Tables:
     Args:
       specs: specification of the tables.
       collectives: collectives among the workers.
-      shards: shards of the tables that this worker can access; it saves and restores those it
-        owns.
+      shards: shards of the tables that this worker can access; it saves and restores those it owns.
       placements: placement of each group.
       variables: variable of each group, as seen by the optimizer.
       routers: router of each group from keys to their rows.

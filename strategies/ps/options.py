@@ -28,8 +28,7 @@ class ParameterServerOptions:
       min_slice_size: a variable of n elements has up to n // min_slice_size slices, at most one
         per server. None keeps variables whole, for optimizers that need a whole variable at once.
       max_merge: in "async", the maximum number of steps that are summed into one update; 1 by
-        default. Steps that cannot be summed, such as those that assign values, are sent one by
-        one.
+        default. Steps that cannot be summed, such as those that assign values, are sent one by one.
       send_queue_size: in "async", the maximum number of steps that are queued or being sent; by
         default 1, or twice `max_merge`. 1 is enough to send while the next step is computed.
       pull_every: in "async", the number of steps sent between two pulls of the servers' values; 1

@@ -89,7 +89,6 @@ def variable_kind(kwargs: dict[str, Any], has_local_optimizer: bool, in_step: bo
 
 
 def _is_scalar_integer(value: np.ndarray) -> bool:
-    """Returns whether a value is a scalar integer."""
     return value.shape == () and value.dtype.kind in "iu"
 
 

@@ -57,17 +57,13 @@ class PartitionSpec:
         bounds = (part_bounds(units, number, self.count) for number in range(self.count))
         return tuple(stop - start for start, stop in bounds)
 
-    def offset_of(self, number: int) -> int:
-        """Returns the index of the first row or element of a part."""
-        return sum(self.sizes[:number])
-
     def shape_of(self, number: int) -> tuple[int, ...]:
         """Returns the shape of a part."""
         return (self.sizes[number], *(self.shape[1:] if self.by_rows else ()))
 
     def part(self, value: Any, number: int) -> Any:
         """Returns one part of a tensor or of a sparse gradient (`tf.IndexedSlices`)."""
-        begin, size = self.offset_of(number), self.sizes[number]
+        begin, size = sum(self.sizes[:number]), self.sizes[number]
         if isinstance(value, tf.IndexedSlices) and self.by_rows:
             # The part's own rows, counted from its first one.
             indices = value.indices - tf.cast(begin, value.indices.dtype)

@@ -352,7 +352,6 @@ class RowVariable(ResourceVariable):
         return np.array(self._read_variable_op())
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        """Returns the same as `numpy`."""
         del copy
         return np.asarray(self.numpy(), dtype)
 

@@ -90,7 +90,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Returns the values in a file."""
     import yaml  # here, because the import is slow
 
     text = text_of(path, "FILE")

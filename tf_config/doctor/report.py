@@ -102,7 +102,6 @@ def _python(machine: Machine) -> Finding:
 
 
 def _package(name: str, bounds: str) -> Callable[[Machine], Finding]:
-    """Returns a probe for a Python package."""
 
     def find(machine: Machine) -> Finding:
         version = machine.package(name)

@@ -105,15 +105,7 @@ class Environment:
 
 
 class Variables:
-    """The variables of an environment, which records the ones that are read.
-
-    Args:
-      origin: the name of the environment.
-      environ: the environment variables of a process.
-
-    Attributes:
-      seen: the variables that were read, with their values.
-    """
+    """Reads the variables of an environment, and records them with their values in `seen`."""
 
     def __init__(self, origin: str, environ: Mapping[str, str]):
         self._origin = origin

@@ -89,7 +89,6 @@ def read(variables: Variables) -> TFConfig | RankOnly:
 
 
 def _servers_variable(variables: Variables) -> str:
-    """Returns the name of the variable with the servers' addresses."""
     return next((name for name in MARKERS[1:] if name in variables.seen), MARKERS[1])
 
 

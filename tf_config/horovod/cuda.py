@@ -181,7 +181,6 @@ def _check_nccl(home: Path) -> None:
 
 
 def _named_toolkit(environ: Mapping[str, str]) -> Toolkit | None:
-    """Returns the toolkit that the user names, if any."""
     home = environ.get(_HOME)
     if home is None:
         return None

@@ -71,7 +71,7 @@ def wheel() -> Path:
     Raises:
       BuildError: if the wheel cannot be built.
     """
-    tensorflow = _tensorflow()
+    tensorflow = _tensorflow_version()
     options = build_options(tensorflow, os.environ)
     cache = cache_directory(tensorflow, options)
     cached = sorted(cache.glob("*.whl"))
@@ -98,8 +98,7 @@ def wheel() -> Path:
     return cache / built.name
 
 
-def _tensorflow() -> str:
-    """Returns the version of the installed TensorFlow."""
+def _tensorflow_version() -> str:
     try:
         return importlib.metadata.version("tensorflow")
     except importlib.metadata.PackageNotFoundError:

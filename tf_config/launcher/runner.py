@@ -224,7 +224,6 @@ class JobRunner:
                 process.sample_memory()
 
     def _print_notes(self) -> None:
-        """Prints the messages of the sidecars."""
         while not self._notes.empty():
             self._console.note(self._notes.get())
 

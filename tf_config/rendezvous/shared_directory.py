@@ -125,7 +125,6 @@ def _check_first(store: FileStore, token: str) -> None:
 
 
 def _report_in(entry: dict[str, Any], file: Path) -> JoinRequest:
-    """Returns the report in a process's file."""
     try:
         return JoinRequest.from_dict(entry.get("report"))
     except ValueError:

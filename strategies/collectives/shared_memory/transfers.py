@@ -346,7 +346,6 @@ def _exchange(
 
 
 def _content(array: np.ndarray) -> np.ndarray:
-    """Returns an array's bytes."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 

@@ -313,7 +313,6 @@ def keys_of(ids: Sequence[tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def _is_only_replica() -> bool:
-    """Returns whether this worker has only one replica."""
     extended = _extended()
     return extended is None or len(extended.worker_devices) == 1
 

@@ -25,8 +25,7 @@ class Sync(Mode):
     on all of them. If the sender has ended since, it is missing at the next barrier. Then the
     update has not been sent, all workers know this, and all try again with the next sender. A
     worker that is killed instead is never missing, because only a worker that ends by itself sets
-    its state to
-    LEFT: the others wait for it until the watchdog or the launcher ends them.
+    its state to LEFT: the others wait for it until the watchdog or the launcher ends them.
 
     Staleness: none.
 
