@@ -45,8 +45,7 @@ class ReplicatedStrategy(tf.distribute.Strategy):
         Args:
           reduce_op: `tf.distribute.ReduceOp.SUM` or `MEAN`, or their names.
           value: the result of `run`, a tensor of each worker, or a structure of these.
-          axis: the dimension to also reduce within each replica's value; None reduces over the
-            replicas only.
+          axis: the dimension to also reduce in each replica's value; None reduces over replicas.
         """
         check_same_call(self.extended.collectives, "reduce", f"{reduce_op}, axis={axis}")
         is_batch = tf.nest.is_nested(value)

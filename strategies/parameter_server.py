@@ -351,8 +351,7 @@ def _leave(
     for membership, server in zip(memberships, servers.servers, strict=True):
         close(server.sessions(), server)
         if server.is_there():
-            # In a daemon thread with a time limit: TensorFlow would wait forever for a server that
-            # ends in the meantime.
+            # In a daemon thread with a time limit: TensorFlow waits forever for a server that ends.
             arguments = membership, server, servers.rank, tasks
             thread = threading.Thread(target=_announce_end, args=arguments, daemon=True)
             thread.start()

@@ -55,8 +55,7 @@ def interface_of(host: str) -> str | None:
 def own_address() -> str:
     """Returns the address at which other machines can most likely reach this machine.
 
-    This is the source address of the default route or, without one, the address that this machine's
-    name resolves to.
+    This is the address of the default route or, without one, that of this machine's name.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:

@@ -23,8 +23,7 @@ def connect(addresses: Iterable[Address], timeout: float) -> dict[Address, Reach
     """Tries to connect to each address, many at the same time; returns the results.
 
     The state `taken` means that a process already listens on the address, and `closed` that the
-    host answers but no process listens, as expected before a job starts. `unreachable` is any other
-    result.
+    host answers but no process listens, as expected before a job starts. All else is `unreachable`.
     """
     left = list(addresses)
     results: dict[Address, Reached] = {}

@@ -202,8 +202,7 @@ def metrics_of(model: Any) -> list[Any]:
 def tensorflow_variable(variable: Any) -> Any:
     """Returns the TensorFlow variable in a Keras 3 variable or an autocast variable of tf_keras."""
     for wrapper in ("_value", "_variable"):
-        # Not by getattr: `_value` of a TensorFlow metric variable is a property that sums over all
-        # workers.
+        # Not by getattr: the `_value` of a TensorFlow metric variable sums over all workers.
         inner = getattr(variable, "__dict__", {}).get(wrapper)
         variable = inner if isinstance(inner, tf.Variable) else variable
     return variable

@@ -40,8 +40,8 @@ def warn_of_training_outside(name: str, workers: int) -> None:
 
     Keras does not tell a strategy about a model that was created outside of its scope, so a thread
     watches the main thread's calls until a scope is entered. Training that it does not see, such as
-    a custom loop or a `fit` of milliseconds, is warned of at the end of the program: here, or by
-    the launcher.
+    a custom loop or a `fit` of milliseconds, is warned of at the program's end, here or by the
+    launcher.
 
     Args:
       name: the strategy's class. The strategy itself may have been deleted by then.

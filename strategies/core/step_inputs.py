@@ -60,8 +60,7 @@ class StepInputs:
         operation that gets the next batch fails inside the function of the step. TensorFlow still
         runs operations that do not depend on the batch, before or after the failure: the step would
         be counted, random seeds would advance, and metrics would count the examples of a batch
-        whose size is known statically. So all operations of the step get a control dependency on
-        the batch.
+        whose size is known statically. So all operations of the step depend on the batch.
 
         Args:
           fn: the function that the replicas call.

@@ -60,8 +60,7 @@ def empty_element(spec: Any, sizes: tf.Tensor | None = None) -> Any:
         if sizes is not None and None in _inner_shape(one):
             return _empty_of(one, sizes[start - count : start])
         if isinstance(one, tf.TensorSpec | tf.SparseTensorSpec) and one.shape.rank:
-            # TensorFlow's function would not empty a spec with a fixed number of examples of
-            # unknown width.
+            # TensorFlow's function would keep a fixed number of examples of unknown width.
             one = type(one)([size or 0 for size in one.shape], one.dtype)
         return empty_batch(one)
 

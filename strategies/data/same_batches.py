@@ -3,8 +3,7 @@
 Workers that shuffle differently would train on some examples twice and miss others. Each worker's
 pipeline adds up fingerprints of the global batches, and attaches the sum to each batch. Workers
 compare the sums when they take a batch: in program order, and not in the pipelines, each of which
-is a different number of batches ahead. A sum covers all previous batches, so comparing a few is
-enough.
+is a different number of batches ahead. A sum covers all previous batches, so a few suffice.
 """
 
 from __future__ import annotations
@@ -44,8 +43,7 @@ class BatchComparison:
         self._is_warned = False
 
     def check_batch(self, summary: tf.Tensor, batch: Any, first_only: bool = False) -> Any:
-        """Compares a batch's summary if that is due, and returns the batch; all workers must call
-        it.
+        """Compares a batch's summary if due, and returns the batch; all workers must call it.
 
         Args:
           summary: the summary that `add_summaries` attached to the batch.
@@ -220,7 +218,6 @@ def _difference(summary: np.ndarray, first: np.ndarray) -> str:
     if is_same.all():
         return ""
     # Floats may be augmented at random on each worker. This is not an error if another component,
-    # whose examples differ from each other, shows that the workers' examples and order are the
-    # same.
+    # whose examples differ from each other, shows that examples and order are the same.
     is_shown = (is_same & (here[:, 1] > 0)).any()
     return "floats" if is_same[~is_float].all() and is_shown else "order"

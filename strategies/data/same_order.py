@@ -42,8 +42,7 @@ def in_common_order(dataset: tf.data.Dataset, collectives: Collectives) -> tf.da
     Users may seed by rank, as tutorials of Horovod and PyTorch do, or read with
     `deterministic=False`. If the seeds of a dataset that workers divide differ, or if its order
     depends on speed, its operations are copied with common seeds and made deterministic. A dataset
-    that cannot be copied is returned unchanged; workers compare the batches in any case, see
-    `BatchComparison`.
+    that cannot be copied is returned unchanged; workers compare all batches (`BatchComparison`).
 
     Args:
       dataset: global batches.

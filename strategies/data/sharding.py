@@ -235,7 +235,7 @@ def shard_dataset(
 def is_divided(dataset: tf.data.Dataset) -> bool:
     """Returns whether workers divide a dataset's batches, and a shuffle may determine their order.
 
-    Policy DATA states that batches are the same on all workers, so with it only datasets that Keras
+    Policy DATA states that batches are the same on all workers, so only datasets that Keras
     shuffles count.
     """
     policy = dataset.options().experimental_distribute.auto_shard_policy

@@ -64,8 +64,7 @@ class OperationTracker:
     def begun(self) -> list[int]:
         """Returns how many eager operations, actions of steps, and operations of functions began.
 
-        Functions are traced in the same order on all workers, so the counters are in the same
-        order.
+        Functions are traced in the same order on all workers, and so are their counters.
         """
         return [self._count, self._steps, *(int(begun.numpy()) for _, begun, _ in self._graphs[:])]
 

@@ -335,10 +335,8 @@ class EmbeddingLayer:
         * `unique`: number of ids looked up in training, counting each id once per step and worker.
         * `unique_ratio`: ratio of `unique` to `lookups`.
         * `new`, `evicted`: number of rows created, and of rows removed by `evict`.
-        * `refused`, `shared`: number of ids that admission refused, and of ids that got the shared
-          row.
-        * `imbalance`: number of rows on the worker or server that has the most, divided by the
-          mean.
+        * `refused`, `shared`: number of ids that admission refused, or that got the shared row.
+        * `imbalance`: largest number of rows on a worker or server, divided by the mean.
         * `prefetched`: number of rows from `prefetch_rows`.
         * `bytes_ids`, `bytes_rows`, `bytes_gradients`: bytes sent between workers, or between
           workers and servers.

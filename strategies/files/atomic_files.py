@@ -57,13 +57,13 @@ def all_writing(
     try:
         yield
     except OSError as raised:
-        way_out = (
+        remedy = (
             "Free some space" if raised.errno in _FULL else "Use a directory that can be written to"
         )
         error = OSError(
             raised.errno,
             f"{what} cannot be saved. Received: {raised.strerror}, in {directory!r}. Anything "
-            f"saved there before is intact. {way_out}, and save again",
+            f"saved there before is intact. {remedy}, and save again",
         )
     try:
         raise_on_all(collectives, "Saving", error)
@@ -100,8 +100,7 @@ def write_file(path: Path, data: bytes) -> None:
 def write_npz(file: IO[bytes], arrays: Mapping[str, np.ndarray]) -> None:
     """Writes arrays as `numpy.savez` does, but never as pickles.
 
-    Before version 2.2, NumPy would treat `allow_pickle` in `savez(..., allow_pickle=False)` as one
-    more array.
+    Before version 2.2, NumPy would treat `savez(..., allow_pickle=False)` as one more array.
 
     >>> import io
     >>> file = io.BytesIO()

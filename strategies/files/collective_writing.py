@@ -123,7 +123,6 @@ def _move(source: str, target: str, path: str | os.PathLike[str]) -> None:
     for name in (name.rstrip("/") for name in names):
         place = os.path.join(target, name)
         if tf.io.gfile.isdir(place):
-            # Renamed, because removing it takes longer, and the job may be killed before the next
-            # line.
+            # Renamed, because removing it takes longer, and the job may be killed meanwhile.
             tf.io.gfile.rename(place, os.path.join(source, f".{name}.before"))
         tf.io.gfile.rename(os.path.join(source, name), place, overwrite=True)

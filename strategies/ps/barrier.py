@@ -73,8 +73,7 @@ class Barrier:
         self._missing_value = functools.partial(tf.constant, missing_value, dtype)
         self._combine = combine
         with server.building():
-            # Once per graph: TensorFlow would give a second variable another name, and so another
-            # value.
+            # Once per graph: TensorFlow would give a second variable another name and value.
             self._states = server.build_once(functools.partial(worker_states, size))
             lock = lock or Lock(f"{name}/lock")
             self._inputs = [
@@ -132,8 +131,7 @@ class Barrier:
             results, present, *_ = self._server.run(fetches, feeds, self._release)
         except ResponseLostError:
             # The connection may have broken before the value was deposited, between that and the
-            # results, or after these were taken. Each call below has no effect if it already
-            # happened.
+            # results, or after these were taken. Repeating each call below has no effect.
             self._server.run(self._deposit, feeds, idempotent=True)
             while self._server.run(self._last_taken, idempotent=True) != number:
                 with contextlib.suppress(ResponseLostError):

@@ -300,8 +300,7 @@ def _function_call_options(options: FunctionCallOptions | None) -> Iterator[None
 def close(sessions: Sequence[Session], server: ServerConnection) -> None:
     """Closes sessions with a server, and waits until no thread is in a call to them.
 
-    Hardly waits if the server is gone; otherwise waits up to a minute, or `--step-timeout` if that
-    is shorter.
+    Hardly waits if the server is gone; otherwise, up to a minute or a shorter `--step-timeout`.
 
     Args:
       sessions: the sessions.
@@ -354,8 +353,7 @@ class ServerGroup:
         if len(self.servers) == 1:
             return [action(self.servers[0])]
         responses: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        # Not in a thread pool: Python shuts it down when the script ends, before the last updates
-        # are sent.
+        # Not in a thread pool: Python shuts it down before the last updates are sent.
         for server in self.servers:
             call_in_thread(responses, server.number, functools.partial(action, server))
         results: dict[int, _T] = {}

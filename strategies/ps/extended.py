@@ -185,8 +185,7 @@ class ParameterServerExtended(ReplicatedExtended):
             is_counter=kind is VariableKind.COUNTER, path=path_of(name),
             is_logged=kind is VariableKind.WEIGHT and not self.update_mode.has_local_optimizer,
         )  # fmt: skip
-        # A worker that starts late, or is restarted, begins with the values that the others
-        # trained.
+        # A worker that starts late, or is restarted, begins with the others' values.
         present = initial if remote.is_new else self.registry.read_slices(remote)
         kwargs = {**kwargs, "initial_value": tf.constant(present, remote.dtype)}
         copy = super()._create_variable(next_creator, **kwargs)
@@ -290,8 +289,7 @@ class ParameterServerExtended(ReplicatedExtended):
             return var.update_copy(self.skip_without_examples(fn), value, **kwargs)
         is_from_optimizer = innermost_self(is_optimizer) is not None
         if is_assignment(fn) and not self._is_recorded(var) and is_from_optimizer:
-            # Weight decay such as Muon's, computed from a copy that may lack other workers'
-            # updates.
+            # Weight decay such as Muon's, from a copy that may lack others' updates.
             return self._add(var, tf.cast(value, var.dtype) - local_copy(var))
         if self._use_merge_call():
             check_aggregation(var)
@@ -310,8 +308,7 @@ class ParameterServerExtended(ReplicatedExtended):
         return var
 
     def _has_examples(self) -> tf.Tensor | None:
-        """Returns whether this worker's part of a step has examples; None if the update always
-        runs.
+        """Returns whether this worker has examples in a step; None if updates always run.
 
         In "sync", an update always runs, because a step is common to all workers.
         """
@@ -343,8 +340,7 @@ class ParameterServerExtended(ReplicatedExtended):
     def _change_of_copy(self, var: Any, fn: Callable[..., Any]) -> Callable[..., Any]:
         """Returns the function with which the worker itself updates a variable.
 
-        In a step, also records that the step changes the worker's copy, for the exchange at its
-        end.
+        In a step, also records that it changes the worker's copy, for the exchange at its end.
         """
         if not isinstance(var, SharedVariable):
             return fn
@@ -499,8 +495,7 @@ class ParameterServerExtended(ReplicatedExtended):
     ) -> list[tf.Tensor]:
         """Returns the results of a request to the servers; requests are made in program order.
 
-        Workers in step wait for one another in such requests, so all must make them in the same
-        order.
+        Workers in step wait for one another in requests, so all must make them in the same order.
 
         Args:
           name: the name of the request in the timeline of the step.

@@ -78,8 +78,7 @@ class RowLog:
     def add_all(self) -> None:
         """Logs that all rows may have changed.
 
-        The position moves by more than the buffer's length, so that every copy is pulled as a
-        whole.
+        The position moves by more than the buffer's length, so that copies are pulled as a whole.
         """
         self._position.assign_add(self._capacity + 1, read_value=False)
 

@@ -395,8 +395,7 @@ class StepProgram:
             program = self._new_program(server)
 
         def body() -> list[tf.Tensor]:
-            # The values are read even if the push is a repetition, because the first response was
-            # lost.
+            # The values are also read if the push is a repetition: the first response was lost.
             last.change_once(program.number, lambda: self._apply(server, program))
             return self._read(server, program)
 

@@ -25,8 +25,7 @@ def check_communication(collectives: Collectives) -> None:
 def check_devices() -> None:
     """Checks that XLA does not compile a function with variables on several devices.
 
-    TensorFlow also raises an error, but only when the function runs, and its message does not name
-    the cause.
+    TensorFlow also raises an error, but only when the function runs, without naming the cause.
 
     Raises:
       ValueError: if XLA would compile the function being traced and its variables are on several

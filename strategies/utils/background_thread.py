@@ -31,8 +31,7 @@ class BackgroundThread:
     >>> thread.stop()
 
     Args:
-      target: takes an event that is set when the thread must end; it waits for this event between
-        rounds.
+      target: takes an event that is set when the thread must end, and waits for it between rounds.
       name: the thread's name.
     """
 

@@ -11,8 +11,7 @@ import tensorflow as tf
 
 # The collection of a graph with its tensors that are the same on all replicas.
 _COLLECTION = "keras_strategies/merged"
-# Operations that TensorFlow declares stateful, but whose results are the same on all replicas if
-# their inputs are.
+# Operations that TensorFlow declares stateful, but whose results are equal if their inputs are.
 _PLAIN = ("ReadVariableOp", "VarHandleOp")
 _thread = threading.local()
 

@@ -188,8 +188,7 @@ class RowVariable(ResourceVariable):
         """Defers an update until `run_deferred`.
 
         With several replicas, the rows of a step are put in view when its gradients are summed.
-        Keras 3 applies weight decay before that; not deferred, it would decay the previous step's
-        rows.
+        Keras 3 applies weight decay before that; otherwise, the previous step's rows would decay.
         """
         self._deferred.append((_graph(), update))
 
@@ -470,8 +469,7 @@ def recognize_slots() -> None:
 def requested_table(kwargs: dict[str, Any]) -> RowVariable | None:
     """Returns the table's variable that has the requested name; None if there is none.
 
-    If Keras 3 builds a model by tracing it, it creates a layer's weights after the table's
-    variable.
+    When Keras 3 builds a model by tracing it, the weights are created after the variable.
     """
     return _named.get(kwargs.get("name") or "")
 
@@ -494,8 +492,7 @@ def check_identifies_rows(gradient: Any, variable: RowVariable) -> None:
     """Checks that the gradient of a table, summed over replicas, identifies its rows.
 
     Raises:
-      ValueError: if it is a dense tensor, because the replicas' dense gradients were for different
-        rows.
+      ValueError: if it is a dense tensor, because replicas had gradients of different rows.
     """
     if not isinstance(gradient, tf.IndexedSlices):
         raise ValueError(

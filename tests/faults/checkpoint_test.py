@@ -286,7 +286,7 @@ def test_a_disk_that_is_full_or_read_only(small_disk):
     with pytest.raises(OSError, match="No space left on device.*is intact. Free some space"):
         layer.save_rows(str(small_disk))
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
-    with pytest.raises(OSError, match="Read-only file system.*Name a directory"):
+    with pytest.raises(OSError, match="Read-only file system.*Use a directory"):
         layer.save_rows(str(small_disk))
     other = new_layer()
     other.load_rows(str(small_disk))

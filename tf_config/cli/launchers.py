@@ -35,8 +35,7 @@ class _Translation(NamedTuple):
     Attributes:
       names: the options of other launchers, with dashes.
       answers: what to use instead; the first one whose option the command has is printed.
-      places: whether they set the number or the hosts of tasks, which a launcher around `tf-config`
-        determines.
+      places: whether they set the tasks or hosts, which a launcher around `tf-config` determines.
     """
 
     names: str

@@ -74,8 +74,7 @@ def find_allocation(environ: Mapping[str, str]) -> Allocation:
       environ: the environment variables of a job's script.
 
     Raises:
-      ClusterConfigError: if the process is not part of a batch job, or the scheduler's list of
-        hosts cannot be read.
+      ClusterConfigError: if the process is not in a batch job, or the list of hosts cannot be read.
     """
     for scheduler in _SCHEDULERS:
         value = environ.get(scheduler.variable)

@@ -58,8 +58,7 @@ class Environment:
       is_superseded: returns whether to ignore the markers, because another environment describes
         the process more specifically.
       cores: returns the number of cores that the scheduler assigned to each task; None if unknown.
-      locate: replaces host names that only the scheduler knows; not pure, as it queries the
-        scheduler.
+      locate: replaces host names that only the scheduler knows by querying it; not a pure function.
       names_roles: whether the environment assigns the roles chief, ps and evaluator; if not, all
         tasks are workers.
       extra_warnings: returns further warnings about the variables.

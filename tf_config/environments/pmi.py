@@ -15,8 +15,7 @@ def read(variables: Variables) -> RankOnly:
     """Returns the rank of the process.
 
     The rendezvous is in the current directory. As Hydra sets no name of the job, two jobs that
-    start in the same directory at the same time each require a `--rendezvous`; otherwise, an error
-    is raised.
+    start in the same directory at the same time each require a `--rendezvous`.
     """
     rank, size = variables.number("PMI_RANK"), variables.number("PMI_SIZE")
     return RankOnly(rank, size, f"file:{MADE_FOR_ONE_JOB}pmi")

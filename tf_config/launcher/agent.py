@@ -177,8 +177,7 @@ class _Relay:
         self._session.signal(signal.SIGTERM)
         deadline = time.monotonic() + _GRACE_SECONDS
         while self._session.popen.poll() is None and time.monotonic() < deadline:
-            # Output is read and discarded, so that a program that writes while it ends is not
-            # blocked.
+            # Discards output, so that a program that writes while it ends is not blocked.
             if select.select([self._session.terminal], [], [], 0.1)[0]:
                 self._session.read()
 

@@ -174,8 +174,7 @@ def cores() -> int:
 
 
 def gpus() -> int | None:
-    """Returns the number of GPUs of this machine; None if it cannot be determined without
-    TensorFlow.
+    """Returns this machine's number of GPUs; None if only TensorFlow could determine it.
 
     NVIDIA's driver creates a device file per GPU. GPUs of other vendors, and those that Windows
     passes to a virtual machine, have other files, which do not show their number.

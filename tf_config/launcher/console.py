@@ -308,8 +308,7 @@ class TaskLog:
         """Appends one line, without colors.
 
         Raises:
-          OSError: if the line cannot be written, for example because the disk is full; no further
-            line is written.
+          OSError: if the line cannot be written, for example on a full disk; no others follow.
         """
         if self._file is None:
             return
@@ -329,8 +328,7 @@ class TaskLog:
 class WholeBars(io.TextIOBase):
     """A text stream, not a terminal, to which each progress bar is written once it is complete.
 
-    Text that a single call writes with a `\\r` or `\\b` is a bar. All other text is written
-    immediately.
+    Text that one call writes with a `\\r` or `\\b` is a bar; other text is written immediately.
 
     >>> stream = WholeBars(sys.stdout, shows_bars=True)
     >>> _ = stream.write("\\r1/2"), stream.write("\\b\\b\\b\\r2/2\\n")

@@ -101,8 +101,7 @@ class JobRunner:
        a descendant with its own session may still have the terminal open.
     4. The failure of the task that failed first is explained last, below the output of all tasks.
 
-    Step 2 happens even if an exception ends `run`; if SIGKILL ends this process, the orphan reaper
-    does it.
+    Step 2 happens even if an exception ends `run`; after a SIGKILL, the orphan reaper does it.
 
     Attributes:
       exit_code: the exit code of the job.
@@ -334,8 +333,7 @@ def _collect_signals() -> Iterator[tuple[list[int], int]]:
 
     Yields:
       The list of signals received, and a descriptor that becomes readable after any of them and
-      after the end of a process, so that the first process to end is known even if others end
-      immediately after it.
+      after the end of a process, so that the first one to end is known even if others follow.
     """
     received: list[int] = []
     numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]

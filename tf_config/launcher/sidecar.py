@@ -148,8 +148,7 @@ def _horovod_environment(config: TFConfig, port: int, environ: Mapping[str, str]
         return {}
     defaults = horovod.defaults(config.cluster, config.task, environ)
     return {
-        # The user may choose how Horovod communicates, but not the ranks, on which all tasks must
-        # agree.
+        # The user may choose how Horovod communicates, but not the ranks.
         **{name: value for name, value in defaults.items() if name not in environ},
         **horovod.place(config.cluster, config.task),
         **horovod.rendezvous_at(HERE, port),

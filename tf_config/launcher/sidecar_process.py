@@ -49,10 +49,7 @@ def _run(sidecar: Sidecar, program: int, ready: int) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     nothing = os.open(os.devnull, os.O_RDWR)
-    for descriptor in (
-        0,
-        1,
-    ):  # otherwise readers of the program's output would wait for the sidecar
+    for descriptor in (0, 1):  # otherwise, readers of the output would wait for the sidecar
         os.dup2(nothing, descriptor)
     sidecar.start(program)
     end = _end_check_of(program)

@@ -87,8 +87,7 @@ def settings(
 ) -> list[Setting]:
     """Returns the settings of a task's process on its own host.
 
-    The cores of the host are divided among its tasks, unless the scheduler assigns a number of
-    cores to each task.
+    The host's cores are divided among its tasks, unless the scheduler assigns cores to tasks.
 
     Args:
       config: the task's configuration.

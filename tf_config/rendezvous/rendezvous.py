@@ -90,8 +90,7 @@ def check_url(url: str) -> Path | Address:
 def _reserved_port(target: Path | Address) -> Iterator[int]:
     """Reserves a free port and the port above it while the block runs.
 
-    The port of the rendezvous is never chosen, because the leader, which may start last, listens on
-    it.
+    The port of the rendezvous is never chosen, because the leader will listen on it.
 
     Yields:
       The port.

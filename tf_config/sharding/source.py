@@ -56,8 +56,7 @@ class Source:
           format: a key of `FORMATS`; None to detect it from the content and name of each file.
 
         Raises:
-          ClusterConfigError: if `path` or a file cannot be read, or the files differ in format or
-            compression.
+          ClusterConfigError: if a file cannot be read, or files differ in format or compression.
         """
         kinds = {file: kind for file in _files(path) if (kind := _kind(file, format))}
         kind = _common(kinds)

@@ -16,8 +16,7 @@ _UNUSED = 3
 class BufferPool:
     """Memory for results, reused when nothing refers to the earlier results in it any more.
 
-    Allocating megabytes takes longer than filling them, because the kernel creates pages one by
-    one.
+    Allocating megabytes takes longer than filling them, because the kernel creates each page.
     """
 
     def __init__(self) -> None:

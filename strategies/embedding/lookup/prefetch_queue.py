@@ -35,8 +35,7 @@ class PrefetchQueue:
     """Queue of submitted, unused lookups for the batches of one dataset.
 
     Args:
-      distance: number of batches from the one that is trained on to the one that is submitted,
-        inclusive.
+      distance: number of batches from the one being trained on to the one submitted, inclusive.
     """
 
     def __init__(self, distance: int):

@@ -24,8 +24,7 @@ class LookupResult:
       are_distinct: whether `rows` contains each row once.
       scatter_gradient: sends the gradient of `values` to the owners of the rows; returns the
         received gradient, [m, width].
-      penalties: factor of each key's squared row in the L2 penalty, float32 [n]; None if there is
-        no penalty.
+      penalties: factor of each key's squared row in the L2 penalty, float32 [n]; None without one.
     """
 
     values: tf.Tensor

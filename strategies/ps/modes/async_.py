@@ -96,8 +96,7 @@ class Async(Mode):
     def _send(self) -> None:
         """Sends the steps in the queue; runs in the thread, which ends with the process.
 
-        When the program ends, `drain` has emptied the queue, so the thread waits in Python, and not
-        in TensorFlow.
+        At the end of the program, `drain` has emptied the queue, so the thread waits in Python.
         """
         # A step of another program, which was taken from the queue while steps were merged.
         leftover: tuple[StepProgram, Push] | None = None

@@ -97,7 +97,7 @@ def test_an_array_has_no_more_rows_than_an_int32_counts():
         ({"t": {"rows": 0, "width": 1}}, {}, "rows of the table 't' must be a number, 1 or more"),
         ({"t": {"rows": 5, "width": 1.5}}, {}, "width must be an integer. Received: width=1.5"),
         ({"t": {"rows": float("nan"), "width": 1}}, {}, "Received: nan"),
-        ({"t": {**USERS, "zipf": 1.0}}, {}, "Received: both, for 't'"),
+        ({"t": {**USERS, "zipf": 1.0}}, {}, "Received: both for 't'"),
         ({"t": {**USERS, "unique_ratio": 2}}, {}, "0 or more, and 1 at most. Received: 2"),
         ({"t": USERS}, {"batch": "many"}, "batch must be a number, 1 or more. Received: 'many'"),
         ({"t": USERS}, {"workers": 0}, "workers must be a number, 1 or more. Received: 0"),

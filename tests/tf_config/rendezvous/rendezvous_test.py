@@ -189,7 +189,7 @@ def test_the_first_task_elsewhere_or_a_taken_port_is_said():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         meeting = RendezvousConfig(f"tcp://127.0.0.1:{taken.getsockname()[1]}")
         meeting.come(Roles(1), 0)
-        assert "Choose another port" in str(meeting.end()[0])
+        assert "choose another port" in str(meeting.end()[0])
     meeting = RendezvousConfig("tcp://203.0.113.1:2222")
     meeting.come(Roles(1), 0)
     assert "must be that of the host that the first task runs on" in str(meeting.end()[0])
